@@ -49,8 +49,8 @@ class PtxHook(BuildHookInterface):
 
 def compile_kernel(number: int) -> dict[str, str]:
     """PTX of all specialisations of a kernel for all architectures, by file name."""
-    from pyg_direct.kernels.jit import GPU_KERNELS
-    from pyg_direct.kernels.target import PTX_VERSIONS
+    from pyg_direct.compiler.jit import GPU_KERNELS
+    from pyg_direct.compiler.targets import PTX_VERSIONS
 
     kernel, texts = GPU_KERNELS[number], {}
     for choice in kernel.specialisations():
@@ -65,11 +65,11 @@ def write_ptx(path: str) -> None:
     package = sys.modules["pyg_direct"] = types.ModuleType("pyg_direct")
     package.__path__ = [str(ROOT / "pyg_direct")]
     import pyg_direct.kernels
-    from pyg_direct.kernels.jit import GPU_KERNELS
-    from pyg_direct.kernels.shipped import write_archive
+    from pyg_direct.compiler.code_cache import write_archive
+    from pyg_direct.compiler.jit import GPU_KERNELS
 
-    for module in pkgutil.iter_modules(pyg_direct.kernels.__path__):
-        importlib.import_module(f"pyg_direct.kernels.{module.name}")
+    for module in pkgutil.walk_packages(pyg_direct.kernels.__path__, "pyg_direct.kernels."):
+        importlib.import_module(module.name)
     # Forked, so that the processes know the bare package.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
         texts = [text for part in pool.map(compile_kernel, range(len(GPU_KERNELS))) for text in part.items()]

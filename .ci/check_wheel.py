@@ -50,10 +50,9 @@ sys.modules |= dict.fromkeys(["numba", "llvmlite", "cuda"])
 
 import pyg_direct
 import pyg_direct.kernels
-from pyg_direct.kernels.cache import source_digest, source_folder
-from pyg_direct.kernels.jit import GPU_KERNELS, GpuKernel
-from pyg_direct.kernels.shipped import ARCHIVE, _open_archive
-from pyg_direct.kernels.target import PTX_VERSIONS
+from pyg_direct.compiler.code_cache import ARCHIVE, _open_archive, source_digest, source_folder
+from pyg_direct.compiler.jit import GPU_KERNELS, GpuKernel
+from pyg_direct.compiler.targets import PTX_VERSIONS
 
 installed = Path(pyg_direct.__file__).parent
 assert installed.is_relative_to(sys.prefix), f"{installed} is not the installed wheel"
@@ -69,8 +68,8 @@ expected = {path.name for path in Path("cuda_src").iterdir()}
 found = {path.name for path in source_folder().iterdir()}
 assert found == expected, f"cuda_src in the wheel: {found}, in the checkout: {expected}"
 
-for module in pkgutil.iter_modules(pyg_direct.kernels.__path__):
-    importlib.import_module(f"pyg_direct.kernels.{module.name}")
+for module in pkgutil.walk_packages(pyg_direct.kernels.__path__, "pyg_direct.kernels."):
+    importlib.import_module(module.name)
 # What was not found would be compiled.
 del GpuKernel.compile_ptx
 names = set()
@@ -95,7 +94,7 @@ facts = json.loads(outputs["doctor"][0])
 assert (facts["pyg_direct"], facts["outdated"]) == (pyg_direct.__version__, []), facts
 assert facts["cuda"]["ptx_in_wheel"], facts
 assert json.loads(outputs["cache"][0])["folder"] == folder.name, outputs["cache"]
-assert outputs["run"][0] == "pyg_direct.loader.neighbor ['--some', '7']\n", outputs["run"]
+assert outputs["run"][0] == "pyg_direct.loader.neighbor_loader ['--some', '7']\n", outputs["run"]
 assert any(row["case"].startswith("loader/") for row in json.loads(outputs["bench"][0])["rows"]), outputs["bench"]
 parts = sorted(Path(folder.name, "parts").glob("part-*"))
 assert len(parts) == 4, parts

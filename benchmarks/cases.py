@@ -61,13 +61,13 @@ from pyg_direct.bench.gather import (
 )
 from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.loader import measure_loader, measure_python_time
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.runtime.device import resolve_device
-from pyg_direct.sampling.graphsage import GraphSageSampler
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.sampling.graphsage_sampler import GraphSageSampler
 
 # Of PyG's loader beside a GPU and 16 cores: more are not always faster.
 PEER_WORKERS = (0, 1, 2, 4, 8, 16)

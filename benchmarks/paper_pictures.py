@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyg_direct.bench.picture import describe_origin
-from pyg_direct.features.report import open_pyplot
+from pyg_direct.features.tier_report import open_pyplot
 
 # arXiv 2101.07956 and 2103.03330: time over that of a page-locked copy, gain of rows off the lines of 128 bytes over
 # the baseline, of a training over the baseline, and power of the whole machine, at the wall, over the baseline's.

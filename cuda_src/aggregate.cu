@@ -1,6 +1,6 @@
 // Sums and extremes of table rows in 16-byte pieces over the edges of targets, which Numba cannot express.
 //
-// Called from pyg_direct/kernels/aggregate.py. Functions follow Numba's calling convention: the first parameter is
+// Called from pyg_direct/kernels/aggregate/sum.py. Functions follow Numba's calling convention: the first parameter is
 // the place for a result, and the return value 0 means success.
 
 #include "items.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ unsigned worst(Float32, Step step) { return step == L
 __device__ __forceinline__ unsigned worst(Float16, Step step) { return step == LARGEST ? 0xfc00fc00 : 0x7c007c00; }
 __device__ __forceinline__ unsigned worst(Bfloat16, Step step) { return step == LARGEST ? 0xff80ff80 : 0x7f807f80; }
 
-// As `take_larger` of pyg_direct/kernels/extreme.py: what is not a number wins.
+// As `take_larger` of pyg_direct/kernels/aggregate/max_min.py: what is not a number wins.
 template <Step STEP>
 __device__ __forceinline__ float take_better(float best, float value)
 {

@@ -1,6 +1,6 @@
 // Sums of table rows in 16-byte pieces over the edges of targets, weighted by a softmax over them.
 //
-// Called from pyg_direct/kernels/attend.py, which says what is summed; see aggregate.cu for the calling convention.
+// Called from pyg_direct/kernels/aggregate/softmax.py, which says what is summed; see aggregate.cu for the calling convention.
 
 #include "items.cuh"
 
@@ -8,7 +8,7 @@
 #define LEAST -3.402823466e+38f
 #define NO_SCORE __uint_as_float(0xff800000)
 #define NOT_A_NUMBER __uint_as_float(0x7fffffff)
-// As in pyg_direct/kernels/softmax.py.
+// As in pyg_direct/kernels/aggregate/softmax.py.
 #define TINY 1e-16f
 
 __device__ __forceinline__ float bend(float score, float slope) { return score > 0.0f ? score : score * slope; }

@@ -1,6 +1,6 @@
 // Scalar products of rows in 16-byte pieces, which Numba cannot express.
 //
-// Called from pyg_direct/kernels/aggregate.py. Functions follow Numba's calling convention: the first parameter is
+// Called from pyg_direct/kernels/aggregate/sum.py. Functions follow Numba's calling convention: the first parameter is
 // the place for a result, and the return value 0 means success.
 
 #include "items.cuh"

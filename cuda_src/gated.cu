@@ -1,4 +1,4 @@
-// The gated step of T-GCN in one pass over nodes, and its gradient in another; see pyg_direct/kernels/gated.py.
+// The gated step of T-GCN in one pass over nodes, and its gradient in another; see pyg_direct/kernels/snapshots/recurrent_cells.py.
 //
 // Nothing but features, states and gradients is read, and nothing but states and gradients written. Functions follow
 // Numba's calling convention: the first parameter is the place for a result, and the return value 0 means success.

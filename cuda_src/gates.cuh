@@ -4,7 +4,7 @@
 
 #include "tiles.cuh"
 
-// As in pyg_direct/kernels/gated.py: threads of a block on the way to the next state, and back.
+// As in pyg_direct/kernels/snapshots/recurrent_cells.py: threads of a block on the way to the next state, and back.
 const int STEP_THREADS = 256, PULL_THREADS = 64;
 // Features at most.
 const int INPUTS = 8;

@@ -1,6 +1,6 @@
 // Rows of sources and of edges in 16-byte pieces, added and cut off at zero, which Numba cannot express.
 //
-// Called from pyg_direct/kernels/messages.py. Functions follow Numba's calling convention: the first parameter is the
+// Called from pyg_direct/kernels/aggregate/gine_messages.py. Functions follow Numba's calling convention: the first parameter is the
 // place for a result, and the return value 0 means success.
 
 #include "items.cuh"

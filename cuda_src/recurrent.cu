@@ -1,5 +1,5 @@
 // Two LSTM layers, one behind the other, each from a state of zeros, in one pass over rows, and their gradient in
-// another; see pyg_direct/kernels/lstm.py.
+// another; see pyg_direct/kernels/snapshots/recurrent_cells.py.
 //
 // What such a step forgets is nothing: three of four gates count, numbered here without the one that forgets. Functions
 // follow Numba's calling convention: the first parameter is the place for a result, and the return value 0 means
@@ -7,7 +7,7 @@
 
 #include "tiles.cuh"
 
-// As in pyg_direct/kernels/lstm.py: threads of a block on the way to the states, and back.
+// As in pyg_direct/kernels/snapshots/recurrent_cells.py: threads of a block on the way to the states, and back.
 const int OPEN_THREADS = 128, PULL_THREADS = 64;
 // Numbers of weights that a thread has on their way at once.
 const int AHEAD = 8;

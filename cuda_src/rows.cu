@@ -1,13 +1,13 @@
 // Copies of table rows in pieces of 16 bytes, of any alignment or widened to float32, which Numba cannot express.
 //
-// Called from pyg_direct/kernels/gather.py. Functions follow Numba's calling convention: the first parameter is
+// Called from pyg_direct/kernels/rows/gather.py. Functions follow Numba's calling convention: the first parameter is
 // the place for a result, which is not used, and the return value 0 means success. All offsets count bytes of the
 // output; a row at address 0 stands for zeros.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// How a piece is read; the same numbers as in kernels/gather.py and kernels/widen.py.
+// How a piece is read; the same numbers as in kernels/rows/gather.py and kernels/rows/gather.py.
 enum Kind { ALIGNED, WORDS, BYTES, HALF, BFLOAT, FLOAT8 };
 
 // Bytes that the link brings at once.

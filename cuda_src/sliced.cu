@@ -1,11 +1,11 @@
 // Sums of rows of several snapshots in 16-byte pieces, which Numba cannot express.
 //
-// Called from pyg_direct/kernels/sliced.py. Functions follow Numba's calling convention: the first parameter is
+// Called from pyg_direct/kernels/snapshots/sliced_csr.py. Functions follow Numba's calling convention: the first parameter is
 // the place for a result, and the return value 0 means success.
 
 #include "items.cuh"
 
-// Four neighboring numbers of a slice's sum in several snapshots, see pyg_direct/kernels/sliced.py. ONE: they belong to
+// Four neighboring numbers of a slice's sum in several snapshots, see pyg_direct/kernels/snapshots/sliced_csr.py. ONE: they belong to
 // one snapshot.
 template <bool ONE>
 __device__ __forceinline__ void add_slice(const uint4 *z, const int *col, const float *weight, int num_weights,

@@ -1,6 +1,6 @@
 // Rows of targets in 16-byte pieces added to those of their sources, which Numba cannot express.
 //
-// Called from pyg_direct/kernels/aggregate.py and extreme.py. Functions follow Numba's calling convention: the first parameter is
+// Called from pyg_direct/kernels/aggregate/sum.py and extreme.py. Functions follow Numba's calling convention: the first parameter is
 // the place for a result, and the return value 0 means success.
 
 #include "items.cuh"
@@ -49,7 +49,7 @@ extern "C" __device__ int spread_span_16(int *, u64 out, u64 grad, u64 row, int 
     return 0;
 }
 
-// As `is_best` of pyg_direct/kernels/extreme.py: equal to the best, or not to be compared with it.
+// As `is_best` of pyg_direct/kernels/aggregate/max_min.py: equal to the best, or not to be compared with it.
 __device__ __forceinline__ bool is_best(float value, float best) { return !(value < best) && !(value > best); }
 
 // Rows of `x` that are asked for at once; those behind `last` are the row before.

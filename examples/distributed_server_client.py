@@ -22,7 +22,7 @@ from torch_geometric.nn import GraphSAGE
 
 from pyg_direct.datasets import NodeDataset
 from pyg_direct.distributed import DistNeighborLoader, partition_graph
-from pyg_direct.distributed.client import ClientGraph
+from pyg_direct.distributed.server.client_graph import ClientGraph
 
 
 def train(graph: ClientGraph, dataset: NodeDataset, args: argparse.Namespace) -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.005)
     args = parser.parse_args()
     # Ray is an extra, which `--help` needs not.
-    from pyg_direct.distributed.engine import connect, serve
+    from pyg_direct.distributed.server.ray_servers import connect, serve
 
     dataset = load_dataset(args.data, args.scale, torch.device("cpu"))
     number, count = (int(part) for part in args.client.split("/"))

@@ -11,7 +11,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from pyg_direct.datasets.dynamic import synthetic_dtdg
+from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
 from pyg_direct.datasets.temporal import load_temporal
 from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.nn import TGCN  # was: from torch_geometric_temporal.nn.recurrent import TGCN

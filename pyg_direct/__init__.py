@@ -4,6 +4,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pyg_direct.old_import_paths import serve_old_paths as _serve_old_paths
+
 if TYPE_CHECKING:
     from pyg_direct import (
         bench as bench,
@@ -15,31 +17,31 @@ if TYPE_CHECKING:
         nn as nn,
         sampler as sampler,
     )
-    from pyg_direct.features.expected import expected_edge_reads, expected_reads
     from pyg_direct.features.feature import Feature
-    from pyg_direct.features.hotness import count_reads
-    from pyg_direct.features.parts import DeviceConfig
-    from pyg_direct.features.save import save_rows
-    from pyg_direct.features.unified import MemAdvise, UnifiedTensor, to_unified
+    from pyg_direct.features.feature_store import FeatureStore
+    from pyg_direct.features.hot_rows import count_reads, expected_edge_reads, expected_reads
+    from pyg_direct.features.row_files import DeviceConfig, save_rows
     from pyg_direct.features.unified_device import enable_unified_device, unified_device
-    from pyg_direct.graph.topology import CSRTopo
-    from pyg_direct.loader.hgt import HGTLoader
+    from pyg_direct.features.unified_tensor import MemAdvise, UnifiedTensor, to_unified
+    from pyg_direct.graph.csr_topo import CSRTopo
+    from pyg_direct.loader.hgt_loader import HGTLoader
     from pyg_direct.loader.inference import infer, inference_loader
-    from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
-    from pyg_direct.loader.neighbor import NeighborLoader
-    from pyg_direct.loader.node import NodeLoader
-    from pyg_direct.loader.order import to_edge_index
-    from pyg_direct.loader.producers import Producers
-    from pyg_direct.loader.rows import FeatureStore
-    from pyg_direct.loader.shadow import ShaDowKHopSampler
-    from pyg_direct.loader.subgraph import SubGraphLoader
+    from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
+    from pyg_direct.loader.neighbor_loader import NeighborLoader
+    from pyg_direct.loader.node_loader import NodeLoader
+    from pyg_direct.loader.prefetch.processes import Producers
+    from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
+    from pyg_direct.loader.subgraph_loader import SubGraphLoader
     from pyg_direct.nn.accelerate import accelerate
-    from pyg_direct.nn.graphed import GraphedStep
+    from pyg_direct.nn.replay.graphed_step import GraphedStep
     from pyg_direct.noedit.install import install, uninstall
-    from pyg_direct.runtime.peer import DeviceGroup, init_p2p, p2pCliqueTopo
-    from pyg_direct.sampling.graphsage import Adj, GraphSageSampler
-    from pyg_direct.sampling.mixed import MixedGraphSageSampler, SampleJob
-    from pyg_direct.sampling.random_negative import RandomNegativeSampler
+    from pyg_direct.runtime.cuda.peer_memory import DeviceGroup, init_p2p, p2pCliqueTopo
+    from pyg_direct.sampler.edge_order import to_edge_index
+    from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler
+    from pyg_direct.sampling.mixed_cpu_gpu import MixedGraphSageSampler, SampleJob
+    from pyg_direct.sampling.negative_links import RandomNegativeSampler
+
+_serve_old_paths()
 
 # What the package logs is seen where a program sets logging up.
 logging.getLogger("pyg_direct").addHandler(logging.NullHandler())
@@ -88,40 +90,40 @@ __all__ = [
 
 # Where each name lives: a room is entered when the first of its names is read.
 _ROOMS = {
-    "Adj": "sampling.graphsage",
-    "CSRTopo": "graph.topology",
-    "DeviceConfig": "features.parts",
-    "DeviceGroup": "runtime.peer",
+    "Adj": "sampling.graphsage_sampler",
+    "CSRTopo": "graph.csr_topo",
+    "DeviceConfig": "features.row_files",
+    "DeviceGroup": "runtime.cuda.peer_memory",
     "Feature": "features.feature",
-    "FeatureStore": "loader.rows",
-    "GraphSageSampler": "sampling.graphsage",
-    "GraphedStep": "nn.graphed",
-    "HGTLoader": "loader.hgt",
-    "LinkLoader": "loader.link",
-    "LinkNeighborLoader": "loader.link",
-    "MemAdvise": "features.unified",
-    "MixedGraphSageSampler": "sampling.mixed",
-    "NeighborLoader": "loader.neighbor",
-    "NodeLoader": "loader.node",
-    "Producers": "loader.producers",
-    "RandomNegativeSampler": "sampling.random_negative",
-    "SampleJob": "sampling.mixed",
-    "ShaDowKHopSampler": "loader.shadow",
-    "SubGraphLoader": "loader.subgraph",
-    "UnifiedTensor": "features.unified",
+    "FeatureStore": "features.feature_store",
+    "GraphSageSampler": "sampling.graphsage_sampler",
+    "GraphedStep": "nn.replay.graphed_step",
+    "HGTLoader": "loader.hgt_loader",
+    "LinkLoader": "loader.link_loader",
+    "LinkNeighborLoader": "loader.link_loader",
+    "MemAdvise": "features.unified_tensor",
+    "MixedGraphSageSampler": "sampling.mixed_cpu_gpu",
+    "NeighborLoader": "loader.neighbor_loader",
+    "NodeLoader": "loader.node_loader",
+    "Producers": "loader.prefetch.processes",
+    "RandomNegativeSampler": "sampling.negative_links",
+    "SampleJob": "sampling.mixed_cpu_gpu",
+    "ShaDowKHopSampler": "loader.shadow_loader",
+    "SubGraphLoader": "loader.subgraph_loader",
+    "UnifiedTensor": "features.unified_tensor",
     "accelerate": "nn.accelerate",
-    "count_reads": "features.hotness",
+    "count_reads": "features.hot_rows",
     "enable_unified_device": "features.unified_device",
-    "expected_edge_reads": "features.expected",
-    "expected_reads": "features.expected",
+    "expected_edge_reads": "features.hot_rows",
+    "expected_reads": "features.hot_rows",
     "infer": "loader.inference",
     "inference_loader": "loader.inference",
-    "init_p2p": "runtime.peer",
+    "init_p2p": "runtime.cuda.peer_memory",
     "install": "noedit.install",
-    "p2pCliqueTopo": "runtime.peer",
-    "save_rows": "features.save",
-    "to_edge_index": "loader.order",
-    "to_unified": "features.unified",
+    "p2pCliqueTopo": "runtime.cuda.peer_memory",
+    "save_rows": "features.row_files",
+    "to_edge_index": "sampler.edge_order",
+    "to_unified": "features.unified_tensor",
     "unified_device": "features.unified_device",
     "uninstall": "noedit.install",
 }

@@ -8,7 +8,8 @@ import sys
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 
 class PygDirectError(Exception):
@@ -124,3 +125,17 @@ def warn(message: str, category: type[Warning]) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def warn_unused(given: Mapping[str, Any], reason: str) -> None:
+    """Warn once about arguments that PyG or torch take, and that have no effect here.
+
+    Args:
+        given: The arguments by name; if there are none, nothing is said.
+        reason: Why they have no effect, to follow "not used, as".
+    """
+    if given:
+        shown = ", ".join(
+            f"{name}={getattr(value, '__qualname__', None) or repr(value)}" for name, value in given.items()
+        )
+        warn(f"{shown}: not used, as {reason}", LoaderWarning)

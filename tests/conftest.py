@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 import torch
 
-from pyg_direct.ops import launch
+from pyg_direct.ops import run_kernel
 from tests import processes
 from tests.apart import end_all, run_apart
 
@@ -67,7 +67,7 @@ def quick_starts() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of tests are small; their loops run on as many threads as those of large ones do."""
-    monkeypatch.setattr(launch, "FEW_ITEMS", 0)
+    monkeypatch.setattr(run_kernel, "FEW_ITEMS", 0)
 
 
 def pytest_report_header() -> str:

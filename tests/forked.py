@@ -11,7 +11,7 @@ from numba.np.ufunc.parallel import _set_init_process_lock
 from torch_geometric.data import Data
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
-from pyg_direct.kernels.jit import run_alone
+from pyg_direct.compiler.jit import run_alone
 from tests.hetero_data import make_hetero
 
 

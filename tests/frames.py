@@ -3,10 +3,10 @@
 import torch
 from torch_geometric.nn import BatchNorm, GCNConv, Sequential
 
-from pyg_direct.datasets.dynamic import synthetic_dtdg
+from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
 from pyg_direct.dynamic import FrameTrainer
+from pyg_direct.dynamic.frame_trainer import run_stateless
 from pyg_direct.dynamic.nn import DCRNN, GCLSTM, MPNNLSTM, TGCN, EvolveGCNH, EvolveGCNO, GConvGRU
-from pyg_direct.dynamic.trainer import run_stateless
 
 NODES, WINDOW, TIMES, HIDDEN = 30, 3, 7, 6
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from hypothesis import strategies as st
 
-from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.graph.hetero_topo import HeteroTopo
 from tests.reference.general import Parts
 
 WEIGHTS = [0.0, 0.0, 0.25, 1.0, 3.5, 100.0]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.graph.csr_topo import CSRTopo
 from tests.reference.sample import sample
 
 KEY = 2**63 + 11

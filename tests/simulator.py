@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numba.cuda.simulator import kernel
 
-from pyg_direct.dynamic import plan
-from pyg_direct.dynamic.tuner import Speeds
+from pyg_direct.dynamic import snapshot_plan
+from pyg_direct.dynamic.group_tuner import Speeds
 
 # As a GPU's; those of the simulator would take a minute to measure and tell nothing.
 SPEEDS = Speeds(((4e-11, 4e-11, 4e-11, 16e-11, 64e-11, 256e-11),) * 3, 0.0, 1e-6, 1e-6, 5e10)
@@ -79,4 +79,4 @@ def install() -> None:
     """Make simulated kernels run in such blocks, on plain arrays, and snapshots be put together by these speeds."""
     kernel.BlockManager = Block
     kernel.FakeWithinKernelCUDAArray = lambda array: array._ary
-    plan.find_speeds = lambda device: SPEEDS
+    snapshot_plan.find_speeds = lambda device: SPEEDS

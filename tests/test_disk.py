@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pyg_direct import disk
-from pyg_direct.disk import cache_root, recall, write_whole
+from pyg_direct import cache_folder
+from pyg_direct.cache_folder import cache_root, recall, write_whole
 from tests.interpreter import run_together
 
 
@@ -38,7 +38,7 @@ def test_the_folder_stays_where_it_was_whichever_one_a_program_is_in(tmp_path, m
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     monkeypatch.setenv("PYG_DIRECT_CACHE", name)
-    monkeypatch.setattr(disk, "_settle", functools.cache(disk._settle.__wrapped__))
+    monkeypatch.setattr(cache_folder, "_settle", functools.cache(cache_folder._settle.__wrapped__))
     monkeypatch.chdir(tmp_path)
     begun = cache_root()
     (tmp_path / "other").mkdir()
@@ -118,7 +118,7 @@ MEASURE_SLOWLY = """
 import os
 import time
 from pathlib import Path
-from pyg_direct.disk import recall
+from pyg_direct.cache_folder import recall
 
 
 def measure():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import pyg_direct
 from pyg_direct.errors import DeviceError, IdError
-from pyg_direct.ops.check import check_flag
+from pyg_direct.ops.argument_checks import check_flag
 from tests.docstrings import find_gaps
 
 PACKAGE = Path(pyg_direct.__file__).parent

@@ -12,7 +12,7 @@ import torch
 from pyg_direct import NeighborLoader
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import LoaderWarning, needs_extra, warn
-from pyg_direct.runtime.mode import ordinary_tensors
+from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
 
 @pytest.mark.parametrize("function", [warn, ordinary_tensors()(warn), ordinary_tensors()(ordinary_tensors()(warn))],
@@ -45,7 +45,7 @@ EXTRAS = ("lightning", "matplotlib", "ogb", "pyarrow", "pymetis", "ray", "torch_
 
 
 def import_engine(folder):
-    importlib.import_module("pyg_direct.distributed.engine")
+    importlib.import_module("pyg_direct.distributed.server.ray_servers")
 
 
 def read_parquet(folder):
@@ -62,7 +62,7 @@ def patch_temporal(folder):
 
 
 def compile_source(folder):
-    from pyg_direct.kernels import source
+    from pyg_direct.compiler import nvrtc as source
 
     source.compile_source.__wrapped__("draw", (9, 0))
 
@@ -76,7 +76,7 @@ def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch, tmp_path,
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "pyg_direct.distributed.engine", raising=False)
+    monkeypatch.delitem(sys.modules, "pyg_direct.distributed.server.ray_servers", raising=False)
 
     with pytest.raises(ModuleNotFoundError) as caught:
         call(tmp_path)
@@ -97,7 +97,7 @@ def test_packages_of_another_extra_are_told_with_that():
 def test_examples_tell_their_arguments_without_extras(monkeypatch, capsys, path):
     for name in EXTRAS:
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("model", "pyg_direct.distributed.engine"):
+    for name in ("model", "pyg_direct.distributed.server.ray_servers"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(path.parent)
     monkeypatch.setattr(sys, "argv", [str(path), "--help"])

@@ -70,7 +70,7 @@ def test_what_is_listed_is_left_out_up_to_the_end_of_its_block(lines, tmp_path, 
 
 def test_what_is_listed_but_gone_is_told(lines, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    listed = "pyg_direct/runtime/spread.py"
+    listed = "pyg_direct/runtime/cuda/peer_memory.py"
     # The last is what the file imports.
     names = ("*", "Spread", "Spread.fly", "Tensor")
     monkeypatch.setattr(lines, "LISTED", [(f"{listed} {name}", "") for name in names])

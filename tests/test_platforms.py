@@ -80,14 +80,14 @@ import pyg_direct
 from pyg_direct import *
 for module in pkgutil.walk_packages(pyg_direct.__path__, "pyg_direct."):
     # The room of Ray's actors is entered by who has Ray.
-    if module.name != "pyg_direct.distributed.engine":
+    if module.name != "pyg_direct.distributed.server.ray_servers":
         importlib.import_module(module.name)
-assert NeighborLoader is pyg_direct.loader.neighbor.NeighborLoader
+assert NeighborLoader is pyg_direct.loader.neighbor_loader.NeighborLoader
 assert "numba.cuda" not in sys.modules
 
 import numpy as np
 from torch_geometric.data import Data
-from pyg_direct.runtime.shared import share
+from pyg_direct.runtime.host.shared_memory import share
 from typer.testing import CliRunner
 ids = torch.arange(300)
 data = Data(x=torch.rand(100, 4), edge_index=torch.stack([ids % 100, ids * 7 % 100]))

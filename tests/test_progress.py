@@ -250,7 +250,7 @@ def test_a_short_step_imports_nothing(step):
 
 
 def test_the_first_use_of_a_kernel_is_told_and_logged(impatient, capfd, caplog):
-    from pyg_direct.kernels import jit
+    from pyg_direct.compiler import jit
 
     caplog.set_level("INFO", "pyg_direct")
 
@@ -269,7 +269,7 @@ def double_cpu(values):
 @pytest.fixture
 def compiled(monkeypatch, tmp_path):
     """Steps that were told of, of kernels whose code is kept in an empty folder."""
-    from pyg_direct.kernels import jit
+    from pyg_direct.compiler import jit
 
     told = []
 
@@ -284,7 +284,7 @@ def compiled(monkeypatch, tmp_path):
 
 
 def test_code_of_a_loop_that_is_read_from_the_disk_is_not_told(compiled):
-    from pyg_direct.kernels.jit import cpu_kernel
+    from pyg_direct.compiler.jit import cpu_kernel
 
     values = np.ones(3)
     for times in (1, 2):
@@ -299,7 +299,8 @@ def test_code_of_a_loop_that_is_read_from_the_disk_is_not_told(compiled):
 
 
 def test_code_of_a_grid_that_is_read_from_the_disk_is_not_told(compiled, monkeypatch):
-    from pyg_direct.kernels import jit, relabel
+    from pyg_direct.compiler import jit
+    from pyg_direct.kernels.local_ids import relabel
 
     kernel = next(kernel for kernel in vars(relabel).values() if isinstance(kernel, jit.GpuKernel))
     monkeypatch.setattr(jit, "find_shipped", lambda name: None)

@@ -67,9 +67,9 @@ import importlib, pkgutil
 import pyg_direct
 from pyg_direct import *
 for module in pkgutil.walk_packages(pyg_direct.__path__, "pyg_direct."):
-    if module.name != "pyg_direct.distributed.engine":
+    if module.name != "pyg_direct.distributed.server.ray_servers":
         importlib.import_module(module.name)
-assert NeighborLoader is pyg_direct.loader.neighbor.NeighborLoader
+assert NeighborLoader is pyg_direct.loader.neighbor_loader.NeighborLoader
 """
 
 

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.distributed.exchange import BATCH, FANOUTS, run_processes
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
-from pyg_direct.distributed.channel import Channels
-from pyg_direct.distributed.client import ClientGraph
-from pyg_direct.distributed.line import Lines
-from pyg_direct.runtime.group import gather
+from pyg_direct.distributed.server.client_connections import Lines
+from pyg_direct.distributed.server.client_graph import ClientGraph
+from pyg_direct.distributed.server.local_channel import Channels
+from pyg_direct.runtime.comm.host_group import gather
 
 _BATCHES, _EPOCHS = 12, 5
 # KiB of answers, which are rows of so many bytes, each asked for so often in a row, in so many turns.
@@ -59,7 +59,7 @@ def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> 
     if rank == 0:
         import ray
 
-        from pyg_direct.distributed.engine import serve
+        from pyg_direct.distributed.server.ray_servers import serve
 
         servers = serve(folder, "bench", num_cpus=0.5)
         # Where Ray was started here, others need its token, which they look for if they are told to.
@@ -69,7 +69,7 @@ def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> 
         if known[1] is not None:
             os.environ["RAY_AUTH_MODE"] = known[1]
         # Not before: Ray reads it where it is imported.
-        from pyg_direct.distributed.engine import connect
+        from pyg_direct.distributed.server.ray_servers import connect
 
         servers = connect(count, "bench", address=known[0])
     return ClientGraph(servers, device="cpu", client=(rank, count)), servers if rank == 0 else None
@@ -130,7 +130,7 @@ def _ask_another_node(rank: int, count: int, device: torch.device, folder: str, 
     import ray
     from ray.cluster_utils import Cluster
 
-    from pyg_direct.distributed.engine import serve
+    from pyg_direct.distributed.server.ray_servers import serve
 
     about = {"node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **about})

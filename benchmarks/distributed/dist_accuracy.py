@@ -16,13 +16,13 @@ from torch_geometric.nn import GraphSAGE
 from benchmarks.distributed.clients import open_mode
 from benchmarks.distributed.exchange import run_processes
 from benchmarks.loader.accuracy import predict
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.steps import train
 from pyg_direct.datasets import NodeDataset
 from pyg_direct.distributed import DistNeighborLoader, partition_graph
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.loader.neighbor_loader import NeighborLoader
 
 _COUNT, _FANOUTS, _HIDDEN, _BATCH = 2, [5, 5], 64, 512
 

@@ -18,13 +18,13 @@ from torch.multiprocessing.spawn import spawn
 from torch_geometric.data import Data
 
 from benchmarks.distributed.scale_model import HOSTS, model_scaling
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
-from pyg_direct.distributed.assign import assign_by_metis
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.runtime.communicator import Communicator
-from pyg_direct.runtime.loopback import stay_on_host
+from pyg_direct.distributed.partitioning.assign import assign_by_metis
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.runtime.comm.communicator import Communicator
+from pyg_direct.runtime.comm.gloo_sockets import stay_on_host
 
 FANOUTS, BATCH = [15, 10, 5], 512
 _BATCHES, _EXCHANGES = 12, 20

@@ -22,15 +22,13 @@ from torch_geometric.data import Data
 from benchmarks.distributed.ddp import FANOUTS, count_up, measure_papers, measure_products
 from benchmarks.distributed.exchange import end_processes
 from pyg_direct.bench.gather import SkewedListing
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.features.feature import Feature
-from pyg_direct.features.processes import STRANDS
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.ops.gather import unread_errors
-from pyg_direct.ops.reader import RowReader
-from pyg_direct.runtime.loopback import stay_on_host
+from pyg_direct.features.feature import STRANDS, Feature
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.ops.rows.gather import RowReader, unread_errors
+from pyg_direct.runtime.comm.gloo_sockets import stay_on_host
 
 _NUM_ROWS, _WIDTH, _NUM_READS = 1 << 21, 128, 1 << 19
 CACHES = ("20%", "40%", "60%")

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import partition_graph
-from pyg_direct.distributed.manifest import Manifest
+from pyg_direct.distributed.partitioning.manifest import Manifest
 
 NUM_EDGES = 100_000_000
 _EDGES_OF_A_NODE, _PARTS, _CHUNK = 30, 4, 1 << 22

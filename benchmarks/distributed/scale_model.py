@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # Exchanges of a batch: two for each of three hops, two for rows; each is a header and a body; and one to begin with.

@@ -18,10 +18,10 @@ from benchmarks.dynamic.snapshots import measure_snapshots
 from benchmarks.dynamic.sweeps import check_forms, measure_overlap_sweep, measure_reads, measure_slices
 from benchmarks.dynamic.tuner import measure_tuner
 from benchmarks.dynamic.ways import WAYS
-from pyg_direct.bench.row import Row
-from pyg_direct.datasets.dynamic import PRESETS, DynamicShape, synthetic_dtdg
+from pyg_direct.bench.result_row import Row
+from pyg_direct.datasets.synthetic_dynamic import PRESETS, DynamicShape, synthetic_dtdg
 from pyg_direct.datasets.temporal import load_temporal
-from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.cuda.device import resolve_device
 
 
 def snapshots(scale: float) -> Iterator[Row]:

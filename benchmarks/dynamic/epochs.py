@@ -14,11 +14,11 @@ import torch
 from torch_geometric.data import Data
 
 from benchmarks.dynamic.ways import MODELS, WAYS, Model, make_optimizer
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic import FrameTrainer, nn, stream
+from pyg_direct.dynamic.frame_trainer import run_recurrent
 from pyg_direct.dynamic.timeline import LANES
-from pyg_direct.dynamic.trainer import run_recurrent
 from pyg_direct.errors import needs_extra
 
 # How often `FrameTrainer` is made and prepares.

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from pyg_direct.kernels.jit import SIMULATED, THREADS, body, cuda, gpu_kernel
-from pyg_direct.ops.launch import run_gpu
+from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cuda, gpu_kernel
+from pyg_direct.ops.run_kernel import run_gpu
 
 # Threads of a warp.
 TEAM = min(THREADS, 32)

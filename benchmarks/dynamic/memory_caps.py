@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from benchmarks.dynamic.epochs import Course, Trained, take_turns
 from benchmarks.dynamic.ways import MODELS, WAYS, Model
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.dynamic import nn, stream
 from pyg_direct.errors import needs_extra
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic import stream
-from pyg_direct.dynamic.group import FORMS, GROUP_SIZES, build_group
-from pyg_direct.dynamic.operator import GCN, Factors
-from pyg_direct.dynamic.probe import find_speeds, run_group
-from pyg_direct.dynamic.tuner import Option, choose_groups, find_values
-from pyg_direct.ops.overlap import MAX_GROUP
-from pyg_direct.ops.snapshots import SnapshotMatrices
+from pyg_direct.dynamic.conv_operators import GCN, Factors
+from pyg_direct.dynamic.group_tuner import Option, choose_groups, find_values
+from pyg_direct.dynamic.matrix_group import FORMS, GROUP_SIZES, build_group
+from pyg_direct.dynamic.speed_probe import find_speeds, run_group
+from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
+from pyg_direct.ops.snapshots.overlap import MAX_GROUP
 
 WIDTHS = (2, 8, 32, 64)
 # Two plans take turns for so long, and so often at most.

@@ -16,19 +16,17 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.steps import run_steps, train, without_end
 from pyg_direct.bench.timing import time_on_clock
-from pyg_direct.features.disk import DiskTier
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.rowfile import RowFile
-from pyg_direct.features.save import save_rows
-from pyg_direct.features.spilled import SpilledRows
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.loader.rows import FeatureStore
-from pyg_direct.ops.gather import rows_in_units
-from pyg_direct.runtime.device import resolve_device
+from pyg_direct.features.feature_store import FeatureStore
+from pyg_direct.features.row_files import RowFile, save_rows
+from pyg_direct.features.tiers.disk import DiskTier, SpilledRows
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.ops.rows.gather import rows_in_units
+from pyg_direct.runtime.cuda.device import resolve_device
 
 # Rows of a read.
 _BATCH = 1 << 17

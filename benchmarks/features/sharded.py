@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch_geometric.data import Data
 
 from benchmarks.distributed.exchange import BATCH, FANOUTS, run_processes
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dataset import NodeDataset
-from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.neighbor_loader import NeighborLoader
 
 _BATCHES = 12
 # Names of the ways, and what loaders are told.

@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch.multiprocessing.spawn import spawn
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.features.feature import Feature
 
 # Of ogbn-papers100M: 57 GB of float32.

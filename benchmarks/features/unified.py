@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu, wake_core
-from pyg_direct.features.unified import to_unified
-from pyg_direct.runtime.device import resolve_device
-from pyg_direct.runtime.memory import allocate
+from pyg_direct.features.unified_tensor import to_unified
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.runtime.cuda.memory import allocate
 
 _TABLE_BYTES = 1 << 30
 _LINE = 128

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import MLP, GraphSAGE
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.steps import train
 from pyg_direct.datasets import NodeDataset
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
-from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.cuda.device import resolve_device
 
 
 def measure_accuracy(dataset: NodeDataset, kinds: Mapping[str, Mapping[str, Any]], seeds: int = 5, epochs: int = 20,

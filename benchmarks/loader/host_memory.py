@@ -11,9 +11,9 @@ from types import TracebackType
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets import fill_features, synthetic_graph
-from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.neighbor_loader import NeighborLoader
 
 
 def used_bytes() -> int:

@@ -10,10 +10,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import wait_for_gpu
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.sampling.mixed import MixedGraphSageSampler, SampleJob
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.sampling.mixed_cpu_gpu import MixedGraphSageSampler, SampleJob
 
 _FANOUTS, _SEEDS, _EPOCHS = (15, 10, 5), 1024, 5
 # Epochs that compile and find out what a batch takes, and with how many cores; those of cores alone compile in one.

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GAT, GraphSAGE
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.features.feature import Feature
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.sampling.graphsage import GraphSageSampler
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.sampling.graphsage_sampler import GraphSageSampler
 
 _FANOUTS = (10, 5)
 _PERIOD_MS = 50

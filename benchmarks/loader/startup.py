@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
+from pyg_direct.compiler.code_cache import ARCHIVE
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.kernels.shipped import ARCHIVE
 
 # Imports torch and PyG, which takes longer than what is measured, and waits: with neither this package nor CUDA so far.
 _PROGRAM = """

@@ -19,16 +19,16 @@ from torch_geometric.typing import WITH_PYG_LIB
 
 from benchmarks.loader.typed_graphs import LAST_DAY, make_mag, make_relations, make_tables
 from pyg_direct.bench.contest import OURS, Contender, hold_contest, rows_of_contest
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import wait_for_gpu
-from pyg_direct.graph.hetero import HeteroTopo
-from pyg_direct.kernels.jit import set_cpu_threads
-from pyg_direct.loader.link import LinkNeighborLoader
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.loader.together import MOST_BATCHES
-from pyg_direct.runtime.device import resolve_device
-from pyg_direct.sampling.general import GeneralPlan
-from pyg_direct.sampling.options import GeneralRecipe
+from pyg_direct.compiler.jit import set_cpu_threads
+from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.loader.link_loader import LinkNeighborLoader
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.loader.prefetch.batch_groups import MOST_BATCHES
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.sampling_options import GeneralRecipe
 
 WINDOWS = 5
 

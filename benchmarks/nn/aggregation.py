@@ -15,11 +15,11 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 from torch_geometric.utils import scatter, spmm
 
 from pyg_direct.bench.limits import device_copy_rate
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
-from pyg_direct.nn.sorted import SortedEdges, find_sorted
-from pyg_direct.ops.aggregate import aggregate
-from pyg_direct.runtime.waits import waits_refused
+from pyg_direct.nn.sorted_edges import SortedEdges, find_sorted
+from pyg_direct.ops.aggregate.sum import aggregate
+from pyg_direct.runtime.cuda.graph_capture import waits_refused
 
 WIDTHS = (1, 8, 32, 64, 100, 128, 256, 512)
 # What is measured of which widths, None for all that are asked for. A minimum is a maximum with another sign, and

@@ -15,11 +15,11 @@ from torch_geometric.typing import WITH_PYG_LIB
 
 from pyg_direct.bench.contest import OURS
 from pyg_direct.bench.limits import pinned_copy_rate
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.loader.inference import infer, inference_loader
-from pyg_direct.runtime.device import resolve_device
+from pyg_direct.runtime.cuda.device import resolve_device
 
 _LAYERS = 3
 

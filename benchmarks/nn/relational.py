@@ -14,9 +14,9 @@ import torch_geometric
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, GATv2Conv, GINConv, HeteroConv, HGTConv, RGCNConv, SAGEConv
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock
-from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 
 _RELATIONS, _HEADS, _WIDTH = 8, 4, 128

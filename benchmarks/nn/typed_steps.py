@@ -14,11 +14,11 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import HeteroConv, SAGEConv
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.steps import run_steps, without_end
-from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
-from pyg_direct.nn.graphed import GraphedStep
+from pyg_direct.nn.replay.graphed_step import GraphedStep
 
 _FANOUTS = [10, 5]
 _HIDDEN = 128

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.nn.models import MODELS
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.nn.accelerate import accelerate
 

@@ -18,17 +18,17 @@ from pyg_direct.bench.contest import OURS, WINDOWS, Contender, hold_contest, row
 from pyg_direct.bench.limits import device_copy_rate, pinned_copy_rate, random_read_rate_of_cpu
 from pyg_direct.bench.peer_tables import open_tables
 from pyg_direct.bench.peers import Rows, Sampler, open_peers
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import wait_for_gpu
+from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.features.feature import Feature
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.kernels.jit import set_cpu_threads
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.runtime.device import resolve_device
-from pyg_direct.sampling.graphsage import GraphSageSampler
-from pyg_direct.sampling.open import open_plan
-from pyg_direct.sampling.plan import GpuPlan
-from pyg_direct.sampling.sample import Recipe
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.sampling.graphsage_sampler import GraphSageSampler
+from pyg_direct.sampling.plan_factory import open_plan
+from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.uniform_gpu import GpuPlan
 
 FANOUTS = (15, 10, 5)
 _BATCHES = 50

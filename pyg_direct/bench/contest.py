@@ -9,7 +9,7 @@ from statistics import mean, median
 
 from torch import Tensor
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 
 OURS = "pyg_direct"

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from pyg_direct.bench.limits import device_copy_rate, pinned_copy_rate
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.link import DEFAULT_BLOCKS, blocks_for_rows
-from pyg_direct.ops.gather import gather_rows
-from pyg_direct.runtime.memory import Block, allocate
+from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
+from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.runtime.cuda.memory import Block, allocate
 
 _IDS = 1 << 20
 _MOST_OUT = 2 << 30

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import wait_for_gpu, wake_core
-from pyg_direct.kernels.cache import COMPILER
-from pyg_direct.kernels.draw import draw_bits_gpu
-from pyg_direct.kernels.jit import THREADS
-from pyg_direct.ops.launch import _DISPATCHES, prepare_gpu, run_gpu
-from pyg_direct.runtime.driver import load_driver
-from pyg_direct.runtime.launch import OPEN
+from pyg_direct.compiler.code_cache import COMPILER
+from pyg_direct.compiler.jit import THREADS
+from pyg_direct.kernels.sampling.random import draw_bits_gpu
+from pyg_direct.ops.run_kernel import _DISPATCHES, prepare_gpu, run_gpu
+from pyg_direct.runtime.cuda.driver import load_driver
+from pyg_direct.runtime.cuda.launch import OPEN
 
 # Fewer launches than the GPU queues, after which one waits for the GPU.
 _COUNT = 200

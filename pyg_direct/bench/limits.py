@@ -9,11 +9,11 @@ from statistics import median
 import torch
 
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
-from pyg_direct.kernels.draw import draw_bits_gpu
-from pyg_direct.ops.gather import gather_rows
-from pyg_direct.ops.launch import run_gpu
-from pyg_direct.runtime.graph import CapturedGraph
-from pyg_direct.runtime.memory import allocate
+from pyg_direct.kernels.sampling.random import draw_bits_gpu
+from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.ops.run_kernel import run_gpu
+from pyg_direct.runtime.cuda.graph_capture import CapturedGraph
+from pyg_direct.runtime.cuda.memory import allocate
 
 _BYTES = 2 << 30
 

@@ -15,11 +15,11 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader, NodeLoad
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.steps import make_step, run_steps, without_end
 from pyg_direct.bench.timing import wait_for_gpu
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.runtime.device import resolve_device
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.runtime.cuda.device import resolve_device
 
 _FANOUTS = [15, 10, 5]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from pyg_direct.features.report import open_pyplot
+from pyg_direct.features.tier_report import open_pyplot
 
 # Units worth a picture: rates, and times beside their limits.
 UNITS = ("G/s", "M/s", "TB/s", "GB/s", "ms")

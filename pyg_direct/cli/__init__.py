@@ -1,1 +1,6 @@
-"""The command line, `pyg-direct` or `python -m pyg_direct`: a file a command, and what `doctor` asks of a machine."""
+"""Command line, `pyg-direct` or `python -m pyg_direct`.
+
+- `app.py`: all commands as one program.
+- `bench.py`, `cache.py`, `doctor.py`, `run.py`: one command each.
+- `machine.py`, `advice.py`, `plan.py`: facts about a machine, advice and the choices of `auto`, for `doctor`.
+"""

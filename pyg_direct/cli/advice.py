@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from pyg_direct.cli.plan import Plan
-from pyg_direct.kernels.target import PTX_VERSIONS
-from pyg_direct.loader.placement import in_words
+from pyg_direct.compiler.targets import PTX_VERSIONS
+from pyg_direct.loader.memory_placement import in_words
 
 # Reading from one kind of memory must be this much faster to be worth a word.
 _MARGIN = 1.1

@@ -12,7 +12,7 @@ from pyg_direct.cli.bench import bench
 from pyg_direct.cli.cache import cache
 from pyg_direct.cli.doctor import doctor
 from pyg_direct.cli.run import ProgramError, run
-from pyg_direct.distributed.command import partition
+from pyg_direct.distributed.partitioning.command import partition
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 

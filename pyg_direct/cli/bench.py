@@ -23,15 +23,15 @@ from pyg_direct.bench.gather import measure_cached_rows, measure_cold_rows, meas
 from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.loader import measure_loader
 from pyg_direct.bench.picture import UNITS, draw_panels
-from pyg_direct.bench.row import Machine, Row, to_json
+from pyg_direct.bench.result_row import Machine, Row, to_json
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
+from pyg_direct.cache_folder import write_whole
 from pyg_direct.datasets import NodeDataset, synthetic_graph
-from pyg_direct.disk import write_whole
 from pyg_direct.errors import PygDirectError
-from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.progress import Bar
-from pyg_direct.runtime.device import free_bytes
-from pyg_direct.runtime.host import available_bytes, count_cores
+from pyg_direct.runtime.cuda.device import free_bytes
+from pyg_direct.runtime.host.memory import available_bytes, count_cores
 
 # Bytes that the graph of ogbn-products' shape, with its copies, takes of the host at most.
 _GRAPH_BYTES = 12 << 30

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pyg_direct.disk import cache_root
-from pyg_direct.kernels.cache import cache_name
-from pyg_direct.loader.placement import in_words
+from pyg_direct.cache_folder import cache_root
+from pyg_direct.compiler.code_cache import cache_name
+from pyg_direct.loader.memory_placement import in_words
 
 _DIGITS = set("0123456789abcdef")
 

@@ -16,10 +16,10 @@ from pyg_direct.cli.advice import Finding, find_faults, judge_plan, judge_rates
 from pyg_direct.cli.machine import OPTIONAL, collect_facts, measure_host_memory
 from pyg_direct.cli.plan import Graph, plan_placement
 from pyg_direct.errors import PygDirectError
-from pyg_direct.loader.placement import describe, in_words
+from pyg_direct.loader.memory_placement import describe, in_words
 from pyg_direct.progress import show_wait
-from pyg_direct.runtime.probe import choose_host_memory
-from pyg_direct.runtime.size import parse_size
+from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
+from pyg_direct.runtime.host.memory import parse_size
 
 _STYLES = {"fix": "bold red", "hint": "yellow", "note": "dim"}
 

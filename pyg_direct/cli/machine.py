@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 import pyg_direct
-from pyg_direct.disk import cache_root
+from pyg_direct.cache_folder import cache_root
+from pyg_direct.compiler.code_cache import _open_archive
+from pyg_direct.compiler.jit import get_cpu_threads
 from pyg_direct.errors import PygDirectError
-from pyg_direct.kernels.jit import get_cpu_threads
-from pyg_direct.kernels.shipped import _open_archive
-from pyg_direct.ops.gather import gather_rows
-from pyg_direct.runtime.device import abilities, free_bytes
-from pyg_direct.runtime.driver import call, load_driver
-from pyg_direct.runtime.host import available_bytes, count_cores, page_lock_limit, total_bytes
-from pyg_direct.runtime.peer import p2pCliqueTopo, read_link
+from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.runtime.cuda.device import abilities, free_bytes
+from pyg_direct.runtime.cuda.driver import call, load_driver
+from pyg_direct.runtime.cuda.peer_memory import p2pCliqueTopo, read_link
+from pyg_direct.runtime.host.memory import available_bytes, count_cores, page_lock_limit, total_bytes
 
 Facts = dict[str, Any]
 REQUIRED = ("torch", "torch_geometric", "numba", "numba-cuda", "numpy", "cuda-bindings")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyg_direct.graph.placed import SMALL_SHARE
-from pyg_direct.loader.placement import Placed, Rows, choose_places
-from pyg_direct.runtime.device import budget_of
+from pyg_direct.graph.placed_topology import SMALL_SHARE
+from pyg_direct.loader.memory_placement import Placed, Rows, choose_places
+from pyg_direct.runtime.cuda.device import budget_of
 
 
 class Graph(NamedTuple):

@@ -1,13 +1,14 @@
-"""Graphs to train and measure on, each as a `NodeDataset`: drawn from one seed in the shape of a standard
-graph (`synthetic_graph`), read from a local folder (`load_folder`), or taken from the Open Graph Benchmark
-(`load_ogb`).
+"""Graphs for training and measurement, each as a `NodeDataset`.
+
+- `synthetic_graph` draws a graph from one seed in the shape of a standard graph.
+- `load_folder` reads a graph from a local folder.
+- `load_ogb` reads a graph of the Open Graph Benchmark.
+- `synthetic_dynamic.py` and `temporal.py` generate and read dynamic graphs.
 """
 
 from pyg_direct.datasets.dataset import NodeDataset
-from pyg_direct.datasets.features import fill_features
 from pyg_direct.datasets.folder import load_folder
 from pyg_direct.datasets.ogb import load_ogb
-from pyg_direct.datasets.presets import PRESETS, Preset
-from pyg_direct.datasets.synthetic import synthetic_graph
+from pyg_direct.datasets.synthetic import PRESETS, Preset, fill_features, synthetic_graph
 
 __all__ = ["PRESETS", "NodeDataset", "Preset", "fill_features", "load_folder", "load_ogb", "synthetic_graph"]

@@ -1,19 +1,63 @@
-"""Graphs kept as NumPy archives in a local folder."""
+"""Graphs kept as NumPy archives in a local folder.
+
+An error about an archive that is damaged or lacks an array names the archive.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.datasets.archive import open_archive, read_arrays
-from pyg_direct.datasets.arguments import check_float_dtype
-from pyg_direct.datasets.dataset import NodeDataset
-from pyg_direct.datasets.edges import add_reverse_edges
-from pyg_direct.errors import ArgumentError
+from pyg_direct.datasets.dataset import NodeDataset, check_float_dtype
+from pyg_direct.datasets.synthetic import add_reverse_edges
+from pyg_direct.errors import NPZ, ArgumentError, whole_file
+
+
+@contextmanager
+def open_archive(file: Path) -> Iterator[Any]:
+    """The arrays of an archive by name, each read when it is asked for.
+
+    Raises:
+        ArgumentError: the file is no archive of numbers, or damaged.
+    """
+    # Opened here, as NumPy leaves one that it cannot read open.
+    with whole_file(file.name, NPZ, file), open(file, "rb") as opened:
+        archive = np.load(opened, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ArgumentError(f"{file} must be a NumPy archive (.npz), got a single array")
+        yield archive
+
+
+def read_arrays(file: Path, names: Sequence[str], kinds: str = "iu") -> list[np.ndarray]:
+    """The arrays `names` of an archive.
+
+    Args:
+        file: The archive.
+        names: What to read.
+        kinds: NumPy's letters of the kinds of numbers that they may be; "iu" for integers.
+
+    Raises:
+        ArgumentError: it is damaged, or an array is missing or of another kind.
+    """
+    with open_archive(file) as archive:
+        missing = [name for name in names if name not in archive]
+        if missing:
+            raise ArgumentError(f"{file.name} must hold {', '.join(names)}, got no {', '.join(missing)}")
+        arrays = [archive[name] for name in names]
+    for name, array in zip(names, arrays, strict=True):
+        # An array of nothing is of floats unless somebody says otherwise.
+        if array.size and array.dtype.kind not in kinds:
+            what = "integers" if kinds == "iu" else "real numbers"
+            raise ArgumentError(f"{file.name} must hold {what} as {name}, got {array.dtype}")
+    return arrays
+
 
 GRAPH_FILE = "graph.npz"
 GRAPH_ARRAYS = ("edge_index", "y", "train", "valid", "test")

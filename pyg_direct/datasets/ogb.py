@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.datasets.dataset import NodeDataset
-from pyg_direct.datasets.edges import add_reverse_edges
+from pyg_direct.datasets.synthetic import add_reverse_edges
 from pyg_direct.errors import ArgumentError, needs_extra
 
 OGB_NAMES = ("ogbn-products", "ogbn-arxiv", "ogbn-papers100M")

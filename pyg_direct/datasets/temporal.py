@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_direct.datasets.archive import open_archive, read_arrays
-from pyg_direct.datasets.arguments import check_int
+from pyg_direct.datasets.dataset import check_int
+from pyg_direct.datasets.folder import open_archive, read_arrays
 from pyg_direct.errors import ArgumentError
 
 # What comes of a file that looks like one of those known and lacks a part, or holds something else there.

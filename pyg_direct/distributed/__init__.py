@@ -1,11 +1,19 @@
-"""Graphs over several processes and machines: partitions on disk, exchange of frontiers and rows, loaders over both."""
+"""Graphs over several processes and machines: partitions on disk, exchange of frontiers and rows, and loaders.
 
-from pyg_direct.distributed.feature import DistFeature, PartitionInfo
-from pyg_direct.distributed.graph import DistGraph
-from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
-from pyg_direct.distributed.partition import partition_graph
-from pyg_direct.distributed.replicas import AccessCounter, plan_replicas
-from pyg_direct.distributed.sampler import DistNeighborSampler
+- `partitioning/`: graphs cut into parts and written to disk.
+- `dist_graph.py`, `graph_part.py`: a partitioned graph in the memory of one process, and one part of it.
+- `dist_sampling.py`, `row_exchange.py`: a hop sampled by the owners of its nodes, and rows by id from their owners.
+- `dist_loader.py`: the loaders; `dist_neighbor_sampler.py`: PyG's sampler interface.
+- `shared_graph.py`: all parts in one memory of a host or of a clique of GPUs.
+- `server/`: parts on servers, for clients that hold none.
+"""
+
+from pyg_direct.distributed.dist_feature import DistFeature, PartitionInfo
+from pyg_direct.distributed.dist_graph import DistGraph
+from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
+from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
+from pyg_direct.distributed.partitioning.replicas import AccessCounter, plan_replicas
 
 __all__ = [
     "AccessCounter",

@@ -1,9 +1,18 @@
-"""Discrete-time dynamic graphs: sequences of snapshots, aggregated several at a time (PiPAD, PPoPP 2023)."""
+"""Discrete-time dynamic graphs: sequences of snapshots, several aggregated at a time (PiPAD, PPoPP 2023).
 
-from pyg_direct.dynamic.nn.plain import accelerate
+- `sequence.py`, `snapshot.py`: snapshots from their sources, and one snapshot's edges in order.
+- `matrix_group.py`, `matrix_cache.py`, `row_cache.py`: matrices of groups of snapshots, and what stays on the
+  device.
+- `snapshot_plan.py`: matrices and first aggregation of a sequence; `group_tuner.py`: the group sizes.
+- `frame_trainer.py`, `frame_plan.py`, `fixed_slots.py`: training over sliding windows, replayed as a CUDA graph.
+- `stream.py`, `patch.py`: an unchanged training loop, and replaced layers of PyTorch Geometric Temporal.
+- `nn/`: recurrent layers, and acceleration of PyG's convolutions.
+"""
+
+from pyg_direct.dynamic.frame_trainer import FrameTrainer
+from pyg_direct.dynamic.nn.accelerate_snapshots import accelerate
+from pyg_direct.dynamic.pyg_temporal_patch import patch, unpatch
 from pyg_direct.dynamic.sequence import discretize
 from pyg_direct.dynamic.stream import SnapshotStream, stream
-from pyg_direct.dynamic.swap import patch, unpatch
-from pyg_direct.dynamic.trainer import FrameTrainer
 
 __all__ = ["FrameTrainer", "SnapshotStream", "accelerate", "discretize", "patch", "stream", "unpatch"]

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from pyg_direct.dynamic.edges import Parts
-from pyg_direct.dynamic.lazy import LazyTensor, tag
-from pyg_direct.dynamic.plan import SnapshotPlan
+from pyg_direct.dynamic.lazy_tensor import LazyTensor, tag
 from pyg_direct.dynamic.sequence import read_snapshots
+from pyg_direct.dynamic.sequence_edges import Parts
+from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.progress import show_wait
-from pyg_direct.runtime.device import free_bytes, resolve_device
-from pyg_direct.runtime.host import keep_blocks
-from pyg_direct.runtime.mode import ordinary_tensors, version_of
-from pyg_direct.runtime.size import parse_size
+from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
+from pyg_direct.runtime.host.memory import keep_blocks, parse_size
+from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
 from pyg_direct.typing import Device
 
 KEEPS = ("auto", "device", "host")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pyg_direct.features.report import open_pyplot
+from pyg_direct.features.tier_report import open_pyplot
 
 # From top to bottom: on a thread, on the copy stream, on the stream that computes.
 LANES = {"slice": "#9aa5b1", "copy": "#ed8936", "wait": "#c53030", "aggregate": "#2b6cb0", "move": "#63b3ed",

@@ -1,38 +1,723 @@
-"""`Feature`: a table of rows on the host with its hottest rows in GPU memory, read by one kernel."""
+"""`Feature`: a table of rows on the host with its hottest rows in GPU memory, read by one kernel.
+
+`Feature` inherits these parts, among others:
+
+- `ProcessRows`: other GPUs and other processes of the host.
+- `UpdatedRows`: rows that are changed in place, such as node embeddings that are trained.
+- `ReplacedRows`: rows that are checked before they replace others; if they are refused, the others stay.
+- `FiledRows`: rows that stay in a file, and which of them are copied to memory.
+- `SavedRows`: a `Feature` pickled to a file with its rows; processes of a host are sent a handle instead.
+- `NamedRows`: rows with ids that differ from their positions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from os import PathLike
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.features.filed import FiledRows
-from pyg_direct.features.following import FollowingRows
-from pyg_direct.features.hot import copy_to_gpu, fit_budget, shrink_budget
-from pyg_direct.features.hotness import Listing, check_hotness, choose_hottest, score_rows
-from pyg_direct.features.link import blocks_beside_hot, blocks_for_rows, find_link_blocks
-from pyg_direct.features.named import NamedRows
-from pyg_direct.features.processes import ProcessRows
-from pyg_direct.features.report import ReportedRows
-from pyg_direct.features.saved import SavedRows
-from pyg_direct.features.store import check_store_dtype, narrow_rows
-from pyg_direct.features.updated import UpdatedRows
-from pyg_direct.kernels.state import NO_POSITION
-from pyg_direct.ops.check import as_ids, check_ids
-from pyg_direct.ops.gather import Directory, gather_rows
-from pyg_direct.ops.keywords import checks_keywords
-from pyg_direct.ops.reader import RowReader, select_rows
-from pyg_direct.ops.upload import upload
-from pyg_direct.runtime.device import resolve_device
-from pyg_direct.runtime.memory import Block, move
-from pyg_direct.runtime.mode import ordinary_tensors
-from pyg_direct.runtime.probe import check_filled
-from pyg_direct.runtime.share import forget_reader, note_reader
-from pyg_direct.runtime.size import parse_size
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, PlacementWarning, warn
+from pyg_direct.features.adaptive_cache import FollowingRows
+from pyg_direct.features.host_link_blocks import blocks_beside_hot, blocks_for_rows, find_link_blocks
+from pyg_direct.features.hot_rows import (
+    Listing,
+    check_hotness,
+    check_scores,
+    choose_hottest,
+    copy_to_gpu,
+    fit_budget,
+    score_rows,
+    shrink_budget,
+)
+from pyg_direct.features.process_sharing import Handle, ask_rooms, check_cold, find_too_small, make_handle, open_handle
+from pyg_direct.features.row_dtypes import check_narrow, check_store_dtype, narrow_rows
+from pyg_direct.features.row_files import DeviceConfig, RowFile, join_parts, open_array
+from pyg_direct.features.tier_report import ReportedRows
+from pyg_direct.features.tiers.base import Tier
+from pyg_direct.features.tiers.disk import DiskTier, SpilledRows, StagedTier
+from pyg_direct.features.tiers.sharded import ShardedRows, open_exchange, range_of
+from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.ops.argument_checks import as_ids, check_ids, checks_keywords
+from pyg_direct.ops.local_ids.bitmap import locate_ids
+from pyg_direct.ops.rows.gather import Directory, RowReader, gather_rows, select_rows, unread_errors
+from pyg_direct.ops.rows.scatter import keep_last, scatter_rows
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.progress import show_wait
+from pyg_direct.runtime.comm.host_group import count_processes, give_to_host, has_group
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.runtime.cuda.host_memory_probe import check_filled
+from pyg_direct.runtime.cuda.memory import Block, move
+from pyg_direct.runtime.cuda.peer_memory import DeviceGroup, check_devices, p2pCliqueTopo
+from pyg_direct.runtime.cuda.sm_budget import forget_reader, note_reader
+from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.shared_memory import find_shared
+from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.typing import Device
+
+_LOGGER = logging.getLogger(__name__)
+POLICIES = ("device_replicate", "p2p_clique_replicate")
+# Places of a list of ids that are read from at once where rows lie on several GPUs: ascending ids meet one GPU after
+# the other, and those of all GPUs the same one. On four H200s 1,024 read at 0.74 of what copies can, 64 at 0.80.
+STRANDS = 64
+_OPTIONS = ("device_cache_size", "cache_policy", "cold_policy", "link_blocks")
+
+
+class ProcessRows:
+    """Rows that several processes of a host read, and GPUs of a clique out of each other's memory."""
+
+    device: torch.device
+    device_list: Any
+    device_group_list: list[list[int]] | None
+    cache_policy: str
+    cold_policy: str
+    device_cache_size: int | str
+    _handle: Handle | None
+    _is_lazy: bool
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # What is no process, such as a file, gets the rows: `SavedRows`.
+        ForkingPickler.register(cls, _send)
+
+    def _settle_processes(self, device_list: Sequence[int] | str, cache_policy: str, cold_policy: str,
+                          device_group_list: Sequence[Any] | None) -> None:  # fmt: skip
+        """Check and keep the arguments about GPUs."""
+        if cache_policy not in POLICIES:
+            raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
+        check_cold(cold_policy, cache_policy)
+        if isinstance(device_list, str) and device_list != "group":
+            raise ArgumentError(f"device_list must hold GPU indices or be 'group', got {device_list!r}")
+        if cold_policy == "shard" and device_list != "group":
+            raise ArgumentError(f"cold_policy='shard' needs device_list='group', got {device_list!r}")
+        self.device_list = device_list if isinstance(device_list, str) else check_devices(device_list)
+        self.device_group_list = None
+        if device_group_list is not None:
+            name = "device_group_list"
+            if isinstance(device_group_list, (str, bytes)) or not isinstance(device_group_list, Sequence):
+                raise ArgumentTypeError(f"{name} must be a list of groups of GPUs, got {device_group_list!r}")
+            groups = [g.device_list if isinstance(g, DeviceGroup) else check_devices(g, name)
+                      for g in device_group_list]  # fmt: skip
+            check_devices([device for group in groups for device in group], name)
+            self.device_group_list = groups
+        self.cache_policy, self.cold_policy = cache_policy, cold_policy
+        self._handle, self._is_lazy = None, False
+
+    def _is_for_many(self) -> bool:
+        """Whether rows go where several processes or GPUs find them."""
+        return self.device_list == "group" or (self.device.type == "cuda" and len(self.device_list) > 1)
+
+    def _find_cliques(self, devices: list[int]) -> list[list[int]]:
+        for device in devices:
+            resolve_device(device)
+        if self.device_group_list is not None:
+            named = {device for group in self.device_group_list for device in group}
+            if not named.issuperset(devices):
+                raise ArgumentError(f"device_group_list must name every GPU of {devices}, got {self.device_group_list}")
+            groups = [[device for device in group if device in devices] for group in self.device_group_list]
+            return [group for group in groups if group]
+        if self.cache_policy == "device_replicate" or len(devices) < 2:
+            return [[device] for device in devices]
+        return list(p2pCliqueTopo(devices).p2p_clique.values())
+
+    def _shard_rows(self, rows: Tensor) -> bool:
+        """Put rows on all processes of the group, each a part, where that is asked for or nothing else fits."""
+        if self.device_list != "group" or self.cold_policy not in ("auto", "shard") or count_processes() < 2:
+            return False
+        num_bytes = rows.numel() * rows.element_size()
+        if self.cold_policy == "auto":
+            lacking = find_too_small(ask_rooms(find_shared(rows) is not None), num_bytes)
+            if lacking is None:
+                return False
+            warn(f"cold_policy='auto' shares the rows out over {count_processes()} processes, which all take part in "
+                 f"each read: they have {num_bytes} bytes, of which a host ({lacking.host}) has "
+                 f"{lacking.num_bytes} to give", PlacementWarning)  # fmt: skip
+        begin = time.perf_counter()
+        feature, kind = cast("Feature", self), cast("type[Feature]", type(self))
+        exchange = open_exchange(self.device)
+        first, end = range_of(exchange.rank, exchange.size, len(rows))
+        options: Any = {"store_dtype": feature.store_dtype, "link_blocks": feature.link_blocks}
+        own = kind(device=self.device, placement=feature._placement, **options)
+        with show_wait("reading the rows of this process", items=rows[first:end].numel()):
+            own.from_cpu_tensor(rows[first:end].clone())
+        locate: Any = None
+        count = len(rows) * min(num_bytes, parse_size(self.device_cache_size, num_bytes)) // max(1, num_bytes)
+        if count > 0:
+            scores = score_rows(feature.hotness, feature.csr_topo, len(rows))
+            ids = choose_hottest(scores, len(rows), count).ids
+            hot = kind(device=self.device, device_cache_size="100%", **options)
+            feature._resident = hot.from_cpu_tensor(rows[ids])
+            directory = Directory.of(ids.to(self.device), len(rows)).wait()
+            locate = partial(locate_ids, directory=directory, num_ids=len(rows))
+        feature._spilled = ShardedRows(len(rows), own, exchange, locate, feature._resident)
+        _LOGGER.info("%d rows shared out over %d processes: %d of them here, %.3f GB of host memory, and copies of %d "
+                     "hot rows; in %.1f s", len(rows), exchange.size, end - first, num_bytes / exchange.size / 1e9,
+                     count, time.perf_counter() - begin)  # fmt: skip
+        return True
+
+    def _share_rows(self, cpu_tensor: Tensor, rows: Tensor) -> None:
+        """Put rows where all processes and GPUs find them; with `device_list="group"` called by all of them.
+
+        Args:
+            cpu_tensor: The user's, which becomes a view of shared memory where it can.
+            rows: The same as they are stored.
+        """
+        feature = cast("Feature", self)
+        is_plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg() or cpu_tensor.is_cuda)
+        source = cpu_tensor if is_plain and cpu_tensor.is_contiguous() else rows.cpu().contiguous()
+
+        def make(devices: list[int | None]) -> Handle:
+            on_gpus = [device for device in devices if device is not None]
+            if len(set(on_gpus)) < len(on_gpus):
+                raise ArgumentError(f"device must be another GPU in every process of a host, got {on_gpus}: call "
+                                    "torch.cuda.set_device(local_rank) first")  # fmt: skip
+            return self._make_handle(source, self._find_cliques(on_gpus))
+
+        if self.device_list == "group":
+            self._handle = give_to_host(make, self.device.index) if has_group() else make([self.device.index])
+        else:
+            assert not isinstance(self.device_list, str)
+            self._handle = make([*self.device_list])
+        shared = self._handle.rows
+        if source.data_ptr() != shared.data_ptr() and (source.shape, source.dtype) == (shared.shape, shared.dtype):
+            source.data = shared
+        feature._exponents = None
+        if self.device_list == "group":
+            self._open_handle()
+
+    def _make_handle(self, source: Tensor, cliques: Sequence[Sequence[int]]) -> Handle:
+        feature = cast("Feature", self)
+        num_bytes = source.numel() * source.element_size()
+        budget = min(num_bytes, parse_size(self.device_cache_size, num_bytes))
+        scores = score_rows(feature.hotness, feature.csr_topo, len(source)) if cliques and budget > 0 else None
+        exponents = None if feature._exponents is None else feature._exponents.cpu()
+        handle = make_handle(source, feature._dtype, exponents, scores, budget, cliques, policy=self.cache_policy,
+                             cold_policy=self.cold_policy)  # fmt: skip
+        handle.options = {name: getattr(self, name) for name in _OPTIONS}
+        return handle
+
+    def _open_handle(self) -> None:
+        """Make the tables for this process; a feature that came from another one gets its device here."""
+        feature = cast("Feature", self)
+        assert self._handle is not None
+        if self._is_lazy:
+            self.device, self._is_lazy = resolve_device(None), False
+            feature.rank = self.device.index or 0
+        if self.device.type == "cuda":
+            feature._watch()
+        opened = open_handle(self._handle, self.device)
+        feature._cold, feature._directory, feature._block = opened.cold, opened.directory, opened.block
+        feature._exponents, feature._hot = opened.exponents, opened.hot
+        order = self._handle.order
+        feature._order = None if order is None else order.to(self.device)
+        if opened.cold is not None:
+            feature._limit_blocks(opened.misses, self._count_strands() > 1)
+
+    def _count_strands(self) -> int:
+        """Places of a list of ids that are read from at once."""
+        if self._handle is None or (number := self._handle.find_hot(self.device)) is None:
+            return 1
+        return 1 if self._handle.hot[number].spread is None else STRANDS
+
+    def _find_stored(self) -> Tensor:
+        """All rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory.
+
+        Raises:
+            ArgumentError: there are none yet, or they are in a file or shared out over processes.
+        """
+        feature = cast("Feature", self)
+        feature._filled()
+        if feature._file is not None:
+            raise ArgumentError(f"a Feature over {feature._file.path} cannot be sent: call from_file in each process")
+        if feature.placement == "sharded":
+            raise ArgumentError("a Feature whose rows are shared out over processes cannot be sent to others")
+        if self._handle is not None:
+            return self._handle.rows
+        assert feature._hot is not None
+        if feature._cold is None or feature._block is None:
+            return feature._hot
+        return feature._block.view_on_cpu(feature._cold.dtype, feature._cold.shape)
+
+    def share_ipc(self) -> Handle:
+        """A handle for other processes of this host, to be pickled for them; rows are not copied for each.
+
+        A feature of one GPU, or of none, is moved to shared memory by the first call.
+
+        Raises:
+            ArgumentError: there are no rows yet, or they are in a file, which each process can open itself, or shared
+                out over processes.
+        """
+        feature = cast("Feature", self)
+        stored = self._find_stored()
+        if self._handle is None:
+            devices = [[index] for index in range(torch.cuda.device_count())]
+            self._handle = self._make_handle(stored.cpu().contiguous(), devices)
+            if not stored.is_cuda and feature._cold is None:
+                feature._hot = self._handle.rows
+        self._handle.order = None if feature._order is None else feature._order.cpu()
+        return self._handle
+
+    @classmethod
+    def new_from_ipc_handle(cls, rank: int, ipc_handle: Handle) -> Feature:
+        """The feature of a handle in this process, with results on GPU `rank`, or on the CPU where there is none.
+
+        Args:
+            rank: Index of the GPU; without effect on a machine without one.
+            ipc_handle: What `share_ipc` returned.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: named argument, rule and value.
+            DeviceError: there are GPUs, but none of this index.
+        """
+        feature = cls.lazy_from_ipc_handle(ipc_handle)
+        if torch.cuda.is_available():
+            feature.device, feature._is_lazy = resolve_device(rank), False
+        feature.rank = rank
+        return feature
+
+    @classmethod
+    def lazy_from_ipc_handle(cls, ipc_handle: Handle) -> Feature:
+        """The feature of a handle, opened on the current GPU of this process when it is first read.
+
+        Args:
+            ipc_handle: What `share_ipc` returned.
+
+        Raises:
+            ArgumentTypeError: `ipc_handle` is none.
+        """
+        if not isinstance(ipc_handle, Handle):
+            raise ArgumentTypeError(f"ipc_handle must be what share_ipc returned, got {type(ipc_handle).__name__}")
+        feature = cast("Feature", cls(device="cpu", **ipc_handle.options))  # type: ignore[call-arg]
+        feature._handle, feature._is_lazy = ipc_handle, True
+        feature._shape, feature._dtype = ipc_handle.shape, ipc_handle.dtype
+        return feature
+
+    def __copy__(self) -> Feature:
+        """Another feature over the same rows."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.__dict__.update(_reader=None, _following=None, _flag=None, _errors=None)
+        copied = cast("Feature", made)
+        if cast("Feature", self)._errors is not None:
+            # Errors of one are not told by the other, and each gives its word back.
+            copied._watch()
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Feature:
+        """A feature with rows of its own; rows of a file, of several processes or on the host of a GPU are shared, and
+        cannot be updated then."""
+        feature = cast("Feature", self)
+        if feature._file is not None:
+            return self.__copy__()
+        is_alone = feature._hot is not None and feature._spilled is None and feature._block is None
+        if feature._shape is not None and (self._handle is not None or not is_alone):
+            make, arguments = _send(feature)
+            return make(*arguments)  # type: ignore[no-any-return]
+        made = self.__copy__()
+        for name in ("_hot", "_exponents", "_order"):
+            rows = getattr(feature, name)
+            setattr(made, name, None if rows is None else rows.clone())
+        return made
+
+
+def _send(feature: Feature) -> Any:
+    """How `multiprocessing` sends a feature: by a handle."""
+    return type(feature).lazy_from_ipc_handle, (feature.share_ipc(),)
+
+
+class UpdatedRows:
+    """What a `Feature` does to write rows; its constructor sets the attributes."""
+
+    device: torch.device
+    store_dtype: torch.dtype | None
+    _dtype: torch.dtype
+    _hot: Tensor | None
+    _cold: Tensor | None
+    _directory: Directory | None
+    _exponents: Tensor | None
+    _errors: Tensor | None
+    _order: Tensor | None
+    _handle: Any
+    _spilled: Any
+    _block: Any
+    # Calls that have changed rows.
+    _num_updates = 0
+
+    @property
+    def num_writes(self) -> int:
+        """Number of writes to the rows: calls of `update_`, and on a CPU writes to the tensor that they are of."""
+        hot = self._hot
+        return self._num_updates + (0 if hot is None or hot.is_cuda or hot.is_inference() else hot._version)
+
+    def update_(self, ids: Tensor | Sequence[int], rows: Tensor) -> Any:
+        """Replace the rows of ids by `rows`, wherever they lie; returns self.
+
+        The hot copy in GPU memory and the row on the host are both written, so that a tensor that the feature was made
+        of shows the new rows too (on a GPU, once it has run: see `synchronize`). For node embeddings: read the rows of
+        a batch, compute the new ones from the gradient with any optimizer of sparse rows, and write them back.
+
+        Args:
+            ids: int32 or int64 `[n]` on any device, or a list; of one that comes several times, the last row counts.
+            rows: `[n, ...]` of the feature's dtype, on any device; rows that are stored in fewer bits are rounded.
+
+        Raises:
+            ArgumentError: rows of another shape or dtype, rows in a file, or rows that processes share.
+            ArgumentTypeError: `rows` are no tensor, or `ids` no ids.
+            IdError: as in `feature[ids]`; nothing is written for ids that are out of range.
+        """
+        shape = self._filled()
+        if self._spilled is not None:
+            raise ArgumentError(f"rows of {self._spilled.placement!r} cannot be updated: {self._spilled.refusal}")
+        if self._handle is not None:
+            raise ArgumentError("rows that several processes share cannot be updated: they are read-only")
+        if not isinstance(rows, Tensor):
+            raise ArgumentTypeError(f"rows must be a tensor, got {type(rows).__name__}")
+        ids = check_ids("ids", as_ids("ids", ids), shape[0])
+        if rows.shape != (ids.numel(), *shape[1:]) or rows.dtype != self._dtype:
+            raise ArgumentError(f"rows must be {(ids.numel(), *shape[1:])} of {self._dtype}, got {tuple(rows.shape)} "
+                                f"of {rows.dtype}")  # fmt: skip
+        self._raise_earlier_error()
+        hot = self._hot
+        assert hot is not None
+        target = self.device if hot.is_cuda else torch.device("cpu")
+        if self._block is not None:
+            self._block.check_process()
+        ids, rows = ids.to(target), rows.detach().to(target)
+        if self._order is not None:
+            ids = gather_rows(self._order.to(target), ids, errors=self._errors) - 1
+        if ids.numel() == 0:
+            return self
+        self._num_updates += 1
+        ids, rows = keep_last(ids.contiguous(), rows.contiguous())
+        if hot.dtype != self._dtype:
+            rows, exponents = narrow_rows(rows, hot.dtype)
+            if exponents is not None:
+                assert self._exponents is not None
+                scatter_rows(self._exponents, ids, exponents, errors=self._errors, is_unique=True)
+        if self._cold is None:
+            scatter_rows(hot, ids, rows, errors=self._errors, is_unique=True)
+            return self
+        scatter_rows(self._cold, ids, rows, errors=self._errors, is_unique=True)
+        if self._directory is not None:
+            places = locate_ids(ids, self._directory, shape[0])
+            # Rows that are not hot have no place, which is no error.
+            scatter_rows(hot, places, rows, errors=unread_errors(target), is_unique=True)
+        return self
+
+    # What the rest of a `Feature` does.
+
+    def _filled(self) -> torch.Size:
+        raise NotImplementedError
+
+    def _raise_earlier_error(self) -> None:
+        raise NotImplementedError
+
+
+class ReplacedRows:
+    """What a `Feature` does before and while it takes rows; its constructor sets the attributes."""
+
+    device: torch.device
+    device_cache_size: int | str
+    hotness: str | Tensor
+    csr_topo: Listing | None
+    store_dtype: torch.dtype | None
+    _shape: torch.Size | None
+
+    def _check_rows(self, cpu_tensor: Any) -> None:
+        """Refuse what `from_cpu_tensor` does, before anything is let go of.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: named argument, rule and value.
+        """
+        if not isinstance(cpu_tensor, Tensor) or cpu_tensor.layout != torch.strided or cpu_tensor.is_meta:
+            kind = getattr(cpu_tensor, "layout", type(cpu_tensor).__name__)
+            raise ArgumentTypeError(
+                f"cpu_tensor must be a dense tensor, got {'one on device meta' if kind is torch.strided else kind}"
+            )
+        if cpu_tensor.dim() == 0:
+            raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
+        self._check_count(len(cpu_tensor))
+        if self._shape is None:
+            # Nothing would be lost, and what follows is found as the rows are taken.
+            return
+        dtype = cpu_tensor.dtype if self.store_dtype is None else self.store_dtype
+        if dtype != cpu_tensor.dtype:
+            check_narrow(cpu_tensor.detach(), dtype)
+        num_bytes, me = cpu_tensor.numel() * dtype.itemsize, cast("Any", self)
+        if cpu_tensor.device == self.device and not me._is_for_many():
+            # Rows of this GPU all stay there, whatever ranks them.
+            return
+        if self.device.type == "cuda" and 0 < parse_size(self.device_cache_size, num_bytes) < num_bytes:
+            check_scores(self.hotness, self.csr_topo, len(cpu_tensor))
+
+    def _check_count(self, num_rows: int) -> None:
+        if self.csr_topo is not None and num_rows < self.csr_topo.node_count:
+            raise ArgumentError(f"cpu_tensor must have a row for each of the {self.csr_topo.node_count} nodes of "
+                                f"csr_topo, got {num_rows}")  # fmt: skip
+
+    @contextmanager
+    def _replacing(self) -> Iterator[None]:
+        """Let go of the rows so far, as memory may not hold others beside them; what then fails leaves none."""
+        self._clear()
+        try:
+            yield
+        except BaseException:
+            self._clear()
+            self._shape = None
+            raise
+
+    def _clear(self) -> None:
+        raise NotImplementedError
+
+
+F = TypeVar("F", bound="FiledRows")
+
+
+class FiledRows(ReplacedRows):
+    """What a `Feature` does with rows in files; its constructor sets the attributes."""
+
+    rank: int
+    device_list: Any
+    device: torch.device
+    device_cache_size: int | str
+    host_cache_size: int | str
+    hotness: str | Tensor
+    csr_topo: Listing | None
+    store_dtype: torch.dtype | None
+    link_blocks: int | None
+    _placement: str
+    _shape: torch.Size | None
+    _dtype: torch.dtype
+    _errors: Tensor | None
+    _file: RowFile | None
+    _resident: Any
+    _spilled: SpilledRows | ShardedRows | None
+
+    def from_file(self: F, path: str | PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
+                  shape: Sequence[int] | None = None, offset: int = 0) -> F:  # fmt: skip
+        """Take the rows of a file and leave them there; returns self.
+
+        The hottest rows that fit `device_cache_size` are copied to GPU memory, those that fit `host_cache_size` to
+        host memory; the others are read from the file by threads whenever they are asked for. A table that fits one
+        of these whole is read into it. Pickles are refused.
+
+        Args:
+            path: `.npy`, `.safetensors`, or bare bytes. The file must stay as it is: it is checked before each read.
+            name, dtype, shape, offset: See `RowFile`: the tensor of a `.safetensors`; what bare bytes mean.
+
+        Raises:
+            FileError: no such file, or it is damaged, cut short, or a pickle.
+            ArgumentError, ArgumentTypeError: named argument, rule and value.
+        """
+        return self._from_disk(RowFile(path, name=name, dtype=dtype, shape=shape, offset=offset))
+
+    def from_mmap(self: F, np_array: np.ndarray | None, device_config: DeviceConfig | None = None) -> F:
+        """Take the rows of a memory map; returns self.
+
+        Args:
+            np_array: `[N, ...]` of any dtype, a map made by `np.load(mmap_mode=)` or `np.memmap`, or another array.
+                None where the parts of `device_config` are rows themselves.
+            device_config: Without it, rows stay in the file, as by `from_file`. With it, as in Quiver, the feature
+                holds the rows of its parts one behind the other, those of this GPU first, and no others.
+
+        Raises:
+            FileError: as of `from_file`.
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        if device_config is None:
+            source = open_array(np_array)
+            return self._from_disk(source) if isinstance(source, RowFile) else self.from_cpu_tensor(source)
+        rows, num_hot = join_parts(np_array, device_config, self.rank)
+        kept = self.device_cache_size, self.hotness
+        self.device_cache_size = num_hot * (rows[0].numel() * rows.element_size() if len(rows) else 0)
+        self.hotness = torch.arange(len(rows), 0, -1, device="cpu")
+        try:
+            return self.from_cpu_tensor(rows)
+        finally:
+            self.device_cache_size, self.hotness = kept
+
+    def _from_disk(self: F, file: RowFile) -> F:
+        shape, dtype = file.rows.shape, file.rows.dtype
+        self._check_count(shape[0])
+        if self.store_dtype not in (None, dtype):
+            raise ArgumentError(f"store_dtype must be None or {dtype}, as {file.path} has it, got {self.store_dtype}")
+        num_bytes, on_gpu = file.layout.num_bytes, self.device.type == "cuda"
+        hot_bytes = min(parse_size(self.device_cache_size, num_bytes) if on_gpu else 0, num_bytes)
+        host_bytes = min(parse_size(self.host_cache_size, num_bytes, "host_cache_size"), num_bytes)
+        if num_bytes == max(hot_bytes, host_bytes):
+            return self.from_cpu_tensor(file.stream() if num_bytes > 0 else file.rows.clone())
+        count = shape[0] * max(hot_bytes, host_bytes) // num_bytes
+        scores = score_rows(self.hotness, self.csr_topo, shape[0]) if count > 0 else None
+        with self._replacing():
+            self._shape, self._dtype, self._file = shape, dtype, file
+            self._fill(file, scores, count, hot_bytes)
+        return self
+
+    def _fill(self, file: RowFile, scores: Tensor | None, count: int, hot_bytes: int) -> None:
+        """Read the `count` rows of a file with the highest scores into memory, and say where the others are."""
+        shape, disk = file.rows.shape, self._open(file)
+        if count == 0:
+            self._spilled = SpilledRows(disk)
+            return
+        ids = choose_hottest(scores, shape[0], count).ids
+        rows = torch.empty((count, *shape[1:]), dtype=file.rows.dtype, device="cpu")
+        with show_wait("reading hot rows of a file"):
+            DiskTier(file).read(ids, rows)
+        hotness: Any = "degree" if scores is None else scores[ids.to(scores.device)]
+        make: Any = type(self)
+        self._resident = make(self.rank, self.device_list, hot_bytes, device=self.device, hotness=hotness,
+                                 placement=self._placement, link_blocks=self.link_blocks)  # fmt: skip
+        self._resident.from_cpu_tensor(rows)
+        directory = Directory.of(ids.to(self.device), shape[0]).wait()
+        self._spilled = SpilledRows(disk, lambda found: locate_ids(found, directory, shape[0]), self._resident)
+
+    def set_mmap_file(self, path: str | PathLike[str], disk_map: Tensor) -> None:
+        """Read rows that are not in memory from a file, as Quiver does.
+
+        Args:
+            path: A table with a row for each id; see `from_file`.
+            disk_map: int32 or int64 `[N]`: the place of each id among the rows that this feature holds so far, or a
+                negative number for one that is in the file alone.
+
+        Raises:
+            FileError, ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        held = self._filled()
+        file = RowFile(path)
+        places = check_ids("disk_map", disk_map).cpu().long()
+        if len(places) != len(file.rows):
+            raise ArgumentError(f"disk_map must have a place for each of the {len(file.rows)} rows of {path}, got "
+                                f"{len(places)}")  # fmt: skip
+        if len(places) and int(places.max()) >= held[0]:
+            raise IdError(f"disk_map must hold places below {held[0]}, got {int(places.max())}")
+        if file.rows.shape[1:] != held[1:] or file.rows.dtype != self._dtype:
+            raise ArgumentError(f"path must hold rows {tuple(held[1:])} of {self._dtype}, {path} holds "
+                                f"{tuple(file.rows.shape[1:])} of {file.rows.dtype}")  # fmt: skip
+        # Not by `copy`, which goes the way to other processes.
+        resident: Any = object.__new__(type(self))
+        resident.__dict__.update(self.__dict__)
+        self._clear()
+        self._errors = None
+        self._resident, self._file, self._shape, self._dtype = resident, file, file.rows.shape, file.rows.dtype
+        # 0 stands for ids that are none, too, which the file then refuses.
+        shifted = places.clamp_(min=-1).add_(1).to(self.device)
+        self._spilled = SpilledRows(self._open(file), lambda ids: gather_rows(shifted, ids) - 1, resident)
+
+    def read_mmap(self, ids: Tensor) -> Tensor:
+        """Rows of ids from the file, also of those that are in memory, `[n, ...]` of `dtype` on `device`.
+
+        Args:
+            ids: int32 or int64 `[n]`, on any device.
+
+        Raises:
+            ArgumentError: the feature has no file, or `ids` have more than one dimension.
+            ArgumentTypeError: `ids` have another dtype.
+            IdError: an id is out of range.
+        """
+        if not isinstance(self._spilled, SpilledRows):
+            raise ArgumentError("this Feature has no file: call from_file, from_mmap or set_mmap_file first")
+        return self._spilled.read_disk(check_ids("ids", ids, self._filled()[0]).to(self.device))
+
+    def _open(self, file: RowFile) -> Tier:
+        tier = DiskTier(file)
+        return StagedTier(tier, self.device) if self.device.type == "cuda" else tier
+
+    # What the rest of a `Feature` does.
+
+    def from_cpu_tensor(self: F, cpu_tensor: Tensor) -> F:
+        """Take the rows of a tensor; returns self."""
+        raise NotImplementedError
+
+    def _filled(self) -> torch.Size:
+        raise NotImplementedError
+
+
+_OPTIONS_SAVED = ("device_cache_size", "cache_policy", "link_blocks", "store_dtype")
+
+
+class SavedRows:
+    """What a `Feature` does to be written by `pickle` and `torch.save`."""
+
+    def __reduce__(self) -> Any:
+        feature = cast("Feature", self)
+        if feature._shape is None:
+            raise ArgumentError("a Feature without rows cannot be sent: call from_cpu_tensor first")
+        stored = feature._find_stored()
+        # Rows that were written on a GPU are there.
+        feature.synchronize()
+        options: dict[str, Any] = {name: getattr(feature, name) for name in _OPTIONS_SAVED}
+        scores = score_rows(feature.hotness, feature.csr_topo, len(stored))
+        options.update(placement=feature._placement, hotness="degree" if scores is None else scores.cpu())
+        # A handle that was not opened yet has them.
+        exponents = feature._exponents if feature._handle is None else feature._handle.exponents
+        order = feature._order if feature._handle is None else feature._handle.order
+        # Bytes, as torch's tensors of float8 do not come out of a pickle.
+        parts = [_detach(stored).view(-1).view(torch.uint8), None if exponents is None else _detach(exponents),
+                 None if order is None else _detach(order)]  # fmt: skip
+        return _open_saved, (type(feature), options, feature.dtype, stored.dtype, stored.shape, *parts)
+
+
+def _detach(part: Tensor) -> Tensor:
+    """A tensor on the CPU whose memory holds nothing else, as all of it is written."""
+    part = part.cpu().contiguous()
+    is_whole = part.untyped_storage().nbytes() == part.numel() * part.element_size()
+    return part if is_whole else part.clone()
+
+
+@ordinary_tensors()
+def _open_saved(kind: type[Feature], options: dict[str, Any], dtype: torch.dtype, stored: torch.dtype,
+                shape: torch.Size, content: Tensor, exponents: Tensor | None, order: Tensor | None
+                ) -> Feature:  # fmt: skip
+    """The feature of a file, on the current GPU, or on the CPU where there is none."""
+    feature = kind(device=resolve_device(None), **options)
+    with feature._replacing():
+        feature._take(content.view(stored).view(shape), dtype, exponents)
+        feature._order = None if order is None else order.to(feature.device)
+    return feature
+
+
+class NamedRows:
+    """What a `Feature` does to name rows; its constructor sets the attributes."""
+
+    device: torch.device
+    _order: Tensor | None
+    _errors: Tensor | None
+
+    def _filled(self) -> torch.Size:
+        raise NotImplementedError
+
+    def set_local_order(self, local_order: Tensor) -> None:
+        """Name the rows: from now on the id `local_order[i]` is that of row `i`, as in Quiver.
+
+        Args:
+            local_order: int32 or int64 `[N]`, each of 0 to N - 1 once.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; also where there are no rows yet.
+        """
+        order, num_rows = check_ids("local_order", local_order, self._filled()[0]).cpu().long(), self._filled()[0]
+        seen = torch.zeros(num_rows, dtype=torch.bool, device="cpu")
+        seen[order] = True
+        if len(order) != num_rows or not bool(seen.all()):
+            raise ArgumentError(f"local_order must hold each of 0 to {num_rows - 1} once, got {len(order)} ids, "
+                                f"{int(seen.sum())} of them different")  # fmt: skip
+        # Rows count from 1, so that what is no id, for which a gather gives 0, is none afterwards either.
+        place = torch.empty(num_rows, dtype=torch.int64, device="cpu")
+        place[order] = torch.arange(1, num_rows + 1, device="cpu")
+        self._order = place.to(self.device)
+
+    def _find_rows(self, ids: Tensor) -> Tensor:
+        """Places of the rows of ids on `device`; -1 for what is no id, where `set_local_order` named the rows."""
+        return ids if self._order is None else gather_rows(self._order, ids, errors=self._errors) - 1
+
 
 # Page-locked words that kernels report bad ids in. They are kept for the next feature: a kernel of the last one may
 # still run, and must not write into memory that has become something else.

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from pyg_direct.errors import DeviceError
-from pyg_direct.features.unified import UnifiedTensor, empty_unified, gpu_for_unified
-from pyg_direct.features.unified_move import NAME, read_hint, run_to
+from pyg_direct.features.unified_tensor import NAME, UnifiedTensor, empty_unified, gpu_for_unified, read_hint, run_to
 
 _to, _module_to, _device = Tensor.to, torch._C._nn._parse_to, torch.device
 # They leave undefined what they make.

@@ -1,1 +1,6 @@
-"""Topology at rest: `CSRTopo` and the ways to make one."""
+"""Graph topology at rest: `CSRTopo` and the ways to make one.
+
+- `csr_topo.py`, `hetero_topo.py`: compressed rows of one relation, and of all relations in one id space.
+- `relation.py`, `pyg_edges.py`: one relation with times and weights, and edges from PyG's and torch's containers.
+- `placed_topology.py`: the arrays as kernels read them, and their memory.
+"""

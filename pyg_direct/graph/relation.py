@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.ops.check import check_edge_list, check_ids, check_integers
-from pyg_direct.ops.compress import compress
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.ops.argument_checks import check_edge_list, check_ids, check_integers
+from pyg_direct.ops.local_ids.csr import compress
 
 EdgeType = tuple[str, str, str]
 # Names of the one node type and the one relation of a graph that has no names.

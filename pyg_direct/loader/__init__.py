@@ -1,13 +1,22 @@
-"""Mini-batches, sampled and fetched ahead while the model trains on the last one."""
+"""Mini-batches, sampled and fetched ahead while the model trains on the last one.
 
-from pyg_direct.loader.hgt import HGTLoader
-from pyg_direct.loader.layers import NeighborSampler
-from pyg_direct.loader.link import LinkLoader, LinkNeighborLoader
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.loader.node import NodeLoader
-from pyg_direct.loader.rows import FeatureStore
-from pyg_direct.loader.shadow import ShaDowKHopSampler
-from pyg_direct.loader.subgraph import SubGraphLoader
+- `neighbor_loader.py`, `link_loader.py`, `node_loader.py`, `hgt_loader.py`: PyG's loaders of these names.
+- `shadow_loader.py`, `subgraph_loader.py`, `legacy_neighbor_loader.py`: further loaders.
+- `base_loader.py`: epochs and batches that all of them share; `arguments.py`: their options.
+- `collate/`, `prefetch/`: the content of a batch, and batches made ahead.
+- `placement.py`, `row_ranking.py`: the memory of rows, and the rows that a loader will read most.
+- `profiler.py`, `batch_report.py`: times of batches, and the report.
+- `inference.py`, `layer_reach.py`: layer-wise inference.
+"""
+
+from pyg_direct.features.feature_store import FeatureStore
+from pyg_direct.loader.hgt_loader import HGTLoader
+from pyg_direct.loader.legacy_neighbor_loader import NeighborSampler
+from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
+from pyg_direct.loader.subgraph_loader import SubGraphLoader
 
 __all__ = [
     "FeatureStore",

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
-from pyg_direct.features.link import blocks_for_rows, find_link_blocks
-from pyg_direct.graph.placed import place_array
-from pyg_direct.graph.pyg import find_edges
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.loader.reach import Graph, Reach, edges_of, find_reach, gives_each_row
-from pyg_direct.ops.gather import gather_rows
+from pyg_direct.features.host_link_blocks import blocks_for_rows, find_link_blocks
+from pyg_direct.graph.placed_topology import place_array
+from pyg_direct.graph.pyg_edges import find_edges
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.loader.receptive_field import Graph, Reach, edges_of, find_reach, gives_each_row
+from pyg_direct.ops.rows.gather import gather_rows
 from pyg_direct.progress import Bar, show_wait
-from pyg_direct.runtime.device import budget_of, free_bytes
-from pyg_direct.runtime.memory import Block, allocate_or_fall_back
+from pyg_direct.runtime.cuda.device import budget_of, free_bytes
+from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
 
 # Edges that a batch has on average, and the most nodes: enough to fill a GPU, few enough for their messages.
 _BATCH_EDGES = {"cuda": 1 << 21, "cpu": 1 << 17}

@@ -1,8 +1,11 @@
 """Aggregation of PyG's own convolutions by `ops`, for models that stay as they are.
 
-`sorted` knows which `edge_index` tensors are sorted by target, `accelerate` replaces what convolutions do with them:
-`propagate` for those that add up rows, `root` where a row of their own joins these, which `layer` computes in one step,
-`gcn` and `attention` for those that weigh edges, `relational` for edges of several kinds, `trimmed` where rows are
-dropped, `product` for the matrices behind them. `graphed` replays whole steps on batches that `padded` gives one
-layout.
+- `accelerate.py`: `accelerate` overrides `propagate` and `forward` of convolutions.
+- `sorted_edges.py`: the `edge_index` tensors that are known to be sorted by target.
+- `dispatch.py`: our operator if a batch allows it, otherwise PyG's code; for convolutions that add up rows.
+- `conv/`: a module for each convolution: GCN, GAT, SAGE, GIN, GINE, RGCN and HGT.
+- `hetero/`: convolutions over many relations, joined into one.
+- `trimming.py`: rows that the next layer drops; `linear.py`: products of rows with matrices.
+- `replay/`: steps and passes replayed as CUDA graphs, on batches of one layout.
+- `module_state.py`: attributes on a user's module that are kept out of its pickles.
 """

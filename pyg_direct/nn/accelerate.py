@@ -16,41 +16,32 @@ import torch
 from torch_geometric.nn import conv
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.nn import attention, gcn, gin, relational, root, transformer
-from pyg_direct.nn.attached import attach, detach
-from pyg_direct.nn.joined import forget_relations, watch_relations
-from pyg_direct.nn.propagate import (
-    MESSAGES,
-    STEPS,
-    find_reduce,
-    is_own,
-    is_set_up,
-    propagate,
-    wins_on_cpu,
-)
-from pyg_direct.nn.replayed import Replay, check, forget_replay, watch_passes
-from pyg_direct.nn.transformed import forget_graph, watch_graph
-from pyg_direct.nn.trimmed import forget_trimming, watch_trimming
-from pyg_direct.nn.whole import UnknownEdges
-from pyg_direct.ops.check import check_flag
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.nn.conv import gat, gcn, gin, hgt, rgcn, sage
+from pyg_direct.nn.dispatch import MESSAGES, STEPS, find_reduce, is_own, is_set_up, propagate, wins_on_cpu
+from pyg_direct.nn.hetero.hetero_conv import forget_graph, forget_relations, watch_graph, watch_relations
+from pyg_direct.nn.module_state import attach, detach
+from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, watch_passes
+from pyg_direct.nn.sorted_edges import UnknownEdges
+from pyg_direct.nn.trimming import forget_trimming, watch_trimming
+from pyg_direct.ops.argument_checks import check_flag
+from pyg_direct.ops.run_kernel import runs_on_gpu
 
 _FORWARDS: dict[type, Callable[..., Any]] = {
-    conv.SAGEConv: root.forward,
-    conv.GraphConv: root.forward,
-    conv.RGCNConv: relational.forward,
-    conv.HGTConv: transformer.forward,
+    conv.SAGEConv: sage.forward,
+    conv.GraphConv: sage.forward,
+    conv.RGCNConv: rgcn.forward,
+    conv.HGTConv: hgt.forward,
     conv.GCNConv: gcn.forward,
     conv.GINConv: gin.forward,
-    conv.GATConv: attention.forward,
-    conv.GATv2Conv: attention.forward,
+    conv.GATConv: gat.forward,
+    conv.GATv2Conv: gat.forward,
 }
 _PROPAGATES: dict[type, Callable[..., Any]] = {
     **dict.fromkeys(MESSAGES, propagate),
-    conv.HGTConv: transformer.propagate,
+    conv.HGTConv: hgt.propagate,
 }
 # Methods that PyG's `forward` calls on the way.
-_PARTS: dict[type, Callable[..., Any]] = {conv.HGTConv: transformer._construct_src_node_feat}
+_PARTS: dict[type, Callable[..., Any]] = {conv.HGTConv: hgt._construct_src_node_feat}
 KINDS = tuple(dict.fromkeys([*_PROPAGATES, *_FORWARDS]))
 
 
@@ -195,7 +186,7 @@ def is_served(module: Any) -> bool:
         return _is_wide(module) and (own or not module.normalize
                                      or (not module.add_self_loops and reduce in ("sum", "mean")))  # fmt: skip
     if kind in (conv.GATConv, conv.GATv2Conv):
-        if by_forward and module.edge_dim is None and reduce == "sum" and not attention.is_watched(module):
+        if by_forward and module.edge_dim is None and reduce == "sum" and not gat.is_watched(module):
             return True
         return not module.add_self_loops and reduce in ("sum", "mean") and _is_wide(module)
     return _is_wide(module)

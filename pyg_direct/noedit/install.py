@@ -1,24 +1,139 @@
-"""`install` and `uninstall`: PyG's classes make ours."""
+"""`install` and `uninstall`: PyG's classes make ours, and its models are accelerated as they are made.
+
+`REPLACEMENTS` lists the replaced classes of PyG and their replacements. `accelerate_what_is_made` accelerates PyG's
+convolutions as they are made, loaded or copied. `make_inference` serves PyG's `model.inference(loader)` if the
+loader is one of ours.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+from torch_geometric import loader as pyg_loader, sampler as pyg_sampler
+from torch_geometric.nn import HeteroConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from pyg_direct import loader, sampler
 from pyg_direct.errors import ArgumentError
-from pyg_direct.loader.placement import PLACEMENTS, announce
-from pyg_direct.noedit.inference import make_inference
-from pyg_direct.noedit.models import accelerate_what_is_made, leave_what_is_made
-from pyg_direct.noedit.standin import StandIn, give_back, replace
-from pyg_direct.noedit.table import LEFT, REPLACEMENTS
-from pyg_direct.runtime.device import resolve_device
-from pyg_direct.runtime.size import parse_size
-from pyg_direct.sampling.key import check_seed
+from pyg_direct.graph.placed_topology import AUTO_PLACEMENTS
+from pyg_direct.loader.inference import check_inference_loader, infer
+from pyg_direct.loader.memory_placement import announce
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.nn.accelerate import KINDS, accelerate_one
+from pyg_direct.nn.hetero.hetero_conv import watch_relations
+from pyg_direct.nn.trimming import watch_trimming
+from pyg_direct.noedit.replaced_class import StandIn, give_back, replace, show_batch
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.typing import Device
+
+# What an object is made with, and what it comes out of a pickle with.
+_METHODS = ("__init__", "__setstate__")
+# Methods of classes that were replaced, and what the class itself had under the name: None if it inherits it.
+_REPLACED: list[tuple[type, str, Callable[..., None] | None]] = []
+
+
+def accelerate_what_is_made() -> None:
+    """Accelerate every convolution, and every model of PyG's, that is made or loaded from now on."""
+    for kind in KINDS:
+        _extend(kind, accelerate_one)
+    _extend(BasicGNN, watch_trimming)
+    _extend(HeteroConv, watch_relations)
+
+
+def leave_what_is_made() -> None:
+    """The opposite; what was made stays as it is."""
+    while _REPLACED:
+        kind, name, own = _REPLACED.pop()
+        if own is None:
+            delattr(kind, name)
+        else:
+            setattr(kind, name, own)
+
+
+def _extend(kind: type, change: Callable[[Any], object]) -> None:
+    """Let the methods of a class that fill an object end with a change of it."""
+    for name in _METHODS:
+        method = getattr(kind, name)
+        _REPLACED.append((kind, name, vars(kind).get(name)))
+        setattr(kind, name, _follow(method, change))
+
+
+def _follow(method: Callable[..., None], change: Callable[[Any], object]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def extended(self: Any, *args: Any, **kwargs: Any) -> None:
+        method(self, *args, **kwargs)
+        change(self)
+
+    return extended
+
+
+def make_inference(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A method to put in the place of `BasicGNN.inference`; what ours cannot do is left to `original`."""
+
+    @wraps(original)
+    def inference(model: Any, loader: Any, device: Any = None, embedding_device: Any = "cpu",
+                  progress_bar: bool = False, cache: bool = False) -> Tensor:  # fmt: skip
+        if not _is_ours(model, loader, device):
+            return original(model, loader, device, embedding_device, progress_bar, cache)
+        return infer(model, loader, progress_bar=progress_bar).to(embedding_device)
+
+    return inference
+
+
+def _is_ours(model: Any, loader: Any, device: Any) -> bool:
+    if not isinstance(loader, NeighborLoader) or model.training or model.jk_mode not in (None, "last"):
+        return False
+    places = {parameter.device for parameter in model.parameters()}
+    places |= set() if device is None else {torch.empty(0, device=device).device}
+    transform = loader.transform
+    is_bare = transform is None or (isinstance(transform, partial) and transform.func is show_batch
+                                    and transform.args == (None,))  # fmt: skip
+    if places - {loader.device} or not is_bare or not isinstance(getattr(loader.data, "x", None), Tensor):
+        return False
+    try:
+        check_inference_loader(loader)
+    except ArgumentError:
+        return False
+    return True
+
+
+class Replacement(NamedTuple):
+    """One of PyG's classes.
+
+    Attributes:
+        original: PyG's class.
+        ours: What is made instead.
+    """
+
+    original: type
+    ours: type
+
+    @property
+    def path(self) -> str:
+        """The name as programs import it, such as `loader.NeighborLoader`."""
+        return f"{self.original.__module__.split('.')[1]}.{self.original.__name__}"
+
+
+REPLACEMENTS = (
+    *(Replacement(getattr(pyg_loader, name), getattr(loader, name))
+      for name in ("NeighborLoader", "LinkNeighborLoader", "NodeLoader", "LinkLoader", "NeighborSampler", "HGTLoader",
+                   "ShaDowKHopSampler")),
+    *(Replacement(getattr(pyg_sampler, name), getattr(sampler, name)) for name in ("NeighborSampler", "HGTSampler")),
+)  # fmt: skip
+
+# Loaders of PyG's that sample, for which there is none of ours.
+LEFT = ("GraphSAINTSampler", "ClusterLoader", "RandomNodeLoader")
+
 
 # What was bound anew: (object, name of its attribute, what it was bound to before).
 _BOUND: list[tuple[Any, str, Any]] = []
@@ -48,8 +163,8 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         ArgumentError, ArgumentTypeError: `placement`, `feature_cache` or `seed` is none that a loader takes.
         DeviceError: `device` is a GPU that is not there.
     """
-    if placement not in PLACEMENTS:
-        raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
+    if placement not in AUTO_PLACEMENTS:
+        raise ArgumentError(f"placement must be one of {', '.join(AUTO_PLACEMENTS)}, got {placement!r}")
     parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
     check_seed(seed)
     if device is not None and device != "data":

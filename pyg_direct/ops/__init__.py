@@ -1,1 +1,6 @@
-"""Tensors in, tensors out: each op checks its arguments, allocates and launches the kernel of the same noun."""
+"""Operators, tensors in and tensors out: each checks its arguments, allocates and launches the kernel of its noun.
+
+- `check.py`, `run_kernel.py`: checks of arguments, and the launch on CPU or GPU.
+- `double_backward.py`: gradients by torch's functions.
+- `aggregate/`, `snapshots/`, `local_ids/`, `rows/`, `sampling/`: the operators by field.
+"""

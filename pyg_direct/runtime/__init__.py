@@ -1,1 +1,6 @@
-"""What GPU drivers and process groups offer: devices, placed memory, streams, launches, captured graphs, exchange."""
+"""Runtime services of GPU drivers and process groups.
+
+- `cuda/`: devices, placed memory, streams, launches, captured graphs.
+- `host/`: memory, pages, threads, views of tensors.
+- `comm/`: exchange between processes.
+"""

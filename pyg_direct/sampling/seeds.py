@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.graph.hetero import HeteroTopo, PlacedHetero
-from pyg_direct.ops.check import check_ids, check_integers
-from pyg_direct.ops.upload import upload
+from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
+from pyg_direct.ops.argument_checks import check_ids, check_integers
+from pyg_direct.ops.rows.upload import upload
 
 _IDENTITY_BITS = 62
 # Seeds of a batch and their times, None for those of the seeds themselves; by type where there are types.
@@ -26,7 +26,7 @@ class Seeds(NamedTuple):
     Attributes:
         rows: Ids within their types, int64 `[B]`.
         trees: Number of each seed of a batch in the order given, int64 `[B]`; empty unless disjoint.
-        identities: int64 `[B]`, see `kernels/worklist.py`.
+        identities: int64 `[B]`, see `kernels/sampling/worklist.py`.
         times: Time of each tree, batch after batch, int64; empty on a graph without times.
         counts: Seeds of each type of each of G batches, int64 `[G * T]`.
         bases: Where each of these begins among the identities, and the end of the last, int64 `[G * T + 1]`.

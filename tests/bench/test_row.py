@@ -7,9 +7,9 @@ import matplotlib.figure
 import pytest
 
 from benchmarks.dynamic.epochs import mean_ratios
-from pyg_direct.bench import picture, row as row_module
+from pyg_direct.bench import picture, result_row as row_module
 from pyg_direct.bench.picture import draw_file, read_ways
-from pyg_direct.bench.row import Machine, Row, save_rows
+from pyg_direct.bench.result_row import Machine, Row, save_rows
 
 HERE = Machine("GPU", "2 cores", {"torch": "2.13"}, "abc1234", "2026-11-22")
 

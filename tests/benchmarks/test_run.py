@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pyg_direct.bench.row import Row
+from pyg_direct.bench.result_row import Row
 from pyg_direct.errors import DeviceError
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "run.py"

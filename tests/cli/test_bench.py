@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from pyg_direct.bench.gather import measure_cpu_rows
-from pyg_direct.bench.row import Machine, Row
+from pyg_direct.bench.result_row import Machine, Row
 from pyg_direct.cli import bench as bench_module
 from pyg_direct.cli.app import app
 from pyg_direct.cli.bench import Size, choose_size

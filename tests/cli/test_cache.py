@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from pyg_direct.cli import cache as cache_module
 from pyg_direct.cli.app import app
-from pyg_direct.kernels.cache import cache_folder, cache_name
+from pyg_direct.compiler.code_cache import cache_folder, cache_name
 
 OLD = "0123456789abcdef"
 

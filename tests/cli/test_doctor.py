@@ -20,10 +20,10 @@ from pyg_direct.cli.app import app
 from pyg_direct.cli.machine import can_write, collect_facts, list_outdated
 from pyg_direct.cli.plan import Graph, plan_placement
 from pyg_direct.errors import DeviceError
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.loader.placement import describe
-from pyg_direct.runtime.device import Abilities
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.loader.memory_placement import describe
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.runtime.cuda.device import Abilities
 
 GB = 10**9
 PRODUCTS = Graph(2_449_029, 123_718_280, 100)

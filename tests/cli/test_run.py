@@ -96,7 +96,7 @@ def program(tmp_path):
 def test_a_program_sees_its_own_arguments_and_makes_our_loaders(program):
     done = run("run", "--device", "cpu", program, "--device", "3", "-v", "x")
 
-    assert done.stdout == "pyg_direct.loader.neighbor 3 beside ['--device', '3', '-v', 'x']\n", done.stderr
+    assert done.stdout == "pyg_direct.loader.neighbor_loader 3 beside ['--device', '3', '-v', 'x']\n", done.stderr
     # A machine that is busy tells of compiling, too.
     (told,) = (line for line in done.stderr.splitlines() if line.startswith("pyg_direct: ") and "so far" not in line)
     assert told.startswith("pyg_direct: replaced loader.NeighborLoader, ")
@@ -106,7 +106,7 @@ def test_a_program_sees_its_own_arguments_and_makes_our_loaders(program):
 def test_every_loader_is_told_when_asked(warm, program):
     done = warm.run("run", "--verbose", "--device", "cpu", program)
 
-    assert "pyg_direct: NeighborLoader of pyg_direct.loader.neighbor on cpu\n" in done.stderr
+    assert "pyg_direct: NeighborLoader of pyg_direct.loader.neighbor_loader on cpu\n" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_processes_that_a_program_starts_make_our_loaders_with_its_options(tmp_p
 
     done = run("run", "--device", "cpu", "--placement", "cpu", *accelerate, "-m", "starting", "first", cwd=tmp_path)
 
-    ours = f"pyg_direct.loader.neighbor cpu {not accelerate}"
+    ours = f"pyg_direct.loader.neighbor_loader cpu {not accelerate}"
     names = {"spawn": "__mp_main__", "forkserver": "__mp_main__", "fork": "__main__", "own": "__main__"}
     assert sorted(done.stdout.splitlines()) == sorted(
         [f"own {ours} __main__", *(f"{way} {ours} {name}" for way, name in names.items())]

@@ -171,7 +171,7 @@ def main(
     import torch
     import torch_geometric
 
-    from pyg_direct.bench.row import read_commit
+    from pyg_direct.bench.result_row import read_commit
     from tests.compat import datasets
 
     results: dict[str, dict[str, list[Run]]] = {}

@@ -197,7 +197,7 @@ def main(tests: Path) -> int:
     import torch
     import torch_geometric
 
-    from pyg_direct.bench.row import read_commit
+    from pyg_direct.bench.result_row import read_commit
 
     results = run(tests)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"

@@ -9,7 +9,7 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
-from pyg_direct.bench.row import read_commit
+from pyg_direct.bench.result_row import read_commit
 from tests.compat.suite import HERE, find_unexpected, run, tabulate
 
 COUNTS = HERE / "counts_temporal.md"

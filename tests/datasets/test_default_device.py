@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyg_direct.datasets import load_folder, synthetic_graph
-from pyg_direct.datasets.dynamic import DynamicShape, draw_snapshots, synthetic_dtdg
+from pyg_direct.datasets.synthetic_dynamic import DynamicShape, draw_snapshots, synthetic_dtdg
 from pyg_direct.datasets.temporal import load_temporal
 from tests.datasets.test_folder import FEATURES, GRAPH
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pyg_direct.distributed.line import CLIENT, Line
+from pyg_direct.distributed.server.client_connections import CLIENT, Line
 
 HERE = "127.0.0.1"
 

@@ -4,8 +4,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed.graph import DistGraph
-from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.dist_graph import DistGraph
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from tests.graphs import make_random_graph
 
 CPU = torch.device("cpu")

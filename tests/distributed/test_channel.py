@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed import channel as channel_module
-from pyg_direct.distributed.channel import Channel, Channels, call_over, decode, go_over
-from pyg_direct.distributed.client import ClientGraph
-from pyg_direct.distributed.loader import DistNeighborLoader
-from pyg_direct.distributed.partition import partition_graph
-from pyg_direct.distributed.serving import QUESTIONS, PartServer
+from pyg_direct.distributed.dist_loader import DistNeighborLoader
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
+from pyg_direct.distributed.server import local_channel as channel_module
+from pyg_direct.distributed.server.client_graph import ClientGraph
+from pyg_direct.distributed.server.local_channel import Channel, Channels, call_over, decode, go_over
+from pyg_direct.distributed.server.part_server import QUESTIONS, PartServer
 from pyg_direct.errors import RankError
 from tests.distributed.ranks import COMMON, as_dict, assert_alone, assert_equal
 from tests.hetero_data import make_hetero
@@ -300,7 +300,7 @@ def test_a_server_that_comes_to_this_host_is_met_again_after_a_rest(folder, data
 def test_servers_that_ray_starts_anew_on_this_host_answer_over_memory(folder, data, monkeypatch):
     import ray
 
-    from pyg_direct.distributed import engine
+    from pyg_direct.distributed.server import ray_servers as engine
 
     monkeypatch.setattr(channel_module, "_REST", 0.1)
     got, over, is_apart = [], set(), True

@@ -14,10 +14,10 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
-from pyg_direct.distributed.client import ClientGraph
-from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
-from pyg_direct.distributed.partition import partition_graph
-from pyg_direct.distributed.serving import PartServer
+from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
+from pyg_direct.distributed.server.client_graph import ClientGraph
+from pyg_direct.distributed.server.part_server import PartServer
 from pyg_direct.errors import ArgumentError, PartitionError
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, write_data
 from tests.processes import run_ranks
@@ -240,7 +240,7 @@ def test_clients_in_a_process_group_have_equally_many_batches(folder):
 def test_a_server_that_is_killed_comes_back_and_no_batch_is_lost(folder, data):
     import ray
 
-    from pyg_direct.distributed.engine import connect, serve
+    from pyg_direct.distributed.server.ray_servers import connect, serve
 
     servers = serve(folder, "tested", num_cpus=0.5)
     try:
@@ -266,7 +266,7 @@ def test_a_server_that_is_killed_comes_back_and_no_batch_is_lost(folder, data):
 def test_names_that_nobody_has_or_somebody_has_are_refused(folder):
     import ray
 
-    from pyg_direct.distributed.engine import connect, serve
+    from pyg_direct.distributed.server.ray_servers import connect, serve
 
     try:
         servers = serve(folder, "taken", num_cpus=0.5)
@@ -290,7 +290,7 @@ def test_names_that_nobody_has_or_somebody_has_are_refused(folder):
 def test_a_cluster_that_somebody_noted_is_not_joined_unasked(folder, monkeypatch):
     import ray
 
-    from pyg_direct.distributed.engine import serve
+    from pyg_direct.distributed.server.ray_servers import serve
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     # Short: Ray's sockets lie there.
@@ -313,7 +313,7 @@ def test_a_cluster_that_somebody_noted_is_not_joined_unasked(folder, monkeypatch
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("call", ["connect", "stop"])
 def test_a_program_in_no_cluster_is_told_to_name_that_of_the_servers(call, monkeypatch):
-    from pyg_direct.distributed import engine
+    from pyg_direct.distributed.server import ray_servers as engine
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
@@ -324,7 +324,7 @@ def test_a_program_in_no_cluster_is_told_to_name_that_of_the_servers(call, monke
 def connect_apart(address, mode):
     """Which parts' servers answer another program of this host."""
     os.environ |= {"RAY_AUTH_MODE": mode} if mode else {}
-    from pyg_direct.distributed.engine import connect
+    from pyg_direct.distributed.server.ray_servers import connect
 
     servers = connect(2, "near", address=address)
     return sorted(servers.ask("books", dict.fromkeys(range(2), ())))
@@ -337,7 +337,7 @@ def connect_apart(address, mode):
 def test_ray_that_is_started_here_listens_on_the_loopback(folder, is_named, tmp_path, monkeypatch):
     import ray
 
-    from pyg_direct.distributed.engine import _FOR_HOSTS, serve
+    from pyg_direct.distributed.server.ray_servers import _FOR_HOSTS, serve
 
     before = list_listened()
     servers = serve(folder, "near", num_cpus=0.5)
@@ -366,7 +366,7 @@ def test_ray_that_is_started_here_listens_on_the_loopback(folder, is_named, tmp_
 def serve_apart(address, folder, mode):
     """Start servers that are to outlive this program."""
     os.environ |= {"RAY_AUTH_MODE": mode} if mode else {}
-    from pyg_direct.distributed.engine import serve
+    from pyg_direct.distributed.server.ray_servers import serve
 
     serve(folder, "kept", num_cpus=0.5, address=address, detached=True)
 
@@ -374,7 +374,7 @@ def serve_apart(address, folder, mode):
 def use_apart(address, mode):
     """(number of batches that the servers of another program give, number of those that were ended)."""
     os.environ |= {"RAY_AUTH_MODE": mode} if mode else {}
-    from pyg_direct.distributed.engine import connect, stop
+    from pyg_direct.distributed.server.ray_servers import connect, stop
 
     graph = ClientGraph(connect(2, "kept", address=address), device="cpu")
     batches = [as_dict(batch) for batch in DistNeighborLoader(graph, [4, 3], SEEDS, **COMMON)]
@@ -393,7 +393,7 @@ def run_apart(fn, *args):
 def test_detached_servers_outlive_their_program_until_they_are_stopped(folder, data):
     import ray
 
-    from pyg_direct.distributed import engine
+    from pyg_direct.distributed.server import ray_servers as engine
 
     with pytest.raises(ArgumentError, match="detached must be False where this program starts Ray"):
         engine.serve(folder, "kept", num_cpus=0.5, detached=True)
@@ -421,7 +421,7 @@ def test_detached_servers_outlive_their_program_until_they_are_stopped(folder, d
 def test_servers_that_cannot_all_start_leave_none(folder):
     import ray
 
-    from pyg_direct.distributed import engine
+    from pyg_direct.distributed.server import ray_servers as engine
 
     servers = engine.serve(folder, "half", num_cpus=0.5)
     try:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed.channel import Channels
-from pyg_direct.distributed.client import ClientGraph
-from pyg_direct.distributed.line import Lines
-from pyg_direct.distributed.loader import DistNeighborLoader
+from pyg_direct.distributed.dist_loader import DistNeighborLoader
+from pyg_direct.distributed.server.client_connections import Lines
+from pyg_direct.distributed.server.client_graph import ClientGraph
+from pyg_direct.distributed.server.local_channel import Channels
 from pyg_direct.errors import RankError
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, write_data
 
@@ -42,7 +42,7 @@ def clock(tmp_path_factory):
     """Sets how many seconds the clocks of all servers are ahead of the one of the machine."""
     import ray
 
-    from pyg_direct.distributed import engine
+    from pyg_direct.distributed.server import ray_servers as engine
 
     folder = tmp_path_factory.mktemp("clock")
     (folder / "sitecustomize.py").write_text(AHEAD)
@@ -76,7 +76,7 @@ def look(name, part):
 def test_clocks_that_are_apart_and_go_back_change_nothing(clock, data, tmp_path, monkeypatch, way):
     import ray
 
-    from pyg_direct.distributed import engine
+    from pyg_direct.distributed.server import ray_servers as engine
 
     data.x = torch.rand(data.num_nodes, 2000)
     write_data(tmp_path / "wide", data, 2)

@@ -10,9 +10,9 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
-from pyg_direct.distributed import command
-from pyg_direct.distributed.build import Builder
-from pyg_direct.distributed.manifest import Manifest
+from pyg_direct.distributed.partitioning import command
+from pyg_direct.distributed.partitioning.builder import Builder
+from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.errors import PartitionError
 from tests.distributed.partitions import EDGES, NODES, collect_rows, list_rows
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.distributed.manifest import Manifest
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.partitioning.manifest import Manifest
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.errors import PartitionError
 from tests.distributed.partitions import NODES
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed import line, switchboard
-from pyg_direct.distributed.channel import Channels
-from pyg_direct.distributed.client import ClientGraph
-from pyg_direct.distributed.line import Lines, Sent, can_open
-from pyg_direct.distributed.loader import DistNeighborLoader
-from pyg_direct.distributed.serving import QUESTIONS, PartServer
+from pyg_direct.distributed.dist_loader import DistNeighborLoader
+from pyg_direct.distributed.server import client_connections, client_connections as switchboard
+from pyg_direct.distributed.server.client_connections import Lines, Sent, can_open
+from pyg_direct.distributed.server.client_graph import ClientGraph
+from pyg_direct.distributed.server.local_channel import Channels
+from pyg_direct.distributed.server.part_server import QUESTIONS, PartServer
 from tests.distributed.lines import find_here
 from tests.distributed.ranks import COMMON, as_dict, assert_alone, assert_equal, write_data
 
@@ -53,7 +53,7 @@ class FarServers:
 @pytest.mark.parametrize("breaks", [0, 5])
 @pytest.mark.parametrize("options", [{}, {"time_attr": "time"}], ids=str)
 def test_batches_are_those_of_one_machine(folder, data, options, breaks, monkeypatch):
-    for room in (line, switchboard):
+    for room in (client_connections, switchboard):
         monkeypatch.setattr(room, "LARGE", 64)
     servers = FarServers(folder, breaks)
     before = threading.active_count()
@@ -77,7 +77,7 @@ def test_batches_are_those_of_one_machine(folder, data, options, breaks, monkeyp
 def test_batches_over_lines_are_those_of_one_machine_while_servers_are_killed(data, tmp_path, monkeypatch):
     import ray
 
-    from pyg_direct.distributed import engine
+    from pyg_direct.distributed.server import ray_servers as engine
 
     got, over = [], set()
 

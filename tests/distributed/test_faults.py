@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed.loader import DistNeighborLoader
+from pyg_direct.distributed.dist_loader import DistNeighborLoader
 from pyg_direct.errors import PartitionError, RankError
 from tests.distributed.damage import SAID, damage
 from tests.distributed.ranks import as_dict, assert_in_turn, make_data, open_graph, write_data

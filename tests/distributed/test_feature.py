@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pyg_direct import Feature
-from pyg_direct.distributed.feature import DistFeature, PartitionInfo
+from pyg_direct.distributed.dist_feature import DistFeature, PartitionInfo
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.runtime.communicator import Communicator
+from pyg_direct.runtime.comm.communicator import Communicator
 from tests.distributed.threads import run_threads
 from tests.options import Refused, Seen, check_options
 from tests.processes import run_ranks

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 import pyg_direct.distributed
-from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from tests.distributed.partitions import read_manifest
 
-TEXT = Path(pyg_direct.distributed.__file__).with_name("FORMAT.md")
+TEXT = Path(pyg_direct.distributed.__file__).with_name("partitioning") / "FORMAT.md"
 TYPES = {"string": str, "integer": int, "boolean": bool, "list": list, "object": dict, "null": type(None)}
 # Objects whose keys are names of the user's, or of files.
 NAMED = ("nodes[].rows", "edges[].rows", "files")

@@ -7,7 +7,7 @@ import torch
 import torch.multiprocessing as mp
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed.loader import DistNeighborLoader
+from pyg_direct.distributed.dist_loader import DistNeighborLoader
 from pyg_direct.errors import RankError
 from tests.distributed.hosts import ADDRESSES, Hosts, can_make_hosts, enter_host
 from tests.distributed.ranks import COMMON, as_dict, assert_in_turn, make_data, open_graph, write_data

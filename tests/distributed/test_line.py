@@ -9,9 +9,8 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from pyg_direct.distributed import line
-from pyg_direct.distributed.line import CLIENT, LARGE, Line, Lines, Sent, can_open
-from pyg_direct.distributed.switchboard import Switchboard
+from pyg_direct.distributed.server import client_connections
+from pyg_direct.distributed.server.client_connections import CLIENT, LARGE, Line, Lines, Sent, Switchboard, can_open
 from tests.distributed.hosts import ADDRESSES, Hosts, can_make_hosts, enter_host
 from tests.distributed.lines import HERE, find_here, make_answer, open_line, same
 
@@ -70,7 +69,7 @@ def test_answers_of_another_process_come_as_they_were_sent(apart):
 
 def test_a_server_that_ends_is_heard_at_once(apart, monkeypatch):
     # Nobody is given up for being silent.
-    monkeypatch.setattr(line, "_SILENCE", LONG)
+    monkeypatch.setattr(client_connections, "_SILENCE", LONG)
     pipe, process = apart
     lines = Lines(lambda part: ask(pipe, "offer"), find_here)
     lines.consider(3, make_answer(LARGE)[1])
@@ -88,7 +87,7 @@ def test_a_server_that_ends_is_heard_at_once(apart, monkeypatch):
 
 
 def test_who_is_silent_is_given_up(monkeypatch):
-    monkeypatch.setattr(line, "_SILENCE", 0.2)
+    monkeypatch.setattr(client_connections, "_SILENCE", 0.2)
     board = Switchboard(find_here)
     lines = Lines(lambda part: board.offer(), find_here)
     lines.consider(0, make_answer(LARGE)[1])
@@ -100,7 +99,7 @@ def test_who_is_silent_is_given_up(monkeypatch):
 
     assert found == (False, None)
     assert time.monotonic() - begin >= 0.2
-    monkeypatch.setattr(line, "_SILENCE", LONG)
+    monkeypatch.setattr(client_connections, "_SILENCE", LONG)
     # The next answer is worth a new one.
     lines.consider(0, make_answer(LARGE)[1])
     name = lines.find(0)
@@ -130,7 +129,7 @@ def test_an_answer_that_nobody_heard_is_not_that_to_the_next_question():
 
 
 def test_where_the_two_do_not_meet_no_line_is_tried_for_a_while(monkeypatch):
-    monkeypatch.setattr(line, "MEETING", 0.3)
+    monkeypatch.setattr(client_connections, "MEETING", 0.3)
     board, offers = Switchboard(find_here), []
 
     def meet(part):
@@ -180,7 +179,7 @@ def ask_apart(pipe, host, address):
         elif method == "find":
             found = lines.find(0)
         else:
-            reply, line._SILENCE = args
+            reply, client_connections._SILENCE = args
             found = lines.hear(0, reply, LONG)
         pipe.send((found, time.monotonic() - begin))
 
@@ -232,7 +231,7 @@ def test_a_line_that_is_cut_is_given_up_and_the_next_one_carries():
 
 FORKS = """
 import os, sys, threading
-from pyg_direct.distributed.switchboard import Switchboard
+from pyg_direct.distributed.server.client_connections import Switchboard
 from tests.distributed.lines import find_here, make_answer, open_line, same
 
 board, opened, done = Switchboard(find_here), threading.Event(), threading.Event()

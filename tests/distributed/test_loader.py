@@ -12,11 +12,11 @@ import torch
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader, Producers
-from pyg_direct.distributed.loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.distributed.partition import partition_graph
-from pyg_direct.distributed.rows import RowExchange
-from pyg_direct.distributed.sampler import DistNeighborSampler
+from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
+from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
+from pyg_direct.distributed.row_exchange import RowExchange
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, LoaderWarning
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, make_data, open_graph, write_data
 from tests.hetero_data import make_hetero

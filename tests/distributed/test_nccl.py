@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed.feature import DistFeature, PartitionInfo
-from pyg_direct.distributed.graph import DistGraph
-from pyg_direct.distributed.loader import DistNeighborLoader
-from pyg_direct.runtime.communicator import Communicator
+from pyg_direct.distributed.dist_feature import DistFeature, PartitionInfo
+from pyg_direct.distributed.dist_graph import DistGraph
+from pyg_direct.distributed.dist_loader import DistNeighborLoader
+from pyg_direct.runtime.comm.communicator import Communicator
 from tests.distributed.ranks import COMMON, as_dict, assert_in_turn, make_data, write_data
 from tests.processes import run_ranks
 

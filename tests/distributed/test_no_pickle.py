@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.distributed.partition import partition_graph
-from pyg_direct.distributed.replicas import plan_replicas, read_replicas
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
+from pyg_direct.distributed.partitioning.replicas import plan_replicas, read_replicas
 from pyg_direct.errors import ArgumentError, PartitionError
 
 NODES, EDGES = 60, 400

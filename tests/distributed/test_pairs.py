@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.distributed.book import Book
-from pyg_direct.distributed.pairs import EdgesOfAll, PairExchange
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.distributed.partition import partition_graph
-from pyg_direct.sampling.negative import EdgeSet, Nodes, draw_negatives
+from pyg_direct.distributed.edge_queries import EdgesOfAll, PairExchange
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
+from pyg_direct.sampling.negative_links import EdgeSet, Nodes, draw_negatives
 from tests.distributed.threads import run_threads
 from tests.reference.negative import list_avoided
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.distributed.parcel import Parcel
+from pyg_direct.distributed.row_exchange import Parcel
 
 COUNTS = np.array([[3, 2], [0, 1], [5, 0]])
 

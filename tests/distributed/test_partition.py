@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pyg_direct.distributed import buckets, build
-from pyg_direct.distributed.book import Book
-from pyg_direct.distributed.files import Journal
-from pyg_direct.distributed.manifest import Manifest
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.partitioning import builder, builder as build
+from pyg_direct.distributed.partitioning.files import Journal
+from pyg_direct.distributed.partitioning.manifest import Manifest
+from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.errors import ArgumentError, PartitionError
 from tests.distributed.partitions import EDGES, NODES, collect_rows, list_rows, read_manifest
 
@@ -253,7 +253,7 @@ def test_other_inputs_begin_anew(tmp_path, edges, monkeypatch):
         raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr(buckets.EdgeBuckets, "compress", crash)
+        patch.setattr(builder.EdgeBuckets, "compress", crash)
         with pytest.raises(CrashError):
             partition_graph(tmp_path / "p", edges, 2)
     other = edges[::-1].copy()
@@ -275,7 +275,7 @@ def test_other_pieces_of_a_file_begin_anew(tmp_path, edges, monkeypatch, case):
     np.save(tmp_path / "edges.npy", edges)
     first, second = MAPPED[case](np.load(tmp_path / "edges.npy", mmap_mode="r"))
     with monkeypatch.context() as patch:
-        patch.setattr(buckets.EdgeBuckets, "compress", lambda *_: 1 / 0)
+        patch.setattr(builder.EdgeBuckets, "compress", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             partition_graph(tmp_path / "p", **{"edges": edges, "num_parts": 2, **first})
 
@@ -285,7 +285,7 @@ def test_other_pieces_of_a_file_begin_anew(tmp_path, edges, monkeypatch, case):
 
 
 def test_one_at_a_time_writes_a_partition(tmp_path, edges, monkeypatch):
-    compress, errors = buckets.EdgeBuckets.compress, []
+    compress, errors = builder.EdgeBuckets.compress, []
 
     def write_too(*args):
         # Where this one is in its middle, another process would be begun.
@@ -294,7 +294,7 @@ def test_one_at_a_time_writes_a_partition(tmp_path, edges, monkeypatch):
         errors.append(str(raised.value))
         compress(*args)
 
-    monkeypatch.setattr(buckets.EdgeBuckets, "compress", write_too)
+    monkeypatch.setattr(builder.EdgeBuckets, "compress", write_too)
 
     partition_graph(tmp_path / "p", edges, 2)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.distributed.manifest import Manifest
-from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.partitioning.manifest import Manifest
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from tests.distributed.partitions import EDGES, NODES
 

@@ -5,8 +5,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pyg_direct.distributed.assign import assign_by_stream
-from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.partitioning.assign import assign_by_stream
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 
 NODES, PARTS = 200_000, 4
 

@@ -5,9 +5,9 @@ import contextlib
 import pytest
 
 from pyg_direct import progress
-from pyg_direct.distributed import assign, build
-from pyg_direct.distributed.manifest import Manifest
-from pyg_direct.distributed.partition import partition_graph
+from pyg_direct.distributed.partitioning import assign, builder
+from pyg_direct.distributed.partitioning.manifest import Manifest
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def impatient(monkeypatch):
     """Any bar is told of, and any step that is told of ahead."""
     monkeypatch.setattr(progress, "PATIENCE", -1.0)
     monkeypatch.setattr(progress, "FEW_ITEMS", 1)
-    monkeypatch.setattr(build, "_MOST_PIECE", 150)
+    monkeypatch.setattr(builder, "_MOST_PIECE", 150)
 
 
 def read_shares(err, what):

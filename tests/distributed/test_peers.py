@@ -6,11 +6,11 @@ import threading
 import pytest
 import torch
 
-from pyg_direct.distributed import DistGraph, graph, peers
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.distributed.rows import TIME, RowExchange, Wanted
+from pyg_direct.distributed import DistGraph, dist_graph, row_exchange
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.row_exchange import TIME, RowExchange, Wanted
 from pyg_direct.errors import ArgumentError
-from pyg_direct.runtime.shared import open_shared
+from pyg_direct.runtime.host.shared_memory import open_shared
 from tests.distributed.ranks import CPU, make_data, write_data
 from tests.distributed.threads import run_threads
 
@@ -49,7 +49,7 @@ HOSTS = {}
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("hosts", WAYS)
 def test_rows_are_those_of_the_graph(folder, monkeypatch, hosts, keeps):
-    monkeypatch.setattr(peers, "identify_host", lambda: HOSTS[threading.get_ident()])
+    monkeypatch.setattr(row_exchange, "identify_host", lambda: HOSTS[threading.get_ident()])
     data = make_data()
 
     got = run_threads(lambda comm: fetch(comm, folder, hosts, monkeypatch, keeps), 3)
@@ -68,8 +68,8 @@ def test_rows_are_those_of_the_graph(folder, monkeypatch, hosts, keeps):
 
 
 def test_memory_out_of_sight_is_left_to_the_exchange(folder, monkeypatch):
-    monkeypatch.setattr(peers, "open_shared", lambda *_: open_shared(os.getpid(), 1 << 20, 1))
-    monkeypatch.setattr(peers, "identify_host", lambda: HOSTS[threading.get_ident()])
+    monkeypatch.setattr(row_exchange, "open_shared", lambda *_: open_shared(os.getpid(), 1 << 20, 1))
+    monkeypatch.setattr(row_exchange, "identify_host", lambda: HOSTS[threading.get_ident()])
 
     got = run_threads(lambda comm: fetch(comm, folder, "aaa", monkeypatch, False), 3)
 
@@ -78,7 +78,7 @@ def test_memory_out_of_sight_is_left_to_the_exchange(folder, monkeypatch):
 
 
 def test_gpus_share_no_rows_yet(monkeypatch):
-    monkeypatch.setattr(graph, "resolve_device", torch.device)
+    monkeypatch.setattr(dist_graph, "resolve_device", torch.device)
 
     with pytest.raises(ArgumentError, match="share_rows needs device='cpu', got 'cuda:0'"):
         DistGraph("nowhere", device="cuda:0", share_rows=True)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.distributed.partition import partition_graph
-from pyg_direct.distributed.plan import DistPlan
+from pyg_direct.distributed.frontier_exchange import DistPlan
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.errors import IdError
-from pyg_direct.sampling.general import GeneralPlan
-from pyg_direct.sampling.options import GeneralRecipe
+from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.sampling_options import GeneralRecipe
 from tests.distributed.threads import run_threads
 from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
 from tests.reference.general import Options

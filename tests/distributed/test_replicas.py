@@ -8,13 +8,19 @@ import pytest
 import torch
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed import replicas
-from pyg_direct.distributed.book import Book
-from pyg_direct.distributed.files import write_array
-from pyg_direct.distributed.manifest import Manifest
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.distributed.replicas import AccessCounter, choose_replicas, count_listed, plan_replicas, read_replicas
-from pyg_direct.distributed.rows import RowExchange, Wanted
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.partitioning import replicas
+from pyg_direct.distributed.partitioning.files import write_array
+from pyg_direct.distributed.partitioning.manifest import Manifest
+from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.replicas import (
+    AccessCounter,
+    choose_replicas,
+    count_listed,
+    plan_replicas,
+    read_replicas,
+)
+from pyg_direct.distributed.row_exchange import RowExchange, Wanted
 from pyg_direct.errors import ArgumentError, PartitionError, PygDirectError
 from tests.distributed.ranks import open_graph, write_data
 from tests.distributed.threads import run_threads

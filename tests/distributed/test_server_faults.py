@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from pyg_direct import NeighborLoader
-from pyg_direct.distributed.client import ClientGraph
-from pyg_direct.distributed.loader import DistNeighborLoader
+from pyg_direct.distributed.dist_loader import DistNeighborLoader
+from pyg_direct.distributed.server.client_graph import ClientGraph
 from pyg_direct.errors import ArgumentError, PartitionError, RankError
 from tests.distributed.damage import SAID, damage
 from tests.distributed.ranks import COMMON, as_dict, assert_equal
@@ -27,7 +27,7 @@ def engine():
     """Ray for the tests of this file."""
     import ray
 
-    from pyg_direct.distributed import engine
+    from pyg_direct.distributed.server import ray_servers as engine
 
     with pytest.MonkeyPatch.context() as patch:
         # Names are waited for until they are free.

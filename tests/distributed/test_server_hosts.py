@@ -15,7 +15,7 @@ import torch
 
 from pyg_direct import NeighborLoader
 from pyg_direct.distributed import DistNeighborLoader
-from pyg_direct.distributed.client import ClientGraph
+from pyg_direct.distributed.server.client_graph import ClientGraph
 from pyg_direct.errors import RankError
 from tests.distributed.damage import SAID, damage
 from tests.distributed.hosts import ADDRESSES, Hosts, can_name_hosts
@@ -84,7 +84,7 @@ def is_view(array):
 
 def load(folder, signals):
     """Batches of two epochs, with the network cut within each, once for a while and once for good."""
-    from pyg_direct.distributed import engine, line
+    from pyg_direct.distributed.server import client_connections as line, ray_servers as engine
 
     signals, came, epochs, cuts, parent = Path(signals), [], [], ("healed", "gone"), os.getppid()
     # Nothing is on its way when the cable is pulled.
@@ -199,7 +199,7 @@ def test_batches_are_those_of_one_machine_while_the_network_between_hosts_is_cut
 
 def hear(*folders):
     """What is said of each of some partitions that are to be served."""
-    from pyg_direct.distributed.engine import serve
+    from pyg_direct.distributed.server.ray_servers import serve
 
     for number, folder in enumerate(folders):
         try:

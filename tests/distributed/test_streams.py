@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import torch
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
-from pyg_direct.distributed import sampler as sampler_module
-from pyg_direct.distributed.client import ClientGraph, _Alone
-from pyg_direct.distributed.sampler import DistNeighborSampler
-from pyg_direct.loader.drawn import Drawn
-from pyg_direct.loader.steps import Steps
+from pyg_direct.distributed import dist_neighbor_sampler as sampler_module
+from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
+from pyg_direct.distributed.server.client_graph import ClientGraph, _Alone
+from pyg_direct.loader.prefetch.lockstep_ranks import Steps
+from pyg_direct.sampler.output import Drawn
 from tests.distributed.test_client import ServersHere
 
 

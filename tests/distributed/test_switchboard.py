@@ -6,9 +6,8 @@ import time
 import psutil
 import pytest
 
-from pyg_direct.distributed import line, switchboard
-from pyg_direct.distributed.line import LARGE, Lines, can_open
-from pyg_direct.distributed.switchboard import Switchboard
+from pyg_direct.distributed.server import client_connections, client_connections as switchboard
+from pyg_direct.distributed.server.client_connections import LARGE, Lines, Switchboard, can_open
 from tests.distributed.lines import HERE, find_here, make_answer, open_line, same
 from tests.runtime.test_loopback import list_listened
 
@@ -50,7 +49,7 @@ def test_a_server_has_so_many_lines_and_drops_those_that_nobody_uses(monkeypatch
 
     assert board.offer() is None
     monkeypatch.setattr(switchboard, "_LEAST_IDLE", 0.0)
-    monkeypatch.setattr(line, "MEETING", 0.2)
+    monkeypatch.setattr(client_connections, "MEETING", 0.2)
     time.sleep(0.01)
     assert board.offer() is not None
     assert not board.put_through(kept[0].name, make_answer(4))[0]
@@ -107,7 +106,7 @@ def test_a_client_that_ends_leaves_its_server_as_it_was():
 
 @pytest.mark.parametrize("whose", ["server", "client"])
 def test_who_has_no_address_of_its_own_stays_with_the_other_way(monkeypatch, whose):
-    monkeypatch.setattr(line, "MEETING", 0.2)
+    monkeypatch.setattr(client_connections, "MEETING", 0.2)
     # For documents (RFC 5737): no host has it.
     addresses = {"server": HERE, "client": HERE} | {whose: "192.0.2.1"}
     board = Switchboard(lambda: addresses["server"])

@@ -16,17 +16,16 @@ from pyg_direct.distributed import (
     DistLinkNeighborLoader,
     DistNeighborLoader,
     DistSubGraphLoader,
-    graph,
-    together,
+    dist_graph,
+    shared_arrays,
 )
-from pyg_direct.distributed.clique import fit_cache
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.distributed.together import find_obstacle
-from pyg_direct.distributed.whole import WholeGraph
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.shared_arrays import find_obstacle
+from pyg_direct.distributed.shared_graph import WholeGraph, fit_cache
 from pyg_direct.errors import ArgumentError, PartitionError, RankError
-from pyg_direct.features.clique import PARTS, fit_rows
-from pyg_direct.runtime.shared import find_shared, open_shared
-from pyg_direct.runtime.spread import GRANULE
+from pyg_direct.features.process_sharing import PARTS, fit_rows
+from pyg_direct.runtime.cuda.peer_memory import GRANULE
+from pyg_direct.runtime.host.shared_memory import find_shared, open_shared
 from tests.distributed.ranks import (
     COMMON,
     CPU,
@@ -169,8 +168,8 @@ def refuse(process, descriptor, num_bytes):
     ("aaa", None), ("aba", "rank 1 is on another host than rank 0"), (["a", "a", "blind"], "rank 2 cannot open")
 ])  # fmt: skip
 def test_one_reason_is_told_to_all(monkeypatch, hosts, words):
-    monkeypatch.setattr(together, "open_shared", refuse)
-    monkeypatch.setattr(together, "identify_host", lambda: HOSTS[threading.get_ident()].replace("blind", "a"))
+    monkeypatch.setattr(shared_arrays, "open_shared", refuse)
+    monkeypatch.setattr(shared_arrays, "identify_host", lambda: HOSTS[threading.get_ident()].replace("blind", "a"))
 
     told = run_threads(lambda comm: place_apart(comm, hosts[comm.rank], monkeypatch), 3)
 
@@ -182,7 +181,7 @@ def test_one_reason_is_told_to_all(monkeypatch, hosts, words):
     (1000, None), (1001, "it takes 1001 bytes of host memory to put the graph together, which has 1000 to give")
 ])  # fmt: skip
 def test_a_graph_that_the_host_has_no_room_for_stays_in_parts(monkeypatch, num_bytes, words):
-    monkeypatch.setattr(together, "available_bytes", lambda: 1250)
+    monkeypatch.setattr(shared_arrays, "available_bytes", lambda: 1250)
 
     assert run_threads(lambda comm: find_obstacle(comm, num_bytes), 3) == [words] * 3
 
@@ -195,12 +194,12 @@ def test_a_graph_that_the_host_has_no_room_for_stays_in_parts(monkeypatch, num_b
     ([["a", "cuda", 0, "x"]] * 3, "the group is not that of all processes"),
 ])  # fmt: skip
 def test_gpus_that_cannot_are_named(monkeypatch, told, words):
-    monkeypatch.setattr(together.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(together.torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(together, "_name_gpu", "xy".__getitem__)
-    monkeypatch.setattr(together, "p2pCliqueTopo", lambda devices: SimpleNamespace(p2p_clique={0: [0], 1: [1]}))
+    monkeypatch.setattr(shared_arrays.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(shared_arrays.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(shared_arrays, "_name_gpu", "xy".__getitem__)
+    monkeypatch.setattr(shared_arrays, "p2pCliqueTopo", lambda devices: SimpleNamespace(p2p_clique={0: [0], 1: [1]}))
 
-    assert words in (together._compare(told) or together._compare_gpus(told))
+    assert words in (shared_arrays._compare(told) or shared_arrays._compare_gpus(told))
 
 
 def fail_to_open(rank, folder):
@@ -256,7 +255,7 @@ def test_errors_are_told_and_who_is_killed_leaves_the_others_all_they_read(tmp_p
 
 
 def test_a_host_apart_is_refused_where_one_memory_was_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(graph, "Communicator", lambda *args, **options: SimpleNamespace(
+    monkeypatch.setattr(dist_graph, "Communicator", lambda *args, **options: SimpleNamespace(
         size=2, rank=0, run=lambda *given: "rank 1 is on another host than rank 0", close=lambda: None))  # fmt: skip
 
     with pytest.raises(ArgumentError, match=r"share_graph=True needs .* rank 1 is on another host"):

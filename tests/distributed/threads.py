@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from pyg_direct.runtime.communicator import Communicator
+from pyg_direct.runtime.comm.communicator import Communicator
 
 CPU = torch.device("cpu")
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.dynamic import ahead, choice, edges, plan, stream
-from pyg_direct.dynamic.ahead import Ahead
-from pyg_direct.dynamic.cache import Budget
-from pyg_direct.dynamic.edges import Parts, SequenceEdges
+from pyg_direct.dynamic import group_choice, host_thread, sequence_edges, snapshot_plan, stream
+from pyg_direct.dynamic.host_thread import Ahead
 from pyg_direct.dynamic.nn import TGCN
+from pyg_direct.dynamic.row_cache import Budget
+from pyg_direct.dynamic.sequence_edges import Parts, SequenceEdges
 from pyg_direct.errors import IdError
 from tests.snapshots import make_snapshots
 
@@ -21,7 +21,7 @@ NODES, CHANNELS = 12, 3
 @pytest.fixture(autouse=True)
 def a_thread(monkeypatch):
     """As where it pays."""
-    monkeypatch.setattr(ahead, "count_cores", lambda: 2)
+    monkeypatch.setattr(host_thread, "count_cores", lambda: 2)
     monkeypatch.setattr(SequenceEdges, "are_for_thread", lambda *args: True)
 
 
@@ -32,9 +32,9 @@ def a_thread(monkeypatch):
 ])  # fmt: skip
 def test_a_thread_slices_many_edges_for_a_gpu(monkeypatch, device, limit, most, expected):
     monkeypatch.undo()
-    monkeypatch.setattr(edges, "FEW_AT_ONCE", most)
+    monkeypatch.setattr(sequence_edges, "FEW_AT_ONCE", most)
     parts = [Parts(None, torch.zeros(2, 40, dtype=torch.int64), None, NODES)] * 3
-    known = edges.SequenceEdges(parts, NODES, torch.device(device), Budget(limit), Ahead())
+    known = sequence_edges.SequenceEdges(parts, NODES, torch.device(device), Budget(limit), Ahead())
 
     assert known.are_for_thread(1, 3) is expected
     assert known.in_one_thread(1, 3).is_on is (most == 81)
@@ -48,14 +48,14 @@ def make_list(count=8):
 @pytest.mark.parametrize("size", [1, 2, "auto"])
 def test_following_groups_are_sliced_on_a_thread(monkeypatch, size):
     sliced = []
-    real = plan.build_group
+    real = snapshot_plan.build_group
 
     def build(group, *rest):
         sliced.append((len(group), threading.current_thread().name.startswith("pyg_direct-snapshots")))
         return real(group, *rest)
 
-    monkeypatch.setattr(choice, "build_group", build)
-    monkeypatch.setattr(plan, "build_group", build)
+    monkeypatch.setattr(group_choice, "build_group", build)
+    monkeypatch.setattr(snapshot_plan, "build_group", build)
     snapshots, layer = make_list(20), TGCN(CHANNELS, 4)
 
     for given, plain in zip(stream(snapshots, "cpu", group_size=size), snapshots, strict=True):
@@ -106,7 +106,7 @@ def test_no_thread_stays_when_its_work_is_done():
 
 
 def test_a_single_core_gets_no_thread(monkeypatch):
-    monkeypatch.setattr(ahead, "count_cores", lambda: 1)
+    monkeypatch.setattr(host_thread, "count_cores", lambda: 1)
     alone = Ahead()
 
     alone.begin("a", lambda: 5)

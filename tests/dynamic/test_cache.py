@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic import cache
-from pyg_direct.dynamic.cache import Budget, RowCache
+from pyg_direct.dynamic import row_cache
+from pyg_direct.dynamic.row_cache import Budget, RowCache
 
 
 def test_rows_beyond_the_budget_are_copied_when_fetched(device):
@@ -50,7 +50,7 @@ def test_no_limit_is_without_end():
 
 def test_free_memory_of_a_gpu_is_a_limit(monkeypatch):
     free = [100]
-    monkeypatch.setattr(cache, "free_bytes", lambda index: free[index - 1])
+    monkeypatch.setattr(row_cache, "free_bytes", lambda index: free[index - 1])
     budget = Budget(None, torch.device("cuda", 1))
 
     assert budget.take(50)
@@ -61,7 +61,7 @@ def test_free_memory_of_a_gpu_is_a_limit(monkeypatch):
 
 def test_what_passes_need_stays_free_once_it_is_known(monkeypatch):
     free = 10 << 30
-    monkeypatch.setattr(cache, "free_bytes", lambda index: free)
+    monkeypatch.setattr(row_cache, "free_bytes", lambda index: free)
     budget = Budget(None, torch.device("cuda", 1))
 
     assert not budget.take(6 << 30)

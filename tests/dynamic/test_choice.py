@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic import choice, edges, stream
-from pyg_direct.dynamic.choice import APART
-from pyg_direct.dynamic.edges import SequenceEdges
+from pyg_direct.dynamic import group_choice, sequence_edges, stream
+from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Mean, Sum, Walk
+from pyg_direct.dynamic.group_choice import APART
 from pyg_direct.dynamic.nn import TGCN
-from pyg_direct.dynamic.operator import GCN, Chebyshev, Mean, Sum
-from pyg_direct.dynamic.walk import Walk
+from pyg_direct.dynamic.sequence_edges import SequenceEdges
 from pyg_direct.errors import IdError
 from tests.frames import HIDDEN, NODES, make_signal, make_trainer
 
@@ -106,9 +105,9 @@ def test_snapshots_of_one_graph_are_taken_out_of_it_when_asked_for(edges_on_devi
 def test_edges_are_put_in_order_together(edges_on_device, monkeypatch, weighted):
     alone, together = [], []
     for name, calls in (("order_edges", alone), ("join_edges", together)):
-        real = getattr(edges, name)
+        real = getattr(sequence_edges, name)
         monkeypatch.setattr(
-            edges, name, lambda *args, real=real, calls=calls: calls.append(len(args[0])) or real(*args)
+            sequence_edges, name, lambda *args, real=real, calls=calls: calls.append(len(args[0])) or real(*args)
         )
 
     run(make_list(weighted))
@@ -137,7 +136,7 @@ def test_a_size_that_is_given_stays(edges_on_device):
 
 
 def test_nodes_that_are_too_many_beside_each_other_are_not_laid_so(edges_on_device, monkeypatch):
-    monkeypatch.setattr(choice, "_MOST", 8 * NODES)
+    monkeypatch.setattr(group_choice, "_MOST", 8 * NODES)
 
     plan, _ = run(make_list())
 
@@ -146,7 +145,7 @@ def test_nodes_that_are_too_many_beside_each_other_are_not_laid_so(edges_on_devi
 
 def test_snapshots_apart_are_halved_where_memory_runs_out(edges_on_device, monkeypatch):
     signal, calls = make_list(), []
-    from pyg_direct.ops.snapshots import aggregate_snapshots as real
+    from pyg_direct.ops.snapshots.aggregate import aggregate_snapshots as real
 
     def aggregate(x, *rest):
         calls.append(x.shape[0] // NODES)
@@ -155,7 +154,7 @@ def test_snapshots_apart_are_halved_where_memory_runs_out(edges_on_device, monke
         return real(x, *rest)
 
     expected = run(signal)[1]
-    monkeypatch.setattr("pyg_direct.dynamic.plan.aggregate_snapshots", aggregate)
+    monkeypatch.setattr("pyg_direct.dynamic.snapshot_plan.aggregate_snapshots", aggregate)
 
     plan, outs = run(signal)
 
@@ -165,9 +164,9 @@ def test_snapshots_apart_are_halved_where_memory_runs_out(edges_on_device, monke
 
 
 def test_groups_are_chosen_for_the_width_of_rows(monkeypatch):
-    asked, real = [], choice.choose_groups
+    asked, real = [], group_choice.choose_groups
     monkeypatch.setattr(
-        choice, "choose_groups", lambda keys, width, *rest: asked.append(width) or real(keys, width, *rest)
+        group_choice, "choose_groups", lambda keys, width, *rest: asked.append(width) or real(keys, width, *rest)
     )
     trainer = make_trainer("MPNNLSTM", make_signal())
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pyg_direct.dynamic import copies, plan, stream
-from pyg_direct.dynamic.copies import Coming, CopyStream
-from pyg_direct.runtime.waits import waits_refused
+from pyg_direct.dynamic import copy_stream, snapshot_plan, stream
+from pyg_direct.dynamic.copy_stream import Coming, CopyStream
+from pyg_direct.runtime.cuda.graph_capture import waits_refused
 from tests.frames import NODES, TIMES, WINDOW, make_signal, make_trainer
 
 
@@ -33,7 +33,7 @@ class Log(list):
 
 def test_work_waits_for_the_copy_and_memory_for_the_work(monkeypatch):
     log = Log()
-    monkeypatch.setattr(copies, "torch", SimpleNamespace(cuda=log.cuda, device=torch.device))
+    monkeypatch.setattr(copy_stream, "torch", SimpleNamespace(cuda=log.cuda, device=torch.device))
     value = SimpleNamespace(record_stream=lambda stream: log.append("kept for compute"))
 
     coming = CopyStream(torch.device("cuda")).begin(lambda: log.append(f"queued on {log.now}") or value)
@@ -61,7 +61,7 @@ class Beside(CopyStream):
 
 @pytest.fixture
 def beside(monkeypatch):
-    monkeypatch.setattr(plan, "CopyStream", Beside)
+    monkeypatch.setattr(snapshot_plan, "CopyStream", Beside)
     monkeypatch.setattr(Beside, "begun", 0)
     monkeypatch.setattr(Beside, "taken", 0)
     return Beside
@@ -94,7 +94,7 @@ def test_matrices_and_features_of_a_following_frame_are_begun_once(beside, group
 def test_losses_and_bytes_are_those_of_copies_on_demand(beside, monkeypatch):
     signal, runs = make_signal("MPNNLSTM"), []
     for kind in (Beside, CopyStream):
-        monkeypatch.setattr(plan, "CopyStream", kind)
+        monkeypatch.setattr(snapshot_plan, "CopyStream", kind)
         trainer = make_trainer("MPNNLSTM", signal, device="cpu", memory=3 * NODES * 16)
         runs.append((trainer.fit(3), [epoch["moved_bytes"] for epoch in trainer.history]))
 

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic import edges, stream
-from pyg_direct.dynamic.cache import Budget
-from pyg_direct.dynamic.operator import GCN, Chebyshev, Mean
-from pyg_direct.dynamic.slots import Slots
-from pyg_direct.dynamic.speeds import Speeds
+from pyg_direct.dynamic import sequence_edges, stream
+from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Mean
+from pyg_direct.dynamic.device_speeds import Speeds
+from pyg_direct.dynamic.fixed_slots import Slots
+from pyg_direct.dynamic.row_cache import Budget
 from tests.frames import NODES, TIMES, make_signal, make_trainer
 
 
 @pytest.fixture(autouse=True)
 def no_edges_are_few(monkeypatch):
-    monkeypatch.setattr(edges, "FEW", 0)
+    monkeypatch.setattr(sequence_edges, "FEW", 0)
 
 
 def make_messy_signal():
@@ -62,7 +62,7 @@ def test_losses_are_those_of_edges_in_order_on_the_host(monkeypatch, name):
 
     losses = trainer.fit(3)
 
-    monkeypatch.setattr(edges, "FEW", 10**9)
+    monkeypatch.setattr(sequence_edges, "FEW", 10**9)
     assert losses == pytest.approx(make_trainer(name, signal, device="cuda").fit(3), rel=1e-3)
     assert trainer.history[-1]["moved_bytes"] == 0
 
@@ -94,11 +94,11 @@ def test_slots_are_made_where_edges_are():
 
 def make_edges(monkeypatch, limit=None, free=10**9, few=0):
     """Those of two snapshots of the same 1,000 edges, for a GPU that is not there."""
-    monkeypatch.setattr(edges, "FEW", few)
-    monkeypatch.setattr("pyg_direct.dynamic.cache.free_bytes", lambda number: free)
-    part = edges.Parts(None, torch.zeros(2, 1000, dtype=torch.int64), None, 1)
+    monkeypatch.setattr(sequence_edges, "FEW", few)
+    monkeypatch.setattr("pyg_direct.dynamic.row_cache.free_bytes", lambda number: free)
+    part = sequence_edges.Parts(None, torch.zeros(2, 1000, dtype=torch.int64), None, 1)
     gpu = torch.device("cuda", 1)
-    return edges.SequenceEdges([part, part], 1, gpu, Budget(limit, gpu), None)
+    return sequence_edges.SequenceEdges([part, part], 1, gpu, Budget(limit, gpu), None)
 
 
 def test_edges_stay_on_the_host_where_a_gpu_has_no_room(monkeypatch):

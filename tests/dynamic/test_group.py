@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.dynamic.group import FORMS, build_group, choose_values, lay_apart, tell_weights
-from pyg_direct.dynamic.joined import join_edges
-from pyg_direct.dynamic.operator import GCN, Chebyshev, Factors, Mean, Sum
+from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Factors, Mean, Sum
+from pyg_direct.dynamic.matrix_group import FORMS, build_group, choose_values, lay_apart, tell_weights
+from pyg_direct.dynamic.snapshot import join_edges
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.snapshots import aggregate_snapshots
+from pyg_direct.ops.snapshots.aggregate import aggregate_snapshots
 from tests.reference import snapshots as reference
 from tests.snapshots import drawn_snapshots, make_snapshots, order_snapshots
 

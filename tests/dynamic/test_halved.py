@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pyg_direct.dynamic import stream
+from pyg_direct.dynamic.conv_operators import GCN
 from pyg_direct.dynamic.nn import TGCN
-from pyg_direct.dynamic.operator import GCN
-from pyg_direct.ops import snapshots as ops
+from pyg_direct.ops.snapshots import aggregate as ops
 from tests.dynamic.test_stream import CHANNELS, NODES, make_list
 
 
@@ -24,7 +24,7 @@ def test_groups_that_memory_has_no_room_for_are_halved(monkeypatch, most, groups
 
     snapshots, layer = make_list(8), TGCN(CHANNELS, 5)
     given = stream(snapshots, "cpu", group_size=8)
-    monkeypatch.setattr("pyg_direct.dynamic.plan.aggregate_snapshots", aggregate)
+    monkeypatch.setattr("pyg_direct.dynamic.snapshot_plan.aggregate_snapshots", aggregate)
 
     for got, plain in zip(given, snapshots, strict=True):
         expected = layer(plain.x, plain.edge_index, plain.edge_attr)
@@ -49,7 +49,7 @@ def test_groups_of_later_layers_are_halved_too(monkeypatch, memory, most, groups
     plan = stream(make_list(8), "cpu", group_size=8, memory=memory).plan
     x = torch.rand(NODES, 8, CHANNELS)
     expected = plan.multiply_window(GCN(), x)
-    monkeypatch.setattr("pyg_direct.dynamic.plan.multiply_parts", multiply)
+    monkeypatch.setattr("pyg_direct.dynamic.snapshot_plan.multiply_parts", multiply)
 
     torch.testing.assert_close(plan.multiply_window(GCN(), x), expected)
     plan.multiply_window(GCN(), x, first=0, transposed=True)
@@ -65,7 +65,7 @@ def test_later_layers_that_are_short_of_one_snapshot_are_an_error(monkeypatch):
     def multiply(*args):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr("pyg_direct.dynamic.plan.multiply_parts", multiply)
+    monkeypatch.setattr("pyg_direct.dynamic.snapshot_plan.multiply_parts", multiply)
     plan = stream(make_list(2), "cpu", group_size=2).plan
 
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
@@ -76,7 +76,7 @@ def test_memory_that_is_short_of_one_snapshot_is_an_error(monkeypatch):
     def aggregate(*args):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr("pyg_direct.dynamic.plan.aggregate_snapshots", aggregate)
+    monkeypatch.setattr("pyg_direct.dynamic.snapshot_plan.aggregate_snapshots", aggregate)
     snapshot = stream(make_list(2), "cpu", group_size=2)[0]
 
     with pytest.raises(torch.OutOfMemoryError, match="no room"):

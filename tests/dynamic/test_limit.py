@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.dynamic import plan, stream
-from pyg_direct.dynamic.limit import Candidate, choose_among, choose_kept, count_entries
-from pyg_direct.dynamic.operator import Sum
+from pyg_direct.dynamic import snapshot_plan, stream
+from pyg_direct.dynamic.conv_operators import Sum
+from pyg_direct.dynamic.row_cache import Candidate, choose_among, choose_kept, count_entries
 from pyg_direct.errors import MemoryLimitError
-from pyg_direct.ops import snapshot_kernels
+from pyg_direct.ops.snapshots import aggregate as snapshot_kernels
 from tests.frames import NODES, TIMES, make_signal, make_trainer
 
 # In the simulator one amount of memory is enough: each of these epochs takes it seconds.
@@ -197,8 +197,10 @@ def test_what_a_window_has_at_the_end_of_an_epoch_stays_in_it(device):
 def test_memory_bounds_how_many_are_aggregated_at_once_and_not_how_many_share_edges(device, monkeypatch, memory, sizes):
     given = stream(make_signal(), device, memory=memory * NODES * 16, keep="host", group_size=4)
     operator, seen = make_trainer("TGCN", make_signal()).model.cell.operator, []
-    real = plan.aggregate_snapshots
-    monkeypatch.setattr(plan, "aggregate_snapshots", lambda x, *rest: seen.append(x.shape[1]) or real(x, *rest))
+    real = snapshot_plan.aggregate_snapshots
+    monkeypatch.setattr(
+        snapshot_plan, "aggregate_snapshots", lambda x, *rest: seen.append(x.shape[1]) or real(x, *rest)
+    )
 
     rows = [given.plan.aggregate_features(operator, t) for t in range(TIMES)]
 
@@ -212,13 +214,13 @@ def test_memory_bounds_how_many_are_aggregated_at_once_and_not_how_many_share_ed
 def test_rows_are_kept_or_leave_before_others_are_aggregated(device, monkeypatch):
     given = stream(make_signal(), device, memory=5 * NODES * 16, keep="host", group_size=4)
     operator, seen, kept = make_trainer("TGCN", make_signal()).model.cell.operator, [], given.plan._rows
-    real = plan.aggregate_snapshots
+    real = snapshot_plan.aggregate_snapshots
 
     def aggregate(x, *rest):
         seen.append((x.shape[1], sum((operator, True, t) in kept for t in range(TIMES))))
         return real(x, *rest)
 
-    monkeypatch.setattr(plan, "aggregate_snapshots", aggregate)
+    monkeypatch.setattr(snapshot_plan, "aggregate_snapshots", aggregate)
 
     for t in range(TIMES):
         given.plan.aggregate_features(operator, t)

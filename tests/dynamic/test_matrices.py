@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic.cache import Budget
-from pyg_direct.dynamic.copies import CopyStream
-from pyg_direct.dynamic.group import build_group
-from pyg_direct.dynamic.matrices import MatrixCache
-from pyg_direct.dynamic.operator import GCN
+from pyg_direct.dynamic.conv_operators import GCN
+from pyg_direct.dynamic.copy_stream import CopyStream
+from pyg_direct.dynamic.matrix_cache import MatrixCache
+from pyg_direct.dynamic.matrix_group import build_group
+from pyg_direct.dynamic.row_cache import Budget
 from pyg_direct.dynamic.snapshot import order_edges
 from tests.snapshots import make_snapshots
 

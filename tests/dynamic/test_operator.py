@@ -7,11 +7,10 @@ import torch
 from hypothesis import given, strategies as st
 from torch_geometric.nn import ChebConv, GCNConv, GraphConv, SAGEConv
 
-from pyg_direct.dynamic.group import build_group
-from pyg_direct.dynamic.operator import GCN, Chebyshev, Mean, Sum
-from pyg_direct.dynamic.walk import Walk, walk_along
+from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Mean, Sum, Walk, walk_along
+from pyg_direct.dynamic.matrix_group import build_group
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.snapshots import aggregate_snapshots
+from pyg_direct.ops.snapshots.aggregate import aggregate_snapshots
 from tests.snapshots import drawn_snapshots, make_snapshots, order_snapshots
 
 

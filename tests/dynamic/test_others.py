@@ -9,8 +9,8 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GATConv
 
 from pyg_direct.dynamic import FrameTrainer, stream
-from pyg_direct.dynamic.others import NotReplayableError
-from pyg_direct.dynamic.trainer import run_stateless
+from pyg_direct.dynamic.frame_plan import NotReplayableError
+from pyg_direct.dynamic.frame_trainer import run_stateless
 from pyg_direct.errors import ArgumentError
 from tests.dynamic.test_replay import pretend_to_record
 from tests.frames import NODES, TIMES, WINDOW, make_signal

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from pyg_direct.dynamic import probe
-from pyg_direct.dynamic.probe import find_speeds, level
-from pyg_direct.ops import snapshot_kernels
+from pyg_direct.dynamic import speed_probe
+from pyg_direct.dynamic.speed_probe import find_speeds, level
+from pyg_direct.ops.snapshots import aggregate
 from tests.dynamic.test_tuner import SPEEDS
 
 
@@ -16,7 +16,7 @@ from tests.dynamic.test_tuner import SPEEDS
 def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
     for sizes in ("_NODES", "_EDGES", "_PRODUCTS", "_MANY"):
-        monkeypatch.setattr(f"pyg_direct.dynamic.probe.{sizes}", {device.type: 10_000})
+        monkeypatch.setattr(f"pyg_direct.dynamic.speed_probe.{sizes}", {device.type: 10_000})
     read = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
     state = read()
 
@@ -52,20 +52,20 @@ def test_calls_of_a_sequence_are_not_awaited_one_by_one(monkeypatch):
         clock[0] = max(clock[0], done[0])
         return clock[0] - begin
 
-    monkeypatch.setattr(probe, "_run", wait)
+    monkeypatch.setattr(speed_probe, "_run", wait)
 
-    assert probe._time(ask, torch.device("cpu")) == 5
-    assert probe._time_in_turn(ask, torch.device("cpu"), 16) == (16 + 4) / 16
+    assert speed_probe._time(ask, torch.device("cpu")) == 5
+    assert speed_probe._time_in_turn(ask, torch.device("cpu"), 16) == (16 + 4) / 16
 
 
 @pytest.mark.parametrize("values", ["ones", "shared", "stacked"])
 def test_what_whole_groups_take_is_told_of_the_device_alone(values, monkeypatch):
-    monkeypatch.setattr(probe, "_TRIED_NODES", 200)
-    monkeypatch.setattr(snapshot_kernels, "MANY_NUMBERS", 1)
+    monkeypatch.setattr(speed_probe, "_TRIED_NODES", 200)
+    monkeypatch.setattr(aggregate, "MANY_NUMBERS", 1)
     # Each plan takes a second on the clock of this device, and runs.
-    monkeypatch.setattr(probe, "_time_behind", lambda work, device, count: (work(), 1.0)[1])
+    monkeypatch.setattr(speed_probe, "_time_behind", lambda work, device, count: (work(), 1.0)[1])
 
-    quick, slow = (probe._measure_factors(replace(SPEEDS, csr_seconds=seconds), values, torch.device("cpu"))
+    quick, slow = (speed_probe._measure_factors(replace(SPEEDS, csr_seconds=seconds), values, torch.device("cpu"))
                    for seconds in (0.0, 1.0))  # fmt: skip
 
     assert [len(row) for row in quick] == [5] * 7

@@ -5,8 +5,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.dynamic import FrameTrainer, stream
+from pyg_direct.dynamic.frame_trainer import run_stateless
 from pyg_direct.dynamic.nn import A3TGCN, DCRNN, GCLSTM, MPNNLSTM, TGCN, EvolveGCNH, EvolveGCNO, GConvGRU
-from pyg_direct.dynamic.trainer import run_stateless
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from tests.dynamic.test_stream import CHANNELS, NODES, make_list
 

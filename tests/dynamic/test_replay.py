@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pyg_direct.dynamic import FrameTrainer, trainer as trainers
+from pyg_direct.dynamic import FrameTrainer, frame_trainer as trainers
+from pyg_direct.dynamic.frame_trainer import run_stateless
 from pyg_direct.dynamic.nn import MPNNLSTM
-from pyg_direct.dynamic.trainer import run_stateless
 from tests.frames import HIDDEN, NODES, WINDOW, Model, make_signal, make_trainer
 
 pytestmark = pytest.mark.usefixtures("full_precision")
@@ -191,7 +191,7 @@ def make_steps_capturable(monkeypatch, trainer):
     trainer.optimizer = optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.01, momentum=0.9)
     step = optimizer.step
     monkeypatch.setattr(optimizer, "step", lambda: steps.append(step()))
-    monkeypatch.setattr("pyg_direct.dynamic.trainer.steps_on_gpu", lambda given: given is optimizer)
+    monkeypatch.setattr("pyg_direct.dynamic.frame_trainer.steps_on_gpu", lambda given: given is optimizer)
     return steps
 
 

@@ -3,15 +3,14 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic.cache import Budget
-from pyg_direct.dynamic.copies import CopyStream
-from pyg_direct.dynamic.group import FORMS, build_group
-from pyg_direct.dynamic.matrices import MatrixCache
-from pyg_direct.dynamic.operator import GCN, Mean, Sum
-from pyg_direct.dynamic.sent import Sent
+from pyg_direct.dynamic.conv_operators import GCN, Mean, Sum
+from pyg_direct.dynamic.copy_stream import CopyStream
+from pyg_direct.dynamic.matrix_cache import MatrixCache, Sent
+from pyg_direct.dynamic.matrix_group import FORMS, build_group
+from pyg_direct.dynamic.row_cache import Budget
 from pyg_direct.dynamic.snapshot import order_edges
-from pyg_direct.ops.packed import PackedCSR
-from pyg_direct.ops.sliced import SlicedCSR
+from pyg_direct.ops.snapshots.packed import PackedCSR
+from pyg_direct.ops.snapshots.sliced_csr import SlicedCSR
 from tests.snapshots import make_snapshots
 
 NODES = 40

@@ -4,8 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from pyg_direct.dynamic.joined import join_edges
-from pyg_direct.dynamic.snapshot import order_edges
+from pyg_direct.dynamic.snapshot import join_edges, order_edges
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from tests.reference import snapshots as reference
 from tests.snapshots import drawn_snapshots, order_snapshots

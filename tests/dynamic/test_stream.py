@@ -9,9 +9,9 @@ from torch_geometric.data import Data, HeteroData, TemporalData
 
 from pyg_direct.dynamic import discretize, stream
 from pyg_direct.dynamic.nn import TGCN, GConvGRU
-from pyg_direct.dynamic.plan import SnapshotPlan
+from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, MemoryLimitError
-from pyg_direct.ops import snapshots as ops
+from pyg_direct.ops.snapshots import aggregate as ops
 from tests.options import Refused, Seen, check_options
 from tests.snapshots import make_snapshots
 
@@ -80,7 +80,7 @@ def test_parts_share_the_plan():
 def test_features_are_aggregated_once_a_group(monkeypatch, keep):
     calls = []
     real = ops.aggregate_snapshots
-    monkeypatch.setattr("pyg_direct.dynamic.plan.aggregate_snapshots", lambda *a: calls.append(1) or real(*a))
+    monkeypatch.setattr("pyg_direct.dynamic.snapshot_plan.aggregate_snapshots", lambda *a: calls.append(1) or real(*a))
     given, layer = stream(make_list(8), "cpu", group_size=4, keep=keep), TGCN(CHANNELS, 5)
 
     for _ in range(3):

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from pyg_direct.dynamic.copies import CopyStream
+from pyg_direct.dynamic.copy_stream import CopyStream
 from pyg_direct.dynamic.timeline import LANES, Timeline, trace
 
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from pyg_direct.dynamic import FrameTrainer, stream
+from pyg_direct.dynamic.frame_trainer import run_stateless
 from pyg_direct.dynamic.nn import TGCN
-from pyg_direct.dynamic.trainer import run_stateless
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
-from pyg_direct.ops.snapshots import SnapshotMatrices
+from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
 from tests.frames import MODELS, NODES, TIMES, WINDOW, make_signal, make_trainer
 
 NO_REPLAY = {"cuda": {"replay": False}, "cpu": {}}
@@ -284,7 +284,7 @@ def test_bad_arguments_are_refused(options, error, message):
 )
 def test_what_a_stream_has_is_not_asked_for_again(monkeypatch, options, message):
     # There is no second device on most machines.
-    monkeypatch.setattr("pyg_direct.dynamic.trainer.resolve_device", torch.device)
+    monkeypatch.setattr("pyg_direct.dynamic.frame_trainer.resolve_device", torch.device)
     given, model = stream(make_signal(), "cpu"), MODELS["TGCN"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.dynamic import stream
+from pyg_direct.dynamic.conv_operators import Factors
+from pyg_direct.dynamic.device_speeds import Speeds
+from pyg_direct.dynamic.group_tuner import choose_groups, expect_options, find_values
 from pyg_direct.dynamic.nn import TGCN
-from pyg_direct.dynamic.operator import Factors
-from pyg_direct.dynamic.speeds import Speeds
-from pyg_direct.dynamic.tuner import choose_groups, expect_options, find_values
-from pyg_direct.ops import snapshot_kernels
-from pyg_direct.ops.overlap import unite
+from pyg_direct.ops.snapshots import aggregate
+from pyg_direct.ops.snapshots.overlap import unite
 from tests.dynamic.test_stream import make_list
 
 # An edge costs as much as its row is wide from 16 numbers on, and launches little.
@@ -145,7 +145,7 @@ def test_rows_out_of_caches_cost_more():
 
 
 def test_choices_are_told(monkeypatch):
-    monkeypatch.setattr("pyg_direct.dynamic.choice.find_speeds", lambda device: SPEEDS)
+    monkeypatch.setattr("pyg_direct.dynamic.group_choice.find_speeds", lambda device: SPEEDS)
     given, layer = stream(make_list(8), "cpu"), TGCN(3, 4)
 
     for snapshot in given:
@@ -257,7 +257,7 @@ def test_scans_over_csr_take_what_they_took_there(monkeypatch):
 
     def find_scans(many):
         for name in ("MANY_MASKED", "MANY_SUMS"):
-            monkeypatch.setattr(snapshot_kernels, name, many)
+            monkeypatch.setattr(aggregate, name, many)
         sides = (expect_options(apart, edges, 32, 0, known, num_nodes=9)[0].seconds for known in (speeds, blind))
         return next(sides) - next(sides)
 
@@ -313,7 +313,7 @@ def test_snapshots_without_edges_take_what_is_asked_for(scan_seconds):
 ])  # fmt: skip
 def test_wide_rows_of_many_edges_take_what_csr_does(channels, weights, many, structures, field, monkeypatch):
     for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
-        monkeypatch.setattr(snapshot_kernels, name, many)
+        monkeypatch.setattr(aggregate, name, many)
     union = unite(make_keys(2, 0.5))
 
     quick, slow = (
@@ -337,7 +337,7 @@ def test_wide_rows_of_many_edges_take_what_csr_does(channels, weights, many, str
 
 def test_ids_that_leave_no_bits_for_snapshots_are_not_made_csr_under_a_mask(monkeypatch):
     for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
-        monkeypatch.setattr(snapshot_kernels, name, 1)
+        monkeypatch.setattr(aggregate, name, 1)
     union = unite(make_keys(2, 0.5))
 
     def find_masks(num_nodes):

@@ -5,9 +5,15 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
-from pyg_direct.features.clique import PARTS, deal_chunks, fit_rows, weigh_chunks
-from pyg_direct.runtime.peer import DeviceGroup, check_devices, find_cliques, init_p2p, p2pCliqueTopo
-from pyg_direct.runtime.spread import GRANULE
+from pyg_direct.features.process_sharing import PARTS, deal_chunks, fit_rows, weigh_chunks
+from pyg_direct.runtime.cuda.peer_memory import (
+    GRANULE,
+    DeviceGroup,
+    check_devices,
+    find_cliques,
+    init_p2p,
+    p2pCliqueTopo,
+)
 
 
 def linked(*pairs):

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from pyg_direct.errors import PlacementWarning
-from pyg_direct.features import cold, handle
-from pyg_direct.features.cold import choose_cold
-from pyg_direct.features.handle import make_handle
-from pyg_direct.runtime.spread import GRANULE
+from pyg_direct.features import process_sharing, process_sharing as handle
+from pyg_direct.features.process_sharing import choose_cold, make_handle
+from pyg_direct.runtime.cuda.peer_memory import GRANULE
 
 ROWS = torch.arange(40_000 * 32).view(40_000, 32).float()
 
@@ -19,9 +18,9 @@ ROWS = torch.arange(40_000 * 32).view(40_000, 32).float()
 def machine(monkeypatch):
     """GPUs that read unified memory where it lies, on a host with 100 bytes free."""
     found = SimpleNamespace(free=100, unified={0: True, 1: True})
-    monkeypatch.setattr(cold, "available_bytes", lambda: found.free)
+    monkeypatch.setattr(process_sharing, "available_bytes", lambda: found.free)
     monkeypatch.setattr(
-        cold, "abilities", lambda index: SimpleNamespace(managed_without_migration=found.unified[index])
+        process_sharing, "abilities", lambda index: SimpleNamespace(managed_without_migration=found.unified[index])
     )
     monkeypatch.setattr(handle, "free_bytes", lambda index: 1 << 30)
     return found

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pyg_direct.errors import FileError, PygDirectError
-from pyg_direct.features import disk, rowfile
-from pyg_direct.features.disk import DiskTier, StagedTier
-from pyg_direct.features.rowfile import RowFile
-from pyg_direct.features.save import save_rows
-from pyg_direct.kernels.rowfile import read_file_rows_cpu
+from pyg_direct.features import row_files
+from pyg_direct.features.row_files import RowFile, save_rows
+from pyg_direct.features.tiers import disk
+from pyg_direct.features.tiers.disk import DiskTier, StagedTier
+from pyg_direct.kernels.rows.gather import read_file_rows_cpu
 from tests.features.contract import TierContract, bytes_of, make_rows
 
 
@@ -105,7 +105,7 @@ class TestReadsOfTheDisk:
         monkeypatch.setattr(os, "preadv", lambda handle, targets, *place: preadv(handle, [targets[0][:7]], *place))
         # As after a signal: so many rows came, the next one did not come whole.
         monkeypatch.setattr(
-            rowfile,
+            row_files,
             "read_file_rows_cpu",
             lambda *args: read_file_rows_cpu(*args[:2], args[2][:most], *args[3:]),
         )

@@ -8,7 +8,7 @@ from benchmarks.features.hot_rows import make_skewed_graph
 from pyg_direct import CSRTopo, GraphSageSampler, count_reads, expected_edge_reads, expected_reads
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.features.hotness import choose_hottest
+from pyg_direct.features.hot_rows import choose_hottest
 from tests.reference import expected as reference
 
 edges = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=60)

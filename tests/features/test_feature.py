@@ -8,7 +8,7 @@ import torch
 
 from pyg_direct import CSRTopo, Feature
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError, PygDirectError
-from pyg_direct.features.hotness import choose_hottest, count_listings
+from pyg_direct.features.hot_rows import choose_hottest, count_listings
 from tests.features.contract import DTYPES, bytes_of, make_rows
 from tests.poison import poisoned_memory
 

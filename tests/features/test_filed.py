@@ -10,7 +10,7 @@ import torch
 
 from pyg_direct import CSRTopo, DeviceConfig, Feature, save_rows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError, IdError
-from pyg_direct.features.disk import DiskTier
+from pyg_direct.features.tiers.disk import DiskTier
 from tests.features.contract import DTYPES, bytes_of, make_rows
 from tests.poison import poisoned_memory
 

@@ -5,7 +5,7 @@ import torch
 
 from pyg_direct import Feature, count_reads
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features.hotness import blend_reads, choose_hottest, score_rows
+from pyg_direct.features.hot_rows import blend_reads, choose_hottest, score_rows
 
 
 def test_reads_are_counted(device):

@@ -7,8 +7,8 @@ import torch
 
 from pyg_direct import Feature
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features import link
-from pyg_direct.runtime.memory import allocate
+from pyg_direct.features import host_link_blocks as link
+from pyg_direct.runtime.cuda.memory import allocate
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import torch.multiprocessing as mp
 
 from pyg_direct import CSRTopo, Feature
 from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.runtime.peer import DeviceGroup, init_p2p, p2pCliqueTopo, read_link
-from pyg_direct.runtime.spread import GRANULE, Spread
+from pyg_direct.runtime.cuda.peer_memory import GRANULE, DeviceGroup, Spread, init_p2p, p2pCliqueTopo, read_link
 from tests.processes import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.gpus]

@@ -12,9 +12,9 @@ import torch.multiprocessing as mp
 
 from pyg_direct import CSRTopo, Feature
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.features.handle import Handle, list_hot_ids
-from pyg_direct.ops.gather import Directory
-from pyg_direct.runtime.shared import find_shared
+from pyg_direct.features.process_sharing import Handle, list_hot_ids
+from pyg_direct.ops.rows.gather import Directory
+from pyg_direct.runtime.host.shared_memory import find_shared
 from tests.processes import quick_starts, run_ranks
 
 IDS = [6, 0, 9, 9, 3]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.replaced import ReplacedRows
+from pyg_direct.features.feature import ReplacedRows
 
 
 class OnGpu(torch.Tensor):

@@ -13,9 +13,9 @@ import torch
 
 from pyg_direct import save_rows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError
-from pyg_direct.features import save
-from pyg_direct.features.rowfile import RowFile
-from pyg_direct.runtime.host import total_bytes
+from pyg_direct.features import row_files
+from pyg_direct.features.row_files import RowFile
+from pyg_direct.runtime.host.memory import total_bytes
 from tests.features.contract import DTYPES, bytes_of, make_rows
 
 
@@ -81,7 +81,7 @@ def test_bare_bytes_are_read_as_told(tmp_path):
 
 
 def test_rows_may_come_from_a_memory_map_piece_by_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr(save, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(row_files, "_PIECE_BYTES", 64)
     rows = make_rows(1000)
     np.save(tmp_path / "in.npy", rows.numpy())
 
@@ -216,7 +216,7 @@ def test_what_cannot_be_saved_is_named(tmp_path, name, rows, error, words):
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
     path = save_rows(tmp_path / "rows.npy", make_rows(3))
     before = path.read_bytes()
-    monkeypatch.setattr(save.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
+    monkeypatch.setattr(row_files.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
 
     with pytest.raises(FileError, match=r"must lie where 4896 bytes are free, .* has 100"):
         save_rows(path, make_rows())
@@ -228,7 +228,7 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize("when", [0, 1, 2])
 def test_an_interrupted_conversion_leaves_the_old_file(tmp_path, monkeypatch, error, when):
     path = save_rows(tmp_path / "rows.npy", make_rows(3))
-    before, calls, write = path.read_bytes(), [], save._write_all
+    before, calls, write = path.read_bytes(), [], row_files._write_all
 
     def fail(file, data):
         if len(calls) == when:
@@ -237,8 +237,8 @@ def test_an_interrupted_conversion_leaves_the_old_file(tmp_path, monkeypatch, er
         calls.append(data)
         write(file, data)
 
-    monkeypatch.setattr(save, "_PIECE_BYTES", 400)
-    monkeypatch.setattr(save, "_write_all", fail)
+    monkeypatch.setattr(row_files, "_PIECE_BYTES", 400)
+    monkeypatch.setattr(row_files, "_write_all", fail)
 
     with pytest.raises(FileError if isinstance(error, OSError) else KeyboardInterrupt):
         save_rows(path, make_rows())

@@ -12,9 +12,9 @@ from torch_geometric.data import HeteroData
 
 from pyg_direct import Feature, FeatureStore, NeighborLoader
 from pyg_direct.errors import ArgumentError, IdError, PlacementWarning, RankError
-from pyg_direct.features import cold
-from pyg_direct.features.cold import Room, find_too_small
-from pyg_direct.features.sharded import ShardedRows, range_of
+from pyg_direct.features import process_sharing
+from pyg_direct.features.process_sharing import Room, find_too_small
+from pyg_direct.features.tiers.sharded import ShardedRows, range_of
 from tests.batches import hash_batches, make_data
 from tests.distributed.threads import run_threads
 from tests.features.contract import DTYPES, ROWS, bytes_of, make_rows
@@ -182,15 +182,15 @@ def use_features(rank, path):
     every = torch.arange(100)
     right += [torch.equal(narrow[every], table.half().float()), torch.equal(named[every], table.flip(0))]
     # As if each process had a host of its own, which cannot hold the table, but a third of it.
-    kept_calls = cold.identify_host, cold.available_bytes
-    cold.identify_host, cold.available_bytes = lambda: f"host {rank}", lambda: table.numel() * 4
+    kept_calls = process_sharing.identify_host, process_sharing.available_bytes
+    process_sharing.identify_host, process_sharing.available_bytes = lambda: f"host {rank}", lambda: table.numel() * 4
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         chosen = Feature(device="cpu", device_list="group").from_cpu_tensor(table)
     right.append(torch.equal(chosen[every], table))
-    cold.available_bytes = lambda: 1 << 40
+    process_sharing.available_bytes = lambda: 1 << 40
     kept = Feature(device="cpu", device_list="group").from_cpu_tensor(table.clone())
-    cold.identify_host, cold.available_bytes = kept_calls
+    process_sharing.identify_host, process_sharing.available_bytes = kept_calls
     # They have one way to each other.
     exchanges = {id(one._spilled.exchange) for one in (feature, narrow, named, chosen)}
     tiers = [(tier.name, tier.num_rows, tier.num_read) for tier in feature.tell().tiers]

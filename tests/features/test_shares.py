@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.shares import Demand, share_budget
+from pyg_direct.features.hot_rows import Demand, share_budget
 
 tables = st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=8), st.sampled_from([1, 4, 6])), max_size=3)
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct import Feature
+from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features.store import narrow_rows
-from pyg_direct.kernels.jit import SIMULATED
+from pyg_direct.features.row_dtypes import narrow_rows
 from tests.poison import poisoned_memory
 from tests.reference.widen import widen_float8
 

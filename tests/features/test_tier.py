@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError, ForkedProcessError
-from pyg_direct.features.tier import TableTier
-from pyg_direct.runtime.memory import move
-from pyg_direct.runtime.peer import init_p2p
-from pyg_direct.runtime.spread import GRANULE, Spread
+from pyg_direct.features.tiers.base import TableTier
+from pyg_direct.runtime.cuda.memory import move
+from pyg_direct.runtime.cuda.peer_memory import GRANULE, Spread, init_p2p
 from tests.features.contract import TierContract, make_rows
 
 

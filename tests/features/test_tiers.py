@@ -7,7 +7,7 @@ import torch
 
 from pyg_direct import CSRTopo, Feature
 from pyg_direct.errors import DeviceError, ForkedProcessError, IdError, PlacementWarning
-from pyg_direct.runtime import memory
+from pyg_direct.runtime.cuda import memory
 from tests.poison import poisoned_memory
 
 pytestmark = pytest.mark.gpu
@@ -114,7 +114,7 @@ def test_a_bad_id_on_the_gpu_is_told_when_waited_for():
 
 
 def test_a_cache_larger_than_the_free_memory_shrinks(monkeypatch):
-    monkeypatch.setattr("pyg_direct.features.hot.free_bytes", lambda index: 400)
+    monkeypatch.setattr("pyg_direct.features.hot_rows.free_bytes", lambda index: 400)
 
     with pytest.warns(PlacementWarning, match="device_cache_size='1G' is more than the free memory") as caught:
         feature = Feature(device_cache_size="1G").from_cpu_tensor(make_table())

@@ -3,7 +3,7 @@ import torch
 
 from pyg_direct.errors import IdError
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.together import group_narrow
+from pyg_direct.features.multi_read import group_narrow
 
 TABLES = {
     "y": torch.randint(9, (40,)),

@@ -5,8 +5,8 @@ import torch
 
 from pyg_direct import NeighborLoader
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.typed import TypedRows
-from pyg_direct.kernels.state import NO_POSITION
+from pyg_direct.features.multi_read import TypedRows
+from pyg_direct.kernels.batch_counters import NO_POSITION
 from tests.hetero_data import make_hetero
 from tests.loader.test_together import OPTIONS, list_epoch, make_loader
 

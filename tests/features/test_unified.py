@@ -12,9 +12,8 @@ import torch
 
 from pyg_direct import UnifiedTensor, to_unified
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, MemoryLimitError
-from pyg_direct.runtime.device import resolve_device
-from pyg_direct.runtime.memory import allocate
-from pyg_direct.runtime.recycle import UnifiedPool, round_size
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.runtime.cuda.memory import UnifiedPool, allocate, round_size
 from tests.features.contract import DTYPES, bytes_of, make_rows
 
 

@@ -8,8 +8,8 @@ import torch
 
 import pyg_direct
 from pyg_direct import MemAdvise, UnifiedTensor, to_unified, unified_device
-from pyg_direct.features.placement import RULES
-from pyg_direct.runtime.memory import find_block
+from pyg_direct.features.unified_tensor import RULES
+from pyg_direct.runtime.cuda.memory import find_block
 
 pytestmark = pytest.mark.apart
 

@@ -7,10 +7,9 @@ from random import Random
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.aggregate import Transposed, aggregate
-from pyg_direct.ops.attend import attend
-from pyg_direct.ops.offsets import compress
-from pyg_direct.ops.softmax import softmax
+from pyg_direct.ops.aggregate.softmax import attend, softmax
+from pyg_direct.ops.aggregate.sum import Transposed, aggregate
+from pyg_direct.ops.local_ids.csr import compress_offsets as compress
 from tests.fuzz.space import Row, Space
 from tests.poison import poisoned_memory
 from tests.reference import aggregate as reference

@@ -23,7 +23,7 @@ from torch_geometric.nn import (
 )  # fmt: skip
 
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.nn.sorted import register_sorted
+from pyg_direct.nn.sorted_edges import register_sorted
 from tests.fuzz.aggregates import near
 from tests.fuzz.compare import deterministic
 from tests.fuzz.graphs import make_types, to_hetero

@@ -18,13 +18,13 @@ import pytest
 import torch
 from pyarrow import parquet, table
 
-from pyg_direct.distributed.files import Journal
-from pyg_direct.distributed.manifest import Manifest
-from pyg_direct.distributed.part import GraphPart
-from pyg_direct.distributed.partition import partition_graph
-from pyg_direct.distributed.plan import DistPlan
+from pyg_direct.distributed.frontier_exchange import DistPlan
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.partitioning.files import Journal
+from pyg_direct.distributed.partitioning.manifest import Manifest
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.errors import PartitionError
-from pyg_direct.sampling.options import GeneralRecipe
+from pyg_direct.sampling.sampling_options import GeneralRecipe
 from tests.distributed.partitions import collect_rows, list_rows
 from tests.distributed.threads import run_threads
 from tests.fuzz.compare import assert_equal

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pyg_direct.ops import launch
+from pyg_direct.ops import run_kernel
 from tests.fuzz.space import Row
 from tests.reference.draw import batch_key
 from tests.reference.epoch import list_batches
@@ -19,7 +19,7 @@ STORED = {"none": None, "half": torch.float16, "brain": torch.bfloat16, "float8"
 CACHES = {"none": None, "zero": 0, "some": "20%", "all": "1G"}
 RANKS = {"none": (None, "pad"), "first": ((0, 2), "pad"), "last": ((2, 3), "keep"), "drop": ((1, 2), "drop")}
 # A share of the cores is taken from this many edges on.
-THREADS = {"one": launch.FEW_ITEMS, "all": 0}
+THREADS = {"one": run_kernel.FEW_ITEMS, "all": 0}
 
 
 def placements(device: str) -> tuple[str, ...]:
@@ -40,11 +40,11 @@ def loading_options(device: str) -> dict[str, tuple[str, ...]]:
 @contextmanager
 def threads_of(row: Row) -> Iterator[None]:
     """Loops on one thread, or on all whatever the size of a batch."""
-    before, launch.FEW_ITEMS = launch.FEW_ITEMS, THREADS[row["threads"]]
+    before, run_kernel.FEW_ITEMS = run_kernel.FEW_ITEMS, THREADS[row["threads"]]
     try:
         yield
     finally:
-        launch.FEW_ITEMS = before
+        run_kernel.FEW_ITEMS = before
 
 
 def topology_options(device: str) -> dict[str, tuple[str, ...]]:

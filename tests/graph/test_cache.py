@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 
-from pyg_direct.graph.cache import cache_rows, choose_rows
-from pyg_direct.graph.placed import PlacedTopology
+from pyg_direct.graph.csr_topo import cache_rows, choose_rows
+from pyg_direct.graph.placed_topology import PlacedTopology
 from tests.graphs import make_random_graph
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.graph import placed
-from pyg_direct.graph.hetero import HeteroTopo
-from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.graph import placed_topology
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.hetero_topo import HeteroTopo
 from tests.hetero_graphs import make_parts, make_topo
 
 WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
@@ -152,10 +152,12 @@ def test_placing_twice_gives_one_copy(device):
 
 
 def test_small_arrays_go_to_the_gpu_and_others_stay_with_the_neighbors(monkeypatch):
-    monkeypatch.setattr(placed, "free_bytes", lambda index: 8000)
+    monkeypatch.setattr(placed_topology, "free_bytes", lambda index: 8000)
     gpu = torch.device("cuda", 0)
 
-    places = [placed.prefer_gpu(torch.zeros(size, dtype=torch.int64), "unified", gpu) for size in (0, 125, 126)]
+    places = [
+        placed_topology.prefer_gpu(torch.zeros(size, dtype=torch.int64), "unified", gpu) for size in (0, 125, 126)
+    ]
 
     assert places == ["cuda", "cuda", "unified"]
 

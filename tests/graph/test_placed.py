@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pyg_direct.graph import placed, topology
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.runtime.memory import Block
+from pyg_direct.graph import csr_topo, placed_topology
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.runtime.cuda.memory import Block
 
 GPU = torch.device("cuda", 0)
 EDGES = torch.arange(1000).remainder(40).view(2, 500)
@@ -20,7 +20,7 @@ def places(monkeypatch):
         seen[what] = placement
         return source, source, None
 
-    monkeypatch.setattr(topology, "place_array", place_array)
+    monkeypatch.setattr(csr_topo, "place_array", place_array)
     return seen
 
 
@@ -28,7 +28,7 @@ def places(monkeypatch):
     (8 * 2000, "cuda", "cuda"), (8 * 2000 - 1, "cuda", "unified"), (8 * 300, "unified", "unified"),
 ])  # fmt: skip
 def test_short_arrays_go_to_the_gpu_up_to_an_eighth_of_what_is_free(monkeypatch, places, free, offsets, edge_ids):
-    monkeypatch.setattr(placed, "free_bytes", lambda index: free)
+    monkeypatch.setattr(placed_topology, "free_bytes", lambda index: free)
 
     CSRTopo(EDGES, num_nodes=40)._place("unified", GPU)
 
@@ -37,10 +37,10 @@ def test_short_arrays_go_to_the_gpu_up_to_an_eighth_of_what_is_free(monkeypatch,
 
 @pytest.mark.parametrize(("free", "expected"), [(8 << 30, "cuda"), ((8 << 30) - 2, "unified")])
 def test_a_topology_goes_to_the_gpu_where_it_leaves_half_of_little_memory(monkeypatch, free, expected):
-    monkeypatch.setattr(placed, "free_bytes", lambda index: free)
-    monkeypatch.setattr(placed, "choose_host_memory", lambda index: "unified")
+    monkeypatch.setattr(placed_topology, "free_bytes", lambda index: free)
+    monkeypatch.setattr(placed_topology, "choose_host_memory", lambda index: "unified")
 
-    assert placed.choose_placement(4 << 30, GPU) == expected
+    assert placed_topology.choose_placement(4 << 30, GPU) == expected
 
 
 @pytest.mark.parametrize(("free", "offsets", "edge_ids"), [
@@ -50,8 +50,8 @@ def test_a_topology_goes_to_the_gpu_where_it_leaves_half_of_little_memory(monkey
 def test_more_offsets_than_edges_leave_room_for_edge_ids(monkeypatch, places, free, offsets, edge_ids):
     # 7 nodes have offsets of 64 bytes, 8 edges have ids of 32.
     topo = CSRTopo(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0], [6, 5, 4, 3, 2, 1, 0, 1]]), num_nodes=7)
-    monkeypatch.setattr(placed, "free_bytes", lambda index: free)
-    monkeypatch.setattr(topology, "resolve_device", lambda device: GPU)
+    monkeypatch.setattr(placed_topology, "free_bytes", lambda index: free)
+    monkeypatch.setattr(csr_topo, "resolve_device", lambda device: GPU)
 
     topo.place("unified", "cuda")
 
@@ -79,9 +79,9 @@ def test_a_share_of_gpu_memory_below_the_topology_keeps_edge_ids_out_of_it():
     ("on_host", "expected"),
     [
         ((), None),
-        (("indices",), placed.ListReads(0, 4, False)),
-        (("indices", "edge_ids"), placed.ListReads(0, 12, False)),
-        (("indptr", "indices", "edge_ids"), placed.ListReads(16, 12, False)),
+        (("indices",), placed_topology.ListReads(0, 4, False)),
+        (("indices", "edge_ids"), placed_topology.ListReads(0, 12, False)),
+        (("indptr", "indices", "edge_ids"), placed_topology.ListReads(16, 12, False)),
     ],
 )
 @pytest.mark.parametrize("memory", ["unified", "pinned", "cpu"])
@@ -94,10 +94,10 @@ def test_what_is_read_of_lists_is_that_in_host_memory(on_host, expected, memory)
         block._address = arrays[name].data_ptr()
         blocks.append(block)
 
-    reads = placed.PlacedTopology(**arrays, placement=memory, blocks=blocks).list_reads()
+    reads = placed_topology.PlacedTopology(**arrays, placement=memory, blocks=blocks).list_reads()
 
     assert reads == (None if memory == "cpu" else expected)
 
 
 def test_bytes_of_lists_are_those_of_rows_and_edges():
-    assert placed.ListReads(16, 12, False).sum_bytes(3, 10) == 168
+    assert placed_topology.ListReads(16, 12, False).sum_bytes(3, 10) == 168

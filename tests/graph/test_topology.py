@@ -7,7 +7,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError
-from pyg_direct.graph.topology import CSRTopo
+from pyg_direct.graph.csr_topo import CSRTopo
 from tests.graphs import GRAPHS, Graph, make_graph, odd_graphs
 from tests.reference.compress import compress
 

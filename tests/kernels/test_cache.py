@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pyg_direct import disk
-from pyg_direct.disk import hold
-from pyg_direct.kernels import cache
-from pyg_direct.kernels.cache import cache_folder, read_or_make, source_folder
+from pyg_direct import cache_folder as disk_cache
+from pyg_direct.cache_folder import hold
+from pyg_direct.compiler import code_cache
+from pyg_direct.compiler.code_cache import cache_folder, read_or_make, source_folder
 from tests.interpreter import PACKAGE, run_python, run_together
 
 # The one cached folder of this process stays as it is.
@@ -21,7 +21,7 @@ find_folder = cache_folder.__wrapped__
 LIMIT_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))"
 RANK_WORDS = """
 import numpy as np
-from pyg_direct.kernels.bitmap import rank_words_cpu as kernel
+from pyg_direct.kernels.local_ids.bitmap import rank_words_cpu as kernel
 ranks = np.full(2, -1, np.int32)
 kernel(np.array([7, 1], np.uint32), ranks, np.zeros(1, np.int64))
 (loop,) = kernel._compiled.values()
@@ -30,8 +30,8 @@ print(ranks.tolist(), sum(loop.stats.cache_hits.values()), sum(loop.stats.cache_
 # The compiler is replaced by one that takes long and is counted.
 COMPILE_SLOWLY = """
 import os, time
-from pyg_direct.kernels.draw import draw_bits_gpu
-from pyg_direct.kernels.jit import GpuKernel
+from pyg_direct.kernels.sampling.random import draw_bits_gpu
+from pyg_direct.compiler.jit import GpuKernel
 
 def compile_ptx(kernel, target, choice):
     with open(os.environ["COMPILED"], "a") as file:
@@ -62,7 +62,7 @@ def test_cache_follows_the_environment(tmp_path, monkeypatch):
 def test_cache_of_another_compiler_is_another_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
     before = find_folder("cpu")
-    monkeypatch.setattr(cache, "COMPILER", "mlir")
+    monkeypatch.setattr(code_cache, "COMPILER", "mlir")
     chosen = find_folder("cpu")
     monkeypatch.setattr(importlib.metadata, "version", lambda package: "99.0")
 
@@ -73,12 +73,12 @@ def test_cache_of_another_compiler_is_another_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["rows.cu", "items.cuh"])
 def test_an_edit_of_a_source_gives_another_digest(tmp_path, monkeypatch, name):
-    before = cache.source_digest()
+    before = code_cache.source_digest()
     shutil.copytree(source_folder(), tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_text((source_folder() / name).read_text() + "\n")
-    monkeypatch.setattr(cache, "source_folder", lambda: tmp_path)
+    monkeypatch.setattr(code_cache, "source_folder", lambda: tmp_path)
 
-    after = cache.source_digest.__wrapped__()
+    after = code_cache.source_digest.__wrapped__()
 
     assert after != before
 
@@ -97,13 +97,13 @@ def zip_package(path, **additions):
 def test_packages_in_archives_have_a_folder_for_each_state_of_their_sources(tmp_path, additions):
     texts = [f"""
 package.__path__ = ["{zip_package(tmp_path / name, **added)}/pyg_direct"]
-from pyg_direct.kernels.cache import cache_name, source_digest
+from pyg_direct.compiler.code_cache import cache_name; from pyg_direct.compiler.code_cache import source_digest
 print(source_digest(), cache_name())
 """ for name, added in [("same.zip", {}), ("other.zip", additions)]]  # fmt: skip
 
     same, other = (run_python(text).split() for text in texts)
 
-    assert same == [cache.source_digest(), cache.cache_name()]
+    assert same == [code_cache.source_digest(), code_cache.cache_name()]
     assert other[0] != same[0]
     assert other[1] != same[1]
 
@@ -111,7 +111,7 @@ print(source_digest(), cache_name())
 def test_sources_in_an_archive_are_compiled(tmp_path):
     compiled = run_python(f"""
 package.__path__ = ["{zip_package(tmp_path / "package.zip")}/pyg_direct"]
-from pyg_direct.kernels import source
+from pyg_direct.compiler import nvrtc as source
 print(source.__file__, len(source.compile_source("narrow", (9, 0))) > 0)
 """)
 
@@ -128,7 +128,7 @@ def test_folder_that_cannot_be_made_is_replaced_until_the_process_ends(tmp_path)
     (tmp_path / "file").write_text("")
 
     folder = Path(run_python("""
-from pyg_direct.kernels.cache import cache_folder
+from pyg_direct.compiler.code_cache import cache_folder
 print(cache_folder("gpu") if cache_folder("gpu").is_dir() else None)
 """, PYG_DIRECT_CACHE=str(tmp_path / "file" / "below")))  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_processes_that_end_leave_no_folder_but_that_of_their_parent(tmp_path):
 
     said = run_python("""
 import multiprocessing, os, sys
-from pyg_direct.kernels.cache import cache_folder
+from pyg_direct.compiler.code_cache import cache_folder
 def say():
     cache_folder.cache_clear()
     print(cache_folder("gpu"), flush=True)
@@ -187,7 +187,7 @@ def test_folder_below_one_of_somebody_else_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path / "home"))
     monkeypatch.setattr(os, "mkdir", lambda path, *args: refuse(path))
     monkeypatch.setattr(os, "stat", refuse)
-    monkeypatch.setattr(cache.tempfile, "mkdtemp", lambda prefix: "mine")
+    monkeypatch.setattr(code_cache.tempfile, "mkdtemp", lambda prefix: "mine")
 
     assert [find_folder(kind) for kind in ("gpu", "cpu")] == [Path("mine")] * 2
 
@@ -220,13 +220,13 @@ def test_text_that_cannot_be_kept_is_made_anew(tmp_path, monkeypatch, reason):
 
 
 def test_who_waited_long_enough_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(disk_cache, "_PATIENCE_SECONDS", 0.1)
 
     with hold(tmp_path / "name"):
         got = run_python(f"""
 from pathlib import Path
-from pyg_direct import disk
-from pyg_direct.kernels import cache
+from pyg_direct import cache_folder as disk
+from pyg_direct.compiler import code_cache as cache
 disk._PATIENCE_SECONDS = 0.1
 print(cache.read_or_make(Path({str(tmp_path)!r}, "name"), lambda: "made"))
 """)

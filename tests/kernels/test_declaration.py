@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pyg_direct.kernels.declaration import Declaration, GpuCode, Parameter
+from pyg_direct.compiler.jit import Declaration, GpuCode, Parameter
 from tests.interpreter import BARE_PACKAGE
 
 copy = Declaration("copy_gpu", "i8 I[] T[] I[]", {"I": ("i4", "i8"), "T": ("f4",)})
@@ -35,7 +35,7 @@ def test_kernel_refuses_what_it_was_not_declared_for(dtypes, words):
 
 def test_kernel_chooses_also_where_python_leaves_assertions_out():
     text = """
-from pyg_direct.kernels.declaration import Declaration
+from pyg_direct.compiler.jit import Declaration
 print(__debug__, Declaration("copy_gpu", "i8 I[]", {"I": ("i4", "i8")}).choose(["", "i8"]))
 """
 

@@ -6,8 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from pyg_direct.kernels import jit, source
-from pyg_direct.kernels.jit import get_cpu_threads, run_alone, set_cpu_threads
+from pyg_direct.compiler import jit, nvrtc
+from pyg_direct.compiler.jit import get_cpu_threads, run_alone, set_cpu_threads
 from tests.interpreter import PACKAGE, run_python
 
 COMPILERS = {"numba", "llvmlite", "numba_cuda", "numba_cuda_mlir", "nvrtc"}
@@ -47,7 +47,7 @@ def test_only_one_file_imports_each_compiler():
     files = {path: COMPILERS & set(find_imports(path)) for path in PACKAGE.rglob("*.py")}
 
     assert {path.relative_to(PACKAGE).as_posix(): names for path, names in files.items() if names} == {
-        "kernels/jit.py": {"numba", "numba_cuda_mlir"}, "kernels/source.py": {"nvrtc"}
+        "compiler/jit.py": {"numba", "numba_cuda_mlir"}, "compiler/nvrtc.py": {"nvrtc"}
     }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_importing_kernels_imports_no_compiler():
     found = run_python("""
 import importlib, pkgutil
 import pyg_direct.kernels as kernels
-names = [module.name for module in pkgutil.iter_modules(kernels.__path__)]
+names = [module.name for module in pkgutil.walk_packages(kernels.__path__, "pyg_direct.kernels.")]
 for name in names:
     importlib.import_module(f"pyg_direct.kernels.{name}")
 print("jit" in names, sorted({"numba", "llvmlite", "cuda", "torch"} & set(sys.modules)))
@@ -110,17 +110,17 @@ def test_what_is_kept_is_not_given_to_a_kernel_of_that_name_elsewhere(fresh_kern
 
 def test_c_plus_plus_errors_come_with_the_compilers_words(tmp_path, monkeypatch):
     (tmp_path / "broken.cu").write_text("__device__ int broken() { return missing_name; }")
-    monkeypatch.setattr(source, "source_folder", lambda: tmp_path)
+    monkeypatch.setattr(nvrtc, "source_folder", lambda: tmp_path)
 
     with pytest.raises(RuntimeError, match=r"(?s)cuda_src/broken\.cu.*missing_name"):
-        source.compile_source("broken", (9, 0))
+        nvrtc.compile_source("broken", (9, 0))
 
 
 def test_loops_are_compiled_also_for_a_program_that_compiles_nothing_of_its_own(tmp_path):
     found = run_python("""
 import numba
 import numpy as np
-from pyg_direct.kernels.bitmap import rank_words_cpu
+from pyg_direct.kernels.local_ids.bitmap import rank_words_cpu
 ranks, totals = np.full(2, -1, np.int32), np.zeros(1, np.int64)
 rank_words_cpu(np.array([7, 1], np.uint32), ranks, totals)
 print(ranks.tolist(), type(numba.njit(lambda: 0)).__name__)
@@ -166,7 +166,7 @@ def test_threads_stay_within_what_numba_has(threads_before, count):
 def test_threads_share_one_region_at_a_time():
     from concurrent.futures import ThreadPoolExecutor
 
-    from pyg_direct.kernels.bitmap import rank_words_cpu
+    from pyg_direct.kernels.local_ids.bitmap import rank_words_cpu
 
     bits = np.arange(1 << 12, dtype=np.uint32)
     ones = [bin(word).count("1") for word in bits.tolist()]

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyg_direct.kernels import jit
-from pyg_direct.kernels.offsets import find_offsets_gpu
-from pyg_direct.kernels.once import compile_steps_once, lower_once, replaced
-from pyg_direct.kernels.target import PTX_VERSIONS, stamp_version
+from pyg_direct.compiler import jit
+from pyg_direct.compiler.jit import compile_steps_once, lower_once, replaced
+from pyg_direct.compiler.targets import PTX_VERSIONS, stamp_version
+from pyg_direct.kernels.local_ids.csr import find_offsets_gpu
 
 
 def number_names(ptx):

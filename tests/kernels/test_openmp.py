@@ -12,8 +12,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems h
 RANK = """
 import os
 import numpy as np
-from pyg_direct.kernels.bitmap import rank_words_cpu
-from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.kernels.local_ids.bitmap import rank_words_cpu
+from pyg_direct.compiler.jit import get_cpu_threads; from pyg_direct.compiler.jit import set_cpu_threads
 def rank():
     ranks = np.empty(1 << 12, np.int32)
     rank_words_cpu(np.full(1 << 12, 7, np.uint32), ranks, np.zeros(get_cpu_threads(), np.int64))
@@ -34,7 +34,7 @@ def run(code, **environment):
 
 
 def test_forked_processes_run_loops_on_one_thread():
-    if run("from pyg_direct.kernels import openmp\nprint(openmp.load())") == ["False"]:
+    if run("from pyg_direct.compiler import openmp\nprint(openmp.load())") == ["False"]:
         pytest.skip("needs the library of GNU OpenMP")
     said = run(
         RANK
@@ -51,7 +51,7 @@ print(rank(), get_cpu_threads())
 
 def test_loops_have_threads_beside_those_of_torch():
     # Torch's wait awake for ten milliseconds: processes that share cores would wait for each other at every loop.
-    if run("from pyg_direct.kernels import openmp\nprint(openmp.load())") == ["False"]:
+    if run("from pyg_direct.compiler import openmp\nprint(openmp.load())") == ["False"]:
         pytest.skip("needs the library of GNU OpenMP")
     said = run(
         RANK
@@ -87,13 +87,13 @@ def test_processes_forked_before_the_first_loop_have_threads_of_their_own():
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
 def test_processes_forked_while_a_thread_of_the_program_runs_loops_run_theirs(layer):
-    if layer == "omp" and run("from pyg_direct.kernels import openmp\nprint(openmp.load())") == ["False"]:
+    if layer == "omp" and run("from pyg_direct.compiler import openmp\nprint(openmp.load())") == ["False"]:
         pytest.skip("needs the library of GNU OpenMP")
     said = run(
         RANK
         + """
 import signal, threading
-from pyg_direct.kernels import jit
+from pyg_direct.compiler import jit
 rank()
 inside, done = threading.Event(), threading.Event()
 def stay():
@@ -151,7 +151,7 @@ print(rank(), get_cpu_threads(), numba.threading_layer() == "omp")
 @pytest.mark.parametrize("given", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}])
 def test_the_environment_is_left_as_it_was(given):
     names = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
-    said = run(f"from pyg_direct.kernels import openmp\nopenmp.load()\nimport os\nprint(*map(os.environ.get, {names}))",
+    said = run(f"from pyg_direct.compiler import openmp\nopenmp.load()\nimport os\nprint(*map(os.environ.get, {names}))",
                **given)  # fmt: skip
 
     assert said == [" ".join(str(given.get(name, os.environ.get(name))) for name in names)]

@@ -8,13 +8,13 @@ import pytest
 
 import pyg_direct.kernels
 from benchmarks.dynamic import ge_spmm
-from pyg_direct.kernels.cache import COMPILER, source_folder
-from pyg_direct.kernels.jit import GPU_KERNELS
-from pyg_direct.kernels.source import compile_source
-from pyg_direct.kernels.target import PTX_VERSIONS
+from pyg_direct.compiler.code_cache import COMPILER, source_folder
+from pyg_direct.compiler.jit import GPU_KERNELS
+from pyg_direct.compiler.nvrtc import compile_source
+from pyg_direct.compiler.targets import PTX_VERSIONS
 
-for module in pkgutil.iter_modules(pyg_direct.kernels.__path__):
-    importlib.import_module(f"pyg_direct.kernels.{module.name}")
+for module in pkgutil.walk_packages(pyg_direct.kernels.__path__, "pyg_direct.kernels."):
+    importlib.import_module(module.name)
 
 # Tests declare kernels too. What ours are measured beside is in no wheel, but compiles as well.
 assert ge_spmm

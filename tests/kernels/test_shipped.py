@@ -2,8 +2,8 @@
 
 import pytest
 
-from pyg_direct.kernels import shipped
-from pyg_direct.kernels.shipped import find_shipped, write_archive
+from pyg_direct.compiler import code_cache
+from pyg_direct.compiler.code_cache import find_shipped, write_archive
 
 PTX = {"one-sm75.ptx": ".version 8.0\n", "one-sm100.ptx": ".version 8.6\n// \N{GREEK SMALL LETTER MU}\n"}
 
@@ -12,8 +12,8 @@ PTX = {"one-sm75.ptx": ".version 8.0\n", "one-sm100.ptx": ".version 8.6\n// \N{G
 def archive(tmp_path, monkeypatch):
     """Where an archive is looked for, instead of beside the kernels."""
     path = tmp_path / "ptx.zip"
-    monkeypatch.setattr(shipped, "ARCHIVE", path)
-    monkeypatch.setattr(shipped, "_open_archive", shipped._open_archive.__wrapped__)
+    monkeypatch.setattr(code_cache, "ARCHIVE", path)
+    monkeypatch.setattr(code_cache, "_open_archive", code_cache._open_archive.__wrapped__)
     return path
 
 
@@ -30,14 +30,14 @@ def test_no_archive_gives_nothing(archive):
 
 def test_archive_of_other_sources_gives_nothing(archive, monkeypatch):
     write_archive(archive, PTX)
-    monkeypatch.setattr(shipped, "source_digest", lambda: "edited")
+    monkeypatch.setattr(code_cache, "source_digest", lambda: "edited")
 
     assert find_shipped("one-sm75.ptx") is None
 
 
 def test_a_chosen_compiler_is_not_passed_over(archive, monkeypatch):
     write_archive(archive, PTX)
-    monkeypatch.setattr(shipped, "COMPILER", "mlir")
+    monkeypatch.setattr(code_cache, "COMPILER", "mlir")
 
     assert find_shipped("one-sm75.ptx") is None
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyg_direct.kernels.jit import SIMULATED
+from pyg_direct.compiler.jit import SIMULATED
 
 if SIMULATED:
     # The simulator takes the place of what kernels call by this name.

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pyg_direct.compiler.targets import PTX_VERSIONS, nearest_target, stamp_version
 from pyg_direct.errors import DeviceError
-from pyg_direct.kernels.target import PTX_VERSIONS, nearest_target, stamp_version
 
 PTX = "//\n// Compiler Build ID\n//\n\n.version 9.4\n.target sm_90\n.address_size 64\n// .version 9.4\n"
 

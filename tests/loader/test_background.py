@@ -10,9 +10,9 @@ import time
 import pytest
 
 from pyg_direct import NeighborLoader
+from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.errors import ForkedProcessError
-from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
-from pyg_direct.loader.background import Background
+from pyg_direct.loader.prefetch.cpu_threads import Background
 from tests.batches import hash_batches, make_data
 
 DEPTHS = [1, 3]
@@ -226,7 +226,7 @@ FREED = """
 import os
 from pathlib import Path
 import torch
-from pyg_direct.loader.background import Background
+from pyg_direct.loader.prefetch.cpu_threads import Background
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -306,7 +306,7 @@ class Job(SampleJob):
 
 def train(where):
     time.sleep(0.2)
-    from pyg_direct.features.rowfile import RowFile
+    from pyg_direct.features.row_files import RowFile
     RowFile.is_cached = lambda file, rows: False
     rows = Feature(device="cpu").from_file(path)[torch.arange(0, 500, 3)]
     counts = [len(list(loader)) for loader in (

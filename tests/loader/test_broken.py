@@ -9,19 +9,11 @@ import pytest
 import torch
 
 from pyg_direct import Feature, HGTLoader, LinkNeighborLoader, NeighborLoader, ShaDowKHopSampler, save_rows
-from pyg_direct.loader.background import Background
-from pyg_direct.ops import (
-    compress,
-    draw,
-    gather,
-    general,
-    locate,
-    neighbor,
-    relabel,
-    scatter,
-    union,
-)
-from pyg_direct.sampling import buffers, hashed, host, numbering, tabled
+from pyg_direct.loader.prefetch.cpu_threads import Background
+from pyg_direct.ops.local_ids import bitmap, bitmap as union, csr, relabel
+from pyg_direct.ops.rows import gather, scatter
+from pyg_direct.ops.sampling import hetero, random, uniform
+from pyg_direct.sampling import local_ids, uniform_cpu, uniform_gpu
 from tests.batches import make_data
 from tests.graphs import make_random_graph
 from tests.hetero_data import make_hetero
@@ -71,8 +63,8 @@ def break_call(monkeypatch, places, number):
 
 def find_kernel_calls():
     """Where modules call CPU loops."""
-    modules = (compress, draw, gather, general, locate, neighbor, relabel, scatter, union, buffers, hashed, host,
-               numbering, tabled)  # fmt: skip
+    modules = (csr, random, gather, hetero, bitmap, uniform, relabel, scatter, union, uniform_gpu, local_ids,
+               uniform_cpu)  # fmt: skip
     return [(module, "run_cpu") for module in modules if hasattr(module, "run_cpu")]
 
 
@@ -176,7 +168,7 @@ class TestReaders:
 
     @pytest.fixture(autouse=True)
     def _not_cached(self, monkeypatch):
-        monkeypatch.setattr("pyg_direct.features.rowfile.RowFile.is_cached", lambda file, rows: False)
+        monkeypatch.setattr("pyg_direct.features.row_files.RowFile.is_cached", lambda file, rows: False)
 
     def make(self, tmp_path):
         rows = torch.arange(4000).view(1000, 4).float()
@@ -188,7 +180,7 @@ class TestReaders:
 
         for error in (SystemExit, OSError, MemoryError):
             with monkeypatch.context() as patch:
-                patch.setattr("pyg_direct.features.rowfile.RowFile.read_rows", raises(error))
+                patch.setattr("pyg_direct.features.row_files.RowFile.read_rows", raises(error))
                 with pytest.raises(error):
                     feature[ids]
             assert torch.equal(feature[ids], rows)
@@ -196,7 +188,7 @@ class TestReaders:
     def test_readers_that_cannot_start_are_told(self, tmp_path, monkeypatch):
         rows, feature = self.make(tmp_path)
         ids = torch.arange(1000)
-        monkeypatch.setattr("pyg_direct.features.disk._pool", make_pool := fresh_pool())
+        monkeypatch.setattr("pyg_direct.features.tiers.disk._pool", make_pool := fresh_pool())
 
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse_to_start)
@@ -236,7 +228,7 @@ def raises(error):
 
 def fresh_pool():
     """A pool whose threads have not started."""
-    from pyg_direct.features import disk
+    from pyg_direct.features.tiers import disk
 
     pool = disk._pool.__wrapped__(0)
     return lambda process: pool

@@ -10,8 +10,8 @@ from torch_geometric.sampler import BaseSampler, NegativeSampling
 from pyg_direct import HGTLoader, LinkNeighborLoader, NeighborLoader, accelerate, infer, to_edge_index
 from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.loader import LinkLoader, NodeLoader, ShaDowKHopSampler
-from pyg_direct.loader.layers import NeighborSampler as LayerSampler
-from pyg_direct.nn.sorted import find_batch
+from pyg_direct.loader.legacy_neighbor_loader import NeighborSampler as LayerSampler
+from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.sampler import HGTSampler, NeighborSampler
 from tests.batches import make_data
 from tests.hetero_data import make_hetero

@@ -24,8 +24,8 @@ from pyg_direct import (
     SubGraphLoader,
 )
 from pyg_direct.errors import IdError, LoaderWarning
-from pyg_direct.sampling.open import open_plan
-from pyg_direct.sampling.sample import Recipe
+from pyg_direct.sampling.plan_factory import open_plan
+from pyg_direct.sampling.sampling_options import Recipe
 from tests.graphs import make_random_graph
 from tests.processes import quick_starts, run_ranks
 

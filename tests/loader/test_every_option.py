@@ -35,12 +35,12 @@ from pyg_direct import (
     inference_loader,
 )
 from pyg_direct.distributed import DistGraph, DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
-from pyg_direct.distributed.client import ClientGraph
-from pyg_direct.distributed.rows import Wanted
+from pyg_direct.distributed.row_exchange import Wanted
+from pyg_direct.distributed.server.client_graph import ClientGraph
 from pyg_direct.dynamic import FrameTrainer, stream
 from pyg_direct.errors import LoaderWarning, PygDirectError
 from pyg_direct.loader import NeighborSampler as LayerSampler
-from pyg_direct.ops.keywords import list_options
+from pyg_direct.ops.argument_checks import list_options
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
 from tests.distributed.ranks import write_data

@@ -12,7 +12,7 @@ from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct import HGTLoader, LinkNeighborLoader, NeighborLoader
 from pyg_direct.errors import ArgumentError
-from pyg_direct.loader.drawn import Drawn
+from pyg_direct.sampler.output import Drawn
 from tests.hetero_data import check_rows, make_hetero, name_edges
 from tests.hetero_graphs import make_parts
 
@@ -314,7 +314,7 @@ def test_the_memory_of_a_batch_is_listed_with_that_of_its_seeds(mode, monkeypatc
         loader = LinkNeighborLoader(data, [3, 2], (writes, data[writes].edge_index[:, :4]), labels, times + 50,
                                     neg_sampling=mode, time_attr="time", batch_size=4, device="cpu")  # fmt: skip
     noted = []
-    monkeypatch.setattr("pyg_direct.loader.general.note_memory", lambda batch, memory: noted.extend(memory))
+    monkeypatch.setattr("pyg_direct.loader.sampler_loader.note_memory", lambda batch, memory: noted.extend(memory))
     loader._prepare()
     sample, place = Drawn(loader._ask(torch.arange(4), 1)), loader._place_inputs
 

@@ -12,14 +12,14 @@ import torch
 
 from pyg_direct import CSRTopo, NeighborLoader
 from pyg_direct.errors import CudaError
-from pyg_direct.features import cold
-from pyg_direct.graph import placed, topology as topology_module
-from pyg_direct.loader import hosts
-from pyg_direct.loader.hosts import Kept, keep_once, settle_places
-from pyg_direct.loader.pyg import read_topology
-from pyg_direct.runtime import host
-from pyg_direct.runtime.memory import Block
-from pyg_direct.runtime.shared import find_shared, share
+from pyg_direct.features import process_sharing
+from pyg_direct.graph import csr_topo as topology_module, placed_topology
+from pyg_direct.loader import memory_placement as hosts
+from pyg_direct.loader.memory_placement import Kept, keep_once, settle_places
+from pyg_direct.runtime.cuda.memory import Block
+from pyg_direct.runtime.host import memory as host
+from pyg_direct.runtime.host.shared_memory import find_shared, share
+from pyg_direct.sampler.graph_reader import read_topology
 from tests.batches import hash_batches, make_data
 from tests.processes import run_ranks
 
@@ -36,8 +36,10 @@ def make_topology():
 def room(monkeypatch):
     """A host with 100 bytes free, whose GPUs read unified memory where it lies."""
     found = SimpleNamespace(free=100, is_unified=True)
-    monkeypatch.setattr(cold, "available_bytes", lambda: found.free)
-    monkeypatch.setattr(cold, "abilities", lambda index: SimpleNamespace(managed_without_migration=found.is_unified))
+    monkeypatch.setattr(process_sharing, "available_bytes", lambda: found.free)
+    monkeypatch.setattr(
+        process_sharing, "abilities", lambda index: SimpleNamespace(managed_without_migration=found.is_unified)
+    )
     return found
 
 
@@ -113,15 +115,15 @@ def test_shared_lists_are_page_locked_where_they_lie(monkeypatch, can_lock):
         moved.append(what)
         return Block("cpu", 0, None)
 
-    monkeypatch.setattr(placed, "pin", pin)
-    monkeypatch.setattr(placed, "move", move)
+    monkeypatch.setattr(placed_topology, "pin", pin)
+    monkeypatch.setattr(placed_topology, "move", move)
     monkeypatch.setattr(Block, "view_on_cpu", lambda self, dtype, shape: torch.empty(shape, dtype=dtype))
-    monkeypatch.setattr(placed, "check_filled", lambda *_: None)
+    monkeypatch.setattr(placed_topology, "check_filled", lambda *_: None)
     array, alone = torch.arange(50), torch.arange(50)
     memory = share(array)
 
-    view, on_host, block = placed.place_array(array, "pinned", GPU, "neighbors")
-    placed.place_array(alone, "pinned", GPU, "others")
+    view, on_host, block = placed_topology.place_array(array, "pinned", GPU, "neighbors")
+    placed_topology.place_array(alone, "pinned", GPU, "others")
 
     assert moved == (["others"] if can_lock else ["neighbors", "others"])
     assert locked == ([memory] if can_lock else [])

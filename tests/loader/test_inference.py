@@ -10,7 +10,7 @@ from torch_geometric.utils import coalesce, degree
 from pyg_direct import NeighborLoader, accelerate, infer, inference_loader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.loader import inference
-from pyg_direct.runtime.memory import allocate
+from pyg_direct.runtime.cuda.memory import allocate
 
 
 def make_data(num_nodes=90, num_edges=400):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyg_direct import NeighborLoader
-from pyg_direct.loader.pyg import Attributes
+from pyg_direct.loader.collate.data import Attributes
 from tests.batches import assert_equal_batches, assert_equal_epochs, make_data
 
 PREFETCH = [0, 1, 3]

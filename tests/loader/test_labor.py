@@ -3,8 +3,8 @@
 import pytest
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.loader.neighbor import NeighborLoader
-from pyg_direct.sampling.key import batch_key
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.sampling.random_key import batch_key
 from tests.batches import check_contract, make_data
 from tests.reference.sample import sample
 

@@ -6,7 +6,7 @@ from torch_geometric.sampler import NegativeSampling
 
 from pyg_direct import LinkNeighborLoader
 from pyg_direct.sampler import NeighborSampler
-from pyg_direct.sampling.general import GeneralPlan
+from pyg_direct.sampling.hetero_plan import GeneralPlan
 from tests.batches import make_data
 from tests.hetero_data import make_hetero
 from tests.hetero_graphs import make_parts

@@ -3,7 +3,7 @@
 import pytest
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader
-from pyg_direct.graph.placed import ListReads
+from pyg_direct.graph.placed_topology import ListReads
 from tests.batches import make_data
 
 

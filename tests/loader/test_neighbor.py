@@ -14,7 +14,7 @@ from torch_geometric.utils import trim_to_layer
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.sampling.key import batch_key
+from pyg_direct.sampling.random_key import batch_key
 from tests.batches import assert_equal_epochs, check_contract, make_data
 from tests.graphs import GRAPHS, make_graph, odd_graphs
 from tests.poison import poisoned_memory

@@ -11,7 +11,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, LoaderWarning
-from pyg_direct.ops import launch
+from pyg_direct.ops import run_kernel
 from tests.batches import assert_equal_batches, assert_equal_epochs, make_data
 
 WORKER_OPTIONS = {"num_workers": 4, "persistent_workers": True, "prefetch_factor": 4, "pin_memory": True,
@@ -95,10 +95,10 @@ class TestWorkers:
             assert batch.x.device.type == real_device.type
 
     @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-    @pytest.mark.parametrize("few_items", [launch.FEW_ITEMS, 0])
+    @pytest.mark.parametrize("few_items", [run_kernel.FEW_ITEMS, 0])
     def test_forked_workers_give_equal_batches_on_the_cpu(self, few_items, monkeypatch):
         # The second time, all loops before the fork run on all cores.
-        monkeypatch.setattr(launch, "FEW_ITEMS", few_items)
+        monkeypatch.setattr(run_kernel, "FEW_ITEMS", few_items)
         options = {"batch_size": 16, "shuffle": True, "seed": 1, "device": "cpu"}
         loader = NeighborLoader(make_data(), [3, 2], **options, num_workers=2, multiprocessing_context="fork")
         expected = list(NeighborLoader(make_data(), [3, 2], **options))

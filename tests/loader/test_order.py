@@ -9,7 +9,7 @@ from torch_geometric.nn import GraphSAGE, SAGEConv, to_hetero
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader, accelerate, to_edge_index
 from pyg_direct.loader import NodeLoader
-from pyg_direct.nn.sorted import find_sorted
+from pyg_direct.nn.sorted_edges import find_sorted
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
 from tests.hetero_data import make_hetero
@@ -163,7 +163,7 @@ def test_edges_of_types_come_as_pygs_own_on_request(real_device):
 
 @pytest.mark.slow
 def test_telling_takes_little(real_device):
-    from pyg_direct.loader.order import note_order
+    from pyg_direct.sampler.edge_order import note_order
 
     batches = list(NeighborLoader(make_data(), [3, 2], input_nodes=torch.arange(40), batch_size=1, device=real_device))
 

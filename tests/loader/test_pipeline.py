@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_direct.loader.pipeline import Pipeline, hold_for, note_memory, parts_of, take_memory
-from pyg_direct.sampling.sample import empty_sample
+from pyg_direct.loader.prefetch.gpu_streams import Pipeline, hold_for, note_memory, parts_of, take_memory
+from pyg_direct.sampling.sampling_options import empty_sample
 
 PREFETCH = [0, 1, 2, 5]
 NUM_BATCHES = 4

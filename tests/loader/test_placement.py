@@ -5,9 +5,9 @@ import logging
 import pytest
 import torch
 
-from pyg_direct.loader import placement
-from pyg_direct.loader.placement import Choice, Placed, Rows, announce, choose_places, describe
-from pyg_direct.runtime.device import budget_of
+from pyg_direct.loader import memory_placement
+from pyg_direct.loader.memory_placement import Choice, Placed, Rows, announce, choose_places, describe
+from pyg_direct.runtime.cuda.device import budget_of
 
 GIB = 1 << 30
 X = Rows("x", 10 * GIB, 1 << 24, True)
@@ -87,7 +87,7 @@ def test_the_line_says_what_is_where():
 
 @pytest.fixture
 def fresh_logger(monkeypatch):
-    monkeypatch.setattr(placement, "_SAID", set())
+    monkeypatch.setattr(memory_placement, "_SAID", set())
     loggers = [logging.getLogger("pyg_direct"), logging.getLogger("pyg_direct.notice")]
     before = [(logger.level, logger.handlers[:]) for logger in loggers]
     loggers[1].handlers.clear()
@@ -173,7 +173,7 @@ class TestOnGpu:
 
     def test_little_memory_gives_a_cache_of_what_is_left(self, data, monkeypatch):
         from pyg_direct import NeighborLoader
-        from pyg_direct.loader import placed as placed_rows
+        from pyg_direct.loader.collate import attributes as placed_rows
 
         # 128 MiB stay free.
         monkeypatch.setattr(placed_rows, "free_bytes", lambda index: (128 << 20) + edges + labels + 64 * 4 * 1000)

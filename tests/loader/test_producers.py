@@ -14,10 +14,10 @@ import torch
 
 from pyg_direct import NeighborLoader, Producers
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, PygDirectError
-from pyg_direct.loader import producers as producers_module
-from pyg_direct.loader.producers import Lane
-from pyg_direct.loader.ranks import Share
-from pyg_direct.sampling.key import EpochKey
+from pyg_direct.loader.batch_sampler import Share
+from pyg_direct.loader.prefetch import processes as producers_module
+from pyg_direct.loader.prefetch.processes import Lane
+from pyg_direct.sampling.random_key import EpochKey
 from tests.batches import hash_batches, make_data
 from tests.hetero_data import make_hetero
 

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.loader import placed as placed_rows, pyg
+from pyg_direct.loader.collate import attributes as placed_rows, data as pyg
 from tests.batches import assert_equal_batches, check_contract, make_data
 from tests.graphs import make_random_graph
 

@@ -8,10 +8,11 @@ from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader, count_reads
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.hotness import choose_hottest
-from pyg_direct.loader import placed as placed_rows, pyg, ranking as loader_ranking
-from pyg_direct.loader.pyg import Attributes, Ranking
-from pyg_direct.loader.ranking import rank_edges, rank_rows
+from pyg_direct.features.hot_rows import choose_hottest
+from pyg_direct.loader import hot_row_ranking as loader_ranking
+from pyg_direct.loader.collate import attributes as placed_rows, data as pyg
+from pyg_direct.loader.collate.data import Attributes, Ranking
+from pyg_direct.loader.hot_row_ranking import rank_edges, rank_rows
 
 
 def make_data(num_nodes=2000, num_edges=20_000):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.report import Report, TierReport
-from pyg_direct.loader.epochs import make_batch
-from pyg_direct.loader.record import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder, Stages
-from pyg_direct.loader.report import LoaderReport, Span, read_spans
+from pyg_direct.features.tier_report import Report, TierReport
+from pyg_direct.loader.base_loader import make_batch
+from pyg_direct.loader.batch_report import LoaderReport, Span, read_spans
+from pyg_direct.loader.profiler import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder, Stages
 
 TIERS = [TierReport("GPU memory", 10, 60), TierReport("memory of other GPUs", 20, 30, "NVLink"),
          TierReport("host memory (unified)", 70, 10, "PCIe"), TierReport("file", 100, 2, "PCIe")]  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyg_direct import NeighborLoader
-from pyg_direct.kernels.jit import set_cpu_threads
+from pyg_direct.compiler.jit import set_cpu_threads
 from tests.batches import hash_batches, make_data
 from tests.graphs import make_random_graph
 

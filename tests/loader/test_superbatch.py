@@ -8,9 +8,9 @@ import torch
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError, PlacementWarning
 from pyg_direct.features.feature import Feature
-from pyg_direct.loader import superbatch
-from pyg_direct.loader.superbatch import SharedFetch, SuperBatch, split_group
-from pyg_direct.sampling.sample import Sample
+from pyg_direct.loader.prefetch import batch_groups
+from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SuperBatch, split_group
+from pyg_direct.sampling.sampling_options import Sample
 from tests.batches import hash_batches, make_data
 from tests.graphs import make_random_graph
 
@@ -59,8 +59,8 @@ def test_memory_that_runs_out_halves_the_group(device, monkeypatch):
             raise torch.OutOfMemoryError("out of memory")
         return real(lists, num_nodes)
 
-    real = superbatch.unite
-    monkeypatch.setattr(superbatch, "unite", unite_few)
+    real = batch_groups.unite
+    monkeypatch.setattr(batch_groups, "unite", unite_few)
     fetch = SharedFetch({"x": feature})
 
     with pytest.warns(PlacementWarning, match="rows of 4 batches together; half as many are tried"):

@@ -9,11 +9,11 @@ from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import IdError, PlacementWarning
-from pyg_direct.loader.pipeline import Pipeline, note_memory
-from pyg_direct.loader.together import GPU_ROOM, GrowingTogether, count_bytes, pause_collector
-from pyg_direct.nn.sorted import find_batch
+from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, GrowingTogether, count_bytes, pause_collector
+from pyg_direct.loader.prefetch.gpu_streams import Pipeline, note_memory
+from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.sampler import NeighborSampler
-from pyg_direct.sampling.general import GeneralPlan
+from pyg_direct.sampling.hetero_plan import GeneralPlan
 from tests.batches import make_data
 from tests.hetero_data import check_rows, make_hetero
 from tests.hetero_graphs import make_parts

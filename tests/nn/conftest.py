@@ -2,7 +2,8 @@
 
 import pytest
 
-from pyg_direct.nn import attention, gcn, gin, propagate, root
+from pyg_direct.nn import dispatch
+from pyg_direct.nn.conv import gat, gcn, gin, sage
 
 
 @pytest.fixture
@@ -14,18 +15,18 @@ def calls(monkeypatch):
         made.append(kwargs.get("reduce", "sum"))
         return aggregate(*args, **kwargs)
 
-    aggregate = propagate.aggregate
-    for module in (propagate, gcn, attention):
+    aggregate = dispatch.aggregate
+    for module in (dispatch, gcn, gat):
         monkeypatch.setattr(module, "aggregate", count)
 
     def count_attention(*args, **kwargs):
         made.append("sum")
         return attend(*args, **kwargs)
 
-    attend = attention.attend
-    monkeypatch.setattr(attention, "attend", count_attention)
+    attend = gat.attend
+    monkeypatch.setattr(gat, "attend", count_attention)
 
-    for module, name in ((root, "convolve"), (gin, "add_own"), (propagate, "sum_messages")):
+    for module, name in ((sage, "convolve"), (gin, "add_own"), (dispatch, "sum_messages")):
         monkeypatch.setattr(module, name, _count_layers(made, getattr(module, name)))
     return made
 

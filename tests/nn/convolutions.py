@@ -3,7 +3,7 @@
 import torch
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, GraphConv, SAGEConv
 
-from pyg_direct.nn.sorted import register_sorted
+from pyg_direct.nn.sorted_edges import register_sorted
 
 NODES, EDGES = [4, 9, 12], [16, 30]
 WIDTH, OUT = 8, 10

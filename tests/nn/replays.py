@@ -8,7 +8,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.nn import call as calls, passes
+from pyg_direct.nn.replay import guards as calls, model_replay
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
 
@@ -32,7 +32,7 @@ class CallsAgain:
             recording._edges.register()
             with (
                 torch.enable_grad(),
-                passes._own_leaves(recording._model(), recording._parameters) as recording._leaves,
+                model_replay._own_leaves(recording._model(), recording._parameters) as recording._leaves,
             ):
                 self.work()
             recording._out.copy_(recording._made.detach())
@@ -46,9 +46,9 @@ class CallsAgain:
 def record_anywhere(device, monkeypatch):
     """Let passes over small batches be recorded, on a CPU as calls that are made again."""
     # Batches of few seeds differ by more than those of a thousand.
-    monkeypatch.setattr(passes, "_MARGIN", 0.15)
+    monkeypatch.setattr(model_replay, "_MARGIN", 0.15)
     if device.type == "cpu":
-        monkeypatch.setattr(passes, "Recorder", CallsAgain)
+        monkeypatch.setattr(model_replay, "Recorder", CallsAgain)
         monkeypatch.setattr(calls, "_can_record", lambda device: True)
         monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
         monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)

@@ -18,7 +18,7 @@ from torch_geometric.utils import trim_to_layer
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.nn.convolutions import CONVOLUTIONS, EDGES, NODES, OUT, WIDTH, Batch, assert_near, run
 from tests.options import Refused, Seen, check_options
 

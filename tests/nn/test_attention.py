@@ -7,9 +7,9 @@ import torch
 from torch_geometric.nn import GATConv, GATv2Conv
 
 from pyg_direct import accelerate
-from pyg_direct.kernels.jit import SIMULATED
-from pyg_direct.nn.attention import _Scores
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.compiler.jit import SIMULATED
+from pyg_direct.nn.conv.gat import _Scores
+from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.launches import TWO_LAUNCHES, counted_launches, of_attention
 from tests.nn.convolutions import WIDTH, Batch, assert_near
 

@@ -7,7 +7,7 @@ import torch
 from torch_geometric.nn import Aggregation, conv as convs
 
 from pyg_direct import accelerate
-from pyg_direct.nn.sorted import register_sorted
+from pyg_direct.nn.sorted_edges import register_sorted
 from tests.nn.convolutions import EDGES, NODES, OUT, WIDTH, Batch, assert_near
 
 # PyG's own code, which results are compared with, on a GPU without torch_scatter.

@@ -5,11 +5,11 @@ import torch
 from torch_geometric.nn import GIN, GINConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn.gin import add_own
-from pyg_direct.nn.layer import Fitting
-from pyg_direct.nn.sorted import find_batch
-from pyg_direct.ops.launch import runs_on_gpu
-from pyg_direct.runtime.waits import waits_refused
+from pyg_direct.nn.conv.gin import add_own
+from pyg_direct.nn.conv.sage import Fitting
+from pyg_direct.nn.sorted_edges import find_batch
+from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.runtime.cuda.graph_capture import waits_refused
 from tests.nn.convolutions import EDGES, NODES, WIDTH, Batch, assert_near
 
 NUM_NODES, NUM_TARGETS = sum(NODES), sum(NODES[:2])

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from pyg_direct import GraphedStep, NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn.padded import PaddedBatch, Sizes, read_sizes
-from pyg_direct.runtime import recording as recordings
-from pyg_direct.runtime.device import abilities
+from pyg_direct.nn.replay.padded_batch import PaddedBatch, Sizes, read_sizes
+from pyg_direct.runtime.cuda import graph_capture as recordings
+from pyg_direct.runtime.cuda.device import abilities
 from tests.nn.convolutions import assert_near
 from tests.nn.replays import MODELS, make_model
 from tests.products import read_target

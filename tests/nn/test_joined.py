@@ -10,8 +10,8 @@ from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.nn import joined_edges, typed_layer
-from pyg_direct.nn.sorted import _BATCHES, find_batch
+from pyg_direct.nn.hetero import joined_edges, sage
+from pyg_direct.nn.sorted_edges import _BATCHES, find_batch
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
 
@@ -21,13 +21,13 @@ WIDTH = 16
 @pytest.fixture
 def calls(monkeypatch):
     """Targets of the sums of several relations."""
-    made, plain = [], typed_layer.sum_known
+    made, plain = [], sage.sum_known
 
     def count(x, indptr, *args):
         made.append(indptr.numel() - 1)
         return plain(x, indptr, *args)
 
-    monkeypatch.setattr(typed_layer, "sum_known", count)
+    monkeypatch.setattr(sage, "sum_known", count)
     return made
 
 

@@ -8,7 +8,8 @@ from torch.nn import Linear
 from torch_geometric.nn import GINConv, GINEConv, HeteroConv, to_hetero
 
 from pyg_direct import accelerate
-from pyg_direct.nn import joined_gine, propagate
+from pyg_direct.nn import dispatch
+from pyg_direct.nn.hetero import gin
 from tests.nn.convolutions import assert_near
 from tests.nn.test_joined_kinds import OUT, WIDTH, differentiate_twice, make_batch, mlp
 
@@ -19,7 +20,7 @@ EDGE_WIDTH = 5
 def calls(monkeypatch):
     """Where each sum of messages was asked for."""
     made = []
-    for module in (joined_gine, propagate):
+    for module in (gin, dispatch):
         plain, label = module.sum_messages, module.__name__.rpartition(".")[2]
         monkeypatch.setattr(module, "sum_messages",
                             lambda *a, plain=plain, label=label, **k: made.append(label) or plain(*a, **k))  # fmt: skip
@@ -192,7 +193,7 @@ def test_many_messages_are_by_themselves_on_a_cpu(calls, monkeypatch):
     size = 8 * WIDTH * sum(pair.shape[1] for pair in given[1].values())
 
     for most in (size, size - 1):
-        monkeypatch.setattr(joined_gine, "_MOST_BYTES", most)
+        monkeypatch.setattr(gin, "_MOST_BYTES", most)
         assert_near(run(model, *given), expected)
 
     assert calls == ["joined_gine", *["propagate"] * len(given[1])]

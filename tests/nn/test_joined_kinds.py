@@ -9,7 +9,8 @@ from torch.nn import Linear, ReLU, Sequential
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, SAGEConv, to_hetero
 
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.nn import attention, gcn, gin, joined_attention, joined_edges, joined_gcn, joined_gin, typed_layer
+from pyg_direct.nn.conv import gat, gcn, gin
+from pyg_direct.nn.hetero import gat as joined_attention, gcn as joined_gcn, gin as joined_gin, joined_edges, sage
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
 from tests.nn.test_joined import run
@@ -21,8 +22,8 @@ WIDTH, OUT = 16, 8
 def calls(monkeypatch):
     """(where it was called, targets) of each sum and softmax."""
     made = []
-    for module, name in ((joined_gin, "sum_known"), (joined_gcn, "aggregate"), (typed_layer, "sum_known"),
-                         (gin, "add_own"), (attention, "attend"), (attention, "aggregate"),
+    for module, name in ((joined_gin, "sum_known"), (joined_gcn, "aggregate"), (sage, "sum_known"),
+                         (gin, "add_own"), (gat, "attend"), (gat, "aggregate"),
                          (gcn, "aggregate")):  # fmt: skip
         plain, label = getattr(module, name), f"{module.__name__.rpartition('.')[2]}.{name}"
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch_geometric.nn import GraphConv, SAGEConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn.layer import convolve
-from pyg_direct.nn.sorted import find_batch
-from pyg_direct.ops.launch import runs_on_gpu
-from pyg_direct.runtime.waits import waits_refused
+from pyg_direct.nn.conv.sage import convolve
+from pyg_direct.nn.sorted_edges import find_batch
+from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.runtime.cuda.graph_capture import waits_refused
 from tests.nn.convolutions import EDGES, NODES, WIDTH, Batch, assert_near, run
 
 NUM_NODES, NUM_TARGETS, OUT = sum(NODES), sum(NODES[:2]), 10
@@ -172,7 +172,7 @@ def test_rows_of_another_width_are_refused_by_torch(width):
 
 
 def test_edges_are_checked_once_for_the_layers_that_share_them(monkeypatch):
-    from pyg_direct.nn import sorted as known
+    from pyg_direct.nn import sorted_edges as known
 
     checked = []
     check = known.read_hops

@@ -5,7 +5,7 @@ import torch
 from torch_geometric.nn import GCNConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn.sorted import register_sorted
+from pyg_direct.nn.sorted_edges import register_sorted
 from tests.nn.convolutions import OUT, WIDTH, assert_near
 
 NODES, LOOPS = 40, 500

@@ -10,8 +10,8 @@ from torch_geometric.nn import GATConv, HeteroConv, SAGEConv, to_hetero
 
 from pyg_direct import GraphedStep, NeighborLoader, accelerate
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn.padded_types import PaddedTypes, TypedSizes, find_input, read_typed_sizes
-from pyg_direct.nn.sorted import find_batch
+from pyg_direct.nn.replay.padded_batch import PaddedTypes, TypedSizes, find_input, read_typed_sizes
+from pyg_direct.nn.sorted_edges import find_batch
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pyg_direct.nn import product
-from pyg_direct.nn.product import add_up, multiply
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.nn import linear
+from pyg_direct.nn.linear import add_up, multiply
+from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.nn.convolutions import assert_near
 
 
@@ -79,10 +79,10 @@ def test_sums_of_growing_gradients_on_two_streams_and_in_a_graph():
 
 @pytest.mark.gpu
 def test_sums_in_inference_mode_serve_training():
-    product._ONES.clear()
+    linear._ONES.clear()
     with torch.inference_mode():
         add_up(torch.ones(10, 3, device="cuda"))
     parts = make_parts("cuda", torch.float64, True)
 
     assert torch.autograd.gradgradcheck(multiply, parts)
-    assert not any(ones.is_inference() for ones in product._ONES.values())
+    assert not any(ones.is_inference() for ones in linear._ONES.values())

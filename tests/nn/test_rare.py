@@ -8,7 +8,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphConv, HeteroConv, RGCNConv, SAGEConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn.padded import read_sizes
+from pyg_direct.nn.replay.padded_batch import read_sizes
 from tests.batches import make_data
 from tests.nn.convolutions import CONVOLUTIONS, EDGES, NODES, OUT, WIDTH, Batch, assert_near, mlp
 

@@ -8,7 +8,9 @@ import torch
 from torch_geometric.nn import FastRGCNConv, GATConv, HeteroConv, HeteroLinear, HGTConv, RGCNConv, SAGEConv, to_hetero
 
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.nn import attention, propagate, relational, transformer, typed_layer
+from pyg_direct.nn import dispatch
+from pyg_direct.nn.conv import gat, hgt, rgcn
+from pyg_direct.nn.hetero import sage
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
 from tests.nn.test_trimmed import Batch
@@ -21,13 +23,13 @@ KINDS = {"mean": {}, "sum": {"aggr": "sum"}, "max": {"aggr": "max"}, "bases": {"
 @pytest.fixture
 def calls(monkeypatch):
     """Segments that our operator was asked to reduce."""
-    made, aggregate = [], relational.aggregate
+    made, aggregate = [], rgcn.aggregate
 
     def count(x, indptr, *args, **kwargs):
         made.append(indptr.numel() - 1)
         return aggregate(x, indptr, *args, **kwargs)
 
-    monkeypatch.setattr(relational, "aggregate", count)
+    monkeypatch.setattr(rgcn, "aggregate", count)
     return made
 
 
@@ -93,7 +95,7 @@ def test_anything_else_is_as_pyg_has_it(case, calls, monkeypatch):
     elif case == "undone":
         accelerated.undo()
     else:
-        monkeypatch.setattr(relational, "_MOST_ITEMS", 10)
+        monkeypatch.setattr(rgcn, "_MOST_ITEMS", 10)
 
     got = conv(x, edge_index, edge_type)
 
@@ -167,7 +169,7 @@ def make_transformed(types):
 @pytest.mark.parametrize(("make", "layers", "launches"), [(make_hetero_conv, 1, 1), (make_transformed, 2, 2)])
 def test_relations_of_a_batch_with_types(real_device, make, layers, launches, monkeypatch):
     calls = []
-    for module, name in ((propagate, "aggregate"), (attention, "attend"), (typed_layer, "sum_known")):
+    for module, name in ((dispatch, "aggregate"), (gat, "attend"), (sage, "sum_known")):
         plain = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, plain=plain, **k: calls.append(1) or plain(*a, **k))
     batch, types = make_batch_with_types(real_device)
@@ -219,8 +221,8 @@ def test_a_transformed_model_is_copied_pickled_and_changed_as_before():
 
 @pytest.mark.parametrize("fanouts", [[3, 2], [-1, 2]])
 def test_attention_over_relations_equals_pyg(device, fanouts, monkeypatch):
-    calls, plain = [], transformer.softmax
-    monkeypatch.setattr(transformer, "softmax", lambda *args, **kwargs: calls.append(kwargs) or plain(*args, **kwargs))
+    calls, plain = [], hgt.softmax
+    monkeypatch.setattr(hgt, "softmax", lambda *args, **kwargs: calls.append(kwargs) or plain(*args, **kwargs))
     data = make_hetero()
     # Sums of all gradients are rounded by more than is allowed in fp32.
     for kind in data.node_types:

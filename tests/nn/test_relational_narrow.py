@@ -11,7 +11,8 @@ import torch
 from torch_geometric.nn import GATConv, GINConv, GraphConv, HeteroConv, HGTConv, RGCNConv, SAGEConv, to_hetero
 
 from pyg_direct import accelerate
-from pyg_direct.nn import attention, joined_gin, relational, transformer, typed_layer
+from pyg_direct.nn.conv import gat, hgt, rgcn
+from pyg_direct.nn.hetero import gin, sage
 from tests.nn.convolutions import Batch
 from tests.nn.test_joined_kinds import WIDTH, make_batch
 
@@ -23,8 +24,8 @@ DTYPES = [torch.bfloat16, torch.float16]
 def calls(monkeypatch):
     """Dtypes of the rows that our operators were asked to sum."""
     made = []
-    for module, name in ((joined_gin, "sum_known"), (typed_layer, "sum_known"), (attention, "attend"),
-                         (relational, "aggregate"), (transformer, "aggregate")):  # fmt: skip
+    for module, name in ((gin, "sum_known"), (sage, "sum_known"), (gat, "attend"),
+                         (rgcn, "aggregate"), (hgt, "aggregate")):  # fmt: skip
         plain = getattr(module, name)
         monkeypatch.setattr(module, name, lambda x, *args, plain=plain, **kwargs: (
             made.append(x.dtype) or plain(x, *args, **kwargs)))  # fmt: skip

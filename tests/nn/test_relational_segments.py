@@ -10,7 +10,7 @@ from torch_geometric.nn import RGCNConv
 from torch_geometric.nn.conv import rgcn_conv
 
 from pyg_direct import accelerate
-from pyg_direct.nn import relational
+from pyg_direct.nn.conv import rgcn
 from tests.nn.convolutions import assert_near
 from tests.nn.test_trimmed import Batch
 
@@ -50,8 +50,8 @@ def test_results_are_those_of_the_way_that_pyg_takes(reduce, asked, advised, seg
                         lambda num_segments, max_segment_size, in_channels, out_channels:
                         advise(num_segments, max_segment_size, in_channels, out_channels))  # fmt: skip
     sums = []
-    aggregate = relational.aggregate
-    monkeypatch.setattr(relational, "aggregate", lambda *args, **kwargs: sums.append(1) or aggregate(*args, **kwargs))
+    aggregate = rgcn.aggregate
+    monkeypatch.setattr(rgcn, "aggregate", lambda *args, **kwargs: sums.append(1) or aggregate(*args, **kwargs))
     batch, conv = Batch(), RGCNConv(WIDTH, OUT, RELATIONS, aggr=reduce)
     edge_type = torch.randint(RELATIONS, (batch.edge_index.shape[1],))
     expected = conv(batch.x, batch.edge_index, edge_type)

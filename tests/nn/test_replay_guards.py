@@ -13,7 +13,7 @@ from torch_geometric.nn import GCN, GraphSAGE
 
 from pyg_direct import accelerate
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn import call as calls, passes, replayed
+from pyg_direct.nn.replay import guards as calls, model_replay, model_replay as replayed
 from tests.nn.convolutions import assert_near
 from tests.nn.replays import find_gradients, make_graph, make_loader, run_whole
 from tests.nn.tape import TapeRecorder
@@ -23,8 +23,8 @@ WARM = 12
 
 @pytest.fixture(autouse=True)
 def _tapes(monkeypatch):
-    monkeypatch.setattr(passes, "_MARGIN", 0.15)
-    monkeypatch.setattr(passes, "Recorder", TapeRecorder)
+    monkeypatch.setattr(model_replay, "_MARGIN", 0.15)
+    monkeypatch.setattr(model_replay, "Recorder", TapeRecorder)
     monkeypatch.setattr(calls, "_can_record", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)

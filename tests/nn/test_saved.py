@@ -27,8 +27,8 @@ from torch_geometric.nn import (
 
 import pyg_direct
 from pyg_direct.dynamic import accelerate as accelerate_snapshots
-from pyg_direct.nn import replayed
-from pyg_direct.nn.trimmed import is_accelerated
+from pyg_direct.nn.replay import model_replay
+from pyg_direct.nn.trimming import is_accelerated
 from tests.nn.convolutions import OUT, WIDTH, Batch, assert_near
 
 KINDS = [("a", "to", "b"), ("b", "back", "a")]
@@ -70,7 +70,7 @@ MODELS = {
 }
 WAYS = {
     "accelerated": pyg_direct.accelerate,
-    "replayed": lambda model: [pyg_direct.accelerate(model), replayed.watch_passes(model)],
+    "replayed": lambda model: [pyg_direct.accelerate(model), model_replay.watch_passes(model)],
     "snapshots": accelerate_snapshots,
 }
 

@@ -5,7 +5,7 @@ import torch
 from torch_geometric.nn import RGCNConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn import segments
+from pyg_direct.nn.conv import rgcn
 from tests.nn.convolutions import assert_near
 from tests.nn.test_relational import KINDS, OUT, WIDTH, run
 from tests.nn.test_trimmed import Batch
@@ -16,16 +16,16 @@ RELATIONS = 9
 @pytest.fixture
 def reduced(monkeypatch):
     """Rows that sums had, where any number of numbers is worth a launch."""
-    made, aggregate = [], segments.aggregate
+    made, aggregate = [], rgcn.aggregate
     for name in ("_A_RELATION", "_PARTING"):
-        monkeypatch.setattr(segments, name, {"cuda": 0, "cpu": 0})
+        monkeypatch.setattr(rgcn, name, {"cuda": 0, "cpu": 0})
 
     def count(*args, **kwargs):
         out = aggregate(*args, **kwargs)
         made.append(out.shape[0])
         return out
 
-    monkeypatch.setattr(segments, "aggregate", count)
+    monkeypatch.setattr(rgcn, "aggregate", count)
     return made
 
 
@@ -119,13 +119,13 @@ def test_a_relation_that_is_none_is_left_to_pyg(stray, reduced):
 @pytest.mark.parametrize(("edges", "relations", "few"), [(15, 2, False), (14, 2, True), (10, 1, False), (0, 9, False)])
 def test_edges_are_few_where_many_of_the_pairs_have_none(edges, relations, few, monkeypatch):
     for name in ("_A_RELATION", "_PARTING"):
-        monkeypatch.setattr(segments, name, {"cpu": 0})
+        monkeypatch.setattr(rgcn, name, {"cpu": 0})
 
-    assert segments.are_few(torch.zeros(edges, dtype=torch.int64), 10, relations, 4) is few
+    assert rgcn.are_few(torch.zeros(edges, dtype=torch.int64), 10, relations, 4) is few
 
 
 def test_few_numbers_are_not_worth_launches():
     edges = torch.zeros(10, dtype=torch.int64)
 
-    assert not segments.are_few(edges, 1000, 3, 4)
-    assert segments.are_few(edges, 100_000, 3, 4)
+    assert not rgcn.are_few(edges, 1000, 3, 4)
+    assert rgcn.are_few(edges, 100_000, 3, 4)

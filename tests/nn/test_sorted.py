@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn import sorted as module
-from pyg_direct.nn.sorted import find_batch, find_sorted, register_sorted
+from pyg_direct.nn import sorted_edges as module
+from pyg_direct.nn.sorted_edges import find_batch, find_sorted, register_sorted
 
 # Two seeds, then one new node, then one.
 EDGES = torch.tensor([[1, 2, 2, 0, 3], [0, 0, 1, 2, 2]])

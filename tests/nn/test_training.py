@@ -10,7 +10,8 @@ from torch_geometric.nn import HeteroConv, HGTConv, RGCNConv, SAGEConv
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.nn import relational, transformer, typed_layer
+from pyg_direct.nn.conv import hgt, rgcn
+from pyg_direct.nn.hetero import sage
 from tests.nn.replays import MODELS
 
 
@@ -75,9 +76,9 @@ class Typed(torch.nn.Module):
 
 SIZES = {"paper": 300, "author": 200}
 KINDS = [("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper")]
-TYPED = {"HeteroConv": (lambda: HeteroConv({kind: SAGEConv((16, 16), 16) for kind in KINDS}), typed_layer, "sum_known"),
-         "HGT": (lambda: HGTConv(16, 16, ([*SIZES], KINDS), heads=2), transformer, "softmax"),
-         "RGCN": (lambda: RGCNConv(16, 16, 3), relational, "aggregate")}  # fmt: skip
+TYPED = {"HeteroConv": (lambda: HeteroConv({kind: SAGEConv((16, 16), 16) for kind in KINDS}), sage, "sum_known"),
+         "HGT": (lambda: HGTConv(16, 16, ([*SIZES], KINDS), heads=2), hgt, "softmax"),
+         "RGCN": (lambda: RGCNConv(16, 16, 3), rgcn, "aggregate")}  # fmt: skip
 
 
 def make_data_with_types():

@@ -8,8 +8,8 @@ import torch
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 from pyg_direct import accelerate
-from pyg_direct.nn import trimmed
-from pyg_direct.nn.sorted import register_sorted
+from pyg_direct.nn import trimming
+from pyg_direct.nn.sorted_edges import register_sorted
 from tests.nn.convolutions import assert_near
 
 NODES, EDGES, WIDTH, CLASSES = [4, 7, 9, 11], [16, 30, 40], 8, 5
@@ -51,13 +51,13 @@ def run(model, batch, **kwargs):
 @pytest.fixture
 def kept(monkeypatch):
     """(rows of sources, rows computed) of each layer that computes fewer."""
-    seen, plain = [], trimmed.Kept
+    seen, plain = [], trimming.Kept
 
     def note(rows, part):
         seen.append((rows.shape[0], part.shape[0]))
         return plain(rows, part)
 
-    monkeypatch.setattr(trimmed, "Kept", note)
+    monkeypatch.setattr(trimming, "Kept", note)
     return seen
 
 

@@ -17,11 +17,11 @@ from torch_geometric.nn import GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 import pyg_direct
-from pyg_direct.loader import placement
+from pyg_direct.loader import memory_placement
 from pyg_direct.loader.inference import infer
-from pyg_direct.noedit import inference
-from pyg_direct.noedit.standin import StandIn, give_back, replace
-from pyg_direct.noedit.table import REPLACEMENTS
+from pyg_direct.noedit import install
+from pyg_direct.noedit.install import REPLACEMENTS
+from pyg_direct.noedit.replaced_class import StandIn, give_back, replace
 from tests.graphs import make_random_graph
 
 PYG = {entry.path: entry.original for entry in REPLACEMENTS}
@@ -33,7 +33,7 @@ GRAPH = make_random_graph(70, 600)
 @pytest.fixture
 def said(caplog, monkeypatch):
     """What the logger said, each line once for a test."""
-    monkeypatch.setattr(placement, "_SAID", set())
+    monkeypatch.setattr(memory_placement, "_SAID", set())
     caplog.set_level(logging.INFO, "pyg_direct")
     return caplog
 
@@ -380,7 +380,7 @@ def test_inference_of_models_is_ours_where_the_loader_is(monkeypatch):
     loader = torch_geometric.loader.NeighborLoader(data, [-1], batch_size=7)
     expected = BasicGNN.inference.__wrapped__(model, loader)
     asked = []
-    monkeypatch.setattr(inference, "infer", lambda *args, **kwargs: asked.append(args) or infer(*args, **kwargs))
+    monkeypatch.setattr(install, "infer", lambda *args, **kwargs: asked.append(args) or infer(*args, **kwargs))
 
     got = model.inference(loader)
     few = torch_geometric.loader.NeighborLoader(data, [-1], batch_size=7, transform=lambda batch: batch)
@@ -398,7 +398,7 @@ def test_inference_that_ours_does_not_offer_is_left_to_pyg(monkeypatch, case):
     nodes = torch.arange(30).flip(0) if case == "some nodes" else None
     fanouts = [5] if case == "fanouts" else [-1]
     loader = torch_geometric.loader.NeighborLoader(data, fanouts, nodes, batch_size=30)
-    monkeypatch.setattr(inference, "infer", lambda *args, **kwargs: pytest.fail("ours"))
+    monkeypatch.setattr(install, "infer", lambda *args, **kwargs: pytest.fail("ours"))
     asked = []
     monkeypatch.setattr(BasicGNN, "inference_per_layer", lambda *args: asked.append(args) or torch.zeros(30, 3))
 
@@ -424,7 +424,7 @@ def test_a_class_of_the_program_answers_for_itself():
 def test_models_that_have_no_such_inference_hear_it_from_pyg(monkeypatch, jk, training):
     model = GraphSAGE(4, 8, 2, 3, jk=jk).train(training)
     loader = torch_geometric.loader.NeighborLoader(make_data(), [-1])
-    monkeypatch.setattr(inference, "infer", lambda *args, **kwargs: pytest.fail("ours"))
+    monkeypatch.setattr(install, "infer", lambda *args, **kwargs: pytest.fail("ours"))
 
     with pytest.raises(AssertionError):
         model.inference(loader)

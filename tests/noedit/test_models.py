@@ -10,7 +10,7 @@ import torch_geometric
 from torch_geometric.nn import GCN, GCNConv, GraphSAGE, HeteroConv, SAGEConv, to_hetero
 
 import pyg_direct
-from pyg_direct.nn.trimmed import is_accelerated
+from pyg_direct.nn.trimming import is_accelerated
 from tests.batches import make_data
 
 PROGRAM = """

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, strategies as st
 from torch_geometric.utils import scatter
 
+from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.kernels.jit import SIMULATED
-from pyg_direct.kernels.span import LONG_ROW, slice_length
-from pyg_direct.ops import aggregate_kernels
-from pyg_direct.ops.aggregate import REDUCES, Transposed, aggregate
+from pyg_direct.kernels.aggregate.sum import LONG_ROW, slice_length
+from pyg_direct.ops.aggregate import operators
+from pyg_direct.ops.aggregate.sum import REDUCES, Transposed, aggregate
 from tests.aggregates import NUM_ROWS, NUM_TARGETS, TOLERANCE, Graph, assert_near, hub_edges, make_rows
 from tests.poison import poisoned_memory
 from tests.reference import aggregate as reference
@@ -76,7 +76,7 @@ def test_weights_of_heads_match_reference(device, heads, reduce):
 @pytest.mark.parametrize("run", [2, 4, 8])
 def test_a_thread_may_see_to_several_targets(real_device, run, hub, dtype, heads, monkeypatch):
     # As it does where targets are many.
-    monkeypatch.setattr(aggregate_kernels, "length_of_run", lambda *_: run)
+    monkeypatch.setattr(operators, "length_of_run", lambda *_: run)
     graph, x = Graph(real_device, hub_edges() if hub else 40, hub), make_rows(32, dtype, real_device)
     weight = None if heads is None else torch.rand(graph.row.numel(), heads, device=real_device)
 
@@ -97,7 +97,7 @@ def test_a_thread_may_see_to_several_targets(real_device, run, hub, dtype, heads
 @pytest.mark.parametrize("hub", [False, True], ids=["even", "hub"])
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_a_thread_may_see_to_the_extremes_of_several_targets(real_device, reduce, hub, dtype, monkeypatch):
-    monkeypatch.setattr(aggregate_kernels, "length_of_run", lambda *_: 4)
+    monkeypatch.setattr(operators, "length_of_run", lambda *_: 4)
     graph, x = Graph(real_device, hub_edges() if hub else 40, hub), make_rows(32, dtype, real_device)
     x[:, :8] = torch.inf if reduce == "min" else -torch.inf
 

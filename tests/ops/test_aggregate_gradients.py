@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pyg_direct.errors import IdError
-from pyg_direct.ops import aggregate_kernels
-from pyg_direct.ops.aggregate import REDUCES, Transposed, aggregate
+from pyg_direct.ops.aggregate import operators
+from pyg_direct.ops.aggregate.sum import REDUCES, Transposed, aggregate
 from tests.aggregates import NUM_ROWS, NUM_TARGETS, Graph, assert_near, hub_edges, make_rows
 from tests.poison import poisoned_memory
 from tests.reference import aggregate as reference
@@ -43,7 +43,7 @@ def test_gradients_of_many_wide_rows_are_sums_by_source(real_device, reduce, hub
 
 
 def compare_sums_by_source(device, width, reduce, hub, dtype, heads, monkeypatch):
-    monkeypatch.setattr(aggregate_kernels, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(operators, "GATHERED_BYTES", 0)
     graph = Graph(device, hub_edges() if hub else 40, hub)
     num_edges = graph.row.numel()
     x = make_rows(width, dtype, device).requires_grad_()

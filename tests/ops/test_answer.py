@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.kernels.worklist import COLUMNS, FIRST, FRONT, LOCAL, SOURCE_BASE, SOURCE_START
-from pyg_direct.ops.answer import Asked, Layout, Wire, join_edges, pack_edges
-from pyg_direct.ops.general import Picked
+from pyg_direct.kernels.sampling.worklist import COLUMNS, FIRST, FRONT, LOCAL, SOURCE_BASE, SOURCE_START
+from pyg_direct.ops.sampling.hetero import Picked
+from pyg_direct.ops.sampling.remote_edges import Asked, Layout, Wire, join_edges, pack_edges
 from tests.poison import poisoned_memory
 from tests.reference import answer as reference
 

@@ -5,13 +5,12 @@ import torch
 from hypothesis import given, strategies as st
 from torch_geometric.utils import softmax as pyg_softmax
 
+from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.kernels.jit import SIMULATED
-from pyg_direct.ops import attend as module
-from pyg_direct.ops.aggregate import aggregate
-from pyg_direct.ops.attend import attend
-from pyg_direct.ops.launch import runs_on_gpu
-from pyg_direct.ops.softmax import softmax
+from pyg_direct.ops.aggregate import softmax as module
+from pyg_direct.ops.aggregate.softmax import attend, softmax
+from pyg_direct.ops.aggregate.sum import aggregate
+from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.aggregates import TOLERANCE, assert_near, hub_edges
 from tests.launches import TWO_LAUNCHES, counted_launches, of_attention
 from tests.ops.test_softmax import NUM_NODES, NUM_TARGETS, Graph

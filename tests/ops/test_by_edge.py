@@ -4,8 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.ops.by_edge import aggregate_by_edge
-from pyg_direct.ops.snapshots import Part, aggregate_snapshots, multiply_parts
+from pyg_direct.ops.snapshots.aggregate import Part, aggregate_by_edge, aggregate_snapshots, multiply_parts
 from tests.ops.test_snapshots import FORMS, NUM_NODES, assert_near, build, dense, make_rows
 from tests.reference import snapshots as reference
 from tests.snapshots import drawn_snapshots, make_snapshots

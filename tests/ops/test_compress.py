@@ -2,10 +2,10 @@ import pytest
 import torch
 from hypothesis import given
 
+from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, MemoryLimitError
-from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
-from pyg_direct.ops import compress as compress_module
-from pyg_direct.ops.compress import compress
+from pyg_direct.ops.local_ids import csr as compress_module
+from pyg_direct.ops.local_ids.csr import compress
 from tests.graphs import GRAPHS, make_random_graph, odd_graphs
 from tests.poison import poisoned_memory
 from tests.reference import compress as reference

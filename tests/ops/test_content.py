@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-from pyg_direct.kernels.content import sum_all_cpu
-from pyg_direct.ops import content
-from pyg_direct.ops.content import glance_only, has_content, read_content
+from pyg_direct.kernels.content_hash import sum_all_cpu
+from pyg_direct.ops import content_hash
+from pyg_direct.ops.content_hash import glance_only, has_content, read_content
 from tests.reference.content import sum_words
 
 DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
@@ -92,10 +92,10 @@ class TestLargeTensors:
 
     @pytest.fixture(autouse=True)
     def _is_large(self, monkeypatch):
-        monkeypatch.setattr(content, "WHOLE_BYTES", 1 << 10)
-        monkeypatch.setattr(content, "_FEW_BYTES", 1 << 10)
-        monkeypatch.setattr(content, "_PIECES", 16)
-        monkeypatch.setattr(content, "_FEW_PIECES", 4)
+        monkeypatch.setattr(content_hash, "WHOLE_BYTES", 1 << 10)
+        monkeypatch.setattr(content_hash, "_FEW_BYTES", 1 << 10)
+        monkeypatch.setattr(content_hash, "_PIECES", 16)
+        monkeypatch.setattr(content_hash, "_FEW_PIECES", 4)
 
     @pytest.mark.parametrize("begin", [0, 777, 2900])
     def test_a_run_of_two_parts_in_sixteen_is_found(self, real_device, begin):

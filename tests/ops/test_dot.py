@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.ops.dot import dot
+from pyg_direct.ops.aggregate.dot import dot
 from tests.ops.test_softmax import NUM_NODES, NUM_TARGETS, Graph
 
 HEADS = 2

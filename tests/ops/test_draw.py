@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.ops.draw import derive_key, draw_below, draw_bits, permute
+from pyg_direct.ops.sampling.random import derive_key, draw_below, draw_bits, permute
 from tests.poison import poisoned_memory
 from tests.reference import draw as reference
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct import CSRTopo
-from pyg_direct.kernels.jit import SIMULATED
-from pyg_direct.ops import expected
-from pyg_direct.ops.expected import spread_values
+from pyg_direct.compiler.jit import SIMULATED
+from pyg_direct.ops.sampling import expected_reads
+from pyg_direct.ops.sampling.expected_reads import spread_values
 from tests.graphs import GRAPHS
 from tests.poison import poisoned_memory
 from tests.reference import expected as reference
@@ -32,11 +32,11 @@ def check(topo, values, device, rtol=1e-5):
 def test_matches_reference(device, piece, edges, zeros):
     values = torch.rand(12)
     values[list(zeros)] = 0
-    before, expected._PIECE = expected._PIECE, piece
+    before, expected_reads._PIECE = expected_reads._PIECE, piece
     try:
         check(CSRTopo(torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(), num_nodes=12), values, device)
     finally:
-        expected._PIECE = before
+        expected_reads._PIECE = before
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -3,9 +3,16 @@
 import pytest
 import torch
 
-from pyg_direct.ops.folded import fits, fold_by_torch, fold_gates
-from pyg_direct.ops.gated import is_narrow, step_folded, step_folded_by_torch, suits_folded
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.ops.snapshots.recurrent_cells import (
+    fits,
+    fold_by_torch,
+    fold_gates,
+    is_narrow,
+    step_folded,
+    step_folded_by_torch,
+    suits_folded,
+)
 from tests.poison import poisoned_memory
 
 # Nodes, features and channels of what one kernel takes: of several blocks' nodes, and of all widths' bounds; and more.

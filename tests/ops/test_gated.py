@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 
-from pyg_direct.ops import product
-from pyg_direct.ops.gated import step_by_torch, step_gated, suits_gpu
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.ops.aggregate import matmul
+from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.ops.snapshots.recurrent_cells import step_by_torch, step_gated, suits_gpu
 from tests.poison import poisoned_memory
 from tests.reference import gated as reference
 
@@ -118,8 +118,8 @@ def test_rows_between_which_others_lie(device):
 
 @pytest.mark.parametrize("nodes", [12, 13, 15, 5])
 def test_products_of_many_rows_are_added_up_from_pieces(device, monkeypatch, nodes):
-    monkeypatch.setattr(product, "_PIECES", 4)
-    monkeypatch.setattr(product, "_LEAST_ROWS", 3)
+    monkeypatch.setattr(matmul, "_PIECES", 4)
+    monkeypatch.setattr(matmul, "_LEAST_ROWS", 3)
     values = make((nodes, 3, 2), device=device)
     expected = torch.autograd.grad(by_torch(*values).sum(), values)
 

@@ -3,10 +3,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.kernels.jit import SIMULATED
-from pyg_direct.kernels.state import NO_POSITION
-from pyg_direct.ops.gather import Directory, gather_rows
+from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.ops.rows.gather import Directory, gather_rows
 from tests.poison import poisoned_memory
 from tests.reference import gather as reference, widen
 

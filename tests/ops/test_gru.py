@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyg_direct.ops.gru import pull_gru, step_gru
+from pyg_direct.ops.snapshots.recurrent_cells import pull_gru, step_gru
 
 SIZES = [(1, 1, 1), (5, 3, 7), (6, 6, 6), (33, 17, 40)]
 

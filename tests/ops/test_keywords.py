@@ -18,7 +18,7 @@ from pyg_direct import (
 )
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.loader import NeighborSampler
-from pyg_direct.ops.keywords import list_options
+from pyg_direct.ops.argument_checks import list_options
 
 EDGES = torch.arange(20).repeat(2, 1)
 

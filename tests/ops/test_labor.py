@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.kernels.labor import BLOCK_CANDIDATES, CANDIDATES, LONG_ROW
-from pyg_direct.ops.neighbor import sample_neighbors
+from pyg_direct.kernels.sampling.labor import BLOCK_CANDIDATES, CANDIDATES, LONG_ROW
+from pyg_direct.ops.sampling.uniform import sample_neighbors
 from tests.graphs import GRAPHS, odd_graphs
 from tests.ops.test_neighbor import place_rows
 from tests.poison import poisoned_memory
@@ -98,7 +98,7 @@ def test_hub_matches_reference(device, fanout):
 
 
 def test_hub_of_a_million_takes_the_smallest_keys(device):
-    from pyg_direct.ops.draw import draw_bits
+    from pyg_direct.ops.sampling.random import draw_bits
 
     degree = 100 if LONG_ROW < 100 else 10**6
     indptr, indices = torch.tensor([0, degree], device=device), torch.arange(degree, device=device)

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pyg_direct.kernels.draw import draw_bits_gpu
-from pyg_direct.kernels.jit import SIMULATED
-from pyg_direct.ops import launch as ops
-from pyg_direct.ops.draw import draw_bits
-from pyg_direct.ops.launch import prepare_gpu
-from pyg_direct.runtime.launch import OPEN
-from pyg_direct.runtime.memory import allocate
+from pyg_direct.compiler.jit import SIMULATED
+from pyg_direct.kernels.sampling.random import draw_bits_gpu
+from pyg_direct.ops import run_kernel as ops
+from pyg_direct.ops.run_kernel import prepare_gpu
+from pyg_direct.ops.sampling.random import draw_bits
+from pyg_direct.runtime.cuda.launch import OPEN
+from pyg_direct.runtime.cuda.memory import allocate
 
 gpu_or_sim = pytest.mark.sim if SIMULATED else pytest.mark.gpu
 DEVICE = "cpu" if SIMULATED else "cuda"
@@ -56,7 +56,7 @@ def test_streams_and_threads_launch_beside_each_other():
 @pytest.mark.parametrize("width", [2, 128, 129])
 @pytest.mark.parametrize("placement", ["unified", "cuda"])
 def test_rows_are_read_again_and_again(placement, width):
-    from pyg_direct.features.tier import TableTier
+    from pyg_direct.features.tiers.base import TableTier
 
     rows = torch.arange(100.0).repeat_interleave(width).view(100, width)
     block = allocate(rows.numel() * 4, placement, "cuda")
@@ -143,7 +143,7 @@ def test_threads_may_make_the_first_calls_together(monkeypatch):
 
 @pytest.mark.gpu
 def test_rows_are_read_first_by_several_threads(monkeypatch):
-    from pyg_direct.features.tier import TableTier
+    from pyg_direct.features.tiers.base import TableTier
 
     table, ids = torch.arange(64.0, device="cuda").view(16, 4), torch.arange(16, device="cuda").flip(0)
     start = Barrier(4, timeout=60)

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.ops.gather import Directory
-from pyg_direct.ops.locate import locate_ids
+from pyg_direct.ops.local_ids.bitmap import locate_ids
+from pyg_direct.ops.rows.gather import Directory
 from tests.poison import poisoned_memory
 from tests.reference import locate as reference
 

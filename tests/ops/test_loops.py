@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.ops.loops import add_loops
-from pyg_direct.ops.offsets import compress
+from pyg_direct.ops.aggregate.self_loops import add_loops
+from pyg_direct.ops.local_ids.csr import compress_offsets as compress
 from tests.poison import poisoned_memory
 from tests.reference import loops as reference
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyg_direct.ops.lstm import open_gates, open_two, pull_gates, pull_two, suits_two
+from pyg_direct.ops.snapshots.recurrent_cells import open_gates, open_two, pull_gates, pull_two, suits_two
 from tests.poison import poisoned_memory
 
 SIZE = 5

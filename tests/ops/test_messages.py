@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pyg_direct.nn import gine
-from pyg_direct.nn.gine import sum_messages
-from pyg_direct.ops import messages as module
+from pyg_direct.nn.conv import gine
+from pyg_direct.nn.conv.gine import sum_messages
+from pyg_direct.ops.aggregate import gine_messages as module
 
 NODES, TARGETS = 30, 11
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyg_direct.ops.mix import mix
+from pyg_direct.ops.snapshots.recurrent_cells import mix
 
 
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])

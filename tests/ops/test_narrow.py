@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from pyg_direct.kernels.state import NO_POSITION
-from pyg_direct.ops.gather import gather_rows
-from pyg_direct.ops.narrow import MOST_TABLES, NarrowReader, is_narrow
+from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.ops.rows.multi_gather import MOST_TABLES, NarrowReader, is_narrow
 from tests.poison import poisoned_memory
 
 # Dtype and shape of a row, of 1 to 16 bytes.

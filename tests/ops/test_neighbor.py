@@ -2,10 +2,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
-from pyg_direct.kernels.neighbor import SHORT_ROW, TILE_EDGES
-from pyg_direct.ops.neighbor import sample_neighbors
+from pyg_direct.kernels.sampling.uniform import SHORT_ROW, TILE_EDGES
+from pyg_direct.ops.sampling.uniform import sample_neighbors
 from tests.graphs import GRAPHS, odd_graphs
 from tests.poison import poisoned_memory
 from tests.reference import neighbor as reference

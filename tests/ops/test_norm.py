@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pyg_direct.ops.launch import runs_on_gpu
-from pyg_direct.ops.norm import normalise, normalise_on_gpu, pull_normalised, suits_grid, suits_loop
+from pyg_direct.ops.aggregate.batch_norm import normalise, normalise_on_gpu, pull_normalised, suits_grid, suits_loop
+from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.poison import poisoned_memory
 
 EPS = 1e-5

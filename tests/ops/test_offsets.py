@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pyg_direct.ops import offsets
-from pyg_direct.ops.offsets import compress, expand, mark_edges, read_hops, repeat_each
+from pyg_direct.ops.local_ids import csr
+from pyg_direct.ops.local_ids.csr import compress_offsets as compress, expand, mark_edges, read_hops, repeat_each
 from tests.poison import poisoned_memory
 
 RUNS = {"all": [0, 0, 1, 2, 2, 2], "with gaps": [2, 2, 7, 7, 7], "none behind": [0, 1, 1], "one": [5], "none": []}
@@ -39,7 +39,7 @@ def test_ids_return_from_offsets(device, runs):
 
 @pytest.mark.parametrize("few", [0, 2**16])
 def test_numbers_are_repeated_as_often_as_told(device, monkeypatch, few):
-    monkeypatch.setattr(offsets, "_FEW", few)
+    monkeypatch.setattr(csr, "_FEW", few)
     values, counts = (torch.tensor(given, device=device) for given in ([7, 5, 7, 1], [2, 0, 1, 3]))
 
     assert repeat_each(values, counts, 6).tolist() == [7, 7, 7, 1, 1, 1]

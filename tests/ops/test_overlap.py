@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops import overlap
-from pyg_direct.ops.overlap import EdgeUnion, measure_overlap, merge_unions, unite
+from pyg_direct.ops.snapshots import overlap
+from pyg_direct.ops.snapshots.overlap import EdgeUnion, measure_overlap, merge_unions, unite
 from tests.reference import snapshots as reference
 
 keys_of_snapshots = st.lists(st.sets(st.integers(0, 60)), min_size=1, max_size=8)

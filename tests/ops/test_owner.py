@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.distributed.book import Book
-from pyg_direct.ops.owner import find_buckets, group_keys, make_keys
+from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.ops.sampling.split_by_owner import find_buckets, group_keys, make_keys
 from tests.poison import poisoned_memory
 from tests.reference import owner as reference
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.ops.overlap import unite
-from pyg_direct.ops.packed import PackedCSR
-from pyg_direct.ops.sliced import slice_exclusives, slice_keys, slice_union
-from pyg_direct.runtime.waits import waits_refused
+from pyg_direct.ops.snapshots.overlap import unite
+from pyg_direct.ops.snapshots.packed import PackedCSR
+from pyg_direct.ops.snapshots.sliced_csr import slice_exclusives, slice_keys, slice_union
+from pyg_direct.runtime.cuda.graph_capture import waits_refused
 
 
 def make_keys(num_nodes, num_edges, seed=0):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.ops.pad import Targets, fits, pad_edges
+from pyg_direct.ops.aggregate.padding import Targets, fits, pad_edges
 from tests.nn.convolutions import EDGES, NODES, Batch
 from tests.poison import poisoned_memory
 from tests.reference import pad as reference

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pyg_direct.ops import product
-from pyg_direct.ops.product import multiply
+from pyg_direct.ops.aggregate import matmul
+from pyg_direct.ops.aggregate.matmul import multiply
 
 ROWS, WIDTH, COLUMNS = 300, 70, 110
 
@@ -22,7 +22,7 @@ def onednn(monkeypatch):
         return run(x, weight, *rest)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", listen)
-    monkeypatch.setattr(product, "_compare", lambda num_threads: 2.0)
+    monkeypatch.setattr(matmul, "_compare", lambda num_threads: 2.0)
     return called
 
 
@@ -74,7 +74,7 @@ def test_other_products_stay_with_torch(onednn, monkeypatch, reason):
     dtype = torch.float64 if reason == "double" else torch.float32
     x, weight = lay(10 if reason == "few" else ROWS, WIDTH, "dense", dtype), lay(COLUMNS, WIDTH, "dense", dtype)
     if reason == "no faster":
-        monkeypatch.setattr(product, "_compare", lambda num_threads: 1.1)
+        monkeypatch.setattr(matmul, "_compare", lambda num_threads: 1.1)
 
     with torch.backends.mkldnn.flags(enabled=reason != "off", allow_tf32=None):
         got = multiply(x, weight)
@@ -85,15 +85,15 @@ def test_other_products_stay_with_torch(onednn, monkeypatch, reason):
 
 def test_what_was_measured_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
-    ratio = product._compare.__wrapped__(1)
-    monkeypatch.setattr(product, "_measure", None)
+    ratio = matmul._compare.__wrapped__(1)
+    monkeypatch.setattr(matmul, "_measure", None)
 
-    assert product._compare.__wrapped__(1) == ratio
+    assert matmul._compare.__wrapped__(1) == ratio
     assert (ratio > 0) == torch.backends.mkldnn.is_available()
 
 
 def test_torch_without_onednn_is_not_measured(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    monkeypatch.setattr(product, "_measure", None)
+    monkeypatch.setattr(matmul, "_measure", None)
 
-    assert product._compare.__wrapped__(1) == 0
+    assert matmul._compare.__wrapped__(1) == 0

@@ -5,10 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pyg_direct.kernels.gather import find_block
-from pyg_direct.kernels.state import NO_POSITION
-from pyg_direct.ops.gather import FEW_BYTES, Directory
-from pyg_direct.ops.reader import RowReader, select_rows
+from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.kernels.rows.gather import find_block
+from pyg_direct.ops.rows.gather import FEW_BYTES, Directory, RowReader, select_rows
 from tests.poison import poisoned_memory
 
 TABLES = {

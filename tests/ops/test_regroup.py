@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.ops import regroup as module
-from pyg_direct.ops.regroup import Piece, regroup
+from pyg_direct.ops.local_ids import csr as module
+from pyg_direct.ops.local_ids.csr import Piece, regroup
 
 
 @pytest.mark.parametrize("few", [0, 1 << 16])

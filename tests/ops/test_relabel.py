@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.ops.relabel import choose_method, relabel
+from pyg_direct.ops.local_ids.relabel import choose_method, relabel
 from tests.poison import poisoned_memory
 from tests.reference import relabel as reference
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.dynamic.group import build_group
-from pyg_direct.dynamic.operator import GCN, Mean, Sum
-from pyg_direct.ops import scaled, snapshot_kernels, snapshots as ops
+from pyg_direct.dynamic.conv_operators import GCN, Mean, Sum
+from pyg_direct.dynamic.matrix_group import build_group
+from pyg_direct.ops.snapshots import aggregate, aggregate as ops, scaled_csr as scaled
 from tests.poison import poisoned_memory
 from tests.reference import snapshots as reference
 from tests.snapshots import make_snapshots, order_snapshots
@@ -45,9 +45,9 @@ def test_sums_are_dense_products(operator, weighted, count, channels, change, fo
     monkeypatch.setattr(scaled, "length_of_run", lambda *_: run)
     # Rows of any width; factors of sources are read for every edge, or multiplied into rows before.
     for name in ("WIDE_ROW", "WIDE_ROW_MASKED", "WIDE_ROW_ALONE"):
-        monkeypatch.setattr(snapshot_kernels, name, (1, 1))
+        monkeypatch.setattr(aggregate, name, (1, 1))
     for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
-        monkeypatch.setattr(snapshot_kernels, name, 1)
+        monkeypatch.setattr(aggregate, name, 1)
     monkeypatch.setattr(scaled, "_SCALED_HERE", 1 if run > 1 else 64)
     choose = ops.choose_kernel
     chosen = []
@@ -89,11 +89,11 @@ def test_wide_rows_of_many_edges_are_summed_over_csr(form, count, channels, edge
     x = torch.randn(NODES, count, channels, device="cuda")
 
     def choose(deterministic):
-        return {snapshot_kernels.choose_kernel(x, piece, deterministic) for piece in group.pieces if piece.num_edges}
+        return {aggregate.choose_kernel(x, piece, deterministic) for piece in group.pieces if piece.num_edges}
 
     few = choose(False)
     for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
-        monkeypatch.setattr(snapshot_kernels, name, 1)
+        monkeypatch.setattr(aggregate, name, 1)
 
     assert (few, choose(False)) == ({"wide"}, {expected})
     # And all whose sums are equal at every call.
@@ -106,7 +106,7 @@ def test_ids_that_leave_no_bits_for_snapshots_stay_in_slices():
 
     most, more = (replace(piece, num_rows=rows) for rows in (2**28, 2**28 + 1))
 
-    assert [snapshot_kernels.choose_kernel(x, p, True) for p in (piece, most, more)] == ["rows", "rows", "wide"]
+    assert [aggregate.choose_kernel(x, p, True) for p in (piece, most, more)] == ["rows", "rows", "wide"]
 
 
 def test_the_last_snapshot_of_eight_is_told_by_the_uppermost_bit():
@@ -127,13 +127,13 @@ def test_the_last_snapshot_of_eight_is_told_by_the_uppermost_bit():
 ])  # fmt: skip
 def test_edges_of_one_snapshot_are_summed_over_csr_where_they_are_wider(weighted, channels, expected, monkeypatch):
     for name in ("MANY_NUMBERS", "MANY_MASKED", "MANY_SUMS"):
-        monkeypatch.setattr(snapshot_kernels, name, 1)
+        monkeypatch.setattr(aggregate, name, 1)
     group, dense = build(4, GCN(), weighted, 0.5)
     x = torch.randn(NODES, 4, channels, device="cuda")
 
     got = ops.aggregate_snapshots(x, group)
 
-    assert [snapshot_kernels.choose_kernel(x, piece, False) for piece in group.pieces] == ["rows", expected]
+    assert [aggregate.choose_kernel(x, piece, False) for piece in group.pieces] == ["rows", expected]
     expected = reference.aggregate(dense, x.cpu().double().numpy())
     torch.testing.assert_close(got.double().cpu(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
 
@@ -149,7 +149,7 @@ def test_snapshots_without_an_edge_take_nothing_over_it(channels):
 
     got = ops.aggregate_snapshots(x, group, deterministic=True)
 
-    assert {snapshot_kernels.choose_kernel(x, piece, True) for piece in group.pieces} == {"rows"}
+    assert {aggregate.choose_kernel(x, piece, True) for piece in group.pieces} == {"rows"}
     assert got[0].tolist() == [[2.0] * channels, [1.0] * channels]
 
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.kernels.state import NO_POSITION
-from pyg_direct.ops.launch import runs_on_gpu
-from pyg_direct.ops.scatter import scatter_rows
+from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.ops.rows.scatter import scatter_rows
+from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.features.contract import DTYPES, ROWS, bytes_of, make_rows
 from tests.reference import scatter as reference
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.dynamic.group import build_group
-from pyg_direct.dynamic.operator import GCN, Sum
+from pyg_direct.compiler.jit import SIMULATED
+from pyg_direct.dynamic.conv_operators import GCN, Sum
+from pyg_direct.dynamic.matrix_group import build_group
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.kernels.jit import SIMULATED
-from pyg_direct.ops import snapshots as ops
-from pyg_direct.ops.snapshots import aggregate_snapshots
+from pyg_direct.ops.snapshots import aggregate as ops
+from pyg_direct.ops.snapshots.aggregate import aggregate_snapshots
 from tests.poison import poisoned_memory
 from tests.reference import snapshots as reference
 from tests.snapshots import drawn_snapshots, make_snapshots, order_snapshots

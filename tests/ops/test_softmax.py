@@ -7,8 +7,8 @@ from hypothesis import given, strategies as st
 from torch_geometric.utils import softmax as pyg_softmax
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.ops.offsets import compress
-from pyg_direct.ops.softmax import softmax
+from pyg_direct.ops.aggregate.softmax import softmax
+from pyg_direct.ops.local_ids.csr import compress_offsets as compress
 from tests.poison import poisoned_memory
 from tests.reference import softmax as reference
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.kernels.state import NO_POSITION
-from pyg_direct.ops.gather import gather_rows
-from pyg_direct.ops.typed import TypedReader, fits_typed
+from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.ops.rows.multi_gather import TypedReader, fits_typed
 from tests.poison import poisoned_memory
 
 # Dtype and shape of a row.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.ops.union import unite
+from pyg_direct.ops.local_ids.bitmap import unite
 from tests.plans import METHODS
 from tests.poison import poisoned_memory
 

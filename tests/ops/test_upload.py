@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.ops.upload import _PIECE, upload, upload_large, upload_parts
+from pyg_direct.ops.rows.upload import _PIECE, upload, upload_large, upload_parts
 
 
 @pytest.mark.parametrize(

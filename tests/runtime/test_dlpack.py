@@ -6,8 +6,8 @@ import weakref
 import pytest
 import torch
 
-from pyg_direct.runtime.dlpack import view_address
-from pyg_direct.runtime.memory import allocate
+from pyg_direct.runtime.cuda.memory import allocate
+from pyg_direct.runtime.host.tensor_views import view_address
 
 CPU = torch.device("cpu")
 PLACEMENTS = ["cuda", "unified", "pinned"]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from pyg_direct.errors import CudaError, MemoryLimitError, PlacementWarning
-from pyg_direct.runtime import driver as driver_module, memory
-from pyg_direct.runtime.launch import OPEN, Launcher
-from pyg_direct.runtime.memory import allocate, allocate_or_fall_back
+from pyg_direct.runtime.cuda import driver as driver_module, memory
+from pyg_direct.runtime.cuda.launch import OPEN, Launcher
+from pyg_direct.runtime.cuda.memory import allocate, allocate_or_fall_back
 
 CODES = {2: "CUDA_ERROR_OUT_OF_MEMORY", 700: "CUDA_ERROR_ILLEGAL_ADDRESS", 719: "CUDA_ERROR_LAUNCH_FAILED",
          801: "CUDA_ERROR_NOT_SUPPORTED", 999: "CUDA_ERROR_UNKNOWN"}  # fmt: skip
@@ -131,8 +131,8 @@ def driver(monkeypatch):
     made = Driver()
     for module in (driver_module, memory):
         monkeypatch.setattr(module, "load_driver", lambda: made)
-    monkeypatch.setattr("pyg_direct.runtime.advice.load_driver", lambda: made)
-    monkeypatch.setattr("pyg_direct.runtime.launch.load_driver", lambda: made)
+    monkeypatch.setattr("pyg_direct.runtime.cuda.driver.load_driver", lambda: made)
+    monkeypatch.setattr("pyg_direct.runtime.cuda.launch.load_driver", lambda: made)
     monkeypatch.setattr(memory, "resolve_device", lambda device: torch.device("cuda", 0))
     monkeypatch.setattr(memory, "abilities", lambda index: SimpleNamespace(managed_without_migration=True))
     monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
@@ -301,7 +301,7 @@ class TestLauncher:
         assert set(launch.bound) == {(8, get_ident()), (9, get_ident())}
 
     def test_a_new_thread_with_the_number_of_an_old_one_launches(self, driver, monkeypatch):
-        monkeypatch.setattr("pyg_direct.runtime.device._primary_context", lambda index: "context")
+        monkeypatch.setattr("pyg_direct.runtime.cuda.device._primary_context", lambda index: "context")
         launch = self.make()
         launch(3, 32, (5,))
         driver.has_context = False

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from pyg_direct.distributed import DistFeature, DistGraph, PartitionInfo
 from pyg_direct.errors import ArgumentError, RankError
-from pyg_direct.runtime.communicator import Communicator
+from pyg_direct.runtime.comm.communicator import Communicator
 from tests.distributed.ranks import make_data, write_data
 from tests.processes import ranks_started, run_ranks, wait_for_end
 

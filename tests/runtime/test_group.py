@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from pyg_direct.errors import ArgumentError, PygDirectError
-from pyg_direct.loader.ranks import Ranks
-from pyg_direct.runtime import group
-from pyg_direct.runtime.group import gather, give_to_host, has_group, identify_host
-from pyg_direct.runtime.shared import share
+from pyg_direct.loader.batch_sampler import Ranks
+from pyg_direct.runtime.comm import host_group
+from pyg_direct.runtime.comm.host_group import gather, give_to_host, has_group, identify_host
+from pyg_direct.runtime.host.shared_memory import share
 from tests.processes import run_ranks
 
 
@@ -30,7 +30,7 @@ def give(rank):
     for make in (fail, lambda _: Sealed()):
         # The second time, rank 0 is alone on its host.
         for hosts in ("aaa", "abb"):
-            group.identify_host = partial(hosts.__getitem__, rank)
+            host_group.identify_host = partial(hosts.__getitem__, rank)
             try:
                 give_to_host(make, None)
             except (PygDirectError, OSError) as error:
@@ -80,13 +80,13 @@ def test_what_processes_tell_each_other_is_no_pickle():
 
 
 def give_and_listen(rank):
-    told, plain = [], group.gather
+    told, plain = [], host_group.gather
 
     def listen(value, *args):
         told.append(json.dumps(value))
         return plain(value, *args)
 
-    group.gather = listen
+    host_group.gather = listen
     word = multiprocessing.current_process().authkey
     made = give_to_host(lambda about: (about, share(torch.arange(3))), rank)
     secrets = [word.hex(), base64.b64encode(word).decode(), repr(bytes(word))]

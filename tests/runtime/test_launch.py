@@ -4,16 +4,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from pyg_direct.compiler.jit import cuda, gpu_kernel
 from pyg_direct.errors import CudaError
-from pyg_direct.kernels.draw import draw_bits_gpu
-from pyg_direct.kernels.jit import cuda, gpu_kernel
-from pyg_direct.ops.draw import draw_bits
-from pyg_direct.ops.launch import run_gpu
-from pyg_direct.runtime.device import abilities
-from pyg_direct.runtime.driver import call
-from pyg_direct.runtime.graph import CapturedGraph, fill_words
-from pyg_direct.runtime.launch import Launcher
-from pyg_direct.runtime.memory import allocate
+from pyg_direct.kernels.sampling.random import draw_bits_gpu
+from pyg_direct.ops.run_kernel import run_gpu
+from pyg_direct.ops.sampling.random import draw_bits
+from pyg_direct.runtime.cuda.device import abilities
+from pyg_direct.runtime.cuda.driver import call
+from pyg_direct.runtime.cuda.graph_capture import CapturedGraph, fill_words
+from pyg_direct.runtime.cuda.launch import Launcher
+from pyg_direct.runtime.cuda.memory import allocate
 
 # One scalar of each kind, at an end of its range.
 SCALARS = [-128, 255, -(2**15), 2**16 - 1, -(2**31), 2**32 - 1, -(2**63), 2**64 - 1, 0.1, 0.1]

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pyg_direct.errors import PygDirectError
-from pyg_direct.runtime import letters
-from pyg_direct.runtime.letters import fetch_letter, open_desk
+from pyg_direct.runtime.comm import host_group
+from pyg_direct.runtime.comm.host_group import fetch_letter, open_desk
 
 
 def test_each_fetches_its_letter():
@@ -44,7 +44,7 @@ def test_a_desk_that_others_could_have_put_there_is_not_asked():
 
 
 def test_who_does_not_come_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(letters, "_SECONDS", 0.2)
+    monkeypatch.setattr(host_group, "_SECONDS", 0.2)
 
     with open_desk() as desk, pytest.raises(TimeoutError):
         desk.hand_out({1: b"one"})

@@ -12,11 +12,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.distributed.exchange import run_processes
-from pyg_direct.runtime import loopback
-from pyg_direct.runtime.communicator import Communicator
+from pyg_direct.runtime.comm import gloo_sockets
+from pyg_direct.runtime.comm.communicator import Communicator
 from tests.processes import begin_until_joined, join_group, start_method
 
-NAMES = (loopback.GLOO, loopback.NCCL)
+NAMES = (gloo_sockets.GLOO, gloo_sockets.NCCL)
 
 
 def list_listened():
@@ -38,28 +38,28 @@ def find_addresses():
 
 def open_group(rank, folder, told, is_apart):
     """What Gloo is told where a communicator is made, the addresses it listens on, and what it is told afterwards."""
-    os.environ.pop(loopback.GLOO, None)
+    os.environ.pop(gloo_sockets.GLOO, None)
     if told is not None:
-        os.environ[loopback.GLOO] = told
+        os.environ[gloo_sockets.GLOO] = told
     torch.set_num_threads(1)
     join_group(rank, 2, f"file://{folder}/group")
     if is_apart:
-        loopback._identify_network = lambda: f"network {rank}"
+        gloo_sockets._identify_network = lambda: f"network {rank}"
     make, seen = dist.ProcessGroupGloo, []
-    dist.ProcessGroupGloo = lambda *args: seen.append(os.environ.get(loopback.GLOO)) or make(*args)
+    dist.ProcessGroupGloo = lambda *args: seen.append(os.environ.get(gloo_sockets.GLOO)) or make(*args)
     before = list_listened()
     with_others = Communicator(device=torch.device("cpu"))
     new = {address for _, address, _ in list_listened() - before}
     agreed = with_others.run(with_others.agree, rank)
     with_others.close()
-    torch.save((seen, new, os.environ.get(loopback.GLOO), agreed), folder / str(rank))
+    torch.save((seen, new, os.environ.get(gloo_sockets.GLOO), agreed), folder / str(rank))
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("is_apart", [False, True], ids=["one network", "two networks"])
 @pytest.mark.parametrize("is_told", [False, True], ids=["by default", "where told"])
 def test_gloo_listens_on_the_loopback_of_one_host(tmp_path, is_told, is_apart):
-    addresses, name = find_addresses(), loopback.find_loopback()
+    addresses, name = find_addresses(), gloo_sockets.find_loopback()
     # Another one, where there is one.
     told = next((other for other in addresses if other != name), name) if is_told else None
 
@@ -92,14 +92,14 @@ def test_processes_of_a_benchmark_listen_on_the_loopback(monkeypatch):
 
     found = run_processes(listen, 2, "cpu", threads=1)
 
-    assert found == {"addresses": ["127.0.0.1"], "told": [loopback.find_loopback()] * 2}
+    assert found == {"addresses": ["127.0.0.1"], "told": [gloo_sockets.find_loopback()] * 2}
 
 
 def test_what_a_user_says_stays(monkeypatch):
-    environment = {loopback.GLOO: "eth7"}
-    monkeypatch.setattr(loopback.os, "environ", environment)
-    monkeypatch.setattr(loopback, "find_loopback", lambda: "lo7")
+    environment = {gloo_sockets.GLOO: "eth7"}
+    monkeypatch.setattr(gloo_sockets.os, "environ", environment)
+    monkeypatch.setattr(gloo_sockets, "find_loopback", lambda: "lo7")
 
-    loopback.stay_on_host()
+    gloo_sockets.stay_on_host()
 
-    assert environment == {loopback.GLOO: "eth7", loopback.NCCL: "lo7"}
+    assert environment == {gloo_sockets.GLOO: "eth7", gloo_sockets.NCCL: "lo7"}

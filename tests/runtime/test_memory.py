@@ -17,8 +17,8 @@ from pyg_direct.errors import (
     MemoryLimitError,
     PlacementWarning,
 )
-from pyg_direct.runtime import memory
-from pyg_direct.runtime.memory import Block, allocate, allocate_or_fall_back, find_block
+from pyg_direct.runtime.cuda import memory
+from pyg_direct.runtime.cuda.memory import Block, allocate, allocate_or_fall_back, find_block
 
 ON_HOST = pytest.mark.parametrize(("placement", "shared"), [("unified", False), ("pinned", False), ("pinned", True)])
 

@@ -5,8 +5,8 @@ import torch
 
 from pyg_direct import progress
 from pyg_direct.errors import ArgumentError, PlacementWarning
-from pyg_direct.runtime import memory
-from pyg_direct.runtime.memory import fill, find_block, move
+from pyg_direct.runtime.cuda import memory
+from pyg_direct.runtime.cuda.memory import fill, find_block, move
 
 
 @pytest.fixture

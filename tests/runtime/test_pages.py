@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pyg_direct.errors import CudaError
-from pyg_direct.runtime import memory, pages
+from pyg_direct.runtime.cuda import memory
+from pyg_direct.runtime.host import pages
 
 GIB = 1 << 30
 

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from pyg_direct.runtime.pool import Pool
+from pyg_direct.runtime.host.threads import Pool
 
 
 def test_work_is_done_in_threads_in_its_order():

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pyg_direct.errors import PlacementWarning
-from pyg_direct.runtime import probe
-from pyg_direct.runtime.memory import allocate
+from pyg_direct.runtime.cuda import host_memory_probe
+from pyg_direct.runtime.cuda.memory import allocate
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from pyg_direct.runtime.memory import allocate
      (15e9, 0.0, "unified"), (0.0, 0.0, "unified")],
 )  # fmt: skip
 def test_the_faster_one_is_taken_and_unified_when_they_are_alike(unified, pinned, expected):
-    assert probe.decide({"unified": unified, "pinned": pinned}) == expected
+    assert host_memory_probe.decide({"unified": unified, "pinned": pinned}) == expected
 
 
 class FakeAbilities:
@@ -38,17 +38,17 @@ def machine(monkeypatch, tmp_path):
         return {"unified": 10e9, "pinned": 20e9}[placement]
 
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
-    monkeypatch.setattr(probe, "_measure", measure)
-    monkeypatch.setattr(probe, "abilities", lambda index: FakeAbilities)
+    monkeypatch.setattr(host_memory_probe, "_measure", measure)
+    monkeypatch.setattr(host_memory_probe, "abilities", lambda index: FakeAbilities)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "GPU")
-    probe.choose_host_memory.cache_clear()
+    host_memory_probe.choose_host_memory.cache_clear()
     yield measured
-    probe.choose_host_memory.cache_clear()
+    host_memory_probe.choose_host_memory.cache_clear()
 
 
 def choose_in_new_process():
-    probe.choose_host_memory.cache_clear()
-    return probe.choose_host_memory(0)
+    host_memory_probe.choose_host_memory.cache_clear()
+    return host_memory_probe.choose_host_memory(0)
 
 
 def test_a_known_machine_is_not_measured_again(machine):
@@ -94,9 +94,9 @@ def test_without_managed_memory_there_is_nothing_to_measure(machine, monkeypatch
 def check(monkeypatch, rate, placement="unified", num_bytes=8 << 30):
     """Check a table of a machine whose memory is read at so many bytes a second; how often it was read."""
     read = []
-    monkeypatch.setattr(probe, "_read_at_random", lambda block: read.append(block) or rate)
-    probe.check_filled(SimpleNamespace(placement=placement, num_bytes=num_bytes, device=torch.device("cuda", 0)),
-                       "features")  # fmt: skip
+    monkeypatch.setattr(host_memory_probe, "_read_at_random", lambda block: read.append(block) or rate)
+    block = SimpleNamespace(placement=placement, num_bytes=num_bytes, device=torch.device("cuda", 0))
+    host_memory_probe.check_filled(block, "features")
     return len(read)
 
 
@@ -120,13 +120,13 @@ def test_others_are_not_told_and_small_ones_not_read(machine, monkeypatch, optio
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_large_filled_table_is_read_as_a_small_one():
-    block = allocate(probe._LARGE, "unified", "cuda")
-    block.view_on_cpu(torch.int64, (probe._LARGE // 8,)).fill_(1)
+    block = allocate(host_memory_probe._LARGE, "unified", "cuda")
+    block.view_on_cpu(torch.int64, (host_memory_probe._LARGE // 8,)).fill_(1)
     begin = time.perf_counter()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        probe.check_filled(block, "rows")
+        host_memory_probe.check_filled(block, "rows")
 
     assert time.perf_counter() - begin < 1
 
@@ -135,16 +135,16 @@ def test_a_large_filled_table_is_read_as_a_small_one():
 def test_a_measurement_is_short_and_changes_no_draw(monkeypatch, tmp_path):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
     torch.zeros(1, device="cuda").index_select(0, torch.zeros(1, dtype=torch.int64, device="cuda"))
-    probe.choose_host_memory.cache_clear()
+    host_memory_probe.choose_host_memory.cache_clear()
     torch.manual_seed(5)
     expected = torch.rand(3, device="cuda")
     torch.manual_seed(5)
 
     begin = time.perf_counter()
-    choice = probe.choose_host_memory(torch.cuda.current_device())
+    choice = host_memory_probe.choose_host_memory(torch.cuda.current_device())
     seconds = time.perf_counter() - begin
-    probe.choose_host_memory.cache_clear()
+    host_memory_probe.choose_host_memory.cache_clear()
 
-    assert choice in probe.CANDIDATES
+    assert choice in host_memory_probe.CANDIDATES
     assert seconds < 0.5
     assert torch.equal(torch.rand(3, device="cuda"), expected)

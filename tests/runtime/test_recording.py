@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pyg_direct.runtime.recording import record_graph
+from pyg_direct.runtime.cuda.graph_capture import record_graph
 
 
 @pytest.mark.parametrize("fails", [False, True])

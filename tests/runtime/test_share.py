@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pyg_direct import Feature
-from pyg_direct.runtime import share
-from pyg_direct.runtime.device import abilities
+from pyg_direct.runtime.cuda import sm_budget
+from pyg_direct.runtime.cuda.device import abilities
 from tests.products import read_target
 
 
@@ -18,60 +18,60 @@ class Reader:
 @pytest.fixture
 def multiprocessors(monkeypatch):
     """A GPU of 132 multiprocessors, and nobody who reads."""
-    monkeypatch.setattr(share, "_READERS", type(share._READERS)())
-    monkeypatch.setattr(share, "abilities", lambda index: type("Abilities", (), {"multiprocessors": 132}))
+    monkeypatch.setattr(sm_budget, "_READERS", type(sm_budget._READERS)())
+    monkeypatch.setattr(sm_budget, "abilities", lambda index: type("Abilities", (), {"multiprocessors": 132}))
 
 
 @pytest.mark.usefixtures("multiprocessors")
 def test_products_leave_twice_what_the_largest_reader_of_a_gpu_takes():
     readers = [Reader() for _ in range(3)]
     for reader, index, count in zip(readers, (0, 0, 1), (3, 6, 7), strict=True):
-        share.note_reader(reader, index, count)
+        sm_budget.note_reader(reader, index, count)
 
-    assert [share.count_spared(index) for index in (0, 1, 2, None)] == [12, 14, 0, 0]
+    assert [sm_budget.count_spared(index) for index in (0, 1, 2, None)] == [12, 14, 0, 0]
 
 
 @pytest.mark.usefixtures("multiprocessors")
 def test_beside_few_readers_products_leave_ten():
     reader = Reader()
-    share.note_reader(reader, 0, 4)
+    sm_budget.note_reader(reader, 0, 4)
 
-    assert share.count_spared(0) == 10
+    assert sm_budget.count_spared(0) == 10
 
 
 @pytest.mark.usefixtures("multiprocessors")
 def test_products_leave_an_eighth_at_most():
     reader = Reader()
-    share.note_reader(reader, 0, 64)
+    sm_budget.note_reader(reader, 0, 64)
 
-    assert share.count_spared(0) == 16
+    assert sm_budget.count_spared(0) == 16
 
 
 @pytest.mark.usefixtures("multiprocessors")
 @pytest.mark.parametrize("end", ["forgotten", "gone"])
 def test_nothing_is_left_to_a_reader_that_reads_no_more(end):
     reader = Reader()
-    share.note_reader(reader, 0, 4)
+    sm_budget.note_reader(reader, 0, 4)
 
     if end == "forgotten":
-        share.forget_reader(reader)
+        sm_budget.forget_reader(reader)
     else:
         del reader
         gc.collect()
 
-    assert share.count_spared(0) == 0
+    assert sm_budget.count_spared(0) == 0
 
 
 def test_where_there_is_no_cublas_products_are_made_as_ever(monkeypatch):
-    monkeypatch.setattr(share, "_find_cublas", lambda: None)
+    monkeypatch.setattr(sm_budget, "_find_cublas", lambda: None)
 
-    with share.products_leave(4, torch.device("cuda", 0)):
+    with sm_budget.products_leave(4, torch.device("cuda", 0)):
         assert torch.equal(torch.eye(3) @ torch.ones(3, 3), torch.ones(3, 3))
 
 
 def read_targets():
     """Of this thread, and of the one of backward passes."""
-    return read_target(), share._run_in_backward(torch.device("cuda", 0), read_target)
+    return read_target(), sm_budget._run_in_backward(torch.device("cuda", 0), read_target)
 
 
 @pytest.mark.gpu
@@ -79,8 +79,8 @@ def test_products_of_both_threads_are_made_for_fewer_inside_and_for_all_afterwar
     all_of_them, targets = abilities(0).multiprocessors, []
 
     def fail():
-        with share.products_leave(6, torch.device("cuda", 0)):
-            with share.products_leave(9, torch.device("cuda", 0)):
+        with sm_budget.products_leave(6, torch.device("cuda", 0)):
+            with sm_budget.products_leave(9, torch.device("cuda", 0)):
                 targets.append(read_targets())
             targets.append(read_targets())
             raise KeyError
@@ -95,19 +95,19 @@ def test_products_of_both_threads_are_made_for_fewer_inside_and_for_all_afterwar
 def test_products_are_right_whatever_they_leave():
     a, b = torch.rand(3000, 100, device="cuda"), torch.rand(3000, 64, device="cuda")
     for count in (1, 6, abilities(0).multiprocessors + 5):
-        with share.products_leave(count, torch.device("cuda", 0)):
+        with sm_budget.products_leave(count, torch.device("cuda", 0)):
             torch.testing.assert_close((a.T @ b).double(), a.double().T @ b.double(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu
 def test_a_feature_on_the_host_is_known_to_read_until_its_rows_are_elsewhere(monkeypatch):
-    monkeypatch.setattr(share, "_READERS", type(share._READERS)())
+    monkeypatch.setattr(sm_budget, "_READERS", type(sm_budget._READERS)())
     feature = Feature(link_blocks=5).from_cpu_tensor(torch.ones(40, 4))
-    reading = share.count_spared(0)
+    reading = sm_budget.count_spared(0)
 
     feature.from_cpu_tensor(torch.ones(4, 4))
     del feature
     gc.collect()
 
     assert reading == 10
-    assert share.count_spared(0) == 0
+    assert sm_budget.count_spared(0) == 0

@@ -10,8 +10,8 @@ import torch
 import torch.multiprocessing as mp
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
-from pyg_direct.runtime import shared
-from pyg_direct.runtime.shared import SharedMemory, find_shared, open_shared, share
+from pyg_direct.runtime.host import shared_memory
+from pyg_direct.runtime.host.shared_memory import SharedMemory, find_shared, open_shared, share
 
 
 def test_a_tensor_becomes_a_view_with_the_same_contents():
@@ -75,7 +75,7 @@ def test_memory_is_found_by_its_bytes_when_its_object_is_gone():
     tensor = torch.arange(10)
     share(tensor)
     gc.collect()
-    assert tensor.data_ptr() not in shared._OBJECTS
+    assert tensor.data_ptr() not in shared_memory._OBJECTS
 
     memory = find_shared(tensor)
 
@@ -85,7 +85,7 @@ def test_memory_is_found_by_its_bytes_when_its_object_is_gone():
 
 
 def test_systems_that_cannot_send_memory_say_so(monkeypatch):
-    monkeypatch.delattr(shared.reduction, "DupFd")
+    monkeypatch.delattr(shared_memory.reduction, "DupFd")
 
     with pytest.raises(ArgumentTypeError, match="on Linux and macOS only"):
         pickle.dumps(SharedMemory(8))
@@ -118,7 +118,7 @@ def test_what_is_gone_is_not_found():
     del tensor
     gc.collect()
 
-    assert address not in shared._KNOWN
+    assert address not in shared_memory._KNOWN
 
 
 def test_a_view_outlives_the_tensor_it_was_made_from():

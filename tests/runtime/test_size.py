@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.runtime.size import parse_size
+from pyg_direct.runtime.host.memory import parse_size
 
 
 @pytest.mark.parametrize(

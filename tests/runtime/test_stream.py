@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyg_direct.runtime.stream import current_stream, kept_stream, set_stream, side_streams
+from pyg_direct.runtime.cuda.launch import current_stream, kept_stream, set_stream, side_streams
 
 pytestmark = pytest.mark.gpu
 

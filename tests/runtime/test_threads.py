@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from pyg_direct.runtime import threads
-from pyg_direct.runtime.threads import few_threads, one_thread
+from pyg_direct.runtime.host import threads
+from pyg_direct.runtime.host.threads import few_threads, one_thread
 
 
 @pytest.fixture

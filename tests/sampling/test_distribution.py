@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from pyg_direct.ops.draw import draw_bits, permute
-from pyg_direct.ops.neighbor import sample_neighbors
-from pyg_direct.sampling.key import batch_key, call_key
+from pyg_direct.ops.sampling.random import draw_bits, permute
+from pyg_direct.ops.sampling.uniform import sample_neighbors
+from pyg_direct.sampling.random_key import batch_key, call_key
 from tests.reference.draw import hop_key
 from tests.reference.neighbor import pick_neighbors
 

@@ -10,18 +10,17 @@ from hypothesis import given, strategies as st
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, LoaderWarning
-from pyg_direct.graph import hetero
-from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.graph import hetero_topo
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.graph.relation import LINKS, NODES
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.kernels.worklist import COLUMNS, RELATION
-from pyg_direct.ops import general as ops, launch
-from pyg_direct.sampling import general, hashed, numbering, tabled
-from pyg_direct.sampling.general import GeneralPlan
-from pyg_direct.sampling.open import open_plan
-from pyg_direct.sampling.options import GeneralRecipe
-from pyg_direct.sampling.sample import Recipe
-from pyg_direct.sampling.worklist import list_work
+from pyg_direct.kernels.sampling.worklist import COLUMNS, RELATION
+from pyg_direct.ops import run_kernel
+from pyg_direct.ops.sampling import hetero as ops
+from pyg_direct.sampling import hetero_plan as general, local_ids, local_ids as numbering, local_ids as tabled
+from pyg_direct.sampling.hetero_plan import GeneralPlan, list_work
+from pyg_direct.sampling.plan_factory import open_plan
+from pyg_direct.sampling.sampling_options import GeneralRecipe, Recipe
 from tests.graphs import GRAPHS, make_random_graph
 from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
 from tests.poison import poisoned_memory
@@ -138,11 +137,11 @@ def test_batch_does_not_depend_on_the_way_it_is_made(device, monkeypatch, limit)
     if limit == "table":
         monkeypatch.setattr(general, "fits_table", lambda *_: False)
     elif limit == "one thread":
-        monkeypatch.setattr(launch, "FEW_ITEMS", 10**6)
+        monkeypatch.setattr(run_kernel, "FEW_ITEMS", 10**6)
     elif limit == "bound":
         monkeypatch.setattr(ops, "_LARGE_BOUND", 10)
     else:
-        monkeypatch.setattr(hetero, "_MOST_COPIED_TIMES", 0)
+        monkeypatch.setattr(hetero_topo, "_MOST_COPIED_TIMES", 0)
     times = SEED_TIME if limit == "times" else None
 
     plan = make_plan(graph, device, fanouts, Options())
@@ -165,7 +164,7 @@ def test_more_types_than_a_block_has_threads_match_reference(device, disjoint):
 
 def test_the_number_of_kernels_does_not_grow_with_the_relations(device, monkeypatch):
     launched = []
-    for module in (ops, numbering, hashed, tabled):
+    for module in (ops, numbering, local_ids, tabled):
         for name in ("run_cpu", "run_gpu"):
             real = getattr(module, name)
             monkeypatch.setattr(

@@ -7,7 +7,7 @@ from torch_geometric.nn import SAGEConv
 
 from pyg_direct import Adj, CSRTopo, GraphSageSampler
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError
-from pyg_direct.sampling.key import call_key
+from pyg_direct.sampling.random_key import call_key
 from tests.graphs import make_graph, make_random_graph
 from tests.reference.sample import sample
 from tests.sage import GRAPH, SEEDS, make_sampler

@@ -3,10 +3,9 @@
 import numpy as np
 import torch
 
-from pyg_direct.kernels.identity import slot_at
-from pyg_direct.sampling import hashed
-from pyg_direct.sampling.hashed import HashNumbering
-from pyg_direct.sampling.numbering import Space
+from pyg_direct.kernels.local_ids.hash_table import slot_at
+from pyg_direct.sampling import local_ids
+from pyg_direct.sampling.local_ids import HashNumbering, Space
 
 SPACE = Space(torch.tensor([0, 2**40]), 62, 0)
 
@@ -42,8 +41,8 @@ def test_items_are_numbered_hop_after_hop():
 
 def test_items_that_meet_in_one_region_are_numbered(monkeypatch):
     # Eight regions of 128 slots: the first gets more than it holds.
-    monkeypatch.setattr(hashed, "_SMALL_REGION", 16)
-    monkeypatch.setattr(hashed, "cpu_chunks", lambda: 8)
+    monkeypatch.setattr(local_ids, "_SMALL_REGION", 16)
+    monkeypatch.setattr(local_ids, "cpu_chunks", lambda: 8)
     table = np.empty(1024, np.int64)
     crowd = [item for item in range(10_000) if slot_at(table, 128, 62, 0, item, 0) < 128][:300]
     hops = [torch.tensor([7, 1]), torch.tensor(crowd[:20]), torch.tensor(crowd[10:]), torch.tensor(crowd[::7])]

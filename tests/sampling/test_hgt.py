@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.graph.hetero import HeteroTopo
-from pyg_direct.sampling.hgt import HgtPlan
+from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.sampling.hgt_sampling import HgtPlan
 from tests.hetero_graphs import make_parts, make_topo, odd_parts
 from tests.reference import hgt as reference
 from tests.reference.general import Parts

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pyg_direct import CSRTopo
-from pyg_direct.kernels.jit import get_cpu_threads, set_cpu_threads
-from pyg_direct.ops import launch
-from pyg_direct.ops.launch import run_cpu
-from pyg_direct.sampling import host
-from pyg_direct.sampling.host import CpuPlan
-from pyg_direct.sampling.sample import Recipe, Sample
+from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.ops import run_kernel
+from pyg_direct.ops.run_kernel import run_cpu
+from pyg_direct.sampling import uniform_cpu
+from pyg_direct.sampling.sampling_options import Recipe, Sample
+from pyg_direct.sampling.uniform_cpu import CpuPlan
 from tests.graphs import make_random_graph
 
 FANOUTS = (4, 3, 2)
@@ -47,8 +47,8 @@ def test_one_thread_and_two_sample_equal_batches():
 
 def test_one_thread_samples_small_batches_until_a_large_one_comes(monkeypatch):
     threads = []
-    monkeypatch.setattr(host, "run_cpu", lambda *args: (threads.append(get_cpu_threads()), run_cpu(*args))[1])
-    monkeypatch.setattr(launch, "FEW_ITEMS", 9 * (4 + 4 * 3 + 4 * 3 * 2))
+    monkeypatch.setattr(uniform_cpu, "run_cpu", lambda *args: (threads.append(get_cpu_threads()), run_cpu(*args))[1])
+    monkeypatch.setattr(run_kernel, "FEW_ITEMS", 9 * (4 + 4 * 3 + 4 * 3 * 2))
     plan, others = make_plan(), get_cpu_threads()
 
     def find_threads(num_seeds):
@@ -61,7 +61,7 @@ def test_one_thread_samples_small_batches_until_a_large_one_comes(monkeypatch):
     assert used == {others}
     # What comes after goes by how many there were.
     for few, expected in ((num_edges, {1}), (num_edges - 1, {others})):
-        monkeypatch.setattr(launch, "FEW_ITEMS", few)
+        monkeypatch.setattr(run_kernel, "FEW_ITEMS", few)
         assert find_threads(2)[1] == expected
     assert get_cpu_threads() == others
 

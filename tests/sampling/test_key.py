@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.sampling.key import EpochKey, batch_key, call_key, check_seed, draw_seed, shuffle_key
+from pyg_direct.sampling.random_key import EpochKey, batch_key, call_key, check_seed, draw_seed, shuffle_key
 from tests.reference import draw as reference
 
 

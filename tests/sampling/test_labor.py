@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.graph.topology import CSRTopo
-from pyg_direct.ops.neighbor import sample_neighbors
-from pyg_direct.sampling.key import batch_key
-from pyg_direct.sampling.open import open_plan
-from pyg_direct.sampling.sample import Recipe
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.ops.sampling.uniform import sample_neighbors
+from pyg_direct.sampling.plan_factory import open_plan
+from pyg_direct.sampling.random_key import batch_key
+from pyg_direct.sampling.sampling_options import Recipe
 from tests.graphs import odd_graphs
 from tests.reference.sample import sample
 from tests.sampling.test_distribution import FAIR, chi_square, number_subsets

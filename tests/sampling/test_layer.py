@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.sampling.key import call_key
+from pyg_direct.sampling.random_key import call_key
 from tests.reference.sample import sample
 from tests.sage import GRAPH, SEEDS, make_sampler
 

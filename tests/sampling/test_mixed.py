@@ -8,8 +8,8 @@ import torch
 
 from pyg_direct import CSRTopo, GraphSageSampler, MixedGraphSageSampler, SampleJob
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.sampling import mixed
-from pyg_direct.sampling.key import batch_key
+from pyg_direct.sampling import mixed_cpu_gpu
+from pyg_direct.sampling.random_key import batch_key
 from tests.graphs import make_random_graph
 
 
@@ -92,7 +92,7 @@ def test_leaving_early_ends_the_threads():
 
 def test_a_core_that_is_late_holds_nothing_up_and_is_not_asked_again(monkeypatch):
     # The GPU samples two batches alone, then cores are tried.
-    monkeypatch.setattr(mixed, "_JUDGED_BATCHES", 1)
+    monkeypatch.setattr(mixed_cpu_gpu, "_JUDGED_BATCHES", 1)
     job, release, asked = Job(), threading.Event(), []
     sampler = MixedGraphSageSampler(job, 2, make_topo(), [3, 2], mode="CPU_ONLY", seed=1)
     # Stands for a GPU.

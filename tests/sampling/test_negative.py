@@ -5,8 +5,8 @@ import torch
 from hypothesis import example, given, strategies as st
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.sampling import negative
-from pyg_direct.sampling.negative import EdgeSet, Nodes, check_weight, draw_negatives
+from pyg_direct.sampling import negative_links
+from pyg_direct.sampling.negative_links import EdgeSet, Nodes, check_weight, draw_negatives
 from tests.reference import negative as reference
 
 KEY = 2**63 + 99
@@ -136,10 +136,10 @@ def test_edges_in_pieces_and_parts_weigh_what_all_do(device, monkeypatch):
     is_low = both[1] < 17
 
     def weigh(*parts):
-        return negative.Balance.add(EdgeSet(*part, 40, 40).weigh() for part in parts)
+        return negative_links.Balance.add(EdgeSet(*part, 40, 40).weigh() for part in parts)
 
     whole = weigh(both), weigh(edges)
-    monkeypatch.setattr(negative, "_PIECE", 7)
+    monkeypatch.setattr(negative_links, "_PIECE", 7)
 
     assert [balance.is_even for balance in whole] == [True, False]
     assert (weigh(both), weigh(edges)) == whole

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.graph.placed import PlacedTopology
-from pyg_direct.kernels.jit import set_cpu_threads
-from pyg_direct.sampling.open import open_plan
-from pyg_direct.sampling.sample import Recipe
-from pyg_direct.sampling.sorted import SortingPlan
+from pyg_direct.compiler.jit import set_cpu_threads
+from pyg_direct.graph.placed_topology import PlacedTopology
+from pyg_direct.sampling.plan_factory import open_plan
+from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.uniform_gpu import SortingPlan
 from tests.graphs import GRAPHS, make_random_graph, odd_graphs
 from tests.plans import KEY, METHODS, assert_equal, choose_seeds, expect_batch, make_seeds, place
 from tests.poison import poisoned_memory

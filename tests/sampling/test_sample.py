@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.sampling.sample import Recipe, Sample, check_hops, empty_sample
+from pyg_direct.sampling.sampling_options import Recipe, Sample, check_hops, empty_sample
 from tests.graphs import odd_graphs
 from tests.reference.sample import sample
 

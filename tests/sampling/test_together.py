@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.ops import launch
+from pyg_direct.ops import run_kernel
 from pyg_direct.sampling import seeds as reading
 from tests.hetero_graphs import make_parts, odd_parts, odd_requests
 from tests.poison import poisoned_memory
@@ -70,7 +70,7 @@ def test_large_batches_match_those_alone(device, disjoint):
 
     # As when the loops of small batches take one thread.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "FEW_ITEMS", 1 << 30)
+        patch.setattr(run_kernel, "FEW_ITEMS", 1 << 30)
         got = plan.sample_together([(own, None) for own in seeds], range(20))
 
     for batch, alone in zip(got, expected, strict=True):
@@ -101,7 +101,7 @@ def count_steps(plan, requests, monkeypatch):
 
     with monkeypatch.context() as patch:
         for room in ("ops.general", "ops.regroup", "sampling.hashed", "sampling.numbering"):
-            for run in (launch.run_cpu, launch.run_gpu):
+            for run in (run_kernel.run_cpu, run_kernel.run_gpu):
                 patch.setattr(f"pyg_direct.{room}.{run.__name__}", note(run))
         plan.sample_together(requests, range(len(requests)))
     return len(calls)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.graph.hetero import HeteroTopo
+from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.graph.relation import LINKS
-from pyg_direct.kernels.neighbor import SHORT_ROW
-from pyg_direct.kernels.weighted import order_of, pick_lightest, pick_lightest_in_loop
-from pyg_direct.sampling.general import GeneralPlan
-from pyg_direct.sampling.options import GeneralRecipe
+from pyg_direct.kernels.sampling.uniform import SHORT_ROW
+from pyg_direct.kernels.sampling.weighted import order_of, pick_lightest, pick_lightest_in_loop
+from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.sampling_options import GeneralRecipe
 from tests.hetero_graphs import make_topo
 from tests.reference.general import Parts, sample
 

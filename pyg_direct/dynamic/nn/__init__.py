@@ -1,10 +1,15 @@
-"""Recurrent graph layers with the constructors, parameters and results of PyTorch Geometric Temporal's."""
+"""Recurrent graph layers with the constructors, parameters and results of PyTorch Geometric Temporal's.
 
-from pyg_direct.dynamic.nn.attention import A3TGCN
+- `t_gcn.py`, `a3t_gcn.py`, `chebyshev.py`, `dcrnn.py`, `evolve_gcn.py`, `mpnn_lstm.py`: the layers.
+- `sparse_conv.py`, `recurrent_step.py`: the sparse half of a convolution, and single steps of recurrent layers.
+- `accelerate_snapshots.py`: PyG's own convolutions through the plan of a snapshot.
+"""
+
+from pyg_direct.dynamic.nn.a3t_gcn import A3TGCN
 from pyg_direct.dynamic.nn.chebyshev import GCLSTM, GConvGRU
-from pyg_direct.dynamic.nn.diffusion import DCRNN
-from pyg_direct.dynamic.nn.evolve import EvolveGCNH, EvolveGCNO
-from pyg_direct.dynamic.nn.mpnn import MPNNLSTM
-from pyg_direct.dynamic.nn.tgcn import TGCN
+from pyg_direct.dynamic.nn.dcrnn import DCRNN
+from pyg_direct.dynamic.nn.evolve_gcn import EvolveGCNH, EvolveGCNO
+from pyg_direct.dynamic.nn.mpnn_lstm import MPNNLSTM
+from pyg_direct.dynamic.nn.t_gcn import TGCN
 
 __all__ = ["A3TGCN", "DCRNN", "GCLSTM", "MPNNLSTM", "TGCN", "EvolveGCNH", "EvolveGCNO", "GConvGRU"]

@@ -11,9 +11,9 @@ from torch.nn import Parameter
 from torch_geometric.nn import ChebConv
 from torch_geometric.nn.inits import glorot, zeros
 
-from pyg_direct.dynamic.nn.convolve import check_rows, expand_chebyshev
-from pyg_direct.dynamic.operator import Chebyshev
-from pyg_direct.ops.mix import mix
+from pyg_direct.dynamic.conv_operators import Chebyshev
+from pyg_direct.dynamic.nn.sparse_conv import check_rows, expand_chebyshev
+from pyg_direct.ops.snapshots.recurrent_cells import mix
 
 
 def make_chebyshev(normalization: str | None, lambda_max: Tensor | float | None) -> Chebyshev:

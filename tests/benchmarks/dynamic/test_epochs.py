@@ -10,9 +10,9 @@ from torch_geometric.data import Data
 
 from benchmarks.dynamic import epochs, losses, memory_caps
 from benchmarks.dynamic.ways import MODELS, Ahead, Model, Plain, Reusing, Sparse
-from pyg_direct.datasets.dynamic import synthetic_dtdg
+from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
 from pyg_direct.dynamic import FrameTrainer, nn
-from pyg_direct.dynamic.meter import FrameCost
+from pyg_direct.dynamic.frame_trainer import FrameCost
 from pyg_direct.dynamic.snapshot import order_edges
 
 
@@ -153,7 +153,9 @@ def test_caps_bound_what_is_kept_and_share_structures(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_geometric_temporal", SimpleNamespace())
     signal = synthetic_dtdg(40, 200, 6, 0.2)
     made = []
-    monkeypatch.setattr("pyg_direct.dynamic.edges.order_edges", lambda *args: made.append(args) or order_edges(*args))
+    monkeypatch.setattr(
+        "pyg_direct.dynamic.sequence_edges.order_edges", lambda *args: made.append(args) or order_edges(*args)
+    )
 
     rows = list(memory_caps.measure_dynamic_memory({"tiny": signal}, ["T-GCN", "MPNN-LSTM"], window=3, hidden=4,
                                                       epochs=1, device="cpu"))  # fmt: skip

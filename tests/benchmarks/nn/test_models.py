@@ -9,7 +9,7 @@ from benchmarks.loader.typed_graphs import make_mag
 from benchmarks.nn.models import count_host_bytes, measure_pyg_epochs
 from benchmarks.nn.typed_steps import measure_typed_steps
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.loader.neighbor import NeighborLoader
+from pyg_direct.loader.neighbor_loader import NeighborLoader
 
 
 @pytest.mark.parametrize(("placement", "cache", "least", "most"),

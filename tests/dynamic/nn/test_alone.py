@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from pyg_direct.datasets.dynamic import synthetic_dtdg
+from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
 from pyg_direct.dynamic import stream
-from pyg_direct.dynamic.nn import MPNNLSTM, mpnn
+from pyg_direct.dynamic.nn import MPNNLSTM, mpnn_lstm
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 
@@ -32,7 +32,7 @@ def test_rows_gradients_and_statistics_are_those_of_layers(real_device, monkeypa
                                                            is_large):  # fmt: skip
     signal = synthetic_dtdg(num_nodes, 6 * num_nodes, 3, 0.2, CHANNELS, weighted=weighted)
     if is_large:
-        monkeypatch.setattr(mpnn, "_LARGE", 0)
+        monkeypatch.setattr(mpnn_lstm, "_LARGE", 0)
     torch.manual_seed(0)
     layer = MPNNLSTM(CHANNELS, hidden, num_nodes, 1, 0.0).to(real_device)
     twin, called = copy.deepcopy(layer), []

@@ -5,8 +5,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.dynamic import FrameTrainer, stream
-from pyg_direct.dynamic.nn import MPNNLSTM, EvolveGCNO, evolve, mpnn
-from pyg_direct.dynamic.trainer import run_stateless
+from pyg_direct.dynamic.frame_trainer import run_stateless
+from pyg_direct.dynamic.nn import MPNNLSTM, EvolveGCNO, evolve_gcn, mpnn_lstm
 from tests.frames import HIDDEN, NODES, TIMES, WINDOW, Model, make_signal, make_trainer
 
 pytestmark = pytest.mark.usefixtures("full_precision")
@@ -35,8 +35,8 @@ def one_simulated(*cases):
 
 def take_layers_apart(monkeypatch):
     """Let each snapshot go through one layer after the other from now on."""
-    monkeypatch.setattr(mpnn, "_LARGE", 0)
-    monkeypatch.setattr(mpnn, "suits_alone", lambda x, size: False)
+    monkeypatch.setattr(mpnn_lstm, "_LARGE", 0)
+    monkeypatch.setattr(mpnn_lstm, "suits_alone", lambda x, size: False)
 
 
 @pytest.mark.parametrize(("target", "step"), one_simulated(("all", 2), ("all", 1), ("last", 2), ("last", 1)))
@@ -140,7 +140,7 @@ class Wayward(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_weights_evolve_as_often_as_they_are_asked_to(device, monkeypatch, way):
     got = train(Wayward, way, device=device)
-    monkeypatch.setattr(evolve._Steps, "follow", lambda self, weight: False)
+    monkeypatch.setattr(evolve_gcn._Steps, "follow", lambda self, weight: False)
     expected = train(Wayward, way, device=device)
 
     assert_trained_alike(got, expected)

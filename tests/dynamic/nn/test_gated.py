@@ -7,10 +7,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.utils import remove_self_loops
 
-from pyg_direct.datasets.dynamic import synthetic_dtdg
+from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
 from pyg_direct.dynamic import nn, stream
-from pyg_direct.dynamic.nn import tgcn
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.dynamic.nn import t_gcn
+from pyg_direct.ops.run_kernel import runs_on_gpu
 
 PERIODS = 4
 
@@ -23,10 +23,10 @@ def test_steps_are_those_of_torch(device, monkeypatch, way):
         snapshot.x = torch.stack([snapshot.x * (period + 1) for period in range(PERIODS)], 2)
     layer = (nn.A3TGCN(3, 5, PERIODS) if way == "periods" else nn.TGCN(3, 5)).to(device)
     steps = []
-    monkeypatch.setattr(tgcn, "_FEW", {})
+    monkeypatch.setattr(t_gcn, "_FEW", {})
     for name in ("step_gated", "step_folded"):
-        real = getattr(tgcn, name)
-        monkeypatch.setattr(tgcn, name, lambda *given, real=real, name=name: steps.append(name) or real(*given))
+        real = getattr(t_gcn, name)
+        monkeypatch.setattr(t_gcn, name, lambda *given, real=real, name=name: steps.append(name) or real(*given))
 
     got = run(layer, stream(signal, device) if way == "streamed" else signal)
 
@@ -177,7 +177,7 @@ def test_a_captured_graph_reads_parameters_as_they_are_when_it_is_replayed():
 
 def use_torch(monkeypatch):
     for name in ("suits_gpu", "suits_folded"):
-        monkeypatch.setattr(tgcn, name, lambda *given: False)
+        monkeypatch.setattr(t_gcn, name, lambda *given: False)
 
 
 def run(step, signal, layer=None):

@@ -6,17 +6,17 @@ import pickle
 import pytest
 import torch
 
-from pyg_direct.dynamic.nn import TGCN, gates
-from pyg_direct.dynamic.nn.gates import SharedGates
-from pyg_direct.ops.folded import fold_by_torch
-from pyg_direct.ops.launch import runs_on_gpu
+from pyg_direct.dynamic.nn import TGCN, t_gcn
+from pyg_direct.dynamic.nn.t_gcn import SharedGates
+from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.ops.snapshots.recurrent_cells import fold_by_torch
 
 
 @pytest.fixture
 def layer(device, monkeypatch):
     """Whose folding is torch's where there are no kernels."""
     if not runs_on_gpu(torch.empty(0, device=device)):
-        monkeypatch.setattr(gates, "fold_gates", fold_on_cpu)
+        monkeypatch.setattr(t_gcn, "fold_gates", fold_on_cpu)
     return TGCN(3, 5).to(device)
 
 

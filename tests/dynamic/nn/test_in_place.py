@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic.nn import mpnn_frame
-from pyg_direct.dynamic.nn.mpnn_frame import Frame, RunTogether
+from pyg_direct.dynamic.nn import mpnn_lstm
+from pyg_direct.dynamic.nn.mpnn_lstm import Frame, RunTogether
 
 NODES, WINDOW, SIZE, FEATURES = 20, 3, 4, 2
 
@@ -32,13 +32,13 @@ def run_slowly(cells, x):
 
 def count_steps(monkeypatch):
     sizes = []
-    run = mpnn_frame.open_lstm
+    run = mpnn_lstm.open_lstm
 
     def listen(rows, *parameters, **places):
         sizes.append(len(rows))
         return run(rows, *parameters, **places)
 
-    monkeypatch.setattr(mpnn_frame, "open_lstm", listen)
+    monkeypatch.setattr(mpnn_lstm, "open_lstm", listen)
     return sizes
 
 
@@ -52,7 +52,7 @@ def test_any_number_of_rows_at_once_gives_rows_and_gradients_of_torch(monkeypatc
     grad = torch.randn(NODES, 2 * SIZE + FEATURES, dtype=dtype)
     expected = [run_slowly(cells, part) for part in x]
     expected_grads = torch.autograd.grad([expected[t] for t in seen], parameters, [grad] * len(seen))
-    monkeypatch.setattr(mpnn_frame, "_count_rows", lambda width: room)
+    monkeypatch.setattr(mpnn_lstm, "_count_rows", lambda width: room)
     sizes = count_steps(monkeypatch)
 
     out = RunTogether.apply(Frame(Alone(), True, x, x, 0.0, (1e-5, 1e-5)), *parameters)[:WINDOW]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.dynamic import FrameTrainer, plan, stream
+from pyg_direct.dynamic import FrameTrainer, snapshot_plan, stream
 from pyg_direct.dynamic.nn import A3TGCN, DCRNN, TGCN, EvolveGCNO, GConvGRU
 from tests.snapshots import make_snapshots
 
@@ -34,13 +34,13 @@ def make_signal(periods):
 def widths(monkeypatch):
     """Numbers a snapshot's row has, of each aggregation of one snapshot, and of each in it of a group."""
     seen = []
-    real = plan.aggregate_snapshots
+    real = snapshot_plan.aggregate_snapshots
 
     def aggregate(x, *args):
         seen.extend([x.shape[2]] * x.shape[1])
         return real(x, *args)
 
-    monkeypatch.setattr(plan, "aggregate_snapshots", aggregate)
+    monkeypatch.setattr(snapshot_plan, "aggregate_snapshots", aggregate)
     return seen
 
 
@@ -65,16 +65,16 @@ def test_features_are_aggregated_in_the_first_epoch_only(widths, name):
     ids=["TGCN", "GConvGRU", "DCRNN"],
 )
 def test_features_of_a_group_are_aggregated_at_once(monkeypatch, make, matrices):
-    sizes, real = [], plan.aggregate_snapshots
+    sizes, real = [], snapshot_plan.aggregate_snapshots
 
     def aggregate(x, *args):
         if x.shape[2] == CHANNELS:
             sizes.append(x.shape[1])
         return real(x, *args)
 
-    monkeypatch.setattr(plan, "aggregate_snapshots", aggregate)
+    monkeypatch.setattr(snapshot_plan, "aggregate_snapshots", aggregate)
     # What the aggregated features are is not kept a second time.
-    monkeypatch.setattr(plan.SnapshotPlan, "keep", None)
+    monkeypatch.setattr(snapshot_plan.SnapshotPlan, "keep", None)
     layer, given = make(CHANNELS, HIDDEN), stream(make_signal(None), "cpu", group_size=4)
 
     for _ in range(2):

@@ -5,8 +5,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_direct.dynamic import nn as ours, stream
-from pyg_direct.dynamic.lazy import find_tag
-from pyg_direct.dynamic.nn import convolve, tgcn
+from pyg_direct.dynamic.lazy_tensor import find_tag
+from pyg_direct.dynamic.nn import sparse_conv, t_gcn
 from pyg_direct.errors import ArgumentError
 from tests.snapshots import make_snapshots
 
@@ -168,7 +168,7 @@ def test_a_default_device_is_none_of_a_step(name):
 def test_many_nodes_are_projected_with_folded_weights(monkeypatch):
     layer, reference, kind = make_pair("TGCN")
     signal = make_signal(True)
-    monkeypatch.setattr(tgcn, "_FEW", {})
+    monkeypatch.setattr(t_gcn, "_FEW", {})
 
     got = run_layer(layer, kind, signal, "TGCN")
 
@@ -266,7 +266,7 @@ def test_changed_edges_and_missing_weights_are_seen():
 
 
 def test_gradients_through_weights_of_edges_are_pygs(monkeypatch):
-    monkeypatch.setattr(convolve, "_told", set())
+    monkeypatch.setattr(sparse_conv, "_told", set())
     layer, reference, _ = make_pair("TGCN")
     signal = make_signal(True)
     mine, theirs = stream(signal, "cpu")[0], signal[0]

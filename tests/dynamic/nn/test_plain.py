@@ -9,8 +9,8 @@ from torch.autograd import forward_ad
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
-from pyg_direct.dynamic import FrameTrainer, accelerate, plan, stream
-from pyg_direct.dynamic.trainer import run_stateless
+from pyg_direct.dynamic import FrameTrainer, accelerate, snapshot_plan, stream
+from pyg_direct.dynamic.frame_trainer import run_stateless
 from pyg_direct.errors import ArgumentTypeError
 from tests.snapshots import make_snapshots
 
@@ -60,8 +60,8 @@ def make_pair(name, hidden=8):
 
 def count_aggregations(monkeypatch):
     calls = []
-    real = plan.aggregate_snapshots
-    monkeypatch.setattr(plan, "aggregate_snapshots", lambda x, *args: calls.append(x.shape) or real(x, *args))
+    real = snapshot_plan.aggregate_snapshots
+    monkeypatch.setattr(snapshot_plan, "aggregate_snapshots", lambda x, *args: calls.append(x.shape) or real(x, *args))
     return calls
 
 
@@ -142,7 +142,7 @@ def make_of_other_messages():
     ids=["max", "turned", "cached", "median", "normalised mean", "Chebyshev's max", "attention", "hook", "messages"],
 )
 def test_anything_else_is_left_to_pyg(monkeypatch, make):
-    monkeypatch.setattr(plan, "aggregate_snapshots", lambda *args: pytest.fail("must be PyG's"))
+    monkeypatch.setattr(snapshot_plan, "aggregate_snapshots", lambda *args: pytest.fail("must be PyG's"))
     signal, theirs = make_signal(), make()
     mine = copy.deepcopy(theirs)
     accelerate(mine)

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from pyg_direct.dynamic.nn import recurrence
-from pyg_direct.dynamic.nn.recurrence import run_lstm, step_gates, step_gates_backward, step_gru
+from pyg_direct.dynamic.nn import recurrent_step
+from pyg_direct.dynamic.nn.recurrent_step import run_lstm, step_gates, step_gates_backward, step_gru
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 
@@ -121,11 +121,11 @@ def test_parameters_that_ask_for_no_gradient_get_none(device, gru):
 def test_transforms_of_functions_and_large_states_go_through_torch(monkeypatch, gru):
     x, state = torch.randn(1, 6, 6), torch.randn(1, 6, 6)
     expected = gru(x, state)[1]
-    monkeypatch.setattr(recurrence, "step_small_gru", None)
+    monkeypatch.setattr(recurrent_step, "step_small_gru", None)
 
     pulled = torch.func.grad(lambda rows: step_gru(gru, rows, state).sum())(x)
     _, moved = torch.func.jvp(lambda rows: step_gru(gru, rows, state), (x,), (torch.zeros_like(x),))
-    monkeypatch.setattr(recurrence, "_SMALL", 5)
+    monkeypatch.setattr(recurrent_step, "_SMALL", 5)
     large = step_gru(gru, x, state)
 
     x.requires_grad_()

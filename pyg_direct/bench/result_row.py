@@ -1,0 +1,150 @@
+"""A benchmark row, and the files that rows are kept in."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata as metadata
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from pyg_direct.cache_folder import write_whole
+from pyg_direct.errors import ArgumentError
+from pyg_direct.runtime.host.memory import count_cores
+
+# Of the name of a GPU, words that its model does not need.
+_BESIDE = re.compile(r"nvidia|\d+gb|hbm\w*|sxm\w*|pcie")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        case: What was measured, e.g. `sampling/products/cuda/1024`.
+        metric, unit: What the numbers are.
+        p20, p50, p80: Percentiles over the repeats, in `unit`; p50 is the median, that of two in the middle their mean.
+        limit: Physical limit of the same run in `unit`; None where there is none.
+        limit_name: What the limit is.
+        note: Anything a reader must know.
+        curve: Name of the growth curve that this is a point of; its metric names the line.
+        at, at_name: Where on the curve, and what that counts.
+    """
+
+    case: str
+    metric: str
+    unit: str
+    p20: float
+    p50: float
+    p80: float
+    limit: float | None = None
+    limit_name: str = ""
+    note: str = ""
+    curve: str = ""
+    at: float | None = None
+    at_name: str = ""
+
+    @classmethod
+    def of(cls, case: str, metric: str, unit: str, values: Iterable[float], limit: float | None = None,
+           limit_name: str = "", note: str = "", curve: str = "", at: float | None = None,
+           at_name: str = "") -> Row:  # fmt: skip
+        """A row from the values of the repeats."""
+        ordered = sorted(values)
+
+        def percentile(share: float) -> float:
+            return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+        return cls(case, metric, unit, percentile(0.2), median(ordered), percentile(0.8), limit, limit_name, note,
+                   curve, at, at_name)  # fmt: skip
+
+    @property
+    def ratio(self) -> float | None:
+        """Median over the limit."""
+        return None if not self.limit else self.p50 / self.limit
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio is None else f"   {self.ratio:.2f} of {self.limit:.4g} ({self.limit_name})"
+        return f"{self.case:<44} {self.metric:<24} {self.p50:>10.4g} {self.unit}{ratio}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and with what a row was measured."""
+
+    gpu: str = field(default_factory=lambda: torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
+    cpu: str = field(default_factory=lambda: f"{count_cores()} cores, {platform.machine()}")
+    versions: dict[str, str] = field(default_factory=lambda: _versions())
+    commit: str = field(default_factory=lambda: read_commit())
+    date: str = field(default_factory=lambda: datetime.date.today().isoformat())
+
+    @property
+    def name(self) -> str:
+        """What files of rows are named after: `cpu`, or the GPU without its maker and its memory, such as `h200`."""
+        words = [word for word in self.gpu.lower().split() if not _BESIDE.fullmatch(word)]
+        return "cpu" if self.gpu == "none" else "-".join(words)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("pyg_direct", "torch", "torch_geometric", "numba", "numba-cuda", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def read_commit() -> str:
+    """The short hash of what is checked out, or what PYG_DIRECT_COMMIT says."""
+    if "PYG_DIRECT_COMMIT" in os.environ:
+        return os.environ["PYG_DIRECT_COMMIT"]
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def to_json(row: Row, machine: Machine) -> dict[str, Any]:
+    """A row as files hold it."""
+    return {**asdict(row), "ratio": row.ratio, **asdict(machine)}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; none where there is no file.
+
+    Raises:
+        ArgumentError: it holds something else.
+    """
+    if not path.exists():
+        return []
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text())
+        _ = [_key(row) for row in found]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArgumentError(f"path must be a file of rows, got {path}: {type(error).__name__}: {error}") from error
+    return found
+
+
+def save_rows(path: Path, rows: Iterable[Row], machine: Machine) -> None:
+    """Merge rows into a JSON file: a row replaces the one of equal case, metric and GPU."""
+    known = {_key(row): row for row in read_rows(path)}
+    for row in rows:
+        entry = to_json(row, machine)
+        known[_key(entry)] = entry
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Whole, also where a second Ctrl-C ends it.
+    write_whole(path, json.dumps(list(known.values()), indent=1) + "\n")
+
+
+def _key(entry: dict[str, object]) -> tuple[object, ...]:
+    return entry["case"], entry["metric"], entry["gpu"]

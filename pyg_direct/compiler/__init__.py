@@ -1,0 +1,7 @@
+"""Compilers of kernels and the caches of compiled code.
+
+- `jit.py`: the only module that imports Numba and numba-cuda.
+- `nvrtc.py`: compilation of `cuda_src/` by NVRTC and nvJitLink, and the target architectures.
+- `code_cache.py`: compiled code on disk, and the PTX archive of the wheel.
+- `openmp.py`: the OpenMP threads under Numba's loops.
+"""

@@ -1,0 +1,151 @@
+"""Compiled code on disk: one folder for each state of the sources and each version of the compilers.
+
+A wheel also holds the PTX of every foreseen specialisation. It was compiled when the wheel was built and lies in
+one archive (`ARCHIVE`) beside this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from itertools import chain
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from pyg_direct.cache_folder import cache_root, hold, write_whole
+
+COMPILER = os.environ.get("PYG_DIRECT_COMPILER", "")
+_PACKAGES = ("numba", "numba-cuda", "numba-cuda-mlir", "llvmlite", "numpy", "nvidia-nvvm", "nvidia-cuda-nvrtc",
+             "nvidia-nvjitlink")  # fmt: skip
+
+
+def _find_folder(level: int, name: str) -> Path | zipfile.Path:
+    """A folder so many levels above this file, in the archive that the package is imported from where that is one."""
+    folder, archive = Path(__file__).parents[level] / name, getattr(__spec__.loader, "archive", None)
+    return folder if archive is None else zipfile.Path(archive, f"{folder.relative_to(archive).as_posix()}/")
+
+
+def source_folder() -> Path | zipfile.Path:
+    """Where `cuda_src/` lies: inside the installed package, or beside it in a checkout."""
+    inside = _find_folder(1, "cuda_src")
+    return inside if inside.exists() else _find_folder(2, "cuda_src")
+
+
+def read_sources(folder: Path | zipfile.Path, *endings: str) -> dict[str, bytes]:
+    """Read the files below a folder with such endings: by path from there, in alphabetical order."""
+    found: dict[str, bytes] = {}
+    for file in folder.iterdir() if folder.exists() else ():
+        if file.is_dir():
+            found |= {f"{file.name}/{name}": text for name, text in read_sources(file, *endings).items()}
+        elif file.name.endswith(endings):
+            found[file.name] = file.read_bytes()
+    return dict(sorted(found.items()))
+
+
+@functools.cache
+def source_digest() -> str:
+    """Tells one state of the kernels' sources from every other."""
+    digest = hashlib.sha256()
+    # A package may be shipped as bytecode alone.
+    rooms = [read_sources(_find_folder(1, room), ".py", ".pyc") for room in ("compiler", "kernels")]
+    for name, text in chain(*[room.items() for room in rooms], read_sources(source_folder(), ".cu", ".cuh").items()):
+        digest.update(name.encode() + b"\0" + text)
+    return digest.hexdigest()
+
+
+def cache_name() -> str:
+    """Name of the folder of compiled code of these sources and compilers."""
+    import importlib.metadata as metadata
+
+    digest = hashlib.sha256(f"{source_digest()}{COMPILER}".encode())
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            digest.update(f"{package}{metadata.version(package)}".encode())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def cache_folder(kind: str) -> Path:
+    """Folder of compiled code; one that ends with the process where the usual one cannot be written."""
+    folder = cache_root() / cache_name() / kind
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    # GPU code is read from a folder that cannot be written; Numba would look for another place, and keep less apart.
+    # `Path.is_dir` would raise for one below a folder of somebody else's.
+    if os.path.isdir(folder) and (kind == "gpu" or os.access(folder, os.W_OK)):
+        return folder
+    from multiprocessing.util import Finalize
+
+    folder = Path(tempfile.mkdtemp(prefix="pyg_direct"))
+    # Processes of multiprocessing end without `atexit`, and what was forked must leave the folder to its parent.
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=0)
+    return folder
+
+
+def place_source(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """A function of the kernels as if it came from a copy of its file in the folder of what is compiled.
+
+    Numba tells functions apart by the path of their file: each environment with the same sources would compile them.
+    """
+    source, room = Path(fn.__code__.co_filename), Path(__file__).parents[1] / "kernels"
+    if not source.is_relative_to(room):
+        # No part of the digest.
+        return fn
+    copy = folder / "sources" / source.relative_to(room)
+    try:
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(copy, source.read_text())
+    except OSError:
+        # Without room on the disk, nothing is kept.
+        return fn
+    code = fn.__code__.replace(co_filename=str(copy))
+    return FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+
+
+def read_or_make(path: Path, make: Callable[[], str]) -> str:
+    """The text of a file, made by the first process that wants it while others wait; made anew if it is not kept."""
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    with hold(path):
+        with contextlib.suppress(OSError):
+            return path.read_text()
+        text = make()
+        with contextlib.suppress(OSError):
+            write_whole(path, text)
+    return text
+
+
+ARCHIVE = Path(__file__).with_name("ptx.zip")
+
+
+@functools.cache
+def _open_archive() -> zipfile.ZipFile | None:
+    if COMPILER or not ARCHIVE.exists():
+        return None
+    # In memory, since forked processes would share the place in an open file.
+    archive = zipfile.ZipFile(io.BytesIO(ARCHIVE.read_bytes()))
+    # Sources that were edited since count, not what was compiled from them before.
+    return archive if archive.comment.decode() == source_digest() else None
+
+
+def find_shipped(name: str) -> str | None:
+    """PTX by the name of its specialisation; None where the wheel has none that is current with the sources."""
+    archive = _open_archive()
+    return archive.read(name).decode() if archive is not None and name in archive.namelist() else None
+
+
+def write_archive(path: Path, texts: Mapping[str, str]) -> None:
+    """Write the archive of the sources as they are now; equal texts give equal bytes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.comment = source_digest().encode()
+        for name in sorted(texts):
+            archive.writestr(zipfile.ZipInfo(name), texts[name], zipfile.ZIP_DEFLATED, compresslevel=9)

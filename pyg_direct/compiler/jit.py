@@ -1,0 +1,546 @@
+"""Numba for CPU loops and numba-cuda for GPU grids; no other module imports them.
+
+`compiler/nvrtc.py` does the work for `cuda_src/`. Nothing is imported or compiled before it is first needed. `cuda`
+and `prange` are stand-ins, which `_bind` replaces by the real ones in the globals of the functions that use them.
+Further stand-ins (`Deferred`) hold the place of compilers' objects in the globals of kernels until these are
+compiled.
+
+A GPU kernel is declared (`Declaration`) by its parameters, given as dtype codes, and by its foreseen
+specialisations.
+
+`lower_once` and `compile_steps_once` do once what a compiler repeats for every architecture or every call. They
+replace the compilers' own functions while a kernel is compiled (`replaced`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyg_direct.cache_folder import hold
+from pyg_direct.compiler import openmp
+from pyg_direct.compiler.code_cache import (
+    COMPILER,
+    cache_folder,
+    find_shipped,
+    place_source,
+    read_or_make,
+    read_sources,
+    source_folder,
+)
+from pyg_direct.compiler.nvrtc import compile_source, link_pieces
+from pyg_direct.compiler.targets import PTX_VERSIONS, nearest_target, stamp_version
+from pyg_direct.errors import ArgumentError
+from pyg_direct.progress import show_wait
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a GPU kernel: a scalar code such as `i8`, or a 1-D array of it (`is_array`)."""
+
+    code: str
+    is_array: bool
+
+
+@dataclass(frozen=True)
+class GpuCode:
+    """PTX of one specialisation of a kernel, with the C++ functions it calls already inside."""
+
+    ptx: str
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel in its PTX."""
+        return self.ptx.split(".entry", 1)[1].split("(", 1)[0].strip()
+
+
+class Declaration:
+    """Name and parameters of a GPU kernel.
+
+    The signature lists parameters by code: `i8` is an int64 scalar, `i8[]` a contiguous 1-D int64 array; a
+    capital letter (`I[]`) is a dtype that differs between specialisations, each listed in `variants`.
+    """
+
+    def __init__(self, name: str, signature: str, variants: Mapping[str, Sequence[str]]) -> None:
+        self.name = name
+        self.signature = signature.split()
+        self.variants = {letter: tuple(codes) for letter, codes in variants.items()}
+
+    def specialisations(self) -> Iterator[dict[str, str]]:
+        """All declared choices of a dtype for each letter."""
+        chosen: list[dict[str, str]] = [{}]
+        for letter, codes in self.variants.items():
+            chosen = [{**c, letter: code} for c in chosen for code in codes]
+        return iter(chosen)
+
+    def parameters(self, choice: Mapping[str, str]) -> list[Parameter]:
+        """Parameters with every letter replaced by its chosen code."""
+        tokens = [(t.removesuffix("[]"), t.endswith("[]")) for t in self.signature]
+        return [Parameter(choice.get(code, code), is_array) for code, is_array in tokens]
+
+    def choose(self, dtypes: Sequence[str]) -> dict[str, str]:
+        """The specialisation for the dtype codes of actual arguments, in order."""
+        choice: dict[str, str] = {}
+        for token, code in zip(self.signature, dtypes, strict=True):
+            letter = token.removesuffix("[]")
+            if letter in self.variants:
+                first = choice.setdefault(letter, code)
+                assert first == code, f"{self.name}: {letter} is {first} and {code}"
+                assert code in self.variants[letter], f"{self.name}: {letter} has no variant {code}"
+        return choice
+
+    def file_name(self, target: tuple[int, int], choice: Mapping[str, str]) -> str:
+        """Name of the file that holds the PTX of a specialisation for an architecture."""
+        choices = (f"{letter}{code}" for letter, code in sorted(choice.items()))
+        return "-".join([self.name, *choices, "sm{}{}".format(*target)]) + ".ptx"
+
+
+# Code of scalar steps by architecture, function, types of its arguments and name.
+_STEPS: dict[tuple[Any, ...], Any] = {}
+
+
+@contextlib.contextmanager
+def replaced(where: Any, name: str, value: Any) -> Iterator[None]:
+    """Let an object have another attribute for a while."""
+    real = getattr(where, name)
+    setattr(where, name, value)
+    try:
+        yield
+    finally:
+        setattr(where, name, real)
+
+
+def lower_once(lower: Callable[..., Any], target: tuple[int, int]) -> Callable[..., Any]:
+    """numba-cuda's typing and lowering of a kernel, done for `target` and given for every architecture in a row.
+
+    What NVVM makes code of is the same for all that are supported, but for the architecture in mangled names.
+    """
+    # The last kernel alone, whose code takes much memory.
+    kept = functools.lru_cache(maxsize=1)(functools.partial(lower, cc=target))
+    return lambda *args, cc, **options: kept(*args, **options)
+
+
+def compile_steps_once(compile: Callable[..., Any], target: tuple[int, int]) -> Callable[..., Any]:
+    """numba-cuda-mlir's `compile`, which makes machine code of a scalar step for every call of it, and of those that it
+    calls: once, and no further than a kernel takes it in.
+    """
+
+    def compile_once(dispatcher: Any, sig: Any, abi_info: Any = None, output: Any = None) -> Any:
+        if not (abi_info and dispatcher.targetoptions.get("device")):
+            return compile(dispatcher, sig, abi_info=abi_info, output=output)
+        key = target, dispatcher.py_func, tuple(sig), abi_info["abi_name"]
+        if key not in _STEPS:
+            _STEPS[key] = dispatcher._compile_device_callee(sig, abi_name=abi_info["abi_name"])
+        return _STEPS[key]
+
+    return compile_once
+
+
+class Deferred:
+    """Stands for a compiler's object in a kernel's globals until that kernel is compiled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, bound when a kernel is compiled>"
+
+
+class DeviceFunction(Deferred):
+    """A C++ function of `cuda_src/`, declared to numba-cuda when a kernel that calls it is compiled."""
+
+    def __init__(self, name: str, signature: str) -> None:
+        super().__init__(name)
+        self.signature = signature
+
+
+class SystemFunction(Deferred):
+    """A function of the system's C library, found by its name when a loop that calls it is compiled or read."""
+
+    def __init__(self, name: str, signature: str) -> None:
+        super().__init__(name)
+        self.signature = signature
+
+
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") == "1"
+# The simulator starts one Python thread per CUDA thread.
+THREADS = 8 if SIMULATED else 256
+
+_LOCK = threading.RLock()
+# A child has none of the threads that held it when it was forked.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.RLock()))
+# Of each thread: `is_alone`, whether its loops run on it alone.
+_OWN = threading.local()
+_LOGGER = logging.getLogger(__name__)
+_FUNCTIONS: list[Callable[..., Any]] = []
+# Scalar steps, and what made them known to a compiler so far.
+_BODIES: dict[Callable[..., Any], set[Callable[..., Any]]] = {}
+# Copies of them that no compiler knows yet, for loops of the CPU alone.
+_INLINED: list[Callable[..., Any]] = []
+
+cuda: Any = Deferred("cuda")
+prange: Any = Deferred("prange")
+
+
+class _SimulatedCuda:
+    """`cuda` inside simulated kernels and the bodies they call: forwards to the grid that is running now."""
+
+    def __init__(self) -> None:
+        from numba.cuda.simulator import kernel
+
+        self._running = kernel._get_kernel_context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._running(), name)
+
+
+def device_function(name: str, signature: str) -> Any:
+    """A function defined in `cuda_src/`, for use in GPU kernels; `signature` lists its scalar parameters by code.
+
+    The C++ side follows Numba's calling convention: `extern "C" __device__ int name(int *result, ...)` returns 0.
+    """
+    return DeviceFunction(name, signature)
+
+
+def system_function(name: str, signature: str) -> Any:
+    """A function of the system's C library, for use in CPU loops; `signature` lists the codes of its result and of its
+    parameters, of which an address is `i8`.
+    """
+    return SystemFunction(name, signature)
+
+
+class _GpuCompiler(NamedTuple):
+    """What kernels and their compilation need of numba-cuda, or of the successor that takes the same kernels."""
+
+    cuda: Any
+    types: Any
+    register_jitable: Callable[..., Any]
+
+
+@functools.cache
+def _gpu_compiler() -> _GpuCompiler:
+    if COMPILER == "mlir":
+        from numba_cuda_mlir import cuda as mlir_cuda, extending, types as mlir_types
+
+        register = functools.partial(extending.register_jitable, typing_registry=extending.typing_registry)
+        return _GpuCompiler(mlir_cuda, mlir_types, register)
+    if COMPILER not in ("", "numba"):
+        raise ArgumentError(f"PYG_DIRECT_COMPILER must be numba or mlir, got {COMPILER!r}")
+    from numba import cuda as numba_cuda, types
+    from numba.extending import register_jitable
+
+    return _GpuCompiler(numba_cuda, types, register_jitable)
+
+
+def _bind(on_gpu: bool) -> None:
+    """Put the real compilers' objects into the globals of every function decorated so far."""
+    import numba
+    from numba.extending import register_jitable
+
+    real: dict[str, Any] = {"prange": numba.prange}
+    registers = {register_jitable}
+    if on_gpu:
+        real["cuda"] = _SimulatedCuda() if SIMULATED else _gpu_compiler().cuda
+        registers.add(_gpu_compiler().register_jitable)
+    # Functions of a file share them.
+    for names in {id(fn.__globals__): fn.__globals__ for fn in _FUNCTIONS}.values():
+        for name, value in list(names.items()):
+            if isinstance(value, DeviceFunction) and on_gpu and not SIMULATED:
+                names[name] = _declare(value)
+            elif isinstance(value, SystemFunction):
+                result, *parameters = (
+                    getattr(numba.types, np.dtype(_SCALARS[c]).name) for c in value.signature.split()
+                )
+                names[name] = numba.types.ExternalFunction(value.name, result(*parameters))
+            elif isinstance(value, Deferred) and value.name in real:
+                names[name] = real[value.name]
+    for fn, registered in _BODIES.items():
+        for register in registers - registered:
+            register(fn)
+        registered |= registers
+    while _INLINED:
+        register_jitable(forceinline=True)(_INLINED.pop())
+
+
+@functools.cache
+def _declare(function: DeviceFunction) -> Any:
+    signature = _type("i4")(*map(_type, function.signature.split()))
+    cuda, link = _gpu_compiler().cuda, []
+    if COMPILER == "mlir":
+        # It also links what it compiles, to no end here, and wants all pieces for that: code for the oldest will do.
+        names = read_sources(source_folder(), ".cu")
+        link = [cuda.LTOIR(compile_source(name[:-3], min(PTX_VERSIONS))) for name in names]
+    return cuda.declare_device(function.name, signature, link=link)
+
+
+def _type(code: str, is_array: bool = False) -> Any:
+    scalar = getattr(_gpu_compiler().types, np.dtype(_SCALARS[code]).name)
+    return scalar[::1] if is_array else scalar
+
+
+def body(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A scalar step, callable from CPU loops, from GPU grids and from plain Python."""
+    _BODIES[fn] = set()
+    _FUNCTIONS.append(fn)
+    return fn
+
+
+def inlined(fn: Callable[..., Any], **steps: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a body for CPU loops, with these steps for those of the same names.
+
+    It becomes part of each loop that calls it, however long it is; only such loops take vector instructions.
+    """
+    copy = FunctionType(fn.__code__, {**fn.__globals__, **steps}, fn.__name__, fn.__defaults__, fn.__closure__)
+    _INLINED.append(copy)
+    return copy
+
+
+class CpuKernel:
+    """A loop over arrays, compiled by Numba for this machine when first called and cached on disk."""
+
+    def __init__(self, fn: Callable[..., Any], any_order: bool = False, one_thread: bool = False) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._any_order, self._one_thread = fn, any_order, one_thread
+        self._compiled: dict[bool, Any] = {}
+        self._known: set[tuple[Any, ...]] = set()
+        _FUNCTIONS.append(fn)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the loop."""
+        kinds = tuple([(a.dtype, a.ndim, a.flags.num) if isinstance(a, np.ndarray) else type(a) for a in args])
+        if self._one_thread or get_cpu_threads() == 1:
+            # No parallel region, which takes 40 us to enter and leave, and any number of callers at a time.
+            return self._get(False, kinds, args)(*args)
+        # One parallel region at a time: Numba's portable thread pool is not re-entrant, and cores are shared once.
+        with _LOCK:
+            return self._get(True, kinds, args)(*args)
+
+    def _get(self, parallel: bool, kinds: tuple[Any, ...], args: Sequence[Any]) -> Any:
+        if (parallel, kinds) not in self._known:
+            with _LOCK:
+                self._prepare(parallel, args)
+            self._known.add((parallel, kinds))
+        return self._compiled[parallel]
+
+    def _prepare(self, parallel: bool, args: Sequence[Any]) -> None:
+        """Compile for the types of these arguments, or read what another process compiled."""
+        import numba
+
+        # Numba's cache does not tell loops for one thread and for several apart.
+        folder = cache_folder("cpu" if parallel else "cpu_one_thread")
+        # Its index of a function is read, added to and written back: by one process at a time.
+        # Who has Numba compile nothing (`NUMBA_DISABLE_JIT`) means functions of the program.
+        with hold(folder / self._fn.__name__), replaced(numba.config, "DISABLE_JIT", 0):
+            if parallel not in self._compiled:
+                self._compiled[parallel] = self._compile(parallel, folder)
+            # Without room on the disk, the loop is compiled but not kept.
+            with contextlib.suppress(OSError):
+                compiled = self._compiled[parallel]
+                compiled.compile(tuple(map(compiled.typeof_pyval, args)))
+
+    def _compile(self, parallel: bool, folder: Path) -> Callable[..., Any]:
+        import numba
+
+        _choose_threading_layer()
+        _bind(on_gpu=False)
+        previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
+        try:
+            fn = place_source(self._fn, folder)
+            made = numba.njit(fn, parallel=parallel, nogil=True, cache=True, error_model="numpy",
+                              fastmath={"reassoc", "nsz", "contract"} if self._any_order else False)  # fmt: skip
+        finally:
+            numba.config.CACHE_DIR = previous
+        # What Numba calls where the disk has no code for these types.
+        made._compiler.compile = _compiling(self._fn.__name__)(made._compiler.compile)
+        return made  # type: ignore[no-any-return]
+
+
+def cpu_kernel(fn: Callable[..., Any]) -> CpuKernel:
+    """Declare a CPU loop over arrays (`prange` runs it on all of Numba's threads)."""
+    return CpuKernel(fn)
+
+
+def cpu_sequence(fn: Callable[..., Any]) -> CpuKernel:
+    """Declare a CPU loop whose steps need those before: one thread runs it."""
+    return CpuKernel(fn, one_thread=True)
+
+
+def cpu_reduction(fn: Callable[..., Any]) -> CpuKernel:
+    """The same, whose sums are added up in an order that suits vector instructions: in another on other processors."""
+    return CpuKernel(fn, any_order=True)
+
+
+@contextlib.contextmanager
+def _compiling(name: str) -> Iterator[None]:
+    """Tell of a compilation, which takes long; not of code that is read from the disk."""
+    begin = time.perf_counter()
+    with show_wait("compiling kernels, once for this machine", f": {name}"):
+        yield
+    _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - begin)
+
+
+@functools.cache
+def _choose_threading_layer() -> None:
+    """Take OpenMP, whose threads wait for the next loop awake, unless the user chose a layer; where Numba's cannot be
+    loaded, the best of the others. Must run before Numba starts its threads; once, as each loop asks for it.
+    """
+    import numba
+
+    if "NUMBA_THREADING_LAYER" not in os.environ and numba.config.THREADING_LAYER == "default":
+        numba.config.THREADING_LAYER = "omp" if openmp.load() else "forksafe"
+
+
+def set_cpu_threads(count: int) -> int:
+    """Use `count` threads in CPU kernels that the calling thread runs; returns the number used before.
+
+    Threads of the caller's that take 1 each run kernels at the same time. A process forked from one that has used
+    threads keeps to 1, where they are GNU OpenMP's.
+    """
+    import numba
+
+    before = _count_threads()
+    if not openmp.is_orphaned():
+        numba.set_num_threads(max(1, min(count, numba.config.NUMBA_NUM_THREADS)))
+    return before
+
+
+def get_cpu_threads() -> int:
+    """Number of threads a CPU kernel uses."""
+    return 1 if getattr(_OWN, "is_alone", False) else _count_threads()
+
+
+def run_alone(is_alone: bool) -> bool:
+    """Whether CPU kernels that the calling thread runs keep to it, whatever `set_cpu_threads` says; returns what was.
+
+    Numba's own number is read and set under locks, which takes longer than many a small loop.
+    """
+    before = getattr(_OWN, "is_alone", False)
+    _OWN.is_alone = is_alone
+    return before
+
+
+def _count_threads() -> int:
+    import numba
+
+    if openmp.is_orphaned():
+        return 1
+    _choose_threading_layer()
+    return int(numba.get_num_threads())
+
+
+_SCALARS = {"i1": np.int8, "u1": np.uint8, "i2": np.int16, "u2": np.uint16, "i4": np.int32, "u4": np.uint32,
+            "i8": np.int64, "u8": np.uint64, "f4": np.float32, "f8": np.float64}  # fmt: skip
+
+
+class GpuKernel(Declaration):
+    """A grid over arrays, compiled for an explicit signature; see `Declaration` for how it is written."""
+
+    def __init__(self, fn: Callable[..., Any], signature: str, variants: dict[str, Sequence[str]],
+                 sources: Sequence[str], resident_blocks: int | None, threads: int | None) -> None:  # fmt: skip
+        super().__init__(fn.__name__, signature, variants)
+        self.__doc__ = fn.__doc__
+        self.fn = fn
+        self.sources = tuple(sources)
+        self.threads = THREADS if threads is None else threads
+        self.launch_bounds = None if resident_blocks is None else (self.threads, resident_blocks)
+        _FUNCTIONS.append(fn)
+        GPU_KERNELS.append(self)
+
+    def compile(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> GpuCode:
+        """PTX that a compute capability runs: from the wheel, from the disk cache, or compiled now. Needs no GPU."""
+        target = nearest_target(compute_capability)
+        if not self.fn.__module__.startswith(_PACKAGE):
+            # What is kept is told apart by the sources of the package, and by name.
+            return GpuCode(stamp_version(self.compile_ptx(target, choice), target))
+        name = self.file_name(target, choice)
+        ptx = find_shipped(name)
+        if ptx is None:
+            make = _compiling(self.fn.__name__)(self.compile_ptx)
+            ptx = read_or_make(cache_folder("gpu") / name, lambda: stamp_version(make(target, choice), target))
+        return GpuCode(ptx)
+
+    def compile_all(self, targets: Sequence[tuple[int, int]], choice: dict[str, str]) -> list[GpuCode]:
+        """`compile` for several architectures, for which a kernel is typed and lowered once."""
+        with _LOCK, _lower_once(targets[0]):
+            return [self.compile(target, choice) for target in targets]
+
+    def compile_ptx(self, compute_capability: tuple[int, int], choice: dict[str, str]) -> str:
+        """PTX as the compiler makes it."""
+        assert not SIMULATED, "the simulator has no code generator"
+        with _LOCK, _pretend_device(compute_capability):
+            compiler = _gpu_compiler()
+            _bind(on_gpu=True)
+            args = [_type(p.code, p.is_array) for p in self.parameters(choice)]
+            # With C++ functions, both sides meet before code is generated, so that no call is left in a hot loop.
+            code, _ = compiler.cuda.compile(self.fn, compiler.types.void(*args), device=False, abi="numba",
+                                            cc=compute_capability, output="ltoir" if self.sources else "ptx",
+                                            launch_bounds=self.launch_bounds)  # fmt: skip
+        if not self.sources:
+            return str(code)
+        pieces = [compile_source(name, compute_capability) for name in self.sources]
+        return link_pieces([code, *pieces], compute_capability)
+
+    def simulate(self, grid: int, block: int, args: Sequence[Any]) -> None:
+        """Run on the CPU through numba-cuda's simulator; array arguments are NumPy arrays."""
+        from numba import cuda as numba_cuda
+
+        _bind(on_gpu=True)
+        typed = [a if isinstance(a, np.ndarray) else _SCALARS[p.code](a)
+                 for a, p in zip(args, self.parameters(next(self.specialisations())), strict=True)]  # fmt: skip
+        with np.errstate(over="ignore"):
+            numba_cuda.jit(self.fn)[grid, block](*typed)
+
+
+_PACKAGE = f"{__name__.rpartition('.')[0]}."
+GPU_KERNELS: list[GpuKernel] = []
+
+
+def gpu_kernel(signature: str, *, sources: Sequence[str] = (), resident_blocks: int | None = None,
+               threads: int | None = None, **variants: Sequence[str]
+               ) -> Callable[[Callable[..., Any]], GpuKernel]:  # fmt: skip
+    """Declare a GPU grid; see `GpuKernel` for the signature.
+
+    `sources` names the files of `cuda_src/` it calls; `resident_blocks` makes the compiler keep to as few registers
+    as let that many blocks run on a multiprocessor at once; `threads` is the size of its blocks where not `THREADS`.
+    """
+    return lambda fn: GpuKernel(fn, signature, variants, sources, resident_blocks, threads)
+
+
+@contextlib.contextmanager
+def _pretend_device(compute_capability: tuple[int, int]) -> Iterator[None]:
+    """Let the compiler take this capability for that of a device, with or without a driver."""
+    if COMPILER == "mlir":
+        from numba_cuda_mlir import tools
+        from numba_cuda_mlir.descriptor import MLIRDispatcher
+
+        compile_once = compile_steps_once(MLIRDispatcher.compile, compute_capability)
+        with replaced(tools, "_cached_cc", compute_capability), replaced(MLIRDispatcher, "compile", compile_once):
+            yield
+    else:
+        import numba.cuda.dispatcher as asked
+
+        device = SimpleNamespace(compute_capability=compute_capability)
+        with replaced(asked, "get_current_device", lambda: device):
+            yield
+
+
+def _lower_once(target: tuple[int, int]) -> contextlib.AbstractContextManager[None]:
+    """Let a kernel that is compiled for several architectures be typed and lowered for this one alone."""
+    if COMPILER == "mlir":
+        return contextlib.nullcontext()
+    import numba.cuda.compiler as asked
+
+    name = "_compile_pyfunc_with_fixup"
+    return replaced(asked, name, lower_once(getattr(asked, name), target))

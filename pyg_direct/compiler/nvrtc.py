@@ -1,0 +1,61 @@
+"""NVRTC and nvJitLink: C++ of `cuda_src/` to LTO-IR, and LTO-IR to PTX, without a GPU.
+
+`compile_source` makes LTO-IR by NVRTC; `link_pieces` links pieces of LTO-IR into PTX by nvJitLink. `PTX_VERSIONS`
+names the architectures that code is generated for, with the PTX versions that the oldest supported drivers read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from pyg_direct.compiler.code_cache import read_sources, source_folder
+from pyg_direct.errors import needs_extra
+
+
+@functools.cache
+def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
+    """LTO-IR of `cuda_src/<name>.cu`, kept for the process."""
+    with needs_extra("a kernel that calls C++", "cu13", "cu12"):
+        from cuda.bindings import nvrtc
+
+    def call(result: tuple[Any, ...]) -> Any:
+        if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(f"NVRTC could not compile cuda_src/{name}.cu: {result[0].name}\n{read_log()}")
+        return result[1] if len(result) == 2 else None
+
+    def read_log() -> str:
+        log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+        nvrtc.nvrtcGetProgramLog(program, log)
+        return log.decode(errors="replace")
+
+    text = (source_folder() / f"{name}.cu").read_bytes()
+    headers = read_sources(source_folder(), ".cuh")
+    program = call(nvrtc.nvrtcCreateProgram(text, f"{name}.cu".encode(), len(headers), list(headers.values()),
+                                            [header.encode() for header in headers]))  # fmt: skip
+    architecture = "--gpu-architecture=compute_{}{}".format(*compute_capability)
+    options = [architecture.encode(), b"--relocatable-device-code=true", b"-dlto", b"--std=c++17"]
+    call(nvrtc.nvrtcCompileProgram(program, len(options), options))
+    code = b" " * call(nvrtc.nvrtcGetLTOIRSize(program))
+    call(nvrtc.nvrtcGetLTOIR(program, code))
+    nvrtc.nvrtcDestroyProgram(program)
+    return code
+
+
+def link_pieces(pieces: Sequence[bytes], compute_capability: tuple[int, int]) -> str:
+    """PTX of LTO-IR pieces linked together."""
+    with needs_extra("a kernel that calls C++", "cu13", "cu12"):
+        from cuda.bindings import nvjitlink
+
+    options = ["-lto", "-ptx", "-arch=sm_{}{}".format(*compute_capability)]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        for number, piece in enumerate(pieces):
+            nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, piece, len(piece), f"piece {number}")
+        nvjitlink.complete(handle)
+        ptx = bytearray(nvjitlink.get_linked_ptx_size(handle))
+        nvjitlink.get_linked_ptx(handle, ptx)
+    finally:
+        nvjitlink.destroy(handle)
+    return ptx.decode().rstrip("\0")

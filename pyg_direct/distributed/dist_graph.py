@@ -1,0 +1,313 @@
+"""`DistGraph`: a partitioned graph as one of the processes that train on it sees it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_direct.distributed.edge_queries import PairExchange
+from pyg_direct.distributed.frontier_exchange import DistPlan
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.partitioning.manifest import Manifest, check_same
+from pyg_direct.distributed.partitioning.replicas import choose_replicas, read_replicas
+from pyg_direct.distributed.row_exchange import TIME, RowExchange, Wanted
+from pyg_direct.distributed.shared_arrays import find_obstacle
+from pyg_direct.distributed.shared_graph import WholeGraph, WholeRows
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.feature import Feature
+from pyg_direct.ops.argument_checks import as_ids, check_ids
+from pyg_direct.runtime.comm.communicator import Communicator
+from pyg_direct.runtime.comm.formation import failures_told
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.runtime.cuda.launch import current_stream
+from pyg_direct.runtime.host.memory import give_back_freed, parse_size
+from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.sampling_options import GeneralRecipe
+from pyg_direct.typing import Device
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class DistGraph:
+    """A graph in parts on several processes: process r holds part r. Made by all of them, in one order.
+
+    Args:
+        folder: A partition with as many parts as there are processes, written by `partition_graph`; each process needs
+            its own part only.
+        device: Where this process samples and where batches are; None is the current GPU if there is one, else the CPU.
+        group: A process group whose ranks hold the parts; None for all.
+        backend: `nccl` or `gloo`; by default by the device.
+        check: What to compare files with: `"full"`: checksums, `"size"`: sizes, None: nothing.
+        device_cache_size: GPU memory for hot rows among the part's own, see `Feature`; a share is one of these.
+        placement: Host memory for the part's own rows, see `Feature`; where processes share a graph, it is page-locked.
+        replicas: Rows of other parts to keep copies of: bytes, `"200M"`, or a share of the rows of this part such as
+            `"20%"`, those that the part's own neighbor lists name most often; or `"plan"` for what `plan_replicas`
+            wrote; or ids of a node type, by type with types. Each process chooses its own.
+        share_rows: Let processes of one host, on the CPU, read each other's rows in memory that they share; only rows
+            of other hosts are then exchanged. The same in all processes.
+        share_graph: `"auto"`: where all processes are on the CPUs of one host, or on GPUs of it that NVLink joins, or
+            there is one alone, the graph lies in one memory that all see, each with an equal share of it, and each
+            samples and reads alone, without an exchange; `obstacle` says why where it does not. True: an error then.
+            False: each keeps its part and they exchange, which is what `replicas` and `share_rows` are for. The same
+            in all processes. GPUs share out neighbors, and rows as far as `device_cache_size` allows, the other rows
+            lie in host memory once; parts are put together there first, where there must be room for the whole graph.
+        timeout, silence: Seconds that an exchange waits for the slowest process, and for one that gives no sign of
+            life.
+
+    Attributes:
+        part: This process's part.
+        communicator: The way to the others.
+        rows: Rows by id, own and others'.
+        pairs: Which pairs of nodes are edges.
+        whole: The graph in one memory; None where processes exchange.
+        obstacle: Why they exchange; None where they do not.
+
+    Raises:
+        PartitionError: the partition is missing, damaged or of another version.
+        ArgumentError: another number of parts than of processes, or a wrong argument.
+        ArgumentTypeError: an argument has the wrong type.
+        DeviceError: `device` is a GPU that is not there.
+        RankError: another process failed.
+    """
+
+    whole: WholeGraph | None = None
+    obstacle: str | None = None
+
+    def __init__(self, folder: str | PathLike[str], *, device: Device = None, group: Any = None,
+                 backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,
+                 placement: str = "unified", replicas: Any = None, share_rows: bool = False,
+                 share_graph: bool | str = "auto", timeout: float = 600, silence: float = 30) -> None:  # fmt: skip
+        with failures_told(group):
+            self.device = resolve_device(device)
+            if share_rows and self.device.type != "cpu":
+                raise ArgumentError(f"share_rows needs device='cpu', got {str(self.device)!r}")
+        self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
+                                         silence=silence)  # fmt: skip
+        try:
+            self._open_all(folder, check, device_cache_size, placement, replicas, share_rows, share_graph)
+        except Exception:
+            # The others hear of it; no thread and no group of it stays here.
+            self.communicator.close()
+            raise
+
+    def _open_all(self, folder: str | PathLike[str], check: str | None, device_cache_size: int | str, placement: str,
+                  replicas: Any, share_rows: bool, share_graph: bool | str) -> None:  # fmt: skip
+        # In turn, as what follows, so that what is wrong in one process is told to all.
+        self.communicator.run(self._check, device_cache_size, placement, share_graph, share_rows, replicas)
+        self.obstacle = self._find_obstacle(share_graph, folder)
+        self.part: GraphPart = self.communicator.run(self._open, folder, check)
+        self.pairs = PairExchange(self.part, self.communicator)
+        if self.obstacle is None:
+            self.whole = WholeGraph(self.part, self.communicator, self.device, device_cache_size, placement)
+            self.rows: RowExchange | WholeRows = self.whole.rows
+            return
+        _LOGGER.info("processes keep their parts and exchange: %s", self.obstacle)
+        features = {kind: {name: Feature(device=self.device, device_cache_size=device_cache_size,
+                                         placement=placement).from_cpu_tensor(rows)
+                           for name, rows in table.rows.items()}
+                    for kind, table in self.part.tables.items()}  # fmt: skip
+        self.rows = RowExchange(self.part, self.communicator, features)
+        if share_rows:
+            self.communicator.run(self.rows.read_peers)
+        # To fetch them is an exchange, also for those who want none.
+        if any(self.communicator.run(self.communicator.agree, int(replicas is not None))):
+            self.communicator.run(self._keep, self.rows, folder, {} if replicas is None else replicas)
+
+    def _check(self, device_cache_size: int | str, placement: str, share_graph: bool | str, share_rows: bool,
+               replicas: Any) -> None:  # fmt: skip
+        # A graph on CPUs, in one memory, uses neither of the first two: what is wrong with them is told all the same.
+        Feature(device=self.device, device_cache_size=device_cache_size, placement=placement)
+        if share_graph not in (True, False, "auto"):
+            raise ArgumentError(f"share_graph must be True, False or 'auto', got {share_graph!r}")
+        if share_graph is True and (share_rows or replicas is not None):
+            name, value = ("share_rows", share_rows) if share_rows else ("replicas", replicas)
+            raise ArgumentError(f"{name} needs share_graph=False or 'auto', as nothing is exchanged in one memory, got "
+                                f"{value!r}")  # fmt: skip
+        ways = self.communicator.agree(2 * bool(share_graph) + bool(share_rows))
+        other = next((rank for rank, way in enumerate(ways) if way != ways[0]), None)
+        if other is not None:
+            raise ArgumentError("share_graph=False and share_rows must be equal in all processes, got others on rank "
+                                f"{other} than on rank 0")  # fmt: skip
+
+    def _find_obstacle(self, share_graph: bool | str, folder: str | PathLike[str]) -> str | None:
+        """Why the graph is not kept in one memory."""
+        obstacle = None
+        if not share_graph:
+            obstacle = "share_graph=False"
+        elif self.communicator.size > 1:
+            obstacle = self.communicator.run(self._ask_all, folder)
+        if share_graph is True and obstacle is not None:
+            raise ArgumentError(f"share_graph=True needs processes that can keep the graph in one memory: {obstacle}")
+        return obstacle
+
+    def _ask_all(self, folder: str | PathLike[str]) -> str | None:
+        """`find_obstacle` for the graph in a folder."""
+        # Of parts on GPUs nothing would lie on the host; those on CPUs take there what the whole takes.
+        files = Manifest.read(folder).files.values() if self.device.type == "cuda" else []
+        return find_obstacle(self.communicator, sum(known["bytes"] for known in files))
+
+    def _open(self, folder: str | PathLike[str], check: str | None) -> GraphPart:
+        # What all share is filled from the files of each.
+        is_filled = self.obstacle is None and self.communicator.size > 1
+        part = GraphPart(folder, self.communicator.rank, device=torch.device("cpu") if is_filled else self.device,
+                         check=check, map_rows=is_filled)  # fmt: skip
+        if part.num_parts != self.communicator.size:
+            raise ArgumentError(f"folder must hold a part for each of the {self.communicator.size} processes, got "
+                                f"{part.num_parts} parts")  # fmt: skip
+        check_same(self.communicator.agree(part.manifest.identify()), "rank")
+        return part
+
+    def _keep(self, rows: RowExchange, folder: str | PathLike[str], replicas: Any) -> None:
+        if isinstance(replicas, str) and replicas == "plan":
+            ids = read_replicas(folder, self.part.manifest, self.part.part)
+        elif isinstance(replicas, (int, str)) and not isinstance(replicas, bool):
+            own = sum(t.numel() * t.element_size() for kind, table in self.part.tables.items()
+                      if isinstance(kind, str) for t in table.rows.values())  # fmt: skip
+            ids = choose_replicas(self.part, parse_size(replicas, own, "replicas"))
+        else:
+            given = replicas if isinstance(replicas, Mapping) else {self.node_types[0]: replicas}
+            ids = {kind: self._check_replicas(kind, value) for kind, value in given.items()}
+        rows.keep(ids)
+        # To choose them has taken several times what they hold.
+        give_back_freed()
+
+    def _check_replicas(self, kind: Any, ids: Any) -> Tensor:
+        if kind not in self.node_types:
+            raise ArgumentError(f"replicas must name known node types, got {kind!r} of {self.node_types}")
+        return check_ids("replicas", as_ids("replicas", ids).cpu(), self.part.books[kind].num_nodes)
+
+    def __getstate__(self) -> Any:
+        raise ArgumentTypeError(f"a {type(self).__name__} belongs to the process that made it and cannot be sent or "
+                                "copied: make one in each process")  # fmt: skip
+
+    @property
+    def rank(self) -> int:
+        """This process, and its part."""
+        return self.communicator.rank
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether the graph has no types."""
+        return self.part.manifest.is_homogeneous
+
+    @property
+    def node_types(self) -> list[str]:
+        """Node types, in order."""
+        return [entry.name for entry in self.part.manifest.nodes]
+
+    @property
+    def edge_types(self) -> list[tuple[str, str, str]]:
+        """Relations, in order."""
+        return [entry.name for entry in self.part.manifest.edges]
+
+    @property
+    def num_nodes(self) -> int | dict[str, int]:
+        """Nodes of the whole graph, by type where there are types."""
+        sizes = {entry.name: entry.num_nodes for entry in self.part.manifest.nodes}
+        return sizes[self.node_types[0]] if self.is_homogeneous else sizes
+
+    def own_nodes(self, kind: str | None = None) -> Tensor:
+        """Nodes of this process's part, ascending, int64 `[n]` on `device`.
+
+        Args:
+            kind: Node type; None is the first, which is the only one of a graph without types.
+
+        Raises:
+            KeyError: there is no such type.
+        """
+        return self.part.tables[self.node_types[0] if kind is None else kind].ids.to(self.device)
+
+    def own_rows(self, name: str, kind: str | None = None) -> Tensor:
+        """Rows of the nodes of this process's part, `[n, ...]` in the dtype they were partitioned with, in their order.
+
+        They are to be read: what is written to them is not in batches, or not in all, as copies may be elsewhere. Rows
+        that change go into a `DistFeature`.
+
+        Args:
+            name: Name of the attribute.
+            kind: Node type; None is the first, which is the only one of a graph without types.
+
+        Raises:
+            KeyError: there is no such type or attribute.
+        """
+        return self.part.tables[self.node_types[0] if kind is None else kind].rows[name]
+
+    def skeleton(self) -> Data | HeteroData:
+        """A `Data` or `HeteroData` with the sizes of the whole graph, without edges and rows."""
+        if self.is_homogeneous:
+            return Data(num_nodes=self.num_nodes)
+        data = HeteroData()
+        for kind, size in self.num_nodes.items():  # type: ignore[union-attr]
+            data[kind].num_nodes = size
+        return data
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the graph that this process has: of its part and of copies, or its share of the one memory."""
+        held = self.part.num_bytes + self.rows.kept_bytes if self.whole is None else self.whole.num_bytes
+        return held
+
+    def make_plan(self, recipe: GeneralRecipe, *, timed: bool, weighted: bool) -> GeneralPlan:
+        """A plan for a recipe, equal in all processes.
+
+        Args:
+            recipe: What is sampled.
+            timed, weighted: Whether the times and weights of the partition decide.
+        """
+        if self.whole is not None:
+            return GeneralPlan(self.whole.place(timed=timed, weighted=weighted, summed=recipe.replace), recipe)  # type: ignore[arg-type]
+        return DistPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted)
+
+    def times_of(self, kind: str, ids: Tensor) -> Tensor:
+        """Times of nodes of a type, int64 `[n]`; collective, unless the graph lies in one memory.
+
+        Args:
+            kind: Node type.
+            ids: int64 `[n]`, on `device`; of any part.
+
+        Raises:
+            ArgumentError: a type without times.
+            IdError: an id that its owner does not hold.
+            RankError: another process failed or is gone.
+        """
+        timed = [entry.name for entry in self.part.manifest.nodes if entry.time is not None]
+        if kind not in timed:
+            raise ArgumentError(f"kind must be a node type with times, got {kind!r} of {timed}")
+        found: list[dict[str, Tensor]] = self.run_in_turn(self.rows.fetch, [Wanted(kind, ids, [TIME])])
+        times = found[0][TIME]
+        if times.is_cuda:
+            # They were made on the stream of the exchange.
+            times.record_stream(current_stream(times.device.index))
+        return times
+
+    def run_in_turn(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Have something done that exchanges, behind batches that are made ahead; at once where nothing is exchanged.
+
+        Args:
+            fn: What is called.
+            *args: Its arguments.
+        """
+        if self.whole is not None:
+            return fn(*args)
+        return self.communicator.run(fn, *args)
+
+    def close(self) -> None:
+        """Take part in what others still do, then end the process group of the exchange; all processes call it."""
+        self.communicator.close()
+
+    def __enter__(self) -> DistGraph:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        # Who fails does not wait for the others, if there are any: they hear of it.
+        if kind is None or self.communicator.size == 1:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"DistGraph(part {self.rank} of {self.part.num_parts}, {self.num_nodes} nodes, {self.device})"

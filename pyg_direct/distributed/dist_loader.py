@@ -1,0 +1,395 @@
+"""`DistNeighborLoader`, `DistLinkNeighborLoader`, `DistSubGraphLoader`: PyG's batches of a graph in parts.
+
+`check_alike` checks that all ranks were created with equal arguments. Otherwise their batches would not match a
+single-process run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import SequentialSampler
+
+from pyg_direct.distributed.collate import DistAttributes
+from pyg_direct.distributed.dist_graph import DistGraph
+from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
+from pyg_direct.distributed.graph_part import PartTopo
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.loader.base_loader import ALONE, make_batch
+from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
+from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.loader.prefetch.batch_groups import SharedRows
+from pyg_direct.loader.prefetch.gpu_streams import hold_for, note_memory
+from pyg_direct.loader.prefetch.lockstep_ranks import Steps
+from pyg_direct.loader.profiler import EpochRecord
+from pyg_direct.loader.sampler_loader import GeneralLoader
+from pyg_direct.ops.sampling.random import derive_key
+from pyg_direct.runtime.comm.host_group import count_processes, gather, has_group
+from pyg_direct.runtime.cuda.launch import current_stream
+from pyg_direct.runtime.host.tensor_views import as_bytes
+from pyg_direct.sampler.edge_order import note_hops
+from pyg_direct.sampler.neighbor_sampler import LinkedSampler
+from pyg_direct.sampling.random_key import EpochKey, check_seed
+from pyg_direct.sampling.sampling_options import Sample
+from pyg_direct.sampling.uniform_gpu import GpuPlan
+
+
+def check_alike(loader: Any, ranks: str) -> None:
+    """Refuse a loader that other processes make otherwise; collective, unless each samples seeds of its own alone.
+
+    Args:
+        loader: With its sampler, inputs and numbers; its `graph` in one memory is sampled by each process alone.
+        ranks: See `DistNeighborLoader`.
+
+    Raises:
+        ArgumentError: others were given something else, in all of them.
+    """
+    graph, sampler, given = loader.graph, loader._sampler, loader.input_data
+    if graph.whole is None:
+        negatives = getattr(loader, "neg_sampling", None)
+        recipe = sampler._read_recipe()
+        fanouts = recipe.table(PartTopo(graph.part.manifest, False, False)).tolist()
+        how = (fanouts, replace(recipe, fanouts=()), sampler.time_attr is None, sampler.weight_attr is None,
+               negatives and negatives.mode, sampler.strict_negatives, getattr(sampler, "exclude_target_edges", False),
+               getattr(sampler, "rev_edge_type", None))  # fmt: skip
+        _compare(graph, "num_neighbors and other options of sampling must be equal in all processes", how)
+    if ranks == "auto":
+        seeds = [getattr(given, name, None) for name in ("node", "row", "col", "time")]
+        what = (given.input_type, [_sum_up(ids) for ids in seeds], loader.seed, loader.batch_size, loader.drop_last,
+                isinstance(loader.sampler, SequentialSampler))  # fmt: skip
+        _compare(graph, "seeds, and seed, batch_size, shuffle and drop_last, must be equal in all processes, which "
+                 "share the batches, unless ranks='own'", what)  # fmt: skip
+
+
+def _sum_up(ids: Tensor | None) -> int | None:
+    return None if ids is None else zlib.crc32(as_bytes(ids.cpu().contiguous()).numpy().data)
+
+
+def _compare(graph: DistGraph, rule: str, value: Any) -> None:
+    # Not negative, in 64 bits.
+    number = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big") >> 1
+    numbers = graph.communicator.run(graph.communicator.agree, number)
+    other = next((rank for rank, found in enumerate(numbers) if found != numbers[0]), None)
+    if other is not None:
+        raise ArgumentError(f"{rule}, got others on rank {other} than on rank 0")
+
+
+class _DistLoader(GeneralLoader):
+    """What loaders of a graph in parts share: batches made in step with the other processes."""
+
+    graph: DistGraph
+    _evens_out_alone = True
+    _keeps_rows = True
+    _kept_words = (
+        "rows of the graph in parts (own_rows) were written: batches have the rows that it was partitioned with, or "
+        "not all of those that were written; keep rows that change in a DistFeature, written by put and indexed by "
+        "batch.n_id"
+    )
+    # What the batch that is being built was sampled from, if in both directions.
+    _sampled: Any = None
+
+    def _even_out(self, ranks: str) -> None:
+        """Agree on equally many batches, if each process has seeds of its own; with `ranks="auto"` they follow."""
+        uneven = self._ranks.uneven
+        if ranks != "own" or uneven == "keep":
+            return
+        try:
+            own = len(self)
+        except TypeError as error:
+            raise ArgumentError("sampler and batch_sampler must have a length with ranks='own', got one without: give "
+                                f"it __len__, or pass uneven='keep' instead of {uneven!r}") from error  # fmt: skip
+        counts = self._count_batches(own, uneven)
+        if uneven == "pad" and 0 in counts and max(counts) > 0:
+            raise ArgumentError("input_nodes, or links, must give each process a batch with ranks='own' and "
+                                f"uneven='pad', got none on rank {counts.index(0)}: give it some, or pass "
+                                "uneven='drop' or uneven='keep'")  # fmt: skip
+        self._ranks.num_steps = max(counts) if uneven == "pad" else min(counts)
+
+    def _agree_on(self, drawn: int) -> int:
+        graph = self.graph
+        if self._ranks.ranks is None:
+            # Seeds of its own, and draws of its own for them, also where all generators were seeded alike.
+            return int(derive_key(drawn, graph.rank, 0))
+        agreed: list[int] = graph.communicator.run(graph.communicator.agree, drawn)
+        return agreed[0]
+
+    def _count_batches(self, own: int, uneven: str) -> list[int]:
+        """Batches of each process that another one may wait for."""
+        communicator = self.graph.communicator
+        counts: list[int] = communicator.run(communicator.agree, own)
+        num_clients = communicator.size
+        if len(counts) == num_clients:
+            return counts
+        # Clients of servers know each other by the process group that they train in, if at all.
+        if count_processes() == num_clients:
+            return gather(own, self.device if self.device.type == "cuda" else None)
+        if uneven == "drop" or has_group():
+            raise ArgumentError(f"uneven must be 'keep' with ranks='own' for clients of servers, unless a process "
+                                f"group has just these {num_clients} clients, got {uneven!r}")  # fmt: skip
+        # Without a process group no other client waits for this one.
+        return counts
+
+    def _prepare(self) -> Any:
+        self._check_seeds(self._sampler.num_nodes)
+        # A graph in parts does not change, but weights of negatives may.
+        if isinstance(self._sampler, LinkedSampler):
+            self._sampler.forget_written()
+        if self._general is None:
+            self._general = DistAttributes(self.graph, not self._sampler.disjoint)
+        return self._general
+
+    def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+                   ) -> Iterator[Any]:  # fmt: skip
+        if self.graph.whole is not None:
+            return super()._work_here(key, batches, record)
+        return self._work_in_turn(key, batches, record)
+
+    def _work_in_turn(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
+                      ) -> Iterator[Any]:  # fmt: skip
+        make = partial(make_batch, self._stages(key, record))
+        steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch)
+        try:
+            yield from steps
+        finally:
+            steps.close()
+
+    def _take_part(self) -> Any:
+        """Do what a batch without seeds needs, for the batches of others."""
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        out = self._ask(none, 0)
+        if isinstance(self._general, DistAttributes):
+            transform, self.transform_sampler_output = self.transform_sampler_output, None
+            try:
+                self._build(out)
+            finally:
+                self.transform_sampler_output = transform
+
+    def _build(self, out: Any, memory: list[Any] | None = None, read: Any = None) -> Any:
+        # Also where a transform gives back an output of its own, of the same edges.
+        self._sampled = getattr(out, "sampled", None)
+        try:
+            return super()._build(out, memory, read)
+        finally:
+            self._sampled = None
+
+    def _build_homogeneous(self, out: Any, attributes: Any, is_ours: bool) -> Any:
+        if isinstance(attributes, DistAttributes):
+            attributes = attributes.knowing(self._sampled)
+        return super()._build_homogeneous(out, attributes, is_ours)
+
+    def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
+        lines, attributes = super()._list_places()
+        rows = self.graph.rows
+        said = (f"rows of other parts: {rows.num_remote:,} fetched, {rows.num_kept:,} found here"
+                if self.graph.whole is None else "one graph in the memory of all processes")  # fmt: skip
+        return [*lines, said], attributes
+
+    def __call__(self, index: Any) -> Any:
+        """The batch around the seeds at these positions; every process calls it, unless the graph is in one memory."""
+        if self.graph.whole is not None:
+            return super().__call__(index)
+        batch = self.graph.communicator.run(super().__call__, index)
+        if self.device.type == "cuda":
+            # It was made on the stream of the exchange.
+            hold_for(batch, current_stream(self.device.index))
+        return batch
+
+
+# Options of other loaders that a graph in parts has instead, or has not.
+_ELSEWHERE = {
+    "device": "give it to DistGraph",
+    "placement": "give it to DistGraph",
+    "feature_cache": "give DistGraph device_cache_size",
+    "store_dtype": "rows keep the dtype that they were partitioned with",
+    "custom_cls": "batches of a graph in parts are a Data or a HeteroData",
+    "subgraph_type": "it is 'induced'",
+}
+
+
+def _options(owner: type, graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for the loaders that these are made of."""
+    if not isinstance(graph, DistGraph):
+        raise ArgumentError(f"graph must be a DistGraph, got {type(graph).__name__}")
+    for name in _ELSEWHERE:
+        if name in kwargs:
+            raise ArgumentTypeError(f"{owner.__name__} has no option {name}: {_ELSEWHERE[name]}")
+    if kwargs.get("num_workers"):
+        raise ArgumentError(f"num_workers must be 0 for a graph in parts, got {kwargs['num_workers']}")
+    if ranks not in ("auto", "own"):
+        raise ArgumentError(f"ranks must be 'auto' or 'own', got {ranks!r}")
+    for name in ("sampler", "batch_sampler", "generator") if ranks == "auto" else ():
+        if kwargs.get(name) is not None:
+            raise ArgumentError(f"{name} needs ranks='own', got ranks='auto', with which processes share the batches "
+                                "that the loader itself makes")  # fmt: skip
+    size = graph.communicator.size
+    if seed is None and ranks == "auto" and len(graph.communicator.run(graph.communicator.agree, 0)) < size:
+        raise ArgumentError(f"seed must be given, equal in all {size} clients that share the batches, as they do not "
+                            "know each other, got None")  # fmt: skip
+    seed = check_seed(seed)
+    if ranks == "own":
+        # Seeds of its own, and draws of its own for them.
+        return {"seed": None if seed is None else int(derive_key(seed, graph.rank, 0)), "ranks": None}
+    return {"seed": seed, "ranks": (graph.rank, size)}
+
+
+class DistNeighborLoader(_DistLoader, NodeLoader):
+    """Mini-batches around nodes of a graph in parts; PyG's batches, the same ones as `NeighborLoader` on one machine.
+
+    Every process makes the loader and iterates over it; neighbors are sampled by the processes that own the nodes, and
+    rows are fetched from them, while the batch before is used. Where the graph lies in one memory (`share_graph` of
+    `DistGraph`), each process samples and reads for itself. Batches are dealt out in turn, as `NeighborLoader` does
+    with `ranks="auto"`, so that all processes together get the batches of one machine.
+
+    A graph in parts is not edited: its edges, times and weights are those that were partitioned. Rows that are written
+    (`DistGraph.own_rows`) are not in batches, or not in all; one warning tells writes of this process, and nothing
+    tells those of others. Rows that change go into a `DistFeature`.
+
+    Args:
+        graph: The graph.
+        num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, input_time, transform,
+            transform_sampler_output, filter_per_worker, time_comparison, time_window: See `NeighborLoader`.
+        input_nodes: Seeds of all processes: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
+            Equal in all processes, unless `ranks="own"`.
+        time_attr, weight_attr: Any name, to sample by the times or weights that the graph was partitioned with.
+        ranks: `"auto"`: deal batches out; `"own"`: `input_nodes` are those of this process alone, for instance the
+            training nodes of its part, of which more neighbors are near.
+        uneven: Where processes have different numbers of batches; see `NeighborLoader`. With `ranks="own"`, `pad` gives
+            each as many as the one with most has, and `drop` as many as the one with fewest; all make the loader then.
+            Clients of servers agree on it over the process group that they are in.
+        seed: Seed of shuffling and draws, equal in all processes. None: each epoch follows torch's generator on rank 0,
+            for which all processes meet as it begins; with `ranks="own"` each follows its own. Clients of servers that
+            share the batches must give one.
+        prefetch: Batches made ahead.
+        input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
+        **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        RankError: while iterating, if another process failed or is gone.
+    """
+
+    def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, input_time: Tensor | None = None,
+                 replace: bool = False, subgraph_type: Any = "directional", disjoint: bool = False,
+                 temporal_strategy: str = "uniform", time_attr: str | None = None, weight_attr: str | None = None,
+                 transform: Any = None, transform_sampler_output: Any = None,
+                 filter_per_worker: bool | None = None, *, seed: int | None = None,
+                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "pad", time_comparison: str = "<=",
+                 time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+        self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
+        sampler = DistNeighborSampler(
+            graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
+            seed=options["seed"], time_comparison=time_comparison, time_window=time_window)  # fmt: skip
+        super().__init__(graph.skeleton(), sampler, input_nodes, input_time, transform, transform_sampler_output,
+                         filter_per_worker, input_id=input_id, device=graph.device, prefetch=prefetch, uneven=uneven,
+                         **options, **kwargs)  # fmt: skip
+        check_alike(self, ranks)
+        self._even_out(ranks)
+
+    def _find_plan(self) -> Any:
+        """The plan of uniform batches of a graph in one memory, whose samples need not take PyG's form; else None."""
+        is_plain = self.graph.whole is not None and self.transform_sampler_output is None and self._sampler._is_plain()
+        return self._sampler._open_plan() if is_plain else None
+
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        plan = self._find_plan()
+        if plan is None:
+            return super()._submit(key, number, seeds)
+        # Enqueued only: on a GPU its sizes are waited for when the batch before has been made.
+        submit = plan.submit if isinstance(plan, GpuPlan) else plan.sample
+        return submit(seeds.nodes, key.of_batch(number))
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        if not isinstance(sample, Sample):
+            return super()._fetch(sample, number, seeds, shared)
+        known = self.input_data.input_id
+        memory: list[Any] = []
+        batch = self._general.build(self.data, sample, seeds.positions if known is None else known[seeds.positions],
+                                    memory=memory)  # fmt: skip
+        note_hops(batch, sample.num_sampled_nodes, sample.num_sampled_edges, sample.max_degree)
+        if memory and self.device.type == "cuda":
+            note_memory(batch, memory)
+        return batch
+
+
+class DistSubGraphLoader(DistNeighborLoader):
+    """Induced subgraphs around nodes of a graph in parts: all edges among the nodes that are sampled.
+
+    Args:
+        graph, num_neighbors, input_nodes, **kwargs: See `DistNeighborLoader`.
+
+    Raises:
+        ArgumentTypeError: `subgraph_type` is given.
+    """
+
+    def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, **kwargs: Any) -> None:
+        if "subgraph_type" in kwargs:
+            raise ArgumentTypeError(f"DistSubGraphLoader has no option subgraph_type: {_ELSEWHERE['subgraph_type']}")
+        super().__init__(graph, num_neighbors, input_nodes, subgraph_type="induced", **kwargs)
+
+
+class DistLinkNeighborLoader(_DistLoader, LinkLoader):
+    """Mini-batches around links of a graph in parts; the same ones as `LinkNeighborLoader` on one machine.
+
+    Args:
+        graph: The graph.
+        num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, transform,
+            transform_sampler_output, filter_per_worker, seed, prefetch, ranks, uneven, time_comparison, time_window,
+            input_id, **kwargs: See `DistNeighborLoader`.
+        edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
+            processes, unless `ranks="own"`.
+        edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
+            `LinkNeighborLoader`. Strict negatives take four more exchanges a batch, where there are any; links that are
+            left out take two more, unless the graph is in one memory.
+        rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges. It must be given unless
+            it is `rev_...` or no relation leads back, as no process compares the edges of all.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        RankError: while iterating, if another process failed or is gone.
+    """
+
+    def __init__(self, graph: DistGraph, num_neighbors: Any, edge_label_index: Any, edge_label: Tensor | None = None,
+                 edge_label_time: Tensor | None = None, replace: bool = False, subgraph_type: Any = "directional",
+                 disjoint: bool = False, temporal_strategy: str = "uniform", neg_sampling: Any = None,
+                 neg_sampling_ratio: float | None = None, time_attr: str | None = None, weight_attr: str | None = None,
+                 transform: Any = None, transform_sampler_output: Any = None,
+                 filter_per_worker: bool | None = None, *,
+                 strict_negatives: bool = False, exclude_target_edges: bool | str = False, seed: int | None = None,
+                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "pad", time_comparison: str = "<=",
+                 time_window: int | None = None, input_id: Tensor | None = None, rev_edge_type: EdgeType | None = None,
+                 **kwargs: Any) -> None:  # fmt: skip
+        self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
+        check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
+        if (edge_label_time is None) != (time_attr is None):
+            raise ArgumentError("edge_label_time and time_attr must be given together")
+        has_links = isinstance(edge_label_index, Tensor) or (
+            isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) == 2
+            and isinstance(edge_label_index[1], Tensor))  # fmt: skip
+        several = None if graph.is_homogeneous or has_links else tell_several(edge_label_index)
+        if several is not None:
+            raise ArgumentTypeError(several)
+        if not has_links:
+            raise ArgumentError("edge_label_index must hold links, as no process has all edges of the graph")
+        sampler = DistNeighborSampler(
+            graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
+            seed=options["seed"], time_comparison=time_comparison, time_window=time_window,
+            strict_negatives=strict_negatives, exclude_target_edges=exclude_target_edges,
+            rev_edge_type=rev_edge_type)  # fmt: skip
+        super().__init__(graph.skeleton(), sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
+                         neg_sampling_ratio, transform, transform_sampler_output, filter_per_worker, input_id=input_id,
+                         device=graph.device, prefetch=prefetch, uneven=uneven, **options, **kwargs)  # fmt: skip
+        check_alike(self, ranks)
+        self._even_out(ranks)
+        if graph.whole is not None and strict_negatives and neg_sampling is not None:
+            kind = graph.edge_types[0] if self.input_data.input_type is None else self.input_data.input_type
+            if kind in graph.edge_types:
+                graph.whole.edge_set(kind)

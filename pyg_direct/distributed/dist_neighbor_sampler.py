@@ -1,0 +1,212 @@
+"""`DistNeighborSampler`: PyG's sampler interface over a graph in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import (
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+from torch_geometric.sampler.base import SubgraphType
+
+from pyg_direct.distributed.dist_graph import DistGraph
+from pyg_direct.distributed.edge_queries import EdgesOfAll
+from pyg_direct.errors import ArgumentError
+from pyg_direct.graph.relation import LINKS, NODES, EdgeType
+from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.runtime.cuda.launch import current_stream
+from pyg_direct.sampler.graph_reader import Parts
+from pyg_direct.sampler.link_seeds import NegativeSource, check_exclusion
+from pyg_direct.sampler.neighbor_sampler import NeighborSampler, Opened, check_choices
+from pyg_direct.sampler.output import Drawn
+from pyg_direct.sampling.link_endpoints import Excluded
+from pyg_direct.sampling.negative_links import Edges
+from pyg_direct.sampling.plan_factory import open_plan
+from pyg_direct.sampling.random_key import check_seed
+from pyg_direct.sampling.sampling_options import Recipe
+
+
+@dataclass(eq=False)
+class _DistParts(Parts):
+    """What is known here of a graph in parts: no edges, but a way to ask for them.
+
+    Attributes:
+        graph: The graph.
+    """
+
+    graph: DistGraph | None = None
+
+    def edge_set(self, edge_type: EdgeType | None, num_sources: int, num_targets: int, device: torch.device) -> Edges:
+        """The edges of a relation, to be avoided."""
+        assert self.graph is not None
+        if self.graph.whole is not None:
+            return self.graph.whole.edge_set(self.graph.edge_types[0] if edge_type is None else edge_type)
+        return EdgesOfAll(self.graph.pairs, self.graph.edge_types[0] if edge_type is None else edge_type)
+
+    def is_reverse(self, edge_type: EdgeType, other: EdgeType) -> bool | None:
+        """Not known here, where edges lie in parts."""
+        return None
+
+
+class DistNeighborSampler(NeighborSampler):
+    """Samples around nodes and links of a graph in parts; the same samples as `NeighborSampler` on the whole graph.
+
+    Its calls are collective, unless the graph lies in one memory: every process makes them, with its own seeds.
+
+    Args:
+        graph: The graph.
+        num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_comparison, time_window,
+            strict_negatives, exclude_target_edges, seed: See `NeighborSampler`.
+        rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges, unless `rev_...` is.
+        time_attr: Any name: neighbors are sampled by the times that the graph was partitioned with.
+        weight_attr: Any name: neighbors are drawn by the weights that the graph was partitioned with.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value; also where the partition has no times or
+            weights.
+    """
+
+    def __init__(self, graph: DistGraph, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,
+                 disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
+                 weight_attr: str | None = None, *, seed: int | None = None, time_comparison: str = "<=",
+                 time_window: int | None = None, strict_negatives: bool = False,
+                 exclude_target_edges: bool | str = False, rev_edge_type: EdgeType | None = None
+                 ) -> None:  # fmt: skip
+        # Not the constructor of the base class, which reads a whole graph.
+        manifest = graph.part.manifest
+        has_times = any(e.time is not None for e in manifest.nodes) or any(e.time is not None for e in manifest.edges)
+        has_weights = any(entry.weighted for entry in manifest.edges)
+        for name, value, has in (("time_attr", time_attr, has_times), ("weight_attr", weight_attr, has_weights)):
+            if value is not None and not has:
+                raise ArgumentError(f"{name} must be None for a graph partitioned without, got {value!r}")
+        self.graph, self.data, self.device = graph, graph.skeleton(), graph.device
+        self._chooses_device, self.placement, self.topology_cache = False, "auto", None
+        self.seed, self._num_calls = check_seed(seed), 0
+        self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, True
+        self.sample_direction = "forward" if manifest.direction == "in" else "backward"
+        edges: Any = dict.fromkeys(graph.edge_types)
+        self._opened = Opened(_DistParts(graph.num_nodes, LINKS if graph.is_homogeneous else edges,
+                                         node_time=NODES if time_attr is not None else None, graph=graph))  # fmt: skip
+        check_exclusion(exclude_target_edges, rev_edge_type, self._opened.parts)
+        self.num_neighbors = num_neighbors
+        self.subgraph_type, self.replace, self.disjoint = subgraph_type, bool(replace), disjoint
+        self.temporal_strategy = temporal_strategy
+        self.time_comparison, self.time_window = time_comparison, time_window
+        self.strict_negatives, self.exclude_target_edges = bool(strict_negatives), exclude_target_edges
+        self.rev_edge_type = rev_edge_type
+        self._read_recipe()
+        if time_attr is None:
+            check_choices(temporal_strategy, time_comparison, time_window)
+        if graph.whole is not None:
+            # By all processes at once; batches are made by each for itself.
+            graph.whole.place_plain() if self._is_plain() else self._open_topology()
+
+    @property
+    def node_time(self) -> Any:
+        """Not known here: each process has those of its own nodes."""
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tells why it cannot be sent.
+        return self.graph.__getstate__()
+
+    def refresh(self) -> None:
+        """A graph in parts does not change."""
+
+    def _is_uniform(self) -> bool:
+        is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
+        return (self.graph.whole is not None and self.graph.is_homogeneous and not self.disjoint and is_directional
+                and self.weight_attr is None)  # fmt: skip
+
+    def _make_plan(self, unique_seeds: bool) -> Any:
+        recipe = self._read_recipe()
+        if self._is_plain():
+            assert self.graph.whole is not None
+            own = Recipe(tuple(recipe.fanouts), recipe.replace, unique_seeds=unique_seeds)  # type: ignore[arg-type]
+            return open_plan(self.graph.whole.place_plain(), own)
+        has_times, has_weights = self.time_attr is not None, self.weight_attr is not None
+        return self.graph.make_plan(recipe, timed=has_times, weighted=has_weights)
+
+    def _open_topology(self) -> Any:
+        options = {"timed": self.time_attr is not None, "weighted": self.weight_attr is not None}
+        if self.graph.whole is not None:
+            return self.graph.whole.place(**options, summed=self.replace).topo
+        return self.graph.part.place(**options).topo
+
+    def sample_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None
+                          ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around nodes, behind batches that are made ahead.
+
+        Args:
+            index, key: See `NeighborSampler.sample_from_nodes`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+            RankError: another process failed or is gone.
+        """
+        return self._hold(self.graph.run_in_turn(partial(super().sample_from_nodes, index, key=key)))
+
+    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
+                          key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around links, behind batches that are made ahead.
+
+        Args:
+            index, neg_sampling, key: See `NeighborSampler.sample_from_edges`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+            RankError: another process failed or is gone.
+        """
+        return self._hold(self.graph.run_in_turn(partial(super().sample_from_edges, index, neg_sampling, key=key)))
+
+    def _hold(self, out: Any) -> Any:
+        if self.device.type == "cuda" and self.graph.whole is None:
+            # It was made on the stream of the exchange, and what it says of the seeds with it.
+            Drawn(out).record_stream(current_stream(self.device.index))
+        return out
+
+    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
+                excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        if self.is_temporal and seed_time is None:
+            seed_time = self._find_times(seed)
+        return super()._sample(seed, seed_time, key=key, excluded=excluded)
+
+    def _find_times(self, seed: Tensor | Mapping[str, Tensor]) -> Any:
+        """The times of the seeds themselves, from their owners."""
+        timed = {entry.name for entry in self.graph.part.manifest.nodes if entry.time is not None}
+        if not timed:
+            # Edges have times; the plan says what is missing.
+            return None
+        sizes = {entry.name: entry.num_nodes for entry in self.graph.part.manifest.nodes}
+        if isinstance(seed, Tensor):
+            kind = self.graph.node_types[0]
+            return self.graph.times_of(kind, check_ids("seeds", seed, sizes[kind]).to(self.device).long())
+        for kind in seed:
+            if kind not in timed:
+                raise ArgumentError(
+                    f"seed_time must be given for seeds without times of their own, got None for {kind!r}"
+                )
+        checked = {kind: check_ids(f"seeds of {kind!r}", ids, sizes[kind]) for kind, ids in seed.items()}
+        return {kind: self.graph.times_of(kind, ids.to(self.device).long()) for kind, ids in checked.items()}
+
+    def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
+        parts = self._opened.parts
+        if isinstance(parts.node_time, str):
+            # Negatives are drawn from all nodes: 8 bytes for each that has a time, once.
+            sizes = {entry.name: entry.num_nodes for entry in self.graph.part.manifest.nodes if entry.time is not None}
+            times = {kind: self.graph.times_of(kind, torch.arange(size, device=self.device))
+                     for kind, size in sizes.items()}  # fmt: skip
+            if times:
+                parts.node_time = next(iter(times.values())) if self.graph.is_homogeneous else times
+            else:
+                parts.node_time, parts.edge_time = None, LINKS
+        return super()._negatives(neg_sampling, edge_type)

@@ -1,0 +1,134 @@
+"""Which pairs of nodes are edges, asked of those who hold them, so that negative links can avoid them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.row_exchange import Unpacker, pack
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.runtime.comm.communicator import Communicator
+from pyg_direct.sampling.negative_links import Balance, Draw, EdgeSet, Pairs
+
+
+class PairExchange:
+    """Tells which pairs of nodes are edges. Its calls are collective.
+
+    Args:
+        part: This process's part.
+        communicator: The way to the owners of the other parts; None to answer only.
+    """
+
+    def __init__(self, part: GraphPart, communicator: Communicator | None) -> None:
+        self._part, self._communicator = part, communicator
+        # An edge is held by the owner of the node that is expanded.
+        self._held_by_target = part.manifest.direction == "in"
+        self._sets: dict[EdgeType, EdgeSet] = {}
+        self._balances: dict[EdgeType, Balance] = {}
+
+    def contains(self, edge_type: EdgeType, sources: Tensor, targets: Tensor) -> Tensor:
+        """Whether each pair is an edge of a relation, bool `[n]`; two exchanges.
+
+        Args:
+            edge_type: The relation.
+            sources, targets: Ids of the ends, int64 `[n]`.
+        """
+        held = (edge_type[2], targets) if self._held_by_target else (edge_type[0], sources)
+        owners, none = self._part.owners(*held), torch.empty(0, dtype=torch.uint8, device=sources.device)
+        places = [(owners == rank).nonzero().view(-1) for rank in range(self._part.num_parts)]
+        messages = [pack([torch.stack([sources[at], targets[at]])]) if at.numel() else none for at in places]
+        found = torch.empty(sources.shape, dtype=torch.bool, device=sources.device)
+        for at, answer in zip(places, self._swap(edge_type, messages), strict=True):
+            found[at] = Unpacker(answer).take(torch.bool, at.numel())
+        return found
+
+    def weigh(self, edge_type: EdgeType) -> Balance:
+        """Weigh the edges of a relation between nodes of one type; an exchange, the first time.
+
+        Args:
+            edge_type: The relation.
+        """
+        if edge_type not in self._balances:
+            self._balances[edge_type] = Balance.add(self._collect_balances(edge_type))
+        return self._balances[edge_type]
+
+    def weigh_own(self, edge_type: EdgeType) -> Balance:
+        """Weigh those of this part."""
+        return self._open_set(edge_type).weigh()
+
+    def _collect_balances(self, edge_type: EdgeType) -> list[tuple[int, int]]:
+        """Those of all parts."""
+        assert self._communicator is not None
+        message = pack([torch.tensor(self.weigh_own(edge_type), device=self._part.device)])
+        found = self._communicator.exchange([message] * self._part.num_parts, "balances")
+        return [tuple(Unpacker(balance).take(torch.int64, 2).tolist()) for balance in found]
+
+    def make_set(self, edge_type: EdgeType, sources: Tensor, targets: Tensor) -> EdgeSet:
+        """Make a set of pairs of nodes that a relation connects, int64 `[n]`."""
+        books = self._part.books
+        return EdgeSet(sources, targets, books[edge_type[0]].num_nodes, books[edge_type[2]].num_nodes)
+
+    def _swap(self, edge_type: EdgeType, messages: list[Tensor]) -> list[Tensor]:
+        """What the owners answer; others are answered meanwhile."""
+        assert self._communicator is not None
+        asked = self._communicator.exchange(messages, "pairs")
+        return self._communicator.exchange([self.answer(edge_type, message) for message in asked], "edges")
+
+    def answer(self, edge_type: EdgeType, message: Tensor) -> Tensor:
+        """Which of another process's pairs are edges of this part, as bytes."""
+        if not message.numel():
+            return message
+        sources, targets = Unpacker(message).take(torch.int64, 2, message.numel() // 16)
+        return pack([self._open_set(edge_type).contains(sources, targets)])
+
+    def _open_set(self, edge_type: EdgeType) -> EdgeSet:
+        if edge_type not in self._sets:
+            self._sets[edge_type] = self._part.edge_set(edge_type)
+        return self._sets[edge_type]
+
+
+class EdgesOfAll:
+    """The edges of a relation of a graph in parts; avoids the same pairs as `EdgeSet` of the whole graph.
+
+    Args:
+        pairs: The way to those who hold them.
+        edge_type: The relation.
+    """
+
+    def __init__(self, pairs: PairExchange, edge_type: EdgeType) -> None:
+        self._pairs, self._edge_type = pairs, edge_type
+        # Links that this process knows, beside the edges.
+        self._links: EdgeSet | None = None
+
+    def with_links(self, sources: Tensor, targets: Tensor, *, is_one_type: bool) -> EdgesOfAll:
+        """See `Edges`; collective, whatever the links."""
+        other = copy.copy(self)
+        if is_one_type and self._pairs.weigh(self._edge_type).is_even:
+            sources, targets = torch.cat([sources, targets]), torch.cat([targets, sources])
+        other._links = self._pairs.make_set(self._edge_type, sources, targets)
+        return other
+
+    def _contains(self, sources: Tensor, targets: Tensor) -> Tensor:
+        found = self._pairs.contains(self._edge_type, sources, targets)
+        return found if self._links is None else found | self._links.contains(sources, targets)
+
+    def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
+        """See `Edges`; collective, and as many exchanges whatever is drawn."""
+        wrong = self._contains(pairs.sources, pairs.targets).nonzero().view(-1)
+        if tries == 1:
+            return wrong.numel()
+        # All further tries of the few that are edges at once: processes need not agree on when to stop.
+        others = [draw(wrong, slot) for slot in range(1, tries)]
+        sources, targets = (torch.stack(ends) for ends in ([o.sources for o in others], [o.targets for o in others]))
+        is_edge = self._contains(sources.view(-1), targets.view(-1)).view(sources.shape)
+        # The first that is no edge, else the last.
+        is_last = torch.arange(tries - 1, device=wrong.device) == tries - 2
+        chosen = (~is_edge | is_last.view(-1, 1)).byte().argmax(0)
+        columns = torch.arange(wrong.numel(), device=wrong.device)
+        timely = [other.is_timely for other in others if other.is_timely is not None]
+        is_timely = torch.stack(timely)[chosen, columns] if timely else None
+        pairs.replace(wrong, Pairs(sources[chosen, columns], targets[chosen, columns], is_timely))
+        return int(is_edge.all(0).sum())

@@ -1,0 +1,317 @@
+"""`DistPlan`: batches of a graph in parts, sampled hop after hop, with each node's edges picked by its owner.
+
+`Picker` is the owner's side: it picks the edges of the requested rows and answers in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.distributed.graph_part import GraphPart, PlacedPart
+from pyg_direct.distributed.row_exchange import Unpacker, pack
+from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.sampling.hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges
+from pyg_direct.ops.sampling.remote_edges import Asked, Layout, Wire, join_edges, pack_edges
+from pyg_direct.ops.sampling.split_by_owner import group_keys, make_keys
+from pyg_direct.runtime.comm.communicator import Communicator
+from pyg_direct.runtime.host.tensor_views import as_bytes
+from pyg_direct.sampling.hetero_plan import GeneralPlan, GeneralSample, list_works
+from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
+from pyg_direct.sampling.sampling_options import GeneralRecipe
+from pyg_direct.sampling.seeds import Request, Seeds
+
+_SMALL = 255
+
+
+class Words(NamedTuple):
+    """How a node is asked for: its id in the id space of all types, its tree and its time, as far as there are such.
+
+    Attributes:
+        dtype: int32, or int64 where ids or edges are many.
+        has_trees, has_times: What is told of a node.
+    """
+
+    dtype: torch.dtype
+    has_trees: bool
+    has_times: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a node."""
+        return self.dtype.itemsize * (1 + self.has_trees) + 8 * self.has_times
+
+    def pack(self, ids: Tensor, trees: Tensor, times: Tensor) -> Tensor:
+        """Nodes in bytes, one after the other."""
+        if not ids.numel():
+            return ids.new_empty(0, dtype=torch.uint8)
+        if not self.has_trees:
+            return as_bytes(ids.to(self.dtype))
+        columns = [ids.to(self.dtype).view(-1, 1), trees.to(self.dtype).view(-1, 1)]
+        if self.has_times:
+            columns.append(as_bytes(times.contiguous()).view(self.dtype).view(ids.numel(), -1))
+        return as_bytes(torch.cat(columns, 1))
+
+    def unpack(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, trees, times), int64 `[F]`; trees and times are empty where there are none."""
+        words = message.view(self.dtype)
+        if not self.has_trees:
+            ids = words.long()
+            return ids, ids[:0], ids[:0]
+        table = words.view(-1, self.num_bytes // self.dtype.itemsize)
+        ids, trees = table[:, :2].t().long().contiguous().unbind()
+        times = table[:, 2:].contiguous().view(-1).view(torch.int64) if self.has_times else ids[:0]
+        return ids, trees, times
+
+
+class Found(NamedTuple):
+    """Edges picked for several askers.
+
+    Attributes:
+        picked: Them.
+        trees: Of the nodes asked for, or empty.
+        bounds: Items of each asker, int64 `[S + 1]`: where they begin, and the end.
+        status: int64 `[1]`, below 0 where a node is not of this part.
+        has_entry_each: Whether each asker has one entry of the work list.
+    """
+
+    picked: Picked
+    trees: Tensor
+    bounds: np.ndarray
+    status: Tensor
+    has_entry_each: bool = False
+
+    def count_edges(self) -> Tensor:
+        """Edges for each asker, int64 `[S]`."""
+        assert self.picked.offsets is not None
+        if self.has_entry_each:
+            return self.picked.ends.diff()
+        return self.picked.offsets[torch.from_numpy(self.bounds).to(self.trees.device, non_blocking=True)].diff()
+
+
+class Picker:
+    """Picks the edges of the nodes of a part, as one machine would.
+
+    Args:
+        part: The part.
+        placed: Its rows for the recipe.
+        plan: Whose rows, flags and rules are followed.
+    """
+
+    def __init__(self, part: GraphPart, placed: PlacedPart, plan: GeneralPlan) -> None:
+        self._part, self._topo, self._device = part, placed.topo, placed.device
+        self._rows: Rows = plan.rows
+        self._rules: Rules = plan.rules
+        # Times come with the nodes.
+        self._flags = plan.flags | np.where(plan.flags & TIMED, BY_PLACE, 0)
+        self.words = Words(placed.topo.word_dtype, plan.disjoint, placed.topo.is_temporal)
+        self._shifts = part.own_starts[placed.topo.expanded]
+
+    def wire(self, fanouts: np.ndarray) -> Wire:
+        """Dtypes of the answers of a hop."""
+        is_small = len(fanouts) > 0 and fanouts.min() >= 0 and fanouts.max() <= _SMALL
+        return Wire(torch.uint8 if is_small else torch.int32, self.words.dtype)
+
+    def find_excluded(self, messages: Sequence[Tensor]) -> Tensor:
+        """Find the edges that the batches of several askers are sampled without, for `pick`.
+
+        Args:
+            messages: Numbers of relations, nodes that these expand and neighbors in the id space of all types, int64
+                `[3, P]` in bytes, of each asker.
+        """
+        topo = self._topo
+        sizes = [message.numel() // 24 for message in messages]
+        tables = [Unpacker(message).take(torch.int64, 3, size) for message, size in zip(messages, sizes, strict=True)]
+        relations, expanded, neighbors = torch.cat(tables, 1).unbind()
+        batches = upload(np.repeat(np.arange(len(sizes)), sizes), self._device)
+        begins = np.stack([topo.type_starts[topo.expanded], topo.row_starts[:-1] - self._shifts])
+        firsts, rows = upload(begins, self._device)[:, relations]
+        places, _ = self._part.find_places(expanded + firsts)
+        return find_edges(self._rows, rows + places, neighbors, batches)
+
+    def pick(self, message: Tensor, counts: np.ndarray, keys: np.ndarray, fanouts: np.ndarray, hop: int,
+             excluded: Tensor | None = None) -> Found:  # fmt: skip
+        """The edges that are asked for.
+
+        Args:
+            message: `Words` of the nodes, asker after asker and type after type within each.
+            counts: Their numbers, int64 `[S, T]`.
+            keys: Of the askers' batches, uint64 `[S]`.
+            fanouts: By relation, int64 `[R]`.
+            hop: Number of the hop.
+            excluded: Edges that are not picked (`find_excluded`); None for none.
+        """
+        topo = self._topo
+        ids, trees, times = self.words.unpack(message)
+        begins = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
+        # Targets are places in the message, neighbors stand in the id space of all types.
+        found, work = list_works(topo, self._flags, fanouts, counts, begins, topo.type_starts, keys)
+        table = work.reshape(-1, COLUMNS)
+        table[:-1, ROWS] -= self._shifts[table[:-1, RELATION]]
+        ends = np.searchsorted(found, np.arange(len(counts) + 1) * len(topo.edge_types))
+        bounds = table[ends, FIRST]
+        places, status = self._part.find_places(ids)
+        frontier = Frontier(topo.ids_within(ids), trees, times, 0, places)
+        if table[-1, FIRST] == 0:
+            none = ids[:0]
+            return Found(Picked(none, none, none, none, none.new_zeros(1)), trees, bounds, status)
+        picked = pick_edges(self._rows, work, frontier, self._rules, hop=hop, excluded=excluded)
+        return Found(picked, trees, bounds, status, bool((np.diff(ends) == 1).all()))
+
+    def pack(self, found: Found, num_edges: np.ndarray, wire: Wire, out: Tensor | None = None) -> tuple[Tensor, Layout]:
+        """(answers in bytes, asker after asker, how they lie).
+
+        Args:
+            found: The edges.
+            num_edges: Of each asker, int64 `[S]`.
+            wire: Dtypes.
+            out: Memory for as many bytes; made when None.
+        """
+        layout = Layout.of(np.diff(found.bounds), num_edges, wire)
+        out = torch.empty(int(layout.sizes.sum()), dtype=torch.uint8, device=self._device) if out is None else out
+        pack_edges(found.picked, found.trees, layout, wire, out)
+        return out, layout
+
+
+# Words of a row of requests before the numbers of nodes by type: how the process does, and the key.
+_HEAD = 2
+
+
+class DistPlan(GeneralPlan):
+    """Samples batches of a graph in parts; the same batches as `GeneralPlan` on the whole graph under the same key.
+
+    A call to `sample` is collective: all processes make it, those without a batch with no seeds. A hop is one exchange
+    of nodes and one of edges, and waits for a GPU once in each, and once for its new nodes.
+
+    Args:
+        part: This process's part.
+        recipe: What is sampled around seeds, equal in all processes.
+        communicator: The way to the owners of the other parts; rank r owns part r.
+        timed, weighted: Whether times and weights of the partition decide.
+    """
+
+    # It tells the owners of edges.
+    _keeps_sampled = True
+
+    def __init__(self, part: GraphPart, recipe: GeneralRecipe, communicator: Communicator, *, timed: bool,
+                 weighted: bool) -> None:  # fmt: skip
+        placed: Any = part.place(timed=timed, weighted=weighted)
+        super().__init__(placed, recipe)
+        self.part, self._placed, self._communicator = part, placed, communicator
+        self._picker = Picker(part, placed, self)
+        # Whether all edges of the nodes are wanted, as for induced subgraphs.
+        self._wants_all = False
+        communicator.widen(_HEAD + len(placed.topo.node_types))
+
+    def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
+                        excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
+        """One after the other: a row of requests to an owner has room for one batch."""
+        each = [None] * len(keys) if excluded is None else excluded
+        return [self.sample(seeds, key, seed_time=seed_time, excluded=own)
+                for (seeds, seed_time), key, own in zip(requests, keys, each, strict=True)]  # fmt: skip
+
+    def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
+        if self.part.is_whole:
+            return super()._find_excluded(excluded)
+        topo = self._placed.topo
+        relations, expanded, neighbors, _ = list_pairs(self.topology, excluded)
+        owners = torch.empty_like(relations)
+        for number, kind in enumerate(topo.expanded.tolist()):
+            own = relations == number
+            owners[own] = self.part.owners(topo.node_types[kind], expanded[own])
+        pairs = torch.stack([relations, expanded, neighbors])
+        return self._tell_excluded([pack([pairs[:, owners == rank]]) for rank in range(self.part.num_parts)])
+
+    def _tell_excluded(self, messages: list[Tensor]) -> Any:
+        """Send the pairs of a batch to the owners of their edges; what `_ask` needs of it. Here: the edges of this part
+        that the others, and this process last, sample without."""
+        others = self._communicator.exchange(messages, "excluded")
+        own = others.pop(self._communicator.rank)
+        return self._picker.find_excluded([*others, own])
+
+    def _induce(self, *args: Any) -> GeneralSample:
+        self._wants_all = True
+        try:
+            return super()._induce(*args)
+        finally:
+            self._wants_all = False
+
+    def _pick(self, listed: Any, front: Any, start: Seeds, keys: np.ndarray, hop: int) -> Picked:
+        if self.part.is_whole:
+            return super()._pick(listed, front, start, keys, hop)
+        topo, work = self._placed.topo, listed.work
+        order, bounds = self._group(front)
+        ids = self._in_all_types(front)[order] if order.numel() else front.rows
+        trees = front.trees[order] if front.trees.numel() else front.trees
+        times = start.times[trees] if trees.numel() and start.times.numel() else start.times[:0]
+        message = self._picker.words.pack(ids, trees, times)
+        types = topo.expanded[work.reshape(-1, COLUMNS)[:-1, RELATION]]
+        asked = Asked(work, types, np.zeros((self.part.num_parts, 0), np.int64), order, front.trees, start.tree_shift)
+        return self._ask(asked, message, bounds, int(keys[0]), hop, start.excluded)
+
+    def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int, excluded: Any) -> Picked:
+        """What the owners answer; others are answered meanwhile.
+
+        Args:
+            asked: What is asked, without the numbers of nodes.
+            message: Nodes in bytes, owner after owner.
+            bounds: Where each type of each owner begins among them, and the end, int64 `[P * T + 1]`.
+            key, hop: Of the draws.
+            excluded: Of `_tell_excluded`; None where all edges may be picked.
+        """
+        comm, picker, fanouts = self._communicator, self._picker, self._fanouts_of(hop)
+        wire, node_bytes = picker.wire(fanouts), picker.words.num_bytes
+        num_words = _HEAD + len(self._placed.topo.node_types)
+        rows = self._begin_rows(key)
+        rows[: comm.size, _HEAD:num_words] = bounds.diff().view(comm.size, -1)
+        sent, found = (table[:, :num_words] for table in comm.meet(rows))
+        counts, others = sent[:, _HEAD:], found[:, _HEAD:]
+        sizes, sizes_back = ((n.sum(1) * node_bytes).tolist() for n in (counts, others))
+        received = comm.swap(message, sizes, sizes_back, "nodes")
+        picks = picker.pick(received, others, np.ascontiguousarray(found[:, 1]).view(np.uint64), fanouts, hop, excluded)
+        rows = comm.make_rows(message.device)
+        rows[: comm.size, 1] = picks.count_edges()
+        rows[: comm.size, 0] = picks.status
+        own_edges, edges = (table[:, 1] for table in comm.meet(rows))
+        packed, given = picker.pack(picks, own_edges, wire)
+        asked = asked._replace(counts=counts)
+        layout = Layout.of(asked.num_items, edges, wire)
+        answers = comm.swap(packed, given.sizes.tolist(), layout.sizes.tolist(), "edges")
+        return join_edges(asked, layout, wire, answers)
+
+    def _begin_rows(self, key: int) -> Tensor:
+        """Rows of words for all partners, with the key in them."""
+        size = self._communicator.size
+        rows = np.zeros((2 * size - 1, self._communicator.width), np.int64)
+        rows[:size, 1] = np.uint64(key).astype(np.int64)
+        return upload(rows, self._placed.device)
+
+    def _fanouts_of(self, hop: int) -> np.ndarray:
+        fanouts: np.ndarray = self._fanouts[hop] if not self._wants_all else np.full(
+            len(self._placed.topo.edge_types), -1)  # fmt: skip
+        return fanouts
+
+    def _group(self, front: Any) -> tuple[Tensor, Tensor]:
+        """(places of the frontier, owner after owner and type after type; where each begins, and the end)."""
+        topo, num_parts = self._placed.topo, self.part.num_parts
+        num_types = len(topo.node_types)
+        keys, at = make_keys(front.rows.numel(), num_parts * num_types, front.rows.device), 0
+        for number, (kind, count) in enumerate(zip(topo.node_types, front.counts.tolist(), strict=True)):
+            self.part.books[kind].find_buckets(front.rows[at : at + count], self.part.part, num_types, number,
+                                               keys[at : at + count])  # fmt: skip
+            at += count
+        return group_keys(keys, num_parts * num_types)
+
+    def _in_all_types(self, front: Any) -> Tensor:
+        """Ids of the frontier in the id space of all types."""
+        topo = self._placed.topo
+        if len(topo.node_types) < 2:
+            rows: Tensor = front.rows
+            return rows
+        table = upload(np.stack([topo.type_starts[:-1], front.counts]), front.rows.device)
+        return front.rows + table[0].repeat_interleave(table[1], output_size=front.rows.numel())

@@ -1,0 +1,174 @@
+"""Which part a node goes to: by METIS, or by one stream of the edges, with memory by the number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from pyg_direct.errors import needs_extra
+from pyg_direct.kernels.sampling.split_by_owner import cluster_edges_cpu, count_ties_cpu
+from pyg_direct.ops.run_kernel import cpu_chunks, run_cpu
+from pyg_direct.progress import show_wait, tell_ahead
+
+METHODS = ("hash", "range", "metis", "streaming")
+# Communities of at most this share of a part's edge ends can be packed into equal parts.
+_COMMUNITIES_A_PART = 8
+# How many times as many nodes as others a part of a stream may have before communities are looked at again.
+_UNEVEN = 1.1
+# Passes over the edges that move whole communities to the part they have most ties to, and bytes for their ties.
+_REFINEMENTS = 3
+_TIES_BYTES = 1 << 30
+# Communities that are looked at at a time.
+_PIECE = 1 << 20
+
+# Calls give the edges anew: (sources, targets), integers over one id space of all node types.
+Stream = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
+def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 0, *,
+                    progress: bool = False) -> np.ndarray:  # fmt: skip
+    """Part of each node, int64 `[N]`, so that few edges are cut, by pymetis; the edges are held in memory.
+
+    Parallel edges and both directions of an edge count as one edge of their number's weight. `progress` says what takes
+    long behind the stream.
+    """
+    if num_parts == 1 or num_nodes == 0:
+        return np.zeros(num_nodes, np.int64)
+    if num_parts >= num_nodes:
+        # METIS would put all of them into one.
+        return np.arange(num_nodes)
+    with needs_extra("method='metis'", "distributed"):
+        import pymetis
+
+    keys = [np.empty(0, np.int64)]
+    for sources, targets in stream():
+        a, b = sources.astype(np.int64), targets.astype(np.int64)
+        kept = a != b
+        keys += [a[kept] * num_nodes + b[kept], b[kept] * num_nodes + a[kept]]
+    with show_wait("partition: sorting edges for metis", items=sum(map(len, keys)) if progress else 0):
+        joined, weights = np.unique(np.concatenate(keys), return_counts=True)
+        neighbors = joined % num_nodes
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(joined // num_nodes, minlength=num_nodes))])
+    # It keeps the lock of the interpreter.
+    tell_ahead(f"partition: metis over {num_nodes:,} nodes and {len(joined) // 2:,} edges",
+               items=len(joined) if progress else 0)  # fmt: skip
+    adjacency = pymetis.CSRAdjacency(offsets, neighbors)
+    options = pymetis.Options(seed=seed)
+    parts = np.asarray(pymetis.part_graph(num_parts, adjacency, eweights=weights, options=options)[1], np.int64)
+    if not _is_even(parts, np.ones(num_nodes), num_parts):
+        # With few nodes a part some are left empty, unless parts are halved again and again.
+        halved = pymetis.part_graph(num_parts, adjacency, eweights=weights, options=options, recursive=True)[1]
+        parts = min(parts, np.asarray(halved, np.int64), key=lambda found: int(np.bincount(found).max()))
+    return parts
+
+
+def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: int) -> np.ndarray:
+    """Part of each node, int64 `[N]`: communities found in one pass, packed into parts of equal numbers of nodes.
+
+    After the two phases of 2PS (Mayer et al., ICDE 2022): streaming clustering, then clusters to parts, here also by
+    their ties. Degrees are those of the edges met so far; where nodes have so many edges that a community takes too
+    many nodes in by the first of them, the pass is made again with all of them, as there, and what is too large then is
+    cut. Memory is 32 bytes a node, and up to 1 GiB for ties.
+    """
+    if num_parts == 1 or num_nodes == 0:
+        return np.zeros(num_nodes, np.int64)
+    degree = np.zeros(num_nodes, np.int64)
+    largest = max(1, 2 * num_edges // (num_parts * _COMMUNITIES_A_PART))
+    labels, sizes = _cluster(stream, degree, largest)
+    parts = _pack(sizes, num_parts)
+    if not _is_even(parts, sizes, num_parts):
+        del labels, sizes, parts
+        # Each edge is counted twice now.
+        labels, sizes = _cluster(stream, degree, 2 * largest)
+        parts = _pack(sizes, num_parts)
+    del degree
+    if not _is_even(parts, sizes, num_parts):
+        sizes = _cut(labels, sizes, -(-num_nodes // (num_parts * _COMMUNITIES_A_PART)))
+        parts = _pack(sizes, num_parts)
+    # Beside the ties, up to four words of each community that moves.
+    if len(sizes) * (num_parts + 4) * 8 <= _TIES_BYTES:
+        for _ in range(_REFINEMENTS):
+            ties = np.zeros((len(sizes), num_parts), np.int64)
+            table = parts[labels]
+            for sources, targets in stream():
+                run_cpu(count_ties_cpu, sources, targets, table, labels, cpu_chunks(), ties)
+            del table
+            _move(parts, sizes, ties)
+    return parts[labels]
+
+
+def _cluster(stream: Stream, degree: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
+    """(number of each node's community, their sizes); `degree` is what is known of it, and counted on."""
+    volume, community = degree.copy(), np.arange(len(degree))
+    for sources, targets in stream():
+        run_cpu(cluster_edges_cpu, sources, targets, degree, community, volume, largest)
+    del volume
+    return _number(community)
+
+
+def _is_even(parts: np.ndarray, sizes: np.ndarray, num_parts: int) -> bool:
+    """Whether no part has many more nodes than others."""
+    return bool(np.bincount(parts, weights=sizes).max() <= int(_UNEVEN * sizes.sum() / num_parts) + 1)
+
+
+def _cut(labels: np.ndarray, sizes: np.ndarray, most: int) -> np.ndarray:
+    """Number communities of at most `most` nodes, those that have more in pieces of their nodes in order, in place;
+    their sizes.
+    """
+    order, place = np.argsort(labels, kind="stable"), np.arange(len(labels))
+    place -= np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place //= most
+    pieces = -(-sizes // most)
+    place += np.repeat(np.cumsum(pieces) - pieces, sizes)
+    labels[order] = place
+    return np.bincount(labels)
+
+
+def _number(community: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(number of each node's community, in place, among those that are not empty; their sizes)."""
+    counts = np.bincount(community, minlength=len(community))
+    sizes = counts[counts > 0]
+    # Where `np.unique` sorts, with five times the memory, as communities are named by nodes.
+    numbers = np.cumsum(counts > 0, out=counts)
+    numbers -= 1
+    return np.take(numbers, community, out=community, mode="clip"), sizes
+
+
+def _pack(sizes: np.ndarray, num_parts: int) -> np.ndarray:
+    """Part of each community, the largest first, to the part that has the fewest nodes."""
+    parts, loads = np.zeros(len(sizes), np.int64), np.zeros(num_parts, np.int64)
+    several = np.flatnonzero(sizes > 1)
+    for item in several[np.argsort(-sizes[several], kind="stable")]:
+        part = int(loads.argmin())
+        parts[item] = part
+        loads[part] += sizes[item]
+    single, at = np.flatnonzero(sizes == 1), 0
+    # What is missing to equal loads is filled with single nodes.
+    for part, room in enumerate(np.maximum(-(-sizes.sum() // num_parts) - loads, 0).tolist()):
+        parts[single[at : at + room]] = part
+        at += room
+    return parts
+
+
+def _move(parts: np.ndarray, sizes: np.ndarray, ties: np.ndarray) -> None:
+    """Move communities to the part that they have most ties to, as far as it has room; those that gain most first."""
+    num_parts = ties.shape[1]
+    loads = np.bincount(parts, weights=sizes, minlength=num_parts).astype(np.int64)
+    capacity = int(1.03 * sizes.sum() / num_parts) + 1
+    found = [_find_gains(parts[at : at + _PIECE], ties[at : at + _PIECE], at) for at in range(0, len(parts), _PIECE)]
+    candidates, gains, best = map(np.concatenate, zip(*found, strict=True))
+    for at in torch.from_numpy(gains).argsort(descending=True, stable=True).tolist():
+        item, part = candidates[at], best[at]
+        if loads[part] + sizes[item] <= capacity:
+            loads[parts[item]] -= sizes[item]
+            loads[part] += sizes[item]
+            parts[item] = part
+
+
+def _find_gains(parts: np.ndarray, ties: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(communities that have most ties to another part, counted from `first`; how many more; to which part)."""
+    gains = ties.max(1) - np.take_along_axis(ties, parts[:, None], 1)[:, 0]
+    items = np.flatnonzero(gains > 0)
+    return items + first, gains[items], ties[items].argmax(1)

@@ -1,0 +1,185 @@
+"""Files of a partition: arrays written piece by piece, checksums, and a journal to go on after a crash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pyg_direct.cache_folder import write_whole
+from pyg_direct.errors import NPY, ArgumentError, PartitionError, whole_file
+from pyg_direct.progress import Bar
+
+_PIECE = 1 << 22
+# A process may have 256 files open on macOS, and 1,024 on Linux, unless it is told otherwise.
+_MOST_OPEN = 64
+
+
+class OpenFiles:
+    """Files that are appended to, few of them open at once: one more closes the one that was used longest ago."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, BinaryIO] = {}
+
+    def at_end(self, path: Path) -> BinaryIO:
+        """The file, which exists, at its end."""
+        file = self._files.pop(path, None)
+        if file is None:
+            if len(self._files) >= _MOST_OPEN:
+                self.close(next(iter(self._files)))
+            file = path.open("r+b")
+            file.seek(0, os.SEEK_END)
+        self._files[path] = file
+        return file
+
+    def close(self, path: Path) -> None:
+        """Close the file if it is open."""
+        if path in self._files:
+            self._files.pop(path).close()
+
+
+class ArrayFile:
+    """A file of an array that grows at its end: a `.npy` file of known shape, or bare items.
+
+    Args:
+        path: The file.
+        dtype: Of its items.
+        shape: When it is complete; None for items without a header.
+        length: Rows that it holds already; what follows them is dropped.
+        opened: What it is open among; files that are written in turns share one.
+    """
+
+    def __init__(self, path: Path, dtype: Any, shape: Sequence[int] | None, length: int = 0,
+                 opened: OpenFiles | None = None) -> None:  # fmt: skip
+        # Little endian, whatever is given.
+        self._path, self._dtype, self.length = path, np.dtype(dtype).newbyteorder("<"), length
+        self._opened, self._is_done = opened or OpenFiles(), False
+        with path.open("r+b" if length else "w+b") as file:
+            row_bytes = self._dtype.itemsize
+            if shape is not None:
+                header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False,
+                          "shape": tuple(int(size) for size in shape)}  # fmt: skip
+                np.lib.format.write_array_header_1_0(file, header)
+                row_bytes *= int(np.prod(shape[1:], dtype=np.int64))
+            file.truncate(file.tell() + length * row_bytes)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write rows at the end."""
+        if len(rows):
+            np.ascontiguousarray(rows, self._dtype).tofile(self._opened.at_end(self._path))
+        self.length += len(rows)
+
+    def flush(self) -> None:
+        """Have everything on the disk, also what was written before the file was closed and opened again."""
+        file = self._opened.at_end(self._path)
+        file.flush()
+        os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Flush and close."""
+        if not self._is_done:
+            self._is_done = True
+            self.flush()
+            self._opened.close(self._path)
+
+
+@contextmanager
+def closing_all(files: Iterable[ArrayFile]) -> Iterator[None]:
+    """Close files at the end, whatever happens."""
+    with ExitStack() as stack:
+        for file in files:
+            stack.callback(file.close)
+        yield
+
+
+class Journal:
+    """What of a partition is done; kept in its folder until it is published.
+
+    Args:
+        folder: The folder that is being written.
+        inputs: What the partition is made from and how; a folder begun with other inputs is not gone on with.
+    """
+
+    def __init__(self, folder: Path, inputs: dict[str, Any]) -> None:
+        self._path = folder / "journal.json"
+        self._entries: dict[str, Any] = {"inputs": inputs}
+        if self._path.exists():
+            known = _read_entries(self._path)
+            if known.get("inputs") == json.loads(json.dumps(inputs)):
+                self._entries = known
+                return
+        elif any(folder.iterdir()):
+            raise ArgumentError(f"out must leave {str(folder)!r} free, which holds files of something else")
+        for file in sorted(folder.rglob("*"), reverse=True):
+            file.rmdir() if file.is_dir() else file.unlink()
+        self.note("inputs", inputs)
+
+    def get(self, step: str, default: Any = None) -> Any:
+        """What was noted of a step."""
+        return self._entries.get(step, default)
+
+    def __contains__(self, step: str) -> bool:
+        return step in self._entries
+
+    def note(self, step: str, value: Any) -> None:
+        """Keep how far a step is."""
+        self._entries[step] = value
+        write_whole(self._path, json.dumps(self._entries))
+
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Forget what was kept in a folder, which is published."""
+        (folder / "journal.json").unlink()
+
+
+def _read_entries(path: Path) -> dict[str, Any]:
+    """What a journal holds; nothing where a failure of the system left half of it."""
+    try:
+        known = json.loads(path.read_text())
+    except ValueError:
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def describe_file(path: Path, bar: Bar) -> dict[str, Any]:
+    """Size and checksum of a file, as a manifest lists them; `bar` is told of its bytes as they are read."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            bar.update(len(piece))
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def read_array(path: Path, *, mapped: bool = False) -> np.ndarray:
+    """The array of a `.npy` file, numbers alone.
+
+    Args:
+        path: The file.
+        mapped: Leave it in the file, with pages copied that are written to.
+
+    Raises:
+        PartitionError: it is missing or damaged, or holds something else, such as a pickle, which is not loaded.
+    """
+    with whole_file(path.name, NPY, path, PartitionError):
+        array: Any = np.load(path, allow_pickle=False, mmap_mode="c" if mapped else None)
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise PartitionError(f"{path} must hold an array of numbers, got an archive")
+    if array.dtype.kind not in "biufc":
+        raise PartitionError(f"{path} must hold an array of numbers, got {array.dtype}")
+    return array
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write a `.npy` file and have it on the disk."""
+    with path.open("wb") as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,128 @@
+"""`Book`: which part owns each node of a type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.ops.sampling.split_by_owner import find_buckets
+
+# Constants of splitmix64's finaliser, as signed words.
+_MIX_0 = -0x40A7B892E31B1A47
+_MIX_1 = -0x6B2FB644ECCEEE15
+_MAX_PARTS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Book:
+    """Which part owns each node of a type: by a hash of its id, by ranges of ids, or by a table.
+
+    Attributes:
+        num_nodes, num_parts: N and P.
+        bounds: First node of each part and N, int64 `[P + 1]`, for ranges.
+        table: Part of each node, uint8 or int16 `[N]`, for a table. Without both, a hash decides.
+    """
+
+    num_nodes: int
+    num_parts: int
+    bounds: Tensor | None = None
+    table: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_num_parts(self.num_parts)
+        if self.bounds is not None:
+            bounds = self.bounds
+            is_ascending = bounds.shape == (self.num_parts + 1,) and bool((bounds.diff() >= 0).all())
+            if not is_ascending or int(bounds[0]) != 0 or int(bounds[-1]) != self.num_nodes:
+                raise ArgumentError(f"bounds must ascend from 0 to {self.num_nodes} in {self.num_parts} steps, got "
+                                    f"{bounds.tolist()}")  # fmt: skip
+        if self.table is not None:
+            if self.table.shape != (self.num_nodes,):
+                raise ArgumentError(f"table must have shape ({self.num_nodes},), got {tuple(self.table.shape)}")
+            if self.num_nodes and not 0 <= int(self.table.min()) <= int(self.table.max()) < self.num_parts:
+                raise ArgumentError(f"table must hold parts in [0, {self.num_parts}), got {int(self.table.min())} to "
+                                    f"{int(self.table.max())}")  # fmt: skip
+
+    @property
+    def kind(self) -> str:
+        """`hash`, `range` or `table`."""
+        return "hash" if self.bounds is None and self.table is None else "range" if self.table is None else "table"
+
+    @classmethod
+    def by_range(cls, num_nodes: int, num_parts: int) -> Book:
+        """Equal ranges of ids."""
+        check_num_parts(num_parts)
+        bounds = torch.arange(num_parts + 1, dtype=torch.int64, device="cpu") * num_nodes // num_parts
+        return cls(num_nodes, num_parts, bounds=bounds)
+
+    @classmethod
+    def by_table(cls, table: Any, num_parts: int) -> Book:
+        """The parts given for all nodes, integers `[N]`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: numbers of no part, or no integers.
+        """
+        check_num_parts(num_parts)
+        table = table if isinstance(table, Tensor) else torch.as_tensor(table, device="cpu")
+        if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
+            raise ArgumentTypeError(f"table must hold integers, got {table.dtype}")
+        # As they are: in fewer bits other numbers would be parts.
+        table = table.long()
+        if table.numel() and not 0 <= int(table.min()) <= int(table.max()) < num_parts:
+            raise ArgumentError(f"table must hold parts in [0, {num_parts}), got {int(table.min())} to "
+                                f"{int(table.max())}")  # fmt: skip
+        return cls(len(table), num_parts, table=table.to(table_dtype(num_parts)))
+
+    def owners(self, ids: Tensor) -> Tensor:
+        """The part of each node, int64 `[n]`, of ids int64 `[n]`, on their device."""
+        if self.table is not None:
+            return self._on(ids, "table")[ids].long()
+        if self.bounds is not None:
+            return torch.searchsorted(self._on(ids, "bounds")[1:-1], ids, right=True)
+        mixed = _shift(ids, 30, ids) * _MIX_0
+        mixed = _shift(mixed, 27, mixed) * _MIX_1
+        return (((mixed >> 32) & 0x7FFFFFFF) * self.num_parts) >> 31
+
+    def find_buckets(self, ids: Tensor, own: int, scale: int, add: int, keys: Tensor) -> None:
+        """Give the keys of the buckets that nodes are asked for in (see `ops/sampling/split_by_owner.py`)."""
+        none = ids[:0]
+        bounds = none if self.bounds is None else self._on(ids, "bounds")[1:-1]
+        table = none.to(torch.uint8) if self.table is None else self._on(ids, "table")
+        find_buckets(ids, self.num_parts, bounds, table, own, scale, add, keys)
+
+    def _on(self, ids: Tensor, name: str) -> Tensor:
+        """`bounds` or `table` on the device of ids, copied there once."""
+        own: Tensor = getattr(self, name)
+        if own.device == ids.device:
+            return own
+        copies: dict[Any, Tensor] = self.__dict__.setdefault("_copies", {})
+        if (name, ids.device) not in copies:
+            copies[name, ids.device] = own.to(ids.device)
+        return copies[name, ids.device]
+
+    def owners_between(self, begin: int, end: int) -> np.ndarray:
+        """The parts of the nodes begin, ..., end - 1, int64."""
+        return self.owners(torch.arange(begin, end, device="cpu")).numpy()
+
+
+def check_num_parts(num_parts: Any) -> int:
+    """A number of parts, which may be NumPy's."""
+    is_number = isinstance(num_parts, (int, np.integer)) and not isinstance(num_parts, bool)
+    if not is_number or not 1 <= num_parts < _MAX_PARTS:
+        raise ArgumentError(f"num_parts must be an integer in [1, {_MAX_PARTS}), got {num_parts!r}")
+    return int(num_parts)
+
+
+def table_dtype(num_parts: int) -> torch.dtype:
+    """The smallest dtype that holds a part."""
+    return torch.uint8 if num_parts <= 256 else torch.int16
+
+
+def _shift(value: Tensor, bits: int, other: Tensor) -> Tensor:
+    """`other` xor the logical shift of `value` to the right."""
+    return other ^ ((value >> bits) & ((1 << (64 - bits)) - 1))

@@ -1,0 +1,121 @@
+"""`partition_graph`: writes a graph in parts, out of core, in bounded memory; goes on after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from pyg_direct.cache_folder import sync_folder
+from pyg_direct.distributed.partitioning.assign import METHODS
+from pyg_direct.distributed.partitioning.builder import Builder
+from pyg_direct.distributed.partitioning.files import Journal
+from pyg_direct.distributed.partitioning.inputs import read_inputs
+from pyg_direct.distributed.partitioning.manifest import Manifest
+from pyg_direct.distributed.partitioning.partition_book import check_num_parts
+from pyg_direct.errors import ArgumentError
+from pyg_direct.runtime.host.memory import parse_size
+
+_LEAST_MEMORY = 1 << 24
+
+
+def partition_graph(
+    out: str | PathLike[str],
+    edges: Any,
+    num_parts: int,
+    *,
+    num_nodes: int | Mapping[str, int | None] | None = None,
+    method: str | Any = "hash",
+    direction: str = "in",
+    node_rows: Mapping[str, Any] | None = None,
+    edge_rows: Mapping[Any, Any] | None = None,
+    node_time: Any = None,
+    edge_time: Any = None,
+    edge_weight: Any = None,
+    memory: int | str = "1G",
+    seed: int = 0,
+    progress: bool = False,
+) -> Manifest:
+    """Write a graph in `num_parts` parts into the folder `out`, in the format that `FORMAT.md` tells.
+
+    A node belongs to one part, with its rows and the rows of its edges (the in-edges with `direction="in"`). Reads the
+    edges as a stream: memory beside the arrays given is `memory`, 4 bytes a node mapped from the disk, and what the
+    method needs. The folder appears at once and whole, by a rename; until then it is called `out` with `.partial`
+    behind, and a call with the same arguments goes on where the last one ended.
+
+    Args:
+        out: A folder that does not exist yet.
+        edges: What `EdgeSource` reads; with types, that by relation (source type, name, target type).
+        num_parts: P.
+        num_nodes: N, by type with types; by default one more than the largest id.
+        method: `hash` (of the id), `range` (of ids), `metis` (fewest cut edges, by pymetis, with the edges in memory),
+            `streaming` (few cut edges, in passes over the edges, 32 bytes a node and up to 1 GiB; after 2PS, Mayer et
+            al., ICDE 2022), or the part of each node, integers `[N]` (by type).
+        direction: Whether parts hold the in-edges or the out-edges of their nodes; samplers of PyG's loaders need `in`.
+        node_rows: Rows of nodes by attribute name: tensors, arrays or `.npy` files `[N, ...]`; by type with types. Not
+            by a name of what batches hold beside rows, such as `n_id`, nor, without types, by one of `edge_rows`.
+        edge_rows: Rows of edges by attribute name, by edge id, `[E, ...]`; by relation with types.
+        node_time, edge_time: Times, integers `[N]` or `[E]`, by type or relation with types; not both.
+        edge_weight: Weights, `[E]`, by relation with types.
+        memory: Bytes, or `"1G"`: for the pieces that are worked on at a time.
+        seed: Of METIS.
+        progress: Show progress bars.
+
+    Returns:
+        The manifest of the partition.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    num_parts = check_num_parts(num_parts)
+    if isinstance(method, str) and method not in METHODS:
+        raise ArgumentError(f"method must be one of {', '.join(METHODS)}, or the part of each node, got {method!r}")
+    if direction not in ("in", "out"):
+        raise ArgumentError(f"direction must be 'in' or 'out', got {direction!r}")
+    piece = parse_size(memory, None, "memory")
+    if piece < _LEAST_MEMORY:
+        raise ArgumentError(f"memory must be at least {_LEAST_MEMORY}, got {memory!r}")
+    folder = Path(out)
+    if folder.exists():
+        raise ArgumentError(f"out must not exist yet, got {str(folder)!r}")
+    inputs = read_inputs(edges, num_nodes, node_rows, edge_rows, node_time, edge_time, edge_weight, method)
+    partial = folder.with_name(folder.name + ".partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with _writing(folder, partial):
+        partial.mkdir(exist_ok=True)
+        journal = Journal(partial, {**inputs.identify(), "num_parts": num_parts, "direction": direction, "seed": seed})
+        manifest = Builder(partial, journal, inputs, num_parts, direction, piece, seed, progress).build()
+        sync_folder(partial)
+        os.rename(partial, folder)
+        # Behind the name: without either, who goes on would find files of nobody.
+        Journal.remove(folder)
+        sync_folder(folder.parent)
+    return manifest
+
+
+@contextlib.contextmanager
+def _writing(folder: Path, partial: Path) -> Iterator[None]:
+    """Keep others from the same partition, as far as the file system has locks."""
+    from filelock import FileLock, Timeout
+
+    path = partial.with_name(partial.name + ".lock")
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ArgumentError(f"out must not be written by anybody else meanwhile, got {str(folder)!r}") from error
+    except (OSError, NotImplementedError):
+        # There are no locks where this lies.
+        pass
+    try:
+        # Somebody else may have just written it.
+        if folder.exists():
+            raise ArgumentError(f"out must not exist yet, got {str(folder)!r}")
+        yield
+    finally:
+        if folder.exists():
+            path.unlink(missing_ok=True)
+        lock.release()

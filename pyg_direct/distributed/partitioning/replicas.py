@@ -1,0 +1,152 @@
+"""Which rows of other parts to keep copies of: those that sampling from this part meets most often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.cache_folder import hold
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.partitioning.files import read_array, write_array
+from pyg_direct.distributed.partitioning.manifest import Manifest
+from pyg_direct.errors import ArgumentError, PartitionError
+
+
+def rank_remote(part: GraphPart, kind: str, counts: Tensor) -> Tensor:
+    """Nodes of other parts that were met, the most frequent first, of equal ones the lowest id, int64.
+
+    Args:
+        part: The part.
+        kind: Node type.
+        counts: How often each node was met, `[N]`.
+    """
+    met = counts.nonzero().view(-1)
+    met = met[part.owners(kind, met) != part.part]
+    return met[counts[met].argsort(descending=True, stable=True)]
+
+
+def count_listed(part: GraphPart, kind: str) -> Tensor:
+    """How often the part's own neighbor lists name each node of a type, int64 `[N]` on the CPU."""
+    placed = part.place()
+    number = placed.topo.node_types.index(kind)
+    low, size = int(placed.topo.type_starts[number]), placed.topo.num_nodes[kind]
+    counts = torch.zeros(size, dtype=torch.int64, device="cpu")
+    for relation in np.flatnonzero(placed.topo.reached == number):
+        begin, end = (int(at) for at in placed.topo.edge_starts[relation : relation + 2])
+        counts += torch.bincount(placed.rows.indices[begin:end].cpu().long() - low, minlength=size)
+    return counts
+
+
+def choose_replicas(part: GraphPart, num_bytes: int) -> dict[str, Tensor]:
+    """Ids by node type whose rows take at most `num_bytes`, by how often the part's neighbor lists name them."""
+    ranked, scores, sizes = {}, [], []
+    for kind in part.books:
+        row_bytes = sum(rows[:1].numel() * rows.element_size() if len(rows) else 0
+                        for rows in part.tables[kind].rows.values())  # fmt: skip
+        counts = count_listed(part, kind)
+        ranked[kind] = rank_remote(part, kind, counts)[: num_bytes // row_bytes if row_bytes else 0]
+        scores.append(counts[ranked[kind]].double() / max(1, row_bytes))
+        sizes.append(torch.full((len(ranked[kind]),), row_bytes, device="cpu"))
+    # Of all types together, those that save the most bytes for their own.
+    order = torch.cat(scores).argsort(descending=True, stable=True)
+    fits = torch.cat(sizes)[order].cumsum(0) <= num_bytes
+    is_kept = torch.zeros(len(order), dtype=torch.bool, device="cpu")
+    is_kept[order[fits]] = True
+    flags = is_kept.split([len(ids) for ids in ranked.values()])
+    return {kind: ids[flag] for (kind, ids), flag in zip(ranked.items(), flags, strict=True)}
+
+
+def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str, Tensor]], share: float) -> None:
+    """Write which rows of other parts each part keeps, from counted access; `DistGraph(replicas="plan")` reads it.
+
+    After the frequency partitioner of GraphLearn-for-PyTorch: count how often batches of the seeds of a part meet each
+    node (`AccessCounter`), in a short run before training.
+
+    Args:
+        folder: The partition.
+        counts: For each part, by node type (`"nodes"` without types), how often its batches met each
+            node, integers `[N]`. Types that are left out keep none.
+        share: Rows to keep, as a share of the nodes of the part, of those met.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    manifest = Manifest.read(folder)
+    if not 0 <= share <= manifest.num_parts:
+        raise ArgumentError(f"share must lie in [0, {manifest.num_parts}], got {share}")
+    sizes = {entry.name: entry.num_nodes for entry in manifest.nodes}
+    for part, by_kind in counts.items():
+        manifest.check_part(part)
+        for kind, met in by_kind.items():
+            if kind not in sizes:
+                raise ArgumentError(f"counts must name known node types, got {kind!r} of {list(sizes)}")
+            if met.shape != (sizes[kind],):
+                raise ArgumentError(f"counts must have shape ({sizes[kind]},) for {kind!r}, got {tuple(met.shape)}")
+    # Processes may write the plans of their parts at the same time.
+    with hold(Path(folder) / "replicas"):
+        _write_plans(folder, counts, share)
+
+
+def _write_plans(folder: str | PathLike[str], counts: Mapping[int, Mapping[str, Tensor]], share: float) -> None:
+    manifest = Manifest.read(folder)
+    for part, by_kind in counts.items():
+        # Files that changed and are not listed yet are no damage, where this is interrupted.
+        manifest.forget(Path(folder), f"replicas-{part:05d}/")
+        target = Path(folder) / f"replicas-{part:05d}"
+        target.mkdir(exist_ok=True)
+        for number, entry in enumerate(manifest.nodes):
+            met = by_kind.get(entry.name)
+            if met is None:
+                # Not one of a plan before.
+                (target / f"node-{number}.npy").unlink(missing_ok=True)
+                continue
+            met = met.cpu()
+            ids = met.nonzero().view(-1)
+            ids = ids[manifest.read_book(folder, number).owners(ids) != part]
+            ids = ids[met[ids].argsort(descending=True, stable=True)]
+            most = int(share * manifest.part_nodes[part][number])
+            write_array(target / f"node-{number}.npy", ids[:most].numpy())
+    manifest.write(Path(folder), prefix="replicas-")
+
+
+def read_replicas(folder: str | PathLike[str], manifest: Manifest, part: int) -> dict[str, Tensor]:
+    """The ids that `plan_replicas` wrote for a part, by node type.
+
+    Raises:
+        PartitionError: there is no plan.
+    """
+    target, found = Path(folder) / f"replicas-{part:05d}", {}
+    if not target.is_dir():
+        raise PartitionError(f"{target} is missing; plan_replicas writes it")
+    for number, entry in enumerate(manifest.nodes):
+        if (target / f"node-{number}.npy").exists():
+            found[entry.name] = torch.from_numpy(read_array(target / f"node-{number}.npy"))
+    return found
+
+
+class AccessCounter:
+    """Counts how often batches meet each node, for `plan_replicas`.
+
+    Args:
+        num_nodes: N, by type with types.
+    """
+
+    def __init__(self, num_nodes: int | Mapping[str, int]) -> None:
+        sizes = num_nodes if isinstance(num_nodes, Mapping) else {"nodes": num_nodes}
+        self.counts = {kind: torch.zeros(size, dtype=torch.int64, device="cpu") for kind, size in sizes.items()}
+
+    def add(self, batch: object) -> None:
+        """Count the nodes of a batch.
+
+        Args:
+            batch: A `Data` or `HeteroData` with `n_id`.
+        """
+        for kind, counts in self.counts.items():
+            part = batch if kind == "nodes" and hasattr(batch, "n_id") else batch[kind]  # type: ignore[index]
+            ids = part.n_id.cpu()
+            counts.scatter_add_(0, ids, torch.ones_like(ids))

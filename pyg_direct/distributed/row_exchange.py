@@ -1,0 +1,508 @@
+"""Rows of nodes and edges by id: own rows, local copies, and the rest in one exchange (`RowExchange`).
+
+`PeerRows` are rows of other parts in memory that the processes of one host share; they are read in place. `Parcel`
+is rows of several kinds and attributes as bytes, for one receiver after the other. `pack` and `Unpacker` put arrays
+of several dtypes into one run of bytes and back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.distributed.graph_part import GraphPart, Table
+from pyg_direct.distributed.shared_arrays import tell
+from pyg_direct.errors import ArgumentError
+from pyg_direct.features.feature import Feature
+from pyg_direct.graph.relation import tell_apart
+from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.ops.rows.scatter import scatter_rows
+from pyg_direct.ops.sampling.split_by_owner import group_keys, make_keys
+from pyg_direct.runtime.comm.communicator import Communicator
+from pyg_direct.runtime.comm.host_group import identify_host
+from pyg_direct.runtime.host.shared_memory import SharedMemory, open_shared, share
+from pyg_direct.runtime.host.tensor_views import ALIGNMENT, align, as_bytes
+
+
+class _Array(NamedTuple):
+    """Rows of one attribute: number of the kind, name, dtype, shape and bytes of a row."""
+
+    number: int
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    row_bytes: int
+
+
+class Parcel(NamedTuple):
+    """What rows of a request look like, known to both of its sides. One attribute alone is sent as it lies.
+
+    Attributes:
+        kinds: (kind, names of attributes) of all that is asked for.
+        arrays: The attributes of all kinds.
+    """
+
+    kinds: list[tuple[Any, list[str]]]
+    arrays: list[_Array]
+
+    @classmethod
+    def of(cls, kinds: Sequence[tuple[Any, Sequence[str]]], features: Mapping[Any, Mapping[str, Any]]) -> Parcel:
+        """The parcel of some attributes.
+
+        Args:
+            kinds: (kind, names) in order.
+            features: By kind and name, something with the dtype and the shape of the rows.
+        """
+        arrays = []
+        for number, (kind, names) in enumerate(kinds):
+            for name in names:
+                feature = features[kind][name]
+                shape = tuple(feature.shape[1:])
+                arrays.append(_Array(number, name, feature.dtype, shape, math.prod(shape) * feature.dtype.itemsize))
+        return cls([(kind, list(names)) for kind, names in kinds], arrays)
+
+    @property
+    def num_kinds(self) -> int:
+        """K."""
+        return len(self.kinds)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one array of one kind."""
+        return len(self.arrays) == 1 and self.num_kinds == 1
+
+    def sizes(self, counts: np.ndarray) -> list[int]:
+        """Bytes for each receiver, of rows by receiver and kind `[S, K]`."""
+        found: list[int] = self._sizes(counts).sum(1).tolist()
+        return found
+
+    def _sizes(self, counts: np.ndarray) -> np.ndarray:
+        """Bytes of each array for each receiver, int64 `[S, A]`."""
+        sizes = counts[:, [array.number for array in self.arrays]] * np.array(
+            [array.row_bytes for array in self.arrays], np.int64)  # fmt: skip
+        return sizes if self.is_single else align(sizes)
+
+    def pack(self, rows: Sequence[Tensor], counts: np.ndarray) -> Tensor:
+        """The bytes of rows of all arrays, each for receiver after receiver."""
+        if self.is_single:
+            return as_bytes(rows[0])
+        if not rows:
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        pieces = []
+        splits = [as_bytes(array).split((counts[:, about.number] * about.row_bytes).tolist())
+                  for array, about in zip(rows, self.arrays, strict=True)]  # fmt: skip
+        padding = rows[0].new_zeros(ALIGNMENT, dtype=torch.uint8)
+        for receiver in range(len(counts)):
+            for parts in splits:
+                pieces.append(parts[receiver])
+                if pad := -parts[receiver].numel() % ALIGNMENT:
+                    pieces.append(padding[:pad])
+        return torch.cat(pieces) if pieces else padding[:0]
+
+    def open(self, messages: Sequence[Tensor], counts: np.ndarray) -> dict[tuple[int, str], list[Tensor]]:
+        """Rows by number of kind and name, sender after sender, from one message of all or one of each.
+
+        Args:
+            messages: uint8.
+            counts: Rows by sender and kind, int64 `[S, K]`.
+        """
+        if self.is_single and len(messages) == 1:
+            array = self.arrays[0]
+            return {(0, array.name): [_view(messages[0], array, int(counts.sum()))]}
+        sizes = self._sizes(counts)
+        found: dict[tuple[int, str], list[Tensor]] = {(array.number, array.name): [] for array in self.arrays}
+        parts = messages[0].split(sizes.sum(1).tolist()) if len(messages) == 1 else messages
+        for sender, message in enumerate(parts):
+            at = 0
+            for array, size in zip(self.arrays, sizes[sender].tolist(), strict=True):
+                own = message[at : at + size]
+                found[array.number, array.name].append(_view(own, array, int(counts[sender, array.number])))
+                at += size
+        return found
+
+
+def _view(message: Tensor, array: _Array, count: int) -> Tensor:
+    if count * array.row_bytes == 0:
+        return torch.empty((count, *array.shape), dtype=array.dtype, device=message.device)
+    return message[: count * array.row_bytes].view(array.dtype).view(count, *array.shape)
+
+
+class PeerRows:
+    """The tables of the parts of other processes of this host. Making it is collective.
+
+    Args:
+        part: This process's part, on the CPU.
+        communicator: The way to the others, in whose turn this is.
+        features: The rows of the part, by kind and attribute, which are moved to memory that others see.
+
+    Attributes:
+        parts: Whose rows are read in place.
+        is_complete: Whether all processes read the rows of all others in place.
+    """
+
+    def __init__(self, part: GraphPart, communicator: Communicator,
+                 features: Mapping[Any, Mapping[str, Feature]]) -> None:  # fmt: skip
+        # Kept until the others have opened it.
+        given, words = [], []
+        for kind, table in part.tables.items():
+            ids, own = share(table.ids.clone()), [feature.share_ipc().host for feature in features[kind].values()]
+            given += [ids, *own]
+            words.append([len(table.ids), *(memory.descriptor for memory in (ids, *own))])
+        told = tell(communicator, [identify_host(), os.getpid(), words])
+        self._tables: dict[int, dict[Any, Table]] = {}
+        for rank, (host, process, theirs) in enumerate(told):
+            if rank == communicator.rank or host != identify_host():
+                continue
+            # Where the system keeps them apart, rows are exchanged.
+            with contextlib.suppress(OSError):
+                self._tables[rank] = _open_tables(process, theirs, part, features)
+        self.parts = sorted(self._tables)
+        self.is_complete = min(communicator.agree(int(len(self.parts) == communicator.size - 1))) > 0
+        del given
+
+    def find(self, kind: Any, ids: Tensor) -> Iterator[tuple[Tensor, Tensor, Mapping[str, Tensor]]]:
+        """(which of the ids, places of these, rows by attribute) of each part that has some.
+
+        Args:
+            kind: Node type or relation.
+            ids: Ids that parts of `parts` own, or others, which are in none.
+        """
+        for tables in self._tables.values():
+            places = tables[kind].find(ids)
+            here = (places >= 0).nonzero().view(-1)
+            if here.numel():
+                yield here, places[here], tables[kind].rows
+
+
+def _open_tables(process: int, words: list[list[int]], part: GraphPart, features: Mapping[Any, Mapping[str, Feature]]
+                 ) -> dict[Any, Table]:  # fmt: skip
+    """The tables of a process, whose attributes are those of this one."""
+    tables = {}
+    for kind, (count, ids, *rows) in zip(part.tables, words, strict=True):
+        shared = {name: _view_peers(process, one, feature.dtype, (count, *feature.shape[1:]))
+                  for (name, feature), one in zip(features[kind].items(), rows, strict=True)}  # fmt: skip
+        tables[kind] = Table(_view_peers(process, ids, torch.int64, (count,)), shared)
+    return tables
+
+
+def _view_peers(process: int, descriptor: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    memory: SharedMemory = open_shared(process, descriptor, torch.Size(shape).numel() * dtype.itemsize)
+    return memory.view(dtype, shape)
+
+
+# Times of nodes, which are fetched by this name, which no attribute of batches has.
+TIME = ""
+
+
+class Wanted(NamedTuple):
+    """Rows that are wanted.
+
+    Attributes:
+        kind: Node type or relation.
+        ids: int64 `[n]`, on the device of the part.
+        names: Which attributes; None for all.
+        owned: (node type, ids of it `[n]`) whose owners have the rows; None: these nodes themselves.
+        is_distinct: Whether no id comes twice, or hardly any: repeated ones are then sent again.
+    """
+
+    kind: Any
+    ids: Tensor
+    names: Sequence[str] | None = None
+    owned: tuple[str, Tensor] | None = None
+    is_distinct: bool = False
+
+
+class Asked(NamedTuple):
+    """What owners are asked for.
+
+    Attributes:
+        ids: Of all kinds, kind after kind, int64 `[n]`.
+        order: Their places, owner after owner and kind after kind within each: partners, then copies.
+        counts: Ids of each owner and kind, int64 `[P + 1, K]`; the last row is that of copies.
+    """
+
+    ids: Tensor
+    order: Tensor
+    counts: np.ndarray
+
+    def places(self, owner: int, number: int) -> Tensor:
+        """Places of the ids of a kind that an owner has."""
+        end = int(self.counts[:owner].sum() + self.counts[owner, : number + 1].sum())
+        return self.order[end - int(self.counts[owner, number]) : end]
+
+
+class RowExchange:
+    """Fetches rows from their owners. Its calls are collective.
+
+    Args:
+        part: This process's part.
+        communicator: The way to the owners of the other parts; None to answer only.
+        features: Where the part's own rows lie, by kind and attribute; by default where the part has them.
+
+    Attributes:
+        features: Where the part's own rows lie, by kind and attribute.
+        num_remote, num_kept: Rows fetched from others so far, and rows of others that were found here, as copies are
+            kept or their memory is shared.
+    """
+
+    def __init__(self, part: GraphPart, communicator: Communicator | None,
+                 features: Mapping[Any, Mapping[str, Feature]] | None = None) -> None:  # fmt: skip
+        self._part, self._communicator = part, communicator
+        given = features or {
+            kind: {name: Feature(device=part.device).from_cpu_tensor(rows) for name, rows in table.rows.items()}
+            for kind, table in part.tables.items()
+        }
+        self.features = {kind: dict(own) for kind, own in given.items()}
+        for kind, times in part.times.items():
+            self.features[kind][TIME] = Feature(device=part.device).from_cpu_tensor(times)
+        self._kept: dict[Any, Table] = {}
+        self._peers: PeerRows | None = None
+        self.num_remote = self.num_kept = 0
+        if communicator is not None:
+            # How a process does, the ids that it asks for, and those of which it has copies, by kind.
+            communicator.widen(1 + 2 * max(1, len(part.tables)))
+
+    def read_peers(self) -> None:
+        """From now on, read the rows of processes of this host where they lie; collective."""
+        assert self._communicator is not None
+        self._peers = PeerRows(self._part, self._communicator, self.features)
+
+    def names(self, kind: Any) -> list[str]:
+        """Attributes of a kind."""
+        return [name for name in self.features.get(kind, ()) if name != TIME]
+
+    def describe(self) -> dict[str, Feature]:
+        """Where the part's own rows lie, by kind and attribute."""
+        return name_features(self.features, self._part.manifest.is_homogeneous)
+
+    def fetch(self, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
+        """The rows by attribute, in the order of the ids; one exchange for all that is wanted.
+
+        Raises:
+            IdError: an id that its owner does not hold.
+        """
+        if self._part.is_whole:
+            # Ids are places.
+            return [{name: self.features[one.kind][name].read(one.ids) for name in self._names(one)} for one in wanted]
+        inverses: list[Tensor | None] = []
+        distinct = []
+        for one in wanted:
+            inverse = None
+            if not self._names(one):
+                one = one._replace(ids=one.ids[:0], owned=None, is_distinct=True)
+            elif not one.is_distinct:
+                one, inverse = _drop_repeated(one)
+            distinct.append(one)
+            inverses.append(inverse)
+        parcel = Parcel.of([(one.kind, self._names(one)) for one in wanted], self.features)
+        asked, received = self._exchange(distinct, parcel)
+        num_others = self._num_others
+        self.num_remote += int(asked.counts[:num_others].sum())
+        self.num_kept += int(asked.counts[-1].sum())
+        arrays = parcel.open(received, asked.counts[:num_others])
+        found = []
+        for number, (one, inverse) in enumerate(zip(distinct, inverses, strict=True)):
+            rows = self._assemble(one, number, asked, arrays)
+            found.append(rows if inverse is None else {name: value[inverse] for name, value in rows.items()})
+        return found
+
+    @property
+    def _num_others(self) -> int:
+        return self._part.num_parts - (self._part.part >= 0)
+
+    def _names(self, one: Wanted) -> list[str]:
+        return self.names(one.kind) if one.names is None else list(one.names)
+
+    def _group(self, wanted: Sequence[Wanted]) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids of all kinds, their places by owner and kind, where each begins and the end), as `Asked` has them."""
+        num_parts, ids = self._part.num_parts, [one.ids for one in wanted]
+        joined = ids[0] if len(ids) == 1 else torch.cat(ids)
+        num_buckets = (num_parts + 1) * len(wanted)
+        keys, at = make_keys(joined.numel(), num_buckets, joined.device), 0
+        for number, one in enumerate(wanted):
+            own = keys[at : at + one.ids.numel()]
+            at += one.ids.numel()
+            kind, nodes = (one.kind, one.ids) if one.owned is None else one.owned
+            if one.ids.numel():
+                self._part.books[kind].find_buckets(nodes, self._part.part, len(wanted), number, own)
+            for peer in () if self._peers is None else self._peers.parts:
+                partner = peer - (peer > self._part.part)
+                own.masked_fill_(own == partner * len(wanted) + number, num_parts * len(wanted) + number)
+            kept = self._kept.get(one.kind)
+            if kept is not None and kept.ids.numel() and one.ids.numel():
+                is_own = own == (num_parts - 1) * len(wanted) + number
+                own.masked_fill_((kept.find(one.ids) >= 0) & ~is_own, num_parts * len(wanted) + number)
+        return joined, *group_keys(keys, num_buckets)
+
+    def _exchange(self, wanted: Sequence[Wanted], parcel: Parcel) -> tuple[Asked, list[Tensor]]:
+        """(what owners are asked for, bytes of theirs); others are answered meanwhile."""
+        assert self._communicator is not None
+        comm, num_kinds = self._communicator, len(wanted)
+        ids, order, bounds = self._group(wanted)
+        counted = bounds.diff().view(comm.size + 1, num_kinds)
+        if self._peers is not None and self._peers.is_complete:
+            return Asked(ids, order, counted.numpy()), [ids.new_empty(0, dtype=torch.uint8)]
+        rows = comm.make_rows(ids.device)
+        rows[: comm.size, 1 : 1 + num_kinds] = counted[:-1]
+        if self._kept or self._peers is not None:
+            rows[: comm.size, 1 + num_kinds : 1 + 2 * num_kinds] = counted[-1]
+        sent, found = comm.meet(rows)
+        own = slice(1, 1 + num_kinds)
+        asked = Asked(ids, order, np.concatenate([sent[:, own], sent[:1, 1 + num_kinds : 1 + 2 * num_kinds]]))
+        mine, theirs = sent[:-1, own], found[:-1, own]
+        dtype = self._part.word_dtype
+        message = (
+            as_bytes(ids[order[: int(mine.sum())]].to(dtype)) if mine.any() else ids.new_empty(0, dtype=torch.uint8)
+        )
+        to_send, to_come = ([*(n.sum(1) * dtype.itemsize).tolist(), 0] for n in (mine, theirs))
+        answer, status = self.answer(comm.swap(message, to_send, to_come, "ids").view(dtype).long(), theirs, parcel)
+        rows = comm.make_rows(ids.device)
+        rows[: comm.size, 0] = status
+        comm.meet(rows)
+        received = comm.swap(answer, [*parcel.sizes(theirs), 0], [*parcel.sizes(mine), 0], "rows")
+        return asked, [received]
+
+    def answer(self, ids: Tensor, counts: np.ndarray, parcel: Parcel) -> tuple[Tensor, Tensor]:
+        """(the rows that others ask for in bytes, int64 `[1]` that is below 0 where an id is not held here).
+
+        Args:
+            ids: Asker after asker, kind after kind within each, int64.
+            counts: Their numbers, int64 `[S, K]`.
+            parcel: What is asked for of each kind.
+        """
+        rows, status = [], torch.zeros(1, dtype=torch.int64, device=ids.device)
+        pieces = ids.split(counts.reshape(-1).tolist()) if parcel.num_kinds > 1 else [ids]
+        for number, (kind, names) in enumerate(parcel.kinds):
+            own = torch.cat(pieces[number :: parcel.num_kinds]) if parcel.num_kinds > 1 and len(counts) else ids
+            places, found = self._part.tables[kind].locate(own if names else own[:0])
+            status = torch.minimum(status, found)
+            rows += [self.features[kind][name].read(places) for name in names]
+        return parcel.pack(rows, counts), status
+
+    def _assemble(self, one: Wanted, number: int, asked: Asked, arrays: Mapping[tuple[int, str], list[Tensor]]
+                  ) -> dict[str, Tensor]:  # fmt: skip
+        """Rows of a kind in the order of its ids: own ones, copies, and what has come."""
+        num_others, names = self._num_others, self._names(one)
+        if not names:
+            return {}
+        first = int(asked.counts[:, :number].sum())
+        there = [asked.places(owner, number) for owner in range(num_others)]
+        theirs = _join(there) if asked.counts.shape[1] > 1 else asked.order[: int(asked.counts[:num_others].sum())]
+        targets = theirs - first if first else theirs
+        here = asked.places(num_others, number) if num_others < self._part.num_parts else theirs[:0]
+        places = self._part.tables[one.kind].locate(asked.ids[here])[0]
+        copied, shared = self._split_copied(one.kind, asked.ids, asked.places(len(asked.counts) - 1, number))
+        kept = self._kept.get(one.kind)
+        out = {}
+        for name in names:
+            feature = self.features[one.kind][name]
+            rows = torch.empty((one.ids.numel(), *feature.shape[1:]), dtype=feature.dtype, device=one.ids.device)
+            at = 0
+            # A GPU joins them faster than it is told of each.
+            for own in arrays[number, name] if rows.device.type == "cpu" else [_join(arrays[number, name])]:
+                scatter_rows(rows, targets[at : at + len(own)], own, is_unique=True)
+                at += len(own)
+            scatter_rows(rows, here - first if first else here, feature.read(places), is_unique=True)
+            if kept is not None and copied.numel():
+                scatter_rows(rows, copied - first, kept.rows[name][kept.find(asked.ids[copied])], is_unique=True)
+            for which, found, held in shared:
+                scatter_rows(rows, which - first, gather_rows(held[name], found), is_unique=True)
+            out[name] = rows
+        return out
+
+    def _split_copied(self, kind: Any, ids: Tensor, copied: Tensor
+                      ) -> tuple[Tensor, list[tuple[Tensor, Tensor, Mapping[str, Tensor]]]]:  # fmt: skip
+        """(places of ids of which copies are kept, (places, places in its tables, these) of each process whose rows
+        are read where they lie), of the places of both.
+        """
+        if self._peers is None:
+            return copied, []
+        kept = self._kept.get(kind)
+        none = torch.zeros(len(copied), dtype=torch.bool, device="cpu")
+        is_kept = none if kept is None else kept.find(ids[copied]) >= 0
+        shared = copied[~is_kept]
+        found = self._peers.find(kind, ids[shared])
+        return copied[is_kept], [(shared[which], places, rows) for which, places, rows in found]
+
+    def keep(self, ids: Mapping[Any, Tensor]) -> None:
+        """Keep copies of rows of other parts, by kind; replaces those kept before.
+
+        Collective; ids of this part are ignored.
+        """
+        wanted = []
+        for kind in self._part.tables:
+            own = ids.get(kind, torch.empty(0, dtype=torch.int64, device="cpu")).to(self._part.device).long().unique()
+            if own.numel():
+                if not isinstance(kind, str):
+                    raise ArgumentError(f"ids must be of node types, got {kind}")
+                own = own[self._part.owners(kind, own) != self._part.part]
+            wanted.append(Wanted(kind, own, list(self.features[kind]), is_distinct=True))
+        self._kept = {}
+        rows = self.fetch(wanted)
+        self.num_remote = 0
+        self._kept = {one.kind: Table(one.ids, own) for one, own in zip(wanted, rows, strict=True)}
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the copies that are kept."""
+        return sum(t.numel() * t.element_size() for table in self._kept.values() for t in table.rows.values())
+
+
+def name_features(features: Mapping[Any, Mapping[str, Feature]], is_homogeneous: bool) -> dict[str, Feature]:
+    """Features by the name that reports show, of those by kind and attribute."""
+    own = {(kind, name): feature for kind, rows in features.items() for name, feature in rows.items() if name != TIME}
+    names = tell_apart({(kind, name): name if is_homogeneous else f"{kind}.{name}" for kind, name in own})
+    return {names[key]: feature for key, feature in own.items()}
+
+
+def _join(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+
+
+def _drop_repeated(one: Wanted) -> tuple[Wanted, Tensor]:
+    """(the same with each id once, where each of the ids stands among these)."""
+    ids, inverse = one.ids.unique(return_inverse=True)
+    if one.owned is None:
+        return one._replace(ids=ids), inverse
+    nodes = torch.empty_like(ids)
+    nodes[inverse] = one.owned[1]
+    return one._replace(ids=ids, owned=(one.owned[0], nodes)), inverse
+
+
+def pack(arrays: Sequence[Tensor]) -> Tensor:
+    """The bytes of contiguous arrays, one after the other, uint8."""
+    pieces = []
+    for array in arrays:
+        if array.numel():
+            pieces.append(as_bytes(array.contiguous()))
+            if pad := -pieces[-1].numel() % ALIGNMENT:
+                pieces.append(array.new_zeros(pad, dtype=torch.uint8))
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8, device=arrays[0].device)
+
+
+class Unpacker:
+    """Takes the arrays of a message out, one after the other."""
+
+    def __init__(self, message: Tensor) -> None:
+        # What came with other messages in one buffer need not begin where a word does.
+        self._message = message if message.storage_offset() % ALIGNMENT == 0 else message.clone()
+        self._at = 0
+
+    def take(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        """The next array, of known dtype and shape."""
+        count = dtype.itemsize
+        for size in shape:
+            count *= size
+        part = self._message[self._at : self._at + count]
+        assert part.numel() == count, "a message is shorter than its sender and receiver agreed"
+        self._at += align(count)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype, device=part.device)
+        return part.view(dtype).view(shape)

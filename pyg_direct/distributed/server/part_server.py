@@ -1,0 +1,224 @@
+"""`PartServer`: one part of a graph that answers clients; it keeps nothing between two answers."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import cached_property, partial
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyg_direct.compiler.jit import set_cpu_threads
+from pyg_direct.distributed.edge_queries import PairExchange
+from pyg_direct.distributed.frontier_exchange import Picker
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.distributed.row_exchange import Parcel, RowExchange
+from pyg_direct.distributed.server.client_connections import Offer, Sent, Switchboard
+from pyg_direct.distributed.server.local_channel import Channel, go_over
+from pyg_direct.errors import IdError, PartitionError
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.sampling_options import GeneralRecipe
+
+# A hop that asks for all edges of its nodes.
+ALL_EDGES = -1
+# What is asked again and again, over a channel where there is one.
+QUESTIONS = ("pick", "read", "find")
+# Seconds that the end of a program waits for an answer that is being made.
+_END = 5.0
+
+
+class PartServer:
+    """Picks edges and reads rows of one part. Equal questions get equal answers, so that any may be asked again.
+
+    Args:
+        folder, part, check: See `GraphPart`.
+        device: Where the part lies.
+        num_threads: Threads of its loops on the CPU; None for all.
+        find_address: Tells the address of this host that clients on others reach, to which large answers go over lines;
+            None for no lines.
+    """
+
+    def __init__(self, folder: str | PathLike[str], part: int, device: str = "cpu", check: str | None = "size",
+                 num_threads: int | None = None, find_address: Callable[[], str] | None = None) -> None:  # fmt: skip
+        self._open = partial(GraphPart, folder, part, device=torch.device(device), check=check)
+        self._pickers: dict[str, tuple[Picker, np.ndarray]] = {}
+        self._num_threads = num_threads
+        # Clients of this host are each answered by a thread, one at a time.
+        self._turn = threading.Lock()
+        self._clients: dict[threading.Thread, Channel] = {}
+        # A thread that is in torch while Python ends would abort the process.
+        self._switchboard = Switchboard(find_address)
+        self._finish = weakref.finalize(self, _part_with, self._clients, self._switchboard)
+
+    def meet(self, host: str, path: str) -> bool:
+        """Answer a client of the same host over memory that both see, beside all others; whether it is one.
+
+        Args:
+            host, path: What the client said; see `call_over`.
+        """
+        channel = go_over(host, path)
+        if channel is not None:
+            thread = threading.Thread(target=self._attend, args=(channel,), name="pyg_direct_client", daemon=True)
+            self._clients[thread] = channel
+            thread.start()
+        return channel is not None
+
+    def _attend(self, channel: Channel) -> None:
+        """Answer questions as (whether there is an answer, it) until the client is gone."""
+        with contextlib.suppress(OSError):
+            while True:
+                method, question = channel.receive()
+                try:
+                    answer = getattr(self, method)(*question) if method in QUESTIONS else None
+                except Exception:
+                    # Asked again in the other way, it fails there, and is told in full.
+                    answer = None
+                channel.send((answer is not None, answer))
+        channel.close()
+        self._clients.pop(threading.current_thread(), None)
+
+    def meet_far(self) -> Offer | None:
+        """Where a client of another host can meet this server for a line, which its large answers then go over."""
+        return self._switchboard.offer()
+
+    def answer(self, line: str, method: str, question: tuple[Any, ...]) -> tuple[bool, Sent | None, Any]:
+        """What one of `QUESTIONS` answers, over a client's line if it is large; see `Lines.hear`."""
+        assert method in QUESTIONS
+        return self._switchboard.put_through(line, getattr(self, method)(*question))
+
+    def describe(self) -> dict[str, Any]:
+        """The manifest, without the list of files, and dtypes and shapes of rows by kind and attribute."""
+        with self._working():
+            rows = {
+                kind: {
+                    name: (str(feature.dtype).removeprefix("torch."), list(feature.shape[1:]))
+                    for name, feature in features.items()
+                }
+                for kind, features in self._rows.features.items()
+            }
+        return {**asdict(self._part.manifest), "files": {}, "row_types": list(rows.items())}
+
+    def identify(self) -> int:
+        """See `Manifest.identify`."""
+        with self._working():
+            return self._part.manifest.identify()
+
+    def books(self) -> dict[str, np.ndarray]:
+        """Part of each node, for the types that a table tells of."""
+        with self._working():
+            return {kind: book.table.numpy() for kind, book in self._part.books.items() if book.table is not None}
+
+    def pick(self, recipe: dict[str, Any], timed: bool, weighted: bool, key: int, hop: int, counts: list[int],
+             message: np.ndarray, excluded: np.ndarray | None = None) -> tuple[int, np.ndarray]:  # fmt: skip
+        """(number of edges, the edges in bytes) that are asked for.
+
+        Args:
+            recipe: Fields of a `GeneralRecipe`.
+            timed, weighted: Whether times and weights decide.
+            key: Of the batch.
+            hop: Number of the hop; `ALL_EDGES` for all edges of the nodes.
+            counts: Nodes of each type.
+            message: These in bytes (`Words`), uint8.
+            excluded: Pairs whose edges are not picked (`Picker.find_excluded`), uint8; None for none.
+        """
+        with self._working():
+            return self._pick((recipe, timed, weighted), key, hop, counts, message, excluded)
+
+    def _pick(self, how: tuple[dict[str, Any], bool, bool], key: int, hop: int, counts: list[int], message: np.ndarray,
+              excluded: np.ndarray | None) -> tuple[int, np.ndarray]:  # fmt: skip
+        recipe, timed, weighted = how
+        name = repr(how)
+        placed = self._part.place(timed=timed, weighted=weighted)
+        if name not in self._pickers:
+            topology: Any = placed
+            plan = GeneralPlan(topology, GeneralRecipe(**recipe))
+            self._pickers[name] = Picker(self._part, placed, plan), GeneralRecipe(**recipe).table(topology.topo)
+        picker, table = self._pickers[name]
+        fanouts = np.full(len(placed.topo.edge_types), -1) if hop == ALL_EDGES else table[hop]
+        nodes = as_tensor(message).to(self._part.device)
+        left_out = None
+        if excluded is not None:
+            left_out = picker.find_excluded([as_tensor(excluded).to(self._part.device)])
+        found = picker.pick(nodes, np.array([counts], np.int64), np.array([key], np.uint64), fanouts, max(0, hop),
+                            left_out)  # fmt: skip
+        num_edges = int(found.count_edges())
+        if int(found.status) < 0:
+            raise IdError("ids must be held by this part, got others")
+        return num_edges, picker.pack(found, np.array([num_edges]), picker.wire(fanouts))[0].cpu().numpy()
+
+    def read(self, kinds: list[tuple[Any, list[str]]], counts: list[int], ids: np.ndarray) -> np.ndarray:
+        """Rows in bytes (`Parcel`) of ids, int32 or int64, so many of each kind."""
+        with self._working():
+            own = as_tensor(ids).to(self._part.device).long()
+            rows, status = self._rows.answer(own, np.array([counts], np.int64), Parcel.of(kinds, self._rows.features))
+        if int(status) < 0:
+            raise IdError("ids must be held by this part, got others")
+        return rows.cpu().numpy()
+
+    def find(self, edge_type: EdgeType, message: np.ndarray) -> np.ndarray:
+        """Which pairs in bytes are edges, in bytes; see `PairExchange.answer`."""
+        with self._working():
+            return self._pairs.answer(edge_type, as_tensor(message).to(self._part.device)).cpu().numpy()
+
+    def weigh(self, edge_type: EdgeType) -> tuple[int, int]:
+        """What tells, with those of the other parts, whether all edges of a relation go both ways; see `Balance`."""
+        with self._working():
+            num_edges, difference = self._pairs.weigh_own(edge_type)
+            return num_edges, difference
+
+    @cached_property
+    def _part(self) -> GraphPart:
+        # With the first question, and with each one until it can be opened: an actor that fails as it is made again
+        # never answers, and Ray gives its name to no other.
+        try:
+            return self._open()
+        except PartitionError as error:
+            # Each host may have files of its own.
+            raise PartitionError(f"{error} (on {platform.node()})") from error
+
+    @cached_property
+    def _rows(self) -> RowExchange:
+        return RowExchange(self._part, None)
+
+    @cached_property
+    def _pairs(self) -> PairExchange:
+        return PairExchange(self._part, None)
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        with self._turn:
+            if self._num_threads is not None:
+                set_cpu_threads(self._num_threads)
+            yield
+
+
+def _part_with(clients: dict[threading.Thread, Channel], switchboard: Switchboard) -> None:
+    """End the threads that answer clients, and those that meet them."""
+    threads = list(clients.items())
+    for _, channel in threads:
+        channel.close()
+    for thread, _ in threads:
+        thread.join(_END)
+    switchboard.close()
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """A tensor over an array that is only read, as one from shared memory is."""
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Readable(array)))
+
+
+class _Readable:
+    """Says of an array that it may be written, which torch wants of all."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        about = array.__array_interface__
+        self.__array_interface__ = {**about, "data": (about["data"][0], False)}

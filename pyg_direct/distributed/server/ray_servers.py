@@ -1,0 +1,303 @@
+"""Servers of parts as Ray actors: Ray places them, finds them, starts them anew and moves their answers.
+
+Messages are arrays. Between hosts Ray moves them, as bytes, and Gloo where they are large answers; a client and a
+server of one host move them themselves, through memory that both see. Nothing that came over the network is unpickled
+by this package.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from os import PathLike
+from typing import Any
+
+from pyg_direct.distributed.partitioning.manifest import Manifest, check_same
+from pyg_direct.distributed.server.client_connections import MEETING, Lines, Offer
+from pyg_direct.distributed.server.local_channel import Channels
+from pyg_direct.distributed.server.part_server import QUESTIONS, PartServer
+from pyg_direct.errors import ArgumentError, PartitionError, RankError, needs_extra
+
+with needs_extra("pyg_direct.distributed.server.ray_servers", "ray"):
+    import ray
+    from ray._private import ray_constants, services, worker
+
+_NAMESPACE = "pyg_direct"
+# Ray's switch for clusters of several hosts on systems where it keeps to one by default.
+_FOR_HOSTS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+# Seconds that a socket of this host has to answer.
+_LOOK = 2.0
+# Seconds in which Ray frees the names of servers that were ended, and between two looks at them.
+_FREE, _PAUSE = 10.0, 0.02
+
+
+class RayServers:
+    """The way to servers that are Ray actors.
+
+    Args:
+        name: What `serve` called them.
+        size: Their number.
+        timeout: Seconds that an answer is waited for, a server that is started anew included.
+
+    Raises:
+        ArgumentError: no servers have this name, or fewer than so many.
+    """
+
+    def __init__(self, name: str, size: int, timeout: float = 300) -> None:
+        self.size, self._timeout, self._name = size, timeout, name
+        self._actors = [_find_server(name, part, size) for part in range(size)]
+        # Servers that this program started live as long as this.
+        self._started: list[Any] = []
+        self._channels = Channels(self._meet, timeout)
+        self._lines = Lines(self._meet_far, ray.util.get_node_ip_address)
+
+    def ask(self, method: str, questions: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """What the servers of these parts answer; arrays are valid until this thread asks again.
+
+        Raises:
+            RankError: a server is gone for good, takes too long, or cannot open its part: a file is missing or damaged.
+        """
+        told = self._channels.tell(method, questions) if method in QUESTIONS else []
+        far = [part for part in questions if part not in told]
+        lines = {part: self._lines.find(part) for part in far} if method in QUESTIONS else {}
+        waiting = {part: self._call(part, method, questions[part], lines.get(part)) for part in far}
+        found = {}
+        for part in told:
+            has_answer, found[part] = self._channels.hear(part)
+            if not has_answer:
+                waiting[part] = self._call(part, method, questions[part])
+        for part, answer in waiting.items():
+            until = time.monotonic() + self._timeout
+            found[part] = self._wait(part, method, answer)
+            if lines.get(part) is not None:
+                # Where nothing comes there is as much time for the other way.
+                has_answer, found[part] = self._lines.hear(part, found[part], (until - time.monotonic()) / 2)
+                if not has_answer:
+                    again = self._call(part, method, questions[part])
+                    found[part] = self._wait(part, method, again, until - time.monotonic())
+            if part in lines:
+                self._lines.consider(part, found[part])
+        return found
+
+    def _call(self, part: int, method: str, question: tuple[Any, ...], line: str | None = None) -> Any:
+        if line is not None:
+            return self._actors[part].answer.remote(line, method, question)
+        return getattr(self._actors[part], method).remote(*question)
+
+    def _wait(self, part: int, method: str, answer: Any, seconds: float | None = None) -> Any:
+        try:
+            return ray.get(answer, timeout=self._timeout if seconds is None else max(0.0, seconds))
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            raise RankError(f"the server of part {part} did not answer {method!r}: {error}") from error
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, PartitionError):
+                raise RankError(f"the server of part {part} failed: PartitionError: {error.cause}") from error
+            raise
+
+    def _meet(self, part: int, host: str, path: str) -> bool:
+        return bool(self._wait(part, "meet", self._call(part, "meet", (host, path))))
+
+    def _meet_far(self, part: int) -> Offer | None:
+        try:
+            offer = ray.get(self._call(part, "meet_far", ()), timeout=MEETING)
+        except ray.exceptions.RayError:
+            # Nothing is lost that is not asked for again.
+            return None
+        return None if offer is None else Offer(*offer)
+
+    def close(self) -> None:
+        """End the servers."""
+        _end(self._actors, {f"{self._name}/{part}" for part in range(self.size)})
+
+
+def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float = 1, num_gpus: float = 0,
+          address: str | None = None, check: str | None = "size", timeout: float = 300,
+          detached: bool = False) -> RayServers:  # fmt: skip
+    """Start a server for each part of a partition; `connect` finds them from other programs.
+
+    Servers end with `RayServers.close`, called by any program, with `stop`, and else with the program that started
+    them or, with `detached`, with the cluster.
+
+    Args:
+        folder: The partition, found under this name by every server.
+        name: Theirs, to be found by.
+        num_cpus, num_gpus: What Ray sets aside for each; with a GPU the part lies in its memory.
+        address: Of a Ray cluster, `HOST:PORT`, or `auto` for the one of `RAY_ADDRESS`, else that which `ray start` has
+            noted on this host. None takes the one that this program is in, else that of `RAY_ADDRESS`; where there is
+            neither it starts one for this host only: it listens on the loopback. For others to reach it, start one with
+            `ray start --head` and name its address. Newer versions of Ray give the one that is started here a token,
+            which other programs of the user are let in with where `RAY_AUTH_MODE=token` is set for them.
+        check, timeout: See `GraphPart`, `RayServers`.
+        detached: Whether they outlive this program, as detached actors of Ray. It takes a cluster that outlives it too,
+            such as one that `ray start --head` has started.
+
+    Raises:
+        ArgumentError: servers that are there have this name, or Ray ends with this program, which `detached` servers
+            should outlive.
+        PartitionError: there is no partition, one of another version, or not the same on all hosts.
+        RankError: a server cannot open its part: a file is missing or damaged on its host.
+    """
+    size = Manifest.read(folder).num_parts
+    was_in = ray.is_initialized()
+    _start(address)
+    if detached and _ends_with_this():
+        if not was_in:
+            ray.shutdown()
+        raise ArgumentError("detached must be False where this program starts Ray, which then ends with it, got True: "
+                            "start a cluster with `ray start --head` and give its address")  # fmt: skip
+    kept: list[Any] = []
+    lifetime = "detached" if detached else None
+    try:
+        for part in range(size):
+            options = ray.remote(PartServer).options(
+                name=f"{name}/{part}", namespace=_NAMESPACE, num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=-1,
+                max_task_retries=-1, scheduling_strategy="SPREAD", lifetime=lifetime)  # fmt: skip
+            threads = max(1, int(num_cpus))
+            kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads,
+                                       ray.util.get_node_ip_address))  # fmt: skip
+        servers = RayServers(name, size, timeout)
+        servers._started = kept
+        numbers = servers.ask("identify", dict.fromkeys(range(size), ()))
+        check_same([numbers[part] for part in range(size)], "part")
+    except BaseException as error:
+        # Those that are detached would stay.
+        _end(kept, {f"{name}/{part}" for part in range(len(kept))})
+        if isinstance(error, ValueError) and len(kept) < size:
+            raise ArgumentError(f"name must be one that no servers have yet, got {name!r}: {error}") from error
+        raise
+    return servers
+
+
+def connect(num_parts: int, name: str = "graph", *, address: str | None = None, timeout: float = 300) -> RayServers:
+    """The servers that another program started with `serve`.
+
+    Args:
+        num_parts: Parts of the graph, each with a server.
+        name: As it was given to `serve`.
+        address: Of the servers' Ray cluster, `HOST:PORT` or `auto`, as in `serve`. None takes the one that this program
+            is in, else that of `RAY_ADDRESS`.
+        timeout: Seconds to wait for an answer.
+
+    Raises:
+        ArgumentError: `serve` was not called with this name, or for fewer parts; or no cluster is named, and this
+            program is in none.
+    """
+    _join(address)
+    return RayServers(name, num_parts, timeout)
+
+
+def stop(name: str = "graph", *, address: str | None = None) -> int:
+    """End all servers of a name, whichever program started them; their number.
+
+    Args:
+        name: As it was given to `serve`.
+        address: See `connect`.
+
+    Raises:
+        ArgumentError: there are none, or no cluster is named and this program is in none.
+    """
+    _join(address)
+    own = {actor for actor in _list_servers() if actor.rpartition("/")[0] == name}
+    if not own:
+        raise ArgumentError(f"name must be that of servers which serve() has started in this Ray cluster, got {name!r}")
+    actors = []
+    for actor in own:
+        # Another program may be ending them too.
+        with suppress(ValueError):
+            actors.append(ray.get_actor(actor, namespace=_NAMESPACE))
+    _end(actors, own)
+    return len(own)
+
+
+def _end(actors: Sequence[Any], names: set[str]) -> None:
+    """End servers, and wait until others can have their names, which Ray sees to some time later."""
+    for actor in actors:
+        ray.kill(actor)
+    until = time.monotonic() + _FREE
+    while names & _list_servers() and time.monotonic() < until:
+        time.sleep(_PAUSE)
+
+
+def _list_servers() -> set[str]:
+    """Names of servers, each with its part, of this cluster."""
+    return {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)
+            if actor["namespace"] == _NAMESPACE}  # fmt: skip
+
+
+def _find_server(name: str, part: int, size: int) -> Any:
+    try:
+        return ray.get_actor(f"{name}/{part}", namespace=_NAMESPACE)
+    except ValueError as error:
+        raise ArgumentError(f"name must be that of {size} servers which serve() has started in this Ray cluster, got "
+                            f"{name!r}, of which part {part} has none") from error  # fmt: skip
+
+
+def _is_named(address: str | None) -> bool:
+    """Whether there is a cluster that the caller, or the environment, means."""
+    return address is not None or bool(os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE))
+
+
+def _join(address: str | None) -> None:
+    """Let this program into the cluster that servers are in."""
+    if not ray.is_initialized() and not _is_named(address):
+        raise ArgumentError("address must name the Ray cluster of the servers where this program is in none, HOST:PORT "
+                            "or auto, or RAY_ADDRESS must, got None")  # fmt: skip
+    _start(address)
+
+
+def _start(address: str | None) -> None:
+    """Let this program into a cluster of Ray, or start one that listens on the loopback."""
+    if ray.is_initialized():
+        return
+    if not _is_named(address):
+        # With None Ray joins whatever cluster anybody's `ray start` has noted on this host, and fails where it is gone.
+        address = "local"
+    with _on_loopback() if _is_here(address) else nullcontext():
+        ray.init(address=address, namespace=_NAMESPACE, include_dashboard=False, log_to_driver=False)
+
+
+def _ends_with_this() -> bool:
+    """Whether Ray was started by this program, and ends with it."""
+    node = worker._global_node
+    return node is not None and bool(node.is_head())
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Ray that is started, or joined, inside is for this host only, as on macOS and Windows, unless `_FOR_HOSTS` is
+    set; Ray takes 127.0.0.1 as an argument for any address of the host.
+    """
+    if _FOR_HOSTS in os.environ or not hasattr(ray_constants, "ENABLE_RAY_CLUSTER"):
+        yield
+        return
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    # For Ray's own processes, and for this one, which has read it already.
+    os.environ[_FOR_HOSTS], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        del os.environ[_FOR_HOSTS]
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _is_here(address: str | None) -> bool:
+    """Whether Ray is to be started on this host, or is one that only this host reaches."""
+    if address is not None and "://" in address:
+        return False
+    with _on_loopback():
+        # None where Ray is to be started, whatever `address` and `RAY_ADDRESS` are.
+        found = services.canonicalize_bootstrap_address(address)
+    if found is None:
+        return True
+    host, _, port = found.rpartition(":")
+    if host not in _LOOPBACK:
+        return False
+    try:
+        socket.create_connection((ray.util.get_node_ip_address(), int(port)), _LOOK).close()
+    except OSError:
+        return True
+    return False

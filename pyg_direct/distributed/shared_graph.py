@@ -1,0 +1,312 @@
+"""`WholeGraph`: a graph in parts in one memory, read in place by the processes of a host or the GPUs of a clique.
+
+Each process fills in the rows of its own part and has an equal share of the memory. Nodes, edges and their order
+equal the graph on one machine, so the samplers of one machine sample it.
+
+`place_on_gpus` and `move_arrays` put the graph into the memories of GPUs that NVLink joins, or into one GPU's
+memory. They are collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.distributed.graph_part import GraphPart, PartTopo, PlacedPart
+from pyg_direct.distributed.row_exchange import TIME, Wanted, name_features
+from pyg_direct.distributed.shared_arrays import Shape, share_arrays
+from pyg_direct.errors import PartitionError
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.process_sharing import PARTS
+from pyg_direct.graph.placed_topology import PlacedTopology, interleave, spread_over_peers
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.ops.sampling.hetero import Rows, sum_weights
+from pyg_direct.runtime.comm.communicator import Communicator
+from pyg_direct.runtime.cuda.peer_memory import GRANULE
+from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.sampling.negative_links import EdgeSet
+
+
+def move_arrays(arrays: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Arrays that all processes see, shared out over the GPUs of all of them."""
+    filled = [array for array in arrays if array.numel()]
+    # Objects go over the current GPU of each process, which need not be the one that samples.
+    with torch.cuda.device(device):
+        views = iter(spread_over_peers(filled, device) if filled else [])
+    return [next(views) if array.numel() else array.to(device) for array in arrays]
+
+
+def place_on_gpus(rows: Rows, device: torch.device, rank: int, size: int) -> PlacedTopology:
+    """The rows of all nodes of a graph without types: each GPU has the offsets, and they share the neighbors.
+
+    Args:
+        rows: In memory that all processes see, or of the only one.
+        device: A GPU.
+        rank, size: This process, and their number.
+    """
+    indptr, (indices, edge_ids) = rows.indptr.to(device), rows[1:3]
+    where = "cuda" if size == 1 else "peer"
+    if not indices.numel() or not indices.dtype == edge_ids.dtype == torch.int32:
+        both = move_arrays([indices, edge_ids], device) if size > 1 else [indices.to(device), edge_ids.to(device)]
+        return PlacedTopology(indptr, both[0], both[1], where)
+    if size == 1:
+        pairs, neighbors, ids = interleave(indices, edge_ids, device)
+        return PlacedTopology(indptr, neighbors, ids, where, pairs=pairs)
+    # Of the others, only the sizes are read.
+    halves = torch.stack([indices, edge_ids], 1) if rank == 0 else indices[:1, None].expand(indices.numel(), 2)
+    (halves,) = move_arrays([halves], device)
+    return PlacedTopology(indptr, halves[:, 0], halves[:, 1], where, pairs=halves.view(torch.int64).view(-1))
+
+
+def make_feature(rows: Tensor, device: torch.device, size: int, device_cache_size: int | str, placement: str
+                 ) -> Feature:  # fmt: skip
+    """Rows that all processes see, hot ones shared out over their GPUs; of one process, as it has them.
+
+    Args:
+        rows: All of them, on the CPU.
+        device: A GPU.
+        size: Number of processes.
+        device_cache_size: GPU memory of each, a share of it being one of its part of the rows.
+        placement: Host memory of one process.
+    """
+    if size == 1:
+        feature = Feature(device=device, device_cache_size=device_cache_size, placement=placement)
+        return feature.from_cpu_tensor(rows)
+    budget = fit_cache(rows.numel() * rows.element_size(), size, device_cache_size)
+    shared: dict[str, Any] = {"device_list": "group", "cache_policy": "p2p_clique_replicate", "cold_policy": "pinned"}
+    with torch.cuda.device(device):
+        return Feature(device=device, device_cache_size=budget, **shared).from_cpu_tensor(rows)
+
+
+def fit_cache(num_bytes: int, size: int, device_cache_size: int | str) -> int:
+    """GPU memory in bytes that each of `size` processes gives to rows of so many bytes; of all rows where the sizes add
+    up to them.
+    """
+    own = -(-num_bytes // size)
+    budget = parse_size(device_cache_size, own)
+    # All of them take whole chunks.
+    return budget if budget < own else min(size * own, own + PARTS * GRANULE)
+
+
+# Rows, or edges, that are copied at once.
+_PIECE = 1 << 20
+
+
+class WholeGraph:
+    """The graph of all parts, in one memory. Making it, and opening more of it, is collective.
+
+    Args:
+        part: This process's part, on the CPU unless it is the only one.
+        communicator: The way to the others.
+        device: Where this process samples.
+        device_cache_size: GPU memory of this process for hot rows; see `DistGraph`.
+        placement: Host memory for the others, where there is one process; else they lie in host memory once.
+
+    Attributes:
+        rows: Rows by id.
+    """
+
+    def __init__(self, part: GraphPart, communicator: Communicator, device: torch.device,
+                 device_cache_size: int | str, placement: str) -> None:  # fmt: skip
+        self._part, self._communicator, self._device = part, communicator, device
+        self._placed: dict[tuple[bool, bool, bool], PlacedPart] = {}
+        self._plain: PlacedTopology | None = None
+        self._edges: dict[EdgeType, EdgeSet] = {}
+        self._num_bytes = 0
+        self.rows = WholeRows(part, self._open_rows(device_cache_size, placement))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the graph that one process has, which are an equal share."""
+        return self._num_bytes // self._communicator.size
+
+    def place(self, *, timed: bool = False, weighted: bool = False, summed: bool = False) -> PlacedPart:
+        """The rows of all nodes for sampling; those of each kind are made once, by all processes.
+
+        Args:
+            timed, weighted: Whether times and weights of the partition decide.
+            summed: With sums of the weights, for draws with replacement.
+        """
+        key = timed, weighted, summed and weighted
+        if key not in self._placed:
+            self._placed[key] = self._open_topology(*key)
+        return self._placed[key]
+
+    def place_plain(self) -> PlacedTopology:
+        """The rows for the plans of a graph without types, times and weights; made once, by all processes."""
+        if self._plain is None:
+            self._plain = self._open_plain()
+        return self._plain
+
+    def edge_set(self, edge_type: EdgeType) -> EdgeSet:
+        """The edges of a relation, to ask for pairs; made once, by all processes."""
+        if edge_type not in self._edges:
+            own = self._part.edge_set(edge_type)
+            self._edges[edge_type] = own if self._communicator.size == 1 else self._open_edges(edge_type, own)
+        return self._edges[edge_type]
+
+    def _share(self, shapes: Sequence[Shape]) -> list[Tensor]:
+        self._num_bytes += sum(shape.num_bytes for shape in shapes)
+        return share_arrays(self._communicator, shapes)
+
+    def _open_topology(self, timed: bool, weighted: bool, summed: bool) -> PlacedPart:
+        if self._communicator.size == 1:
+            placed = self._part.place(timed=timed, weighted=weighted)
+            self._num_bytes += sum(array.numel() * array.element_size() for array in placed.rows)
+            return placed
+        placed = self._communicator.run(self._join_rows, PartTopo(self._part.manifest, timed, weighted), summed)
+        placed.rows = Rows(*self._move(placed.rows))
+        placed.device = self._device
+        return placed
+
+    def _open_plain(self) -> PlacedTopology:
+        if self._device.type == "cpu":
+            return PlacedTopology(*self.place().rows[:3], "cpu")
+        topo, size = PartTopo(self._part.manifest, False, False), self._communicator.size
+        if size == 1:
+            placed = self._part.build_rows(topo)
+            self._num_bytes += sum(array.numel() * array.element_size() for array in placed.rows)
+        else:
+            placed = self._communicator.run(self._join_rows, topo, False)
+            # Each GPU has the offsets.
+            self._num_bytes += (size - 1) * placed.rows.indptr.numel() * 8
+        return place_on_gpus(placed.rows, self._device, self._communicator.rank, size)
+
+    def _move(self, arrays: Sequence[Tensor]) -> list[Tensor]:
+        """Arrays as the device reads them."""
+        return list(arrays) if self._device.type == "cpu" else move_arrays(arrays, self._device)
+
+    def _join_rows(self, topo: PartTopo, summed: bool) -> PlacedPart:
+        own, comm = self._part.build_rows(topo).rows, self._communicator
+        if summed:
+            own = own._replace(weight_before=sum_weights(own.indptr, own.edge_weight))
+        kinds = [topo.node_types[number] for number in topo.expanded.tolist()]
+        topo.row_starts = _list_starts([topo.num_nodes[kind] for kind in kinds])
+        topo.edge_starts = _list_starts([entry.num_edges for entry in self._part.manifest.edges])
+        num_edges = int(topo.edge_starts[-1])
+        rows = Rows(*self._share(_list_shapes(topo, num_edges, own.edge_weight.dtype, summed)))
+        places = torch.cat([own.indptr[:0], *(self._part.tables[kind].ids + int(start) for kind, start in
+                                              zip(kinds, topo.row_starts, strict=False))])  # fmt: skip
+        rows.indptr[places + 1] = own.indptr.diff()
+        comm.agree(0)
+        if comm.rank == 0:
+            rows.indptr.copy_(rows.indptr.cumsum(0))
+        comm.agree(0)
+        if int(rows.indptr[-1]) != num_edges:
+            raise PartitionError(f"the parts must hold {num_edges} edges, got {int(rows.indptr[-1])}")
+        _scatter_edges(own, rows, places)
+        comm.agree(0)
+        return PlacedPart(topo, rows, torch.device("cpu"))
+
+    def _open_edges(self, edge_type: EdgeType, own: EdgeSet) -> EdgeSet:
+        def share() -> list[Tensor]:
+            (keys,) = own.parts
+            sizes = self._communicator.agree(keys.numel())
+            parts = self._share([Shape(torch.int64, (size,)) for size in sizes])
+            parts[self._communicator.rank].copy_(keys)
+            self._communicator.agree(0)
+            return parts
+
+        return own.with_parts(self._move(self._communicator.run(share)))
+
+    def _open_rows(self, device_cache_size: int | str, placement: str) -> dict[Any, dict[str, Feature]]:
+        tables, size = self._list_rows(), self._communicator.size
+        if size > 1:
+            tables = self._communicator.run(self._join_tables, tables)
+        features: dict[Any, dict[str, Feature]] = {kind: {} for kind in tables}
+        for kind, name, rows in [(kind, *item) for kind, own in tables.items() for item in own.items()]:
+            self._num_bytes += rows.numel() * rows.element_size() if size == 1 else 0
+            features[kind][name] = (
+                Feature(device=self._device).from_cpu_tensor(rows) if self._device.type == "cpu"
+                else make_feature(rows, self._device, size, device_cache_size, placement))  # fmt: skip
+        return features
+
+    def _list_rows(self) -> dict[Any, dict[str, Tensor]]:
+        """The part's rows by kind and attribute, times among them."""
+        tables = {kind: dict(table.rows) for kind, table in self._part.tables.items()}
+        for kind, times in self._part.times.items():
+            tables[kind][TIME] = times
+        return tables
+
+    def _join_tables(self, own: dict[Any, dict[str, Tensor]]) -> dict[Any, dict[str, Tensor]]:
+        """The rows of all parts by id."""
+        manifest = self._part.manifest
+        sizes: dict[Any, int] = {entry.name: entry.num_nodes for entry in manifest.nodes}
+        sizes |= {entry.name: entry.num_edges for entry in manifest.edges}
+        names = [(kind, name) for kind, rows in own.items() for name in rows]
+        shapes = [Shape(own[kind][name].dtype, (sizes[kind], *own[kind][name].shape[1:])) for kind, name in names]
+        whole: dict[Any, dict[str, Tensor]] = {kind: {} for kind in own}
+        for (kind, name), rows in zip(names, self._share(shapes), strict=True):
+            whole[kind][name] = rows
+            ids = self._part.tables[kind].ids
+            for some, given in zip(ids.split(_PIECE), own[kind][name].split(_PIECE), strict=True):
+                rows[some] = given
+        self._communicator.agree(0)
+        return whole
+
+
+class WholeRows:
+    """Rows of nodes and edges by id; as `RowExchange`, but nobody is asked.
+
+    Args:
+        part: Which kinds and attributes there are.
+        features: The rows, by kind and attribute.
+
+    Attributes:
+        num_remote, num_kept, kept_bytes: 0, as no rows are fetched and no copies kept.
+    """
+
+    num_remote = num_kept = kept_bytes = 0
+
+    def __init__(self, part: GraphPart, features: dict[Any, dict[str, Feature]]) -> None:
+        self._is_homogeneous, self.features = part.manifest.is_homogeneous, features
+
+    def describe(self) -> dict[str, Feature]:
+        """Where rows lie, by kind and attribute."""
+        return name_features(self.features, self._is_homogeneous)
+
+    def fetch(self, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
+        """The rows by attribute, in the order of the ids."""
+        found = []
+        for one in wanted:
+            features = self.features[one.kind]
+            names = [name for name in features if name != TIME] if one.names is None else one.names
+            found.append({name: features[name].read(one.ids) for name in names})
+        return found
+
+
+def _list_starts(sizes: Sequence[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _list_shapes(topo: PartTopo, num_edges: int, weight_dtype: torch.dtype, summed: bool) -> list[Shape]:
+    """Of the arrays of `Rows`."""
+    most_edges = int(np.diff(topo.edge_starts).max(initial=0))
+    is_weighted = bool(topo.weighted.any())
+    arrays = [
+        (torch.int64, int(topo.row_starts[-1]) + 1),
+        (torch.int32 if topo.type_starts[-1] < 2**31 else torch.int64, num_edges),
+        (torch.int32 if most_edges < 2**31 else torch.int64, num_edges),
+        (torch.int64, 0),
+        (torch.int64, num_edges if topo.timed.any() else 0),
+        (weight_dtype, num_edges if is_weighted else 0),
+        (torch.float64, num_edges if is_weighted and summed else 0),
+    ]
+    return [Shape(dtype, (size,)) for dtype, size in arrays]
+
+
+def _scatter_edges(own: Rows, rows: Rows, places: Tensor) -> None:
+    """Write the edges of a part's rows where these begin among all, `places` int64 by own row."""
+    begins = rows.indptr[places] - own.indptr[:-1]
+    for first in range(0, len(places), _PIECE):
+        end = min(first + _PIECE, len(places))
+        low, high = int(own.indptr[first]), int(own.indptr[end])
+        starts = begins[first:end].repeat_interleave(own.indptr[first : end + 1].diff())
+        targets = starts + torch.arange(low, high, device="cpu")
+        for given, whole in zip(own[1:], rows[1:], strict=True):
+            if whole.numel():
+                whole[targets] = given[low:high].to(whole.dtype)

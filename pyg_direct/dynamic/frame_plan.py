@@ -1,0 +1,445 @@
+"""Snapshots of a frame at fixed places, so that the work on one frame can be replayed for the next.
+
+Snapshots of a frame also have attributes beside features, edges, weights and targets: messages, masks, days
+(`Others`). Each frame gets its own snapshots' attributes. A recorded frame reads fixed places instead, and
+attributes of equal shape are moved there with every frame. If a frame reads anything else that differs between
+snapshots, it is not recorded (`NotReplayableError`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pyg_direct.dynamic.conv_operators import Factors, Operator
+from pyg_direct.dynamic.fixed_slots import Slots
+from pyg_direct.dynamic.lazy_tensor import LazyTensor, tag, was_written
+from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
+from pyg_direct.errors import ArgumentError, PygDirectError
+
+# What frames have places of their own for, or of which a model may read the shape alone.
+_OWN = ("x", "edge_index", "edge_attr", "y")
+
+
+class NotReplayableError(PygDirectError, RuntimeError):
+    """What a model does with a frame depends on more than arrays of fixed size."""
+
+
+class Others:
+    """Attributes of snapshots that frames hand on.
+
+    Args:
+        snapshots: All of them, in order, as a stream gives them.
+        window: W, snapshots of a frame.
+    """
+
+    def __init__(self, snapshots: Sequence[Any], window: int) -> None:
+        self._snapshots, self._window = snapshots, window
+        # Fixed places of what has one shape in all snapshots, `[W, ...]`; and what a recorded frame must not read.
+        self._places: dict[str, Tensor] = {}
+        self._moving: frozenset[str] = frozenset()
+
+    def fix(self, first: int) -> None:
+        """Let there be fixed places, with what the frame that begins at snapshot `first` has."""
+        keys = {key for snapshot in self._snapshots for key in snapshot.keys()} - {*_OWN}  # noqa: SIM118
+        given = {key: [snapshot.get(key) for snapshot in self._snapshots] for key in sorted(keys)}
+        changing = {key: values for key, values in given.items() if not _are_same(values)}
+        fixed = {key: values for key, values in changing.items() if _are_alike(values)}
+        self._places = {key: torch.stack(values[first : first + self._window]) for key, values in fixed.items()}
+        self._moving = frozenset(changing.keys() - fixed.keys())
+
+    def free(self) -> None:
+        """Let there be no fixed places any more."""
+        self._places, self._moving = {}, frozenset()
+
+    def move(self, first: int) -> None:
+        """Fill the fixed places for the frame that begins at snapshot `first`."""
+        snapshots = self._snapshots[first : first + self._window]
+        places = [place for places in self._places.values() for place in places.unbind(0)]
+        if places:
+            torch._foreach_copy_(places, [snapshot[key] for key in self._places for snapshot in snapshots])
+
+    def take(self, number: int) -> Any:
+        """A snapshot as it is, its own to change."""
+        snapshot = copy.copy(self._snapshots[number])
+        message = snapshot.get("edge_attr")
+        if isinstance(message, LazyTensor):
+            # What is fetched lives as long as the snapshot that is given out.
+            snapshot["edge_attr"] = message.renew()
+        return snapshot
+
+    def take_fixed(self, number: int, place: int) -> Any:
+        """The same to be recorded, at a place of the frame."""
+        snapshot = copy.copy(self._snapshots[number])
+        for key, places in self._places.items():
+            snapshot[key] = places[place]
+        message = snapshot.get("edge_attr")
+        if message is not None:
+            snapshot["edge_attr"] = LazyTensor(message, message.device, _refuse_messages)
+        store = snapshot.stores[0]
+        store._mapping = _Recorded(store._mapping, self._moving)
+        return snapshot
+
+
+class _Recorded(dict[str, Any]):
+    """The attributes of a recorded snapshot, of which some must not be read: a replay would go on with their values."""
+
+    def __init__(self, given: dict[str, Any], moving: frozenset[str]) -> None:
+        super().__init__(given)
+        self._moving = moving
+
+    def _check(self, key: Any) -> None:
+        if key in self._moving:
+            raise NotReplayableError(f"the model reads {key}, which differs between snapshots and is no tensor of one "
+                                     "shape")  # fmt: skip
+
+    def __getitem__(self, key: str) -> Any:
+        self._check(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: Any) -> bool:
+        self._check(key)
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of any dict, unless it must not be read."""
+        self._check(key)
+        return super().get(key, default)
+
+    def __copy__(self) -> _Recorded:
+        return _Recorded(self, self._moving)
+
+
+def _refuse_messages() -> Tensor:
+    raise NotReplayableError("the model reads edge_attr, messages of several numbers an edge")
+
+
+def _are_same(values: Sequence[Any]) -> bool:
+    """Whether an attribute is one object or number in all snapshots."""
+    first = values[0]
+    if isinstance(first, (bool, int, float, str)):
+        return all(type(value) is type(first) and value == first for value in values)
+    return all(value is first for value in values)
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    """Whether an attribute is an ordinary tensor of one shape in all snapshots."""
+    kinds = {(value.shape, value.dtype, value.device) if _is_plain(value) else None for value in values}
+    return len(kinds) == 1 and None not in kinds
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is Tensor and value.layout == torch.strided and not value.requires_grad
+
+
+# Of the free memory of a GPU, what copies that only save time may take.
+_SHARE = 0.2
+# Snapshots that are copied ahead at most, beside those of a frame: where an epoch begins anew, all are other ones.
+_AHEAD = 2
+
+
+class FramePlan(SnapshotPlan):
+    """The plan of `window` snapshots that move through those of another plan.
+
+    Times are places within the frame. Aggregated features, features and targets lie in arrays of their own, which
+    `move` fills; a step of one snapshot copies one. What else the snapshots have is in `others`.
+    """
+
+    def __init__(self, real: SnapshotPlan, times: range, snapshots: Sequence[Any], window: int) -> None:
+        super().__init__([real.parts[time] for time in times[:window]], real.device)
+        # Structures and rows are the real plan's.
+        self.real, self.times, self.window, self.first = real, times, window, 0
+        self.has_weights = real.has_weights
+        # Whether matrices lie at fixed places too, so that frames can be replayed.
+        self.has_slots = self.is_recording = self._is_moving = False
+        self._targets = torch.stack([snapshot.y for snapshot in snapshots])
+        for snapshot, target in zip(snapshots, self._targets.unbind(0), strict=True):
+            # What was stacked is not held twice.
+            snapshot.y = target
+        self.others = Others(snapshots, window)
+        self._windows: dict[tuple[Operator, bool], Tensor] = {}
+        self._features: Tensor | None = None
+        # What a window is filled from, of all snapshots; None where they do not all lie on the device.
+        self._sources: dict[Hashable, Tensor | None] = {}
+        self._slots: dict[tuple[Operator, bool], Slots | None] = {}
+        # What later layers aggregate with, and whose first aggregation is made here of features that came.
+        self._multiplied: set[tuple[Operator, bool]] = set()
+        self._derived: set[tuple[Operator, bool]] = set()
+        self._once: dict[Hashable, Any] = {}
+        self._deferred: list[tuple[Hashable, Callable[[], None]]] = []
+        # What steps were given of the frame: name, place and tensor.
+        self._handed: list[tuple[str, int, Tensor]] = []
+        self.y = self._targets[:window].clone()
+
+    def tell_time(self, time: int) -> int:
+        """Which snapshot is at a place of the frame."""
+        return self.times[self.first + time]
+
+    def move(self, first: int) -> None:
+        """Let the frame begin at snapshot `first`."""
+        # What an exception left half moved is filled anew.
+        step, self.first = self.window if self._is_moving else first - self.first, first
+        self._is_moving = True
+        times = self.times[first : first + self.window]
+        self.parts = tuple(self.real.parts[time] for time in times)
+        self.real.visit(times)
+        self.forget()
+        if step == 0:
+            # A step may have written to them.
+            self.y.copy_(self._targets[first : first + self.window])
+        else:
+            self._move_windows(step)
+            self.others.move(first)
+            for slots in self._slots.values():
+                if slots is not None:
+                    slots.move(first)
+        self._is_moving = False
+
+    def _move_windows(self, step: int) -> None:
+        part = slice(self.first, self.first + self.window)
+        windows, sources = [self.y], [self._targets[part]]
+        if self._features is not None:
+            source = self._gather_features()
+            if source is None:
+                self._fill(self._features, step, self._features_at)
+            else:
+                windows, sources = [*windows, self._features], [*sources, source[part]]
+        for (operator, weighted), rows in self._windows.items():
+            source = self._gather(operator, weighted)
+            if source is None:
+                self._fill(rows, step, partial(self._aggregate_at, operator, weighted))
+            else:
+                windows, sources = [*windows, rows], [*sources, source[part]]
+        torch._foreach_copy_(windows, sources)
+
+    def _gather(self, operator: Operator, weighted: bool) -> Tensor | None:
+        """Aggregated features of all snapshots, `[T, N, F]`, once all are on the device."""
+        key = operator, weighted
+        rows = self._windows[key]
+        num_bytes = len(self.times) * rows[0].numel() * rows.element_size()
+        if self._sources.get(key) is None and self.real.budget.limit is None and self._fits(num_bytes):
+            self._sources[key] = self.real.gather_features(operator, self.times, weighted)
+        return self._sources.get(key)
+
+    def _fits(self, num_bytes: int) -> bool:
+        """Whether something takes little of the memory that is free, or leaves enough of it."""
+        return self.real.budget.has_room(num_bytes, _SHARE)
+
+    def _gather_features(self) -> Tensor | None:
+        """Features of all snapshots, where nothing limits what the device holds and they take little of it."""
+        if "x" not in self._sources:
+            x, all_ = self.real.parts[self.times[0]].x, None
+            assert x is not None, "checked when the trainer was made"
+            if self.real.budget.limit is None and self._fits(len(self.times) * x.numel() * x.element_size()):
+                all_ = self.real.gather_given(self.times)
+            self._sources["x"] = all_
+        return self._sources["x"]
+
+    def prefetch(self) -> None:
+        """Begin to copy what the next frame has and this one has not; behind the last one that is the first."""
+        last = len(self.times) - self.window
+        following = self.first + 1 if self.first < last else 0
+        fresh = [n for n in range(following, following + self.window) if not 0 <= n - self.first < self.window]
+        for number in fresh[:_AHEAD]:
+            time = self.times[number]
+            for operator, weighted in self._multiplied:
+                if self._slots.get((operator, weighted)) is None:
+                    self.real.prefetch_matrices(operator, time, weighted)
+            if self._features is not None:
+                self.real.prefetch_given(time)
+            for operator, weighted in self._windows.keys() - self._derived:
+                self.real.prefetch_features(operator, time, weighted)
+
+    def settle_frames(self) -> None:
+        """Choose what stays on the device under a limit, when all frames were trained on once.
+
+        First aggregations are not copied where their features and matrices come anyway: what is small is made of them.
+        """
+        if self.real.budget.limit is None:
+            return
+        multiplied = {key for key in self._multiplied if self._slots.get(key) is None}
+        self._derived = multiplied & self._windows.keys() if self._features is not None else set()
+        copied = self._windows.keys() - self._derived
+        last = len(self.times) - self.window
+        frames = [self.times[first : first + self.window] for first in range(last + 1)]
+        self.real.settle(frames, copied, self._features is not None)
+
+    def _aggregate_at(self, operator: Operator, weighted: bool, number: int) -> Tensor:
+        time = self.times[number]
+        if (operator, weighted) in self._derived and not self.real.has_rows(operator, time, weighted):
+            assert self._features is not None, "features came before"
+            rows = self._features[number - self.first].flatten(1).unsqueeze(1)
+            return self.real.multiply_window(operator, rows, weighted, time).squeeze(1)
+        return self.real.aggregate_features(operator, time, weighted)
+
+    def _features_at(self, number: int) -> Tensor:
+        return self.real.read_features(self.times[number])
+
+    def _fill(self, rows: Tensor, step: int, read: Callable[[int], Tensor]) -> None:
+        kept = max(0, self.window - abs(step))
+        old, new = max(0, step), max(0, -step)
+        if kept:
+            rows[new : new + kept].copy_(rows[old : old + kept].clone())
+        for place in [*range(new), *range(new + kept, self.window)] if kept else range(self.window):
+            rows[place].copy_(read(self.first + place), non_blocking=True)
+
+    def get_snapshots(self) -> list[Any]:
+        """The snapshots of the frame; their tensors are read only where a layer needs them."""
+        return [self._get_snapshot(place) for place in range(self.window)]
+
+    def _get_snapshot(self, place: int) -> Any:
+        number = self.first + place
+        snapshot = self.others.take_fixed(number, place) if self.is_recording else self.others.take(number)
+        snapshot.x, snapshot.edge_index = self._make(place, "x"), self._make(place, "edge_index")
+        if self.parts[place].edge_weight is not None:
+            snapshot.edge_attr = self._make(place, "edge_weight")
+        snapshot.y = self.y[place]
+        return snapshot
+
+    def _make(self, place: int, role: str) -> Tensor | None:
+        part = self.parts[place]
+        like = {"x": part.x, "edge_index": part.edge_index, "edge_weight": part.edge_weight}[role]
+        if like is None:
+            return None
+        if like.device == self.device and not self.has_slots:
+            made = tag(like.view_as(like), self, place, role)
+        else:
+            load = partial(self._load_features, place) if role == "x" else partial(self._load_edges, like)
+            made = tag(LazyTensor(like, self.device, load), self, place, role)
+        self._handed.append((role, place, made))
+        return made
+
+    def check_unwritten(self) -> None:
+        """Refuse what a step wrote to features, edges or weights, which other frames have too.
+
+        Raises:
+            ArgumentError: it did.
+        """
+        for role, place, made in self._handed:
+            if was_written(made):
+                name = "edge_attr" if role == "edge_weight" else role
+                raise ArgumentError(f"step must not write to {name} of a snapshot, which other frames have too: give "
+                                    f"the model a new tensor; it wrote to that of {self.tell_time(place)}")  # fmt: skip
+
+    def _load_features(self, place: int) -> Tensor:
+        return self.get_features()[place]
+
+    def get_features(self) -> Tensor:
+        """Features of the frame, `[W, N, F]`."""
+        if self._features is None:
+            self._check_recording("features that no frame before asked for")
+            self._features = torch.stack([self._features_at(self.first + place) for place in range(self.window)])
+        return self._features
+
+    def _load_edges(self, like: Tensor) -> Tensor:
+        self._check_recording("edges")
+        return like.to(self.device)
+
+    def _check_recording(self, what: str) -> None:
+        if self.is_recording:
+            raise NotReplayableError(f"the model reads {what}")
+
+    def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
+        """What an operator makes of the snapshot at a place of the frame."""
+        return self.real.factorise(operator, self.times[self.first + time], weighted)
+
+    def get_window(self, operator: Operator, weighted: bool) -> Tensor:
+        """Aggregated features of the frame, `[W, N, F]`."""
+        key = operator, weighted
+        if key not in self._windows:
+            self._check_recording("aggregated features that no frame before asked for")
+            rows = [self._aggregate_at(operator, weighted, self.first + place) for place in range(self.window)]
+            self._windows[key] = torch.stack(rows)
+        return self._windows[key]
+
+    def aggregate_features(self, operator: Operator, time: int, weighted: bool = True) -> Tensor:
+        """The aggregated features at a place of the frame."""
+        return self.get_window(operator, weighted)[time]
+
+    def at(self, time: int) -> tuple[SnapshotPlan, int]:
+        """What has the edges of the snapshot at a place of the frame, and which it is there."""
+        self._check_recording("edges")
+        return self.real, self.times[self.first + time]
+
+    def aggregate(self, operator: Operator, time: int, x: Tensor, weighted: bool = True) -> Tensor:
+        """Aggregate other rows at a place of the frame, differentiably."""
+        real, time = self.at(time)
+        return real.aggregate(operator, time, x, weighted)
+
+    def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
+                        transposed: bool = False) -> Tensor:  # fmt: skip
+        """Aggregate other rows of consecutive snapshots of the frame; without a gradient."""
+        self._multiplied.add((operator, weighted))
+        slots = self._find_slots(operator, weighted)
+        if slots is not None:
+            num_nodes = x.shape[0]
+            if num_nodes < slots.num_nodes:
+                x = F.pad(x, (0, 0, 0, 0, 0, slots.num_nodes - num_nodes))
+            return slots.multiply(x, first, transposed)[:num_nodes]
+        self._check_recording("edges")
+        if self.times.step == 1:
+            return self.real.multiply_window(operator, x, weighted, self.times[self.first + first], transposed)
+        apart = (
+            self.real.multiply_window(operator, rows, weighted, self.times[self.first + place], transposed)
+            for place, rows in enumerate(x.split(1, 1), first)
+        )
+        return torch.cat(list(apart), 1)
+
+    def _find_slots(self, operator: Operator, weighted: bool) -> Slots | None:
+        """Matrices of the frame at fixed places, where they take little of what is free."""
+        key = operator, weighted
+        if key not in self._slots and self.has_slots and self.window <= Slots.MOST and not self.is_recording:
+            factors = [self.real.factorise(operator, time, weighted) for time in self.times]
+            # Their keys count the nodes of all snapshots, which may be more than those of the frames.
+            num_nodes = self.real.num_nodes
+            num_bytes = Slots.count_bytes(factors, num_nodes, self.window)
+            self._slots[key] = None
+            if self._fits(num_bytes) and self.real.budget.take(num_bytes):
+                with self.real.edges.in_one_thread(min(self.times), max(self.times) + 1):
+                    slots = Slots(factors, num_nodes, self.window, self.device)
+                self._slots[key] = slots
+                self.real.moved_bytes += slots.sent_bytes
+                slots.move(self.first)
+        return self._slots.get(key)
+
+    def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
+        """What `make()` gives for the snapshot at a place; made once."""
+        self._check_recording("what is kept of single snapshots")
+
+        def make_apart() -> Any:
+            # What lies in the arrays of the frame is another snapshot's soon.
+            return pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, make())
+
+        return self.real.keep(key, self.times[self.first + time], make_apart)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make()` gives, made once in a frame."""
+        if key not in self._once:
+            self._once[key] = make()
+        return self._once[key]
+
+    def defer(self, work: Callable[[], None], owner: Hashable = None) -> None:
+        """Do something when all snapshots of the frame have gone through the model, or the owner finishes it."""
+        self._deferred.append((owner, work))
+
+    def forget(self) -> None:
+        """Drop what was made once for the frame, whose graph may hold this plan in turn, and what was deferred or given
+        to steps.
+        """
+        self._once.clear()
+        self._deferred.clear()
+        self._handed.clear()
+
+    def finish(self, owner: Hashable = None) -> None:
+        """Do what was deferred: by one owner, or all."""
+        due = [(by, work) for by, work in self._deferred if owner in (None, by)]
+        self._deferred = [(by, work) for by, work in self._deferred if owner not in (None, by)]
+        for _, work in due:
+            work()

@@ -1,0 +1,451 @@
+"""`FrameTrainer`: training over sliding windows of snapshots, with a forward pass, a backward pass and a step each.
+
+The first epoch trains while it prepares: features are aggregated and kept, group by group. From the second frame
+on, each frame copies one snapshot to the places of the last. On a GPU the passes are one captured graph if the
+model allows it. The graph includes the step if the optimizer allows it.
+
+`FrameMeter` measures each frame of the preparing epoch: bytes, seconds of its stages and memory (PiPAD, section
+4.4).
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_direct.dynamic.frame_plan import FramePlan
+from pyg_direct.dynamic.stream import SnapshotStream, stream
+from pyg_direct.dynamic.timeline import LANES, Timeline, trace
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.nn.replay.graphed_step import steps_on_gpu
+from pyg_direct.runtime.cuda.device import count_allocated, resolve_device
+from pyg_direct.runtime.cuda.graph_capture import record_graph, waits_refused
+from pyg_direct.typing import Device
+
+
+class FrameCost(NamedTuple):
+    """What a frame took.
+
+    Attributes:
+        first: Its first snapshot.
+        moved_bytes: Copied to the device.
+        seconds: Of each stage of `Timeline`; one may lie within another.
+        held_bytes: Of the GPU's memory when it ended; 0 on a CPU.
+        peak_bytes: The most of that memory since it began; 0 on a CPU.
+    """
+
+    first: int
+    moved_bytes: int
+    seconds: dict[str, float]
+    held_bytes: int
+    peak_bytes: int
+
+
+class FrameMeter:
+    """Takes the costs of frames by the spans of a timeline; nobody waits for the GPU until they are asked for.
+
+    Peaks are torch's own, which begin anew with every frame.
+    """
+
+    def __init__(self, timeline: Timeline, device: torch.device, count_moved: Callable[[], int]) -> None:
+        self._timeline, self._device, self._count_moved = timeline, device, count_moved
+        self._on_gpu = device.type == "cuda"
+        # First snapshot, bytes moved, spans before and after, bytes held and peak.
+        self._frames: list[tuple[int, int, int, int, int, int]] = []
+
+    @contextmanager
+    def measure(self, first: int) -> Iterator[None]:
+        """Note what the block takes as that of a frame; nothing of one that fails."""
+        spans, moved, held, peak = self._timeline.count, self._count_moved(), 0, 0
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        yield
+        if self._on_gpu:
+            held, peak, _ = count_allocated(self._device)
+        self._frames.append((first, self._count_moved() - moved, spans, self._timeline.count, held, peak))
+
+    def costs(self) -> list[FrameCost]:
+        """Of all frames, in order."""
+        spans, out = self._timeline.spans(), []
+        for first, moved, begin, end, held, peak in self._frames:
+            seconds = dict.fromkeys(LANES, 0.0)
+            for lane, since, until in spans[begin:end]:
+                seconds[lane] += until - since
+            out.append(FrameCost(first, moved, {lane: s for lane, s in seconds.items() if s}, held, peak))
+        return out
+
+
+TARGETS = ("last", "all")
+_Step = Callable[[torch.nn.Module, Any, Any], tuple[Tensor, Any]]
+
+
+def run_recurrent(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Tensor, Any]:
+    """A model of `(x, edge_index, edge_weight, state)` that gives `(y_hat, state)`."""
+    out: tuple[Tensor, Any] = model(snapshot.x, snapshot.edge_index, snapshot.edge_attr, state)
+    return out
+
+
+def run_stateless(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Tensor, Any]:
+    """A model of `(x, edge_index, edge_weight)` that gives `y_hat`."""
+    return model(snapshot.x, snapshot.edge_index, snapshot.edge_attr), None
+
+
+@dataclass
+class _Epoch:
+    """What there is of an epoch that has begun, which an exception may leave.
+
+    Attributes:
+        done: Frames that were trained, and the sum of their losses: one thing, so that both are of the same frames.
+        seconds, moved_bytes: What was spent on it.
+        meters: Of the calls that prepared.
+    """
+
+    done: tuple[int, Tensor]
+    seconds: float = 0.0
+    moved_bytes: int = 0
+    meters: list[FrameMeter] = field(default_factory=list)
+
+
+class FrameTrainer:
+    """Trains a model over the frames of a signal, `window` snapshots each, one snapshot apart.
+
+    Every frame starts without a state, layers with `reinitialize_weight()` begin anew; it ends with a step.
+
+    Snapshots have all that those of the signal have. Where a step reads of it what differs between snapshots and is no
+    tensor of one shape, or messages of several numbers an edge, frames are not replayed, which `decisions` tells.
+
+    An epoch that an exception left, the first or any other, is gone on with by the next call of `train_epoch`: with the
+    frame that failed, as a whole, so that parameters have the step of each frame once. Its loss, time and bytes are
+    those of all its frames. Only what an interrupted step of the optimizer had done itself stays.
+
+    Args:
+        model: Any module; layers of `pyg_direct.dynamic.nn` in it share work between snapshots, others get the same
+            features and edges.
+        signal: What `stream` takes, or a stream.
+        optimizer: Of the parameters of `model`. Its steps are replayed with the passes where all its groups are
+            `capturable` with a tensor of the GPU for the learning rate.
+        window: W, snapshots of a frame.
+        loss: `loss(y_hat, y)`, a number.
+        target: Whether the loss is that of the "last" snapshot of a frame or the mean over "all".
+        step: How the model is called, `step(model, snapshot, state) -> (y_hat, state)`; `run_stateless` of this file is
+            for models without a state. It must not write to features, edges or weights of the snapshot.
+        device, memory: As of `stream`; a stream has its own, so that with one `memory` must be left out, and `device`
+            be the stream's if it is given.
+        replay: Whether frames are replayed as a CUDA graph from the second on; None does it where it works.
+
+    Attributes:
+        plan: What is known of the snapshots.
+        history: Of each epoch its mean `loss`, `seconds`, `moved_bytes` to the device, and whether it was `replayed`.
+        decisions: What was chosen, and why, in words.
+        costs: What each frame of the first epoch took, which is measured; on a GPU torch's peak of memory begins anew
+            with each of them. What is kept on the GPU later leaves twice the memory that they needed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, MemoryLimitError: named argument, rule and value.
+        DeviceError: `device` is not there.
+    """
+
+    def __init__(self, model: torch.nn.Module, signal: Any, optimizer: torch.optim.Optimizer, *, window: int = 8,
+                 loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss, target: str = "last",
+                 step: _Step = run_recurrent, device: Device = None, memory: int | str | None = None,
+                 replay: bool | None = None) -> None:  # fmt: skip
+        if not isinstance(model, torch.nn.Module):
+            raise ArgumentTypeError(f"model must be a torch.nn.Module, got {model!r}")
+        for name, function in (("loss", loss), ("step", step)):
+            if not callable(function):
+                raise ArgumentTypeError(f"{name} must be callable, got {function!r}")
+        _check_optimizer(optimizer)
+        if target not in TARGETS:
+            raise ArgumentError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
+        is_stream = isinstance(signal, SnapshotStream)
+        if is_stream and memory is not None:
+            raise ArgumentError(f"memory must be given to `stream` where signal is a stream, got {memory!r}")
+        given = signal if is_stream else stream(signal, device, memory=memory, keep="host")
+        if given.plan is None:
+            raise ArgumentError("signal must be homogeneous, got snapshots of several node types")
+        if is_stream and device is not None and resolve_device(device) != given.plan.device:
+            raise ArgumentError(f"device must be that of the stream, {given.plan.device}, got {device}")
+        if isinstance(window, bool) or not isinstance(window, (int, np.integer)):
+            raise ArgumentTypeError(f"window must be an integer, got {window!r}")
+        if not 1 <= window <= len(given):
+            raise ArgumentError(f"window must lie in [1, {len(given)}], the number of snapshots, got {window}")
+        snapshots = [given[t] for t in range(len(given))]
+        for name in ("x", "y"):
+            _check_shapes(name, [snapshot.get(name) for snapshot in snapshots])
+        weights = [part.edge_weight for part in given.plan.parts] + [snapshot.edge_attr for snapshot in snapshots]
+        for name, values in (("x", [part.x for part in given.plan.parts]), ("edge_attr", weights)):
+            if any(value is not None and value.requires_grad for value in values):
+                raise ArgumentError(f"{name} must not ask for gradients, which a stream without frames has: got "
+                                    "requires_grad=True")  # fmt: skip
+        self.model, self.optimizer, self.window = model, optimizer, int(window)
+        self.loss, self.target, self.step = loss, target, step
+        self.plan = given.plan
+        self._times = given.times
+        self._frame = FramePlan(self.plan, self._times, snapshots, self.window)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._static_loss: Tensor | None = None
+        self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
+        self._may_replay = replay is not False and self.plan.device.type == "cuda"
+        self._must_replay = replay is True
+        # What the optimizer was when its step became a part of the graph; None where it is none.
+        self._captured_step: list[Any] | None = None
+        self._frame.has_slots = self._may_replay
+        self._epoch: _Epoch | None = None
+        self.history: list[dict[str, Any]] = []
+        self.decisions: list[str] = []
+        self.costs: list[FrameCost] = []
+        if replay and not self._may_replay:
+            raise ArgumentError(f"replay must not be asked for on {self.plan.device}")
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of an epoch."""
+        return len(self._times) - self.window + 1
+
+    def train_epoch(self) -> float:
+        """Train over all frames, in order, or those that an exception left of an epoch; the mean loss of all."""
+        self.model.train()
+        begin, moved = time.perf_counter(), self.plan.count_moved()
+        if self._epoch is None:
+            self._epoch = _Epoch((0, torch.zeros((), device=self.plan.device)))
+        epoch = self._epoch
+        try:
+            self._go_on(epoch)
+        finally:
+            epoch.seconds += time.perf_counter() - begin
+            epoch.moved_bytes += self.plan.count_moved() - moved
+        mean = float(epoch.done[1]) / self.num_frames
+        self.history.append({"loss": mean, "seconds": epoch.seconds, "moved_bytes": epoch.moved_bytes,
+                             "replayed": self._graph is not None})  # fmt: skip
+        self._epoch = None
+        return mean
+
+    def _go_on(self, epoch: _Epoch) -> None:
+        """Train over the frames that an epoch has left."""
+        if self._captured_step is not None and self._captured_step != self._describe_step():
+            # A graph goes on with what they were.
+            self._graph = self._captured_step = None
+        if self.history and self._may_replay and self._graph is None:
+            self._record()
+        # The graph's own, whatever was done about gradients since.
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        if self.history:
+            self._train_frames(epoch)
+        else:
+            self._prepare(epoch)
+
+    def _train_frames(self, epoch: _Epoch, meter: FrameMeter | None = None) -> None:
+        timeline, begin = self.plan.timeline, epoch.done[0]
+        try:
+            for first in range(begin, self.num_frames):
+                if first == begin + 1 and not self.history and self._may_replay:
+                    # All that the first one made is there.
+                    self._record()
+                with nullcontext() if meter is None else meter.measure(self._times[first]):
+                    with trace(timeline, "move"):
+                        self._frame.move(first)
+                    # Before passes that the host is long in queueing.
+                    self._frame.prefetch()
+                    with trace(timeline, "passes"):
+                        cost = self._run_frame()
+                    if self._captured_step is None:
+                        with trace(timeline, "step"):
+                            self.optimizer.step()
+                    epoch.done = first + 1, epoch.done[1] + cost
+        finally:
+            # Also of a frame that was left.
+            self._frame.forget()
+
+    def _prepare(self, epoch: _Epoch) -> None:
+        """Train over the frames while it is measured what they take, the first one without a graph."""
+        self._graph = self._captured_step = None
+        given = self.plan.timeline
+        self.plan.timeline = timeline = given or Timeline(self.plan.device)
+        meter = FrameMeter(timeline, self.plan.device, self.plan.count_moved)
+        epoch.meters.append(meter)
+        try:
+            self._train_frames(epoch, meter)
+        finally:
+            self.plan.timeline = given
+        self.costs = [cost for meter in epoch.meters for cost in meter.costs()]
+        self.plan.budget.need = max((cost.peak_bytes - cost.held_bytes for cost in self.costs), default=0)
+        self._frame.settle_frames()
+
+    def trace_epoch(self) -> Timeline:
+        """Train over all frames and tell when each stage ran; `draw(path)` of what is returned makes a picture."""
+        self.plan.timeline = timeline = Timeline(self.plan.device)
+        try:
+            self.train_epoch()
+        finally:
+            self.plan.timeline = None
+        return timeline
+
+    def fit(self, epochs: int) -> list[float]:
+        """Train for some epochs; their mean losses.
+
+        Args:
+            epochs: How many.
+        """
+        return [self.train_epoch() for _ in range(epochs)]
+
+    def _run_frame(self) -> Tensor:
+        if self._graph is not None:
+            self._graph.replay()
+            assert self._static_loss is not None, "kept with the graph"
+            return self._static_loss
+        self.optimizer.zero_grad(set_to_none=True)
+        cost = self._compute()
+        cost.backward()
+        return cost.detach()
+
+    def _compute(self) -> Tensor:
+        """The loss of the frame."""
+        # Casts that a caller's autocast keeps are of parameters before the last step.
+        torch.clear_autocast_cache()
+        for module in self.model.modules():
+            begin_anew: Any = getattr(module, "reinitialize_weight", None)
+            if begin_anew is not None:
+                begin_anew()
+        state, costs = None, []
+        for place, snapshot in enumerate(self._frame.get_snapshots()):
+            y_hat, state = self.step(self.model, snapshot, state)
+            if self.target == "all" or place == self.window - 1:
+                costs.append(self.loss(y_hat, snapshot.y))
+        self._frame.check_unwritten()
+        self._frame.finish()
+        self._frame.forget()
+        return costs[0] if len(costs) == 1 else torch.stack(costs).mean()
+
+    def _record(self) -> None:
+        """Capture the passes of a frame, if the model allows it."""
+        try:
+            self._try_record()
+            return
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and not str(error).startswith("CUDA error"):
+                self._go_on_without(error)
+                return
+        # Out here nothing refers any more to what the failing capture had made. What a graph uses is none of the memory
+        # that torch has cached; and operations of earlier passes that are in a cycle, and so are still there, order its
+        # gradients behind streams that are not captured.
+        self._forget_gradients()
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            self._try_record()
+        except RuntimeError as error:
+            self._go_on_without(error)
+
+    def _go_on_without(self, error: Exception) -> None:
+        """Frames are trained one operation after the other from now on."""
+        if self._must_replay:
+            raise error
+        torch.cuda.synchronize(self.plan.device)
+        self._may_replay, self._captured_step = False, None
+        self._frame.others.free()
+        self._forget_gradients()
+        self.decisions.append(f"frames are not replayed: {str(error).splitlines()[0]}")
+
+    def _try_record(self) -> None:
+        self._frame.move(0)
+        self._frame.others.fix(0)
+        graph, device = torch.cuda.CUDAGraph(), self.plan.device
+        self._forget_gradients()
+        torch.cuda.synchronize(device)
+        self._frame.is_recording = True
+        try:
+            # Torch's own stream for it may be of another GPU. The first makes the GPU the current one, and its stream
+            # what it was, also after an error.
+            with torch.cuda.stream(torch.cuda.current_stream(device)), warnings.catch_warnings():
+                # Of graphs that hold nothing, where the model was refused at once, and that not all waits are found.
+                warnings.simplefilter("ignore")
+                with record_graph(graph, torch.cuda.Stream(device)), waits_refused():
+                    cost = self._compute()
+                    cost.backward()
+                    if self._may_capture_step():
+                        self.optimizer.step()
+                        self._captured_step = self._describe_step()
+            self._graph, self._static_loss = graph, cost.detach()
+            self._gradients = [(parameter, parameter.grad) for parameter in self._list_parameters()]
+            what = "frames are" if self._captured_step is None else "frames and steps are"
+            self.decisions.append(f"{what} replayed as one CUDA graph")
+        finally:
+            self._frame.is_recording = False
+            torch.clear_autocast_cache()
+
+    def _may_capture_step(self) -> bool:
+        """Whether a step does all on the GPU, with a state that is there already."""
+        stepped = (p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
+        return steps_on_gpu(self.optimizer) and all(p in self.optimizer.state for p in stepped)
+
+    def _describe_step(self) -> list[Any]:
+        """What a captured step goes on with: options, and where learning rates and the optimizer's state lie."""
+        groups, known = self.optimizer.param_groups, self.optimizer.state.values()
+        options = [value for group in groups for name, value in group.items() if name != "params"]
+        values = [*options, *(value for state in known for value in state.values())]
+        return [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
+
+    def _list_parameters(self) -> list[torch.nn.Parameter]:
+        """Those of the optimizer and of the model, each once."""
+        stepped = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        return list(dict.fromkeys([*stepped, *self.model.parameters()]))
+
+    def _forget_gradients(self) -> None:
+        """Also those of parameters that the optimizer does not have: a graph would add to memory of their owner's."""
+        for parameter in self._list_parameters():
+            parameter.grad = None
+
+    def _tell_most(self) -> str:
+        seconds = {lane: max(cost.seconds.get(lane, 0.0) for cost in self.costs) for lane in LANES}
+        stages = [f"{lane} {1e3 * most:.3g} ms" for lane, most in seconds.items() if most]
+        moved = max(cost.moved_bytes for cost in self.costs)
+        memory = [f"{self.plan.budget.need / 1e6:.3g} MB of memory"] if self.plan.budget.need else []
+        return ", ".join([*stages, f"{moved / 1e6:.3g} MB to the device", *memory])
+
+    def summary(self) -> str:
+        """Sizes, decisions and the course of the epochs, in lines."""
+        lines = self.plan.summary().splitlines()
+        lines += [f"frames: {self.num_frames} of {self.window} snapshots", *self.decisions]
+        if self.costs:
+            lines.append(f"most that a frame of the first epoch took: {self._tell_most()}")
+        lines += [
+            f"epoch {number}: loss {epoch['loss']:.4g}, {epoch['seconds']:.3f} s, {epoch['moved_bytes'] / 1e6:.3g} MB "
+            f"to the device{', replayed' if epoch['replayed'] else ''}"
+            for number, epoch in enumerate(self.history, 1)
+        ]
+        return "\n".join(lines)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Raise unless its steps follow a backward pass."""
+    if not callable(getattr(optimizer, "step", None)) or not callable(getattr(optimizer, "zero_grad", None)):
+        raise ArgumentTypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+    options = inspect.signature(optimizer.step).parameters.values()
+    if any(option.default is option.empty and option.kind is option.POSITIONAL_OR_KEYWORD for option in options):
+        raise ArgumentTypeError(f"optimizer must step without a closure, got {type(optimizer).__name__}: loop over "
+                                "`stream` for it")  # fmt: skip
+
+
+def _check_shapes(name: str, values: list[Tensor | None]) -> None:
+    """Raise unless an attribute is there in all snapshots, in one shape."""
+    shapes = [None if value is None else tuple(value.shape) for value in values]
+    if None in shapes:
+        other, advice = shapes.index(None), f"give {name} to every snapshot, or loop over `stream`, which needs none"
+    else:
+        other = next((time for time, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        advice = "a loop over `stream` takes any"
+    if shapes[other] is None or other > 0:
+        got = " and ".join(f"{shapes[time]} at {time}" for time in sorted({0, other}))
+        raise ArgumentError(f"{name} must have one shape in all snapshots of frames, got {got}; {advice}")

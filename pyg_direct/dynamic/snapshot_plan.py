@@ -1,0 +1,381 @@
+"""What is known of a sequence of snapshots: its matrices and the aggregated features of the first layer.
+
+The first aggregation of a model depends on neither time nor parameters, so it is computed once for each snapshot,
+several snapshots at a time, and kept (PiPAD, section 4.3): on the device while they fit, else in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_direct.dynamic.conv_operators import Factors, Operator
+from pyg_direct.dynamic.copy_stream import CopyStream
+from pyg_direct.dynamic.group_choice import APART, GroupChoice, name_matrices
+from pyg_direct.dynamic.group_tuner import Option
+from pyg_direct.dynamic.host_thread import Ahead, take_turns
+from pyg_direct.dynamic.matrix_cache import MatrixCache, count_bytes
+from pyg_direct.dynamic.matrix_group import build_group, check_groups, lay_apart, tell_weights
+from pyg_direct.dynamic.row_cache import Budget, RowCache, choose_among, choose_kept, count_entries
+from pyg_direct.dynamic.sequence_edges import Parts, SequenceEdges, check_limit, is_weighted
+from pyg_direct.dynamic.timeline import Timeline, trace
+from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.rows.upload import upload_large
+from pyg_direct.ops.snapshots.aggregate import Part, SnapshotMatrices, aggregate_snapshots, multiply_parts
+from pyg_direct.ops.snapshots.overlap import MAX_GROUP
+
+
+@take_turns("aggregate_features", "gather_features", "gather_given", "get_matrices", "keep",
+            "multiply_window", "prefetch_features", "prefetch_given", "prefetch_matrices", "read_features", "settle",
+            "visit", "describe")  # fmt: skip
+class SnapshotPlan:
+    """Matrices and aggregated features of the snapshots of one sequence, made when first asked for.
+
+    Args:
+        parts: The snapshots, in order. Tensors that are the same object are the same in several snapshots.
+        device: Where layers compute.
+        group_size: Snapshots aggregated at once: 1, 2, 4 or 8; "auto" chooses for every eight of them, form included,
+            what the measured speeds of the device let expect to take the least.
+        form: "split" or "mask", see `group.build_group`.
+        memory: Bytes on the device for what is kept; None is without a limit.
+
+    Raises:
+        ArgumentError, MemoryLimitError: no such group size or form; `memory` is less than the features of one snapshot.
+    """
+
+    def __init__(self, parts: Sequence[Parts], device: torch.device, group_size: int | str = "auto",
+                 form: str = "mask", memory: int | None = None) -> None:  # fmt: skip
+        check_groups(group_size, form)
+        self.parts, self.device, self.group_size, self.form = tuple(parts), device, group_size, form
+        self.num_nodes = max((part.num_nodes for part in self.parts), default=0)
+        self.has_weights = any(map(is_weighted, self.parts))
+        check_limit(self.parts, memory)
+        self.budget = Budget(memory, device)
+        self._ahead = Ahead()
+        self.edges = SequenceEdges(self.parts, self.num_nodes, device, self.budget, self._ahead)
+        self.copies = CopyStream(device)
+        self.matrices = MatrixCache(device, self.budget, self.copies)
+        self._choice = GroupChoice(self.parts, self.num_nodes, device, group_size, form, self.edges, self._ahead)
+        # What was chosen, in words.
+        self.decisions = self._choice.decisions
+        self.timeline: Timeline | None = None
+        self._rows, self._given = (RowCache(device, self.budget, self.copies) for _ in range(2))
+        self._kept: dict[Hashable, Any] = {}
+        # Structures and features copied from host memory; on a CPU, those that a device of its own would be sent.
+        self.moved_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def tell_time(self, time: int) -> int:
+        """Which snapshot is meant; plans of a frame have places."""
+        return time
+
+    def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
+        """What an operator makes of a snapshot."""
+        return self.edges.factorise(operator, time, weighted)
+
+    def _count_at_once(self, time: int) -> int:
+        """Snapshots whose features memory lets be aggregated at once."""
+        x = self.parts[time].x
+        if x is None or self.budget.limit is None:
+            return MAX_GROUP
+        # What goes in and comes out lies on the device at once.
+        row_bytes = 8 * self.num_nodes * x.shape[1:].numel()
+        return max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // max(1, row_bytes)))
+
+    def get_matrices(self, operator: Operator, first: int, last: int, weighted: bool = True,
+                     form: str | None = None, keep: bool = True) -> SnapshotMatrices:  # fmt: skip
+        """The matrices of snapshots [first, last), on the device; kept there with `keep`, where the budget has room."""
+        factors = [self.factorise(operator, t, weighted) for t in range(first, last)]
+        form = self.form if form is None else form
+        key = name_matrices(form, factors)
+
+        def make() -> SnapshotMatrices:
+            with self.edges.in_one_thread(first, last):
+                made = self._choice.take_built(key) or build_group(factors, self.num_nodes, form)
+            if last - first > 1:
+                told = f"{tell_weights(made)}, {made.num_bytes:,} bytes"
+                self.decisions.append(f"snapshots {first} to {last - 1}: {told}")
+            return made
+
+        return self.matrices.get(key, range(first, last), make, keep)
+
+    def settle(self, frames: Sequence[range], rows: Collection[tuple[Operator, bool]], reads_features: bool) -> None:
+        """Choose what stays on the device under a limit, now that it is known what an epoch reads.
+
+        Args:
+            frames: Snapshots of each frame, in order.
+            rows: Operators and weightings whose aggregated features are copied where they are not on the device.
+            reads_features: Whether features as they were given are.
+        """
+        if self.budget.limit is None:
+            return
+        count, caches = count_entries(frames), (self._given, self._rows, self.matrices)
+        lists = (
+            self._given.list_candidates(lambda time: count(range(time, time + 1)) if reads_features else 0),
+            self._rows.list_candidates(lambda key: count(range(key[2], key[2] + 1)) if key[:2] in rows else 0),
+            self.matrices.list_candidates(count),
+        )
+        room = self.budget.limit - self.budget.used + sum(cache.device_bytes for cache in caches)
+        (given, aggregated, matrices), room, left = choose_among(lists, room)
+        whole = choose_kept(self.matrices.list_unpacked(matrices, count), room)
+        packed = [key for key in matrices if key not in whole]
+        # First others go, so that there is room for all that comes.
+        for change in ("keep_only", "bring"):
+            getattr(self._given, change)(given)
+            getattr(self._rows, change)(aggregated)
+            getattr(self.matrices, change)(whole, packed)
+        self.decisions.append(f"memory: of what frames bring, {left:,} bytes are copied in every epoch")
+
+    def visit(self, times: range) -> None:
+        """Say which snapshots a frame has: until the next one, matrices of others leave the device if the budget has no
+        room for them.
+        """
+        self.matrices.visit(times)
+
+    def has_rows(self, operator: Operator, time: int, weighted: bool = True) -> bool:
+        """Whether the aggregated features of a snapshot are on the device."""
+        return self._rows.is_here((operator, weighted, time))
+
+    def aggregate_features(self, operator: Operator, time: int, weighted: bool = True) -> Tensor:
+        """The aggregated features of a snapshot, `[N, F]` (further dimensions flat) on the device; its whole group is
+        computed at once.
+
+        Raises:
+            ArgumentError: the snapshot has no features.
+        """
+        key = operator, weighted, time
+        if key not in self._rows:
+            channels = self._count_channels(time)
+            group = self._choice.find(operator, time, weighted, channels, once=True)
+            following = self._choice.find_block(time)[1]
+            try:
+                if group.form == APART:
+                    self.edges.join(range(group.first, group.last), weighted)
+                self._begin_following(operator, following, weighted)
+                self._keep_group(operator, group, weighted)
+                has_room = True
+            except torch.OutOfMemoryError:
+                if group.last - group.first == 1:
+                    raise
+                has_room = False
+            if not has_room:
+                self._halve(operator, weighted, group)
+                return self.aggregate_features(operator, time, weighted)
+        return self._rows.fetch(key)
+
+    def _halve(self, operator: Operator, weighted: bool, group: Option) -> None:
+        """Let the matrices of a group go that memory has no room for, and put two groups in its place."""
+        if group.form != APART:
+            factors = [self.factorise(operator, time, weighted) for time in range(group.first, group.last)]
+            self.matrices.drop(name_matrices(group.form, factors))
+        self._choice.halve(operator, weighted, group)
+
+    def _count_channels(self, time: int) -> int:
+        """Numbers of a row of the features of a snapshot."""
+        x = self.parts[time].x
+        if x is None:
+            raise ArgumentError("x must be features of every snapshot that a layer aggregates, got None")
+        return x.shape[1:].numel()
+
+    def _begin_following(self, operator: Operator, time: int, weighted: bool) -> None:
+        """Let a thread slice the snapshots from `time` on, if they have not been and it pays."""
+        if time < len(self.parts) and self.parts[time].x is not None and (operator, weighted, time) not in self._rows:
+            self._choice.begin(operator, time, weighted, self._count_channels(time), self.timeline)
+
+    def gather_features(self, operator: Operator, times: range, weighted: bool = True) -> Tensor | None:
+        """Aggregated features of snapshots of one shape, `[T, N, F]`; None unless all lie on the device already."""
+        return self._rows.gather([(operator, weighted, time) for time in times])
+
+    def prefetch_features(self, operator: Operator, time: int, weighted: bool = True) -> None:
+        """Begin to copy aggregated features that are soon asked for, beside what the device computes."""
+        self._rows.prefetch((operator, weighted, time), self.timeline)
+
+    def prefetch_given(self, time: int) -> None:
+        """Begin to copy features that were read before, beside what the device computes."""
+        self._given.prefetch(time, self.timeline)
+
+    def prefetch_matrices(self, operator: Operator, time: int, weighted: bool = True) -> None:
+        """Begin to copy the matrices of a snapshot's group, if they were before, beside what the device computes."""
+        for group in self._choice.list_known(operator, time, weighted):
+            factors = [self.factorise(operator, t, weighted) for t in range(group.first, group.last)]
+            self.matrices.prefetch(name_matrices(group.form, factors), self.timeline)
+
+    def read_features(self, time: int) -> Tensor:
+        """The features of a snapshot on the device, kept there while the budget lasts.
+
+        Raises:
+            ArgumentError: the snapshot has no features.
+        """
+        x = self.parts[time].x
+        if x is None:
+            raise ArgumentError("x must be features of every snapshot that a layer reads, got None")
+        if x.device == self.device and x.is_cuda:
+            return x
+        if time in self._given:
+            return self._given.fetch(time)
+        self.moved_bytes += x.numel() * x.element_size()
+        here = x.to(self.device)
+        self._given.store(time, here)
+        return here
+
+    def gather_given(self, times: range) -> Tensor:
+        """The features of snapshots of one shape, `[T, N, F]` on the device; those kept there become parts of it."""
+        rows = [self.read_features(time) for time in times]
+        kept = self._given.gather(list(times))
+        return torch.stack(rows) if kept is None else kept
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make()` gives; plans of a frame make it once for all snapshots that share one backward pass."""
+        return make()
+
+    def defer(self, work: Callable[[], None], owner: Hashable = None) -> None:
+        """Do something now; plans of a frame do it when all its snapshots have gone through the model."""
+        work()
+
+    def at(self, time: int) -> tuple[SnapshotPlan, int]:
+        """What has the edges of a snapshot, and which it is there."""
+        return self, time
+
+    def finish(self, owner: Hashable = None) -> None:
+        """Do what an owner deferred; nothing without frames."""
+
+    def get_window(self, operator: Operator, weighted: bool) -> Tensor | None:
+        """Aggregated features of all snapshots of a frame, `[W, N, F]`; None where there is no frame."""
+        return None
+
+    def get_features(self) -> Tensor:
+        """Features of all snapshots of a frame, `[W, N, F]`."""
+        raise NotImplementedError("only plans of frames have windows")
+
+    def _keep_group(self, operator: Operator, group: Option, weighted: bool) -> None:
+        """Aggregate features of a group, of as many snapshots at once as memory lets be, and keep or send each away."""
+        low = group.first
+        while low < group.last:
+            times = range(low, min(low + self._count_at_once(low), group.last))
+            with trace(self.timeline, "aggregate"):
+                out = self._compute_part(operator, range(group.first, group.last), times, weighted, group.form)
+            for time, rows in zip(times, out, strict=True):
+                # Memory may have run out for others of a group, which is then aggregated again in halves.
+                if (operator, weighted, time) not in self._rows:
+                    self._rows.store((operator, weighted, time), rows)
+            del out, rows
+            low = times.stop
+
+    def _compute_part(self, operator: Operator, group: range, times: range, weighted: bool, form: str) -> list[Tensor]:
+        """Aggregated features of some snapshots of a group."""
+        features = self._read_flat(times)
+        if form == APART:
+            with torch.no_grad():
+                joined = self.edges.join(times, weighted) if operator.is_local else None
+                if joined is None:
+                    apart = lay_apart([self.factorise(operator, time, weighted) for time in times], self.num_nodes)
+                else:
+                    apart = lay_apart([operator.factorise(joined)], joined.num_nodes)
+                out = aggregate_snapshots(torch.cat(features).unsqueeze(1), apart)
+            out = out.view(len(times), self.num_nodes, -1)
+        else:
+            # The snapshots of a node side by side, so that one read brings them all.
+            packed = torch.stack(features, dim=1)
+            if not packed.is_cuda:
+                self.moved_bytes += packed.numel() * packed.element_size()
+            packed = packed.to(self.device)
+            # Layers that follow may ask for them again; if none does, a bounded budget is for the rows.
+            keep = self.budget.limit is None
+            with torch.no_grad():
+                matrices = self.get_matrices(operator, group.start, group.stop, weighted, form, keep)
+                out = aggregate_snapshots(packed, matrices, times.start - group.start)
+            out = out.transpose(0, 1).contiguous()
+        return [rows[: self.parts[time].num_nodes] for rows, time in zip(out.unbind(0), times, strict=True)]
+
+    def _read_flat(self, times: range) -> list[Tensor]:
+        """Features of snapshots as `[N, F]`, with rows of zeros for the nodes that others have; on the device, where
+        nothing limits what lies there.
+        """
+        given = [x for x in (self.parts[time].x for time in times) if x is not None]
+        assert len(given) == len(times), "their numbers were counted"
+        if self.budget.limit is None and self.device.type != "cpu":
+            self.moved_bytes += sum(x.numel() * x.element_size() for x in given if x.device != self.device)
+            given = upload_large(given, self.device)
+        flat = [x.reshape(x.shape[0], x.shape[1:].numel()) for x in given]
+        return [F.pad(x, (0, 0, 0, self.num_nodes - x.shape[0])) if x.shape[0] < self.num_nodes else x for x in flat]
+
+    def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
+        """What `make()` gives for a snapshot, which must depend on nothing else; kept while the budget lasts."""
+        if (key, time) in self._kept:
+            return self._kept[key, time]
+        with torch.no_grad():
+            made = make()
+        if self.budget.take(count_bytes(made)):
+            self._kept[key, time] = made
+        return made
+
+    def aggregate(self, operator: Operator, time: int, x: Tensor, weighted: bool = True) -> Tensor:
+        """Aggregate other rows of a snapshot, `[N, F]` or `[N, ...]`, differentiably."""
+        num_nodes = self.parts[time].num_nodes
+        if x.shape[0] != num_nodes:
+            raise ArgumentError(f"x must have rows of the {num_nodes} nodes of snapshot {time}, got {x.shape[0]}")
+        rows = x.reshape(num_nodes, 1, x.shape[1:].numel())
+        if num_nodes < self.num_nodes:
+            rows = F.pad(rows, (0, 0, 0, 0, 0, self.num_nodes - num_nodes))
+        out = aggregate_snapshots(rows, self.get_matrices(operator, time, time + 1, weighted))
+        return out[:num_nodes].reshape(x.shape)
+
+    def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
+                        transposed: bool = False) -> Tensor:  # fmt: skip
+        """Aggregate other rows `[N, W, F]` of snapshots from `first` on, or with `transposed` their gradient; without a
+        gradient of its own.
+        """
+        num_nodes, last = x.shape[0], first + x.shape[1]
+        x = F.pad(x, (0, 0, 0, 0, 0, self.num_nodes - num_nodes)) if num_nodes < self.num_nodes else x
+        while True:
+            try:
+                # Held by nothing here, so that they go with the error.
+                return multiply_parts(x, self._find_parts(operator, first, last, weighted, x.shape[2]),
+                                      transposed)[:num_nodes]  # fmt: skip
+            except torch.OutOfMemoryError:
+                groups = list(self._find_groups(operator, first, last, weighted, x.shape[2]))
+                largest = max(groups, key=lambda group: group.last - group.first)
+                if largest.last - largest.first == 1:
+                    raise
+            # Out here nothing refers any more to what was made.
+            self._halve(operator, weighted, largest)
+
+    def _find_groups(self, operator: Operator, time: int, last: int, weighted: bool, channels: int) -> Iterator[Option]:
+        while time < last:
+            yield (group := self._choice.find(operator, time, weighted, channels))
+            time = group.last
+
+    def _find_parts(self, operator: Operator, time: int, last: int, weighted: bool, channels: int) -> Iterator[Part]:
+        for group in self._find_groups(operator, time, last, weighted, channels):
+            matrices = self.get_matrices(operator, group.first, group.last, weighted, group.form)
+            low = max(time, group.first)
+            yield Part(matrices, low - group.first, min(group.last, last) - low)
+
+    def summary(self) -> str:
+        """Sizes and choices, a line each."""
+        return "\n".join([*(f"{name}: {value:,}" for name, value in self.describe().items()), *self.decisions])
+
+    def describe(self) -> dict[str, Any]:
+        """Sizes: snapshots, nodes, edges; bytes of matrices, features and their aggregates held; bytes copied to the
+        device so far (on a CPU, those that a device with memory of its own would be sent).
+        """
+        return {
+            "snapshots": len(self.parts),
+            "nodes": self.num_nodes,
+            "edges": sum(part.edge_index.shape[1] for part in self.parts),
+            "matrix_bytes": self.matrices.num_bytes,
+            "aggregated_bytes": self._rows.device_bytes,
+            "aggregated_host_bytes": self._rows.host_bytes,
+            "feature_bytes": self._given.device_bytes,
+            "moved_bytes": self.count_moved(),
+        }
+
+    def count_moved(self) -> int:
+        """Bytes copied to the device so far, as `describe` tells."""
+        return self.moved_bytes + sum(c.moved_bytes for c in (self.edges, self.matrices, self._rows, self._given))

@@ -1,0 +1,162 @@
+"""`FeatureStore`: PyG's interface to rows, answered by `Feature`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore as PygFeatureStore, TensorAttr
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.hot_rows import Listing
+from pyg_direct.features.row_files import as_tensor, slice_along
+from pyg_direct.ops.argument_checks import as_ids, check_ids
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.typing import Device
+
+
+class FeatureStore(PygFeatureStore):  # type: ignore[misc]
+    """Rows of nodes and edges behind PyG's `FeatureStore`, each table a `Feature`; results are on `device`.
+
+    Groups are node types, or relations for rows of edges; None in a graph without types. Tables may be tensors, NumPy
+    arrays and memory maps, or features that were filled already. A tensor that requires a gradient stays where it is,
+    and its rows carry the gradient.
+
+    Args:
+        device: The device of results; None is the current GPU if there is one, else the CPU.
+        device_cache_size, placement, store_dtype, csr_topo: See `Feature`; for every table that is not one already.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+    """
+
+    # Loaders need not bring ids to the CPU first.
+    takes_device_ids = True
+
+    def __init__(self, device: Device = None, *, device_cache_size: int | str = 0, placement: str = "unified",
+                 store_dtype: torch.dtype | None = None, csr_topo: Listing | None = None) -> None:  # fmt: skip
+        super().__init__()
+        self._options: dict[str, Any] = {"device": device, "device_cache_size": device_cache_size,
+                                         "placement": placement, "csr_topo": csr_topo}  # fmt: skip
+        self._store_dtype = store_dtype
+        # What is wrong with them is said here.
+        Feature(**self._options, store_dtype=store_dtype)
+        self.__dict__["_features"] = {}
+
+    @staticmethod
+    def _key(attr: TensorAttr) -> tuple[Any, Any]:
+        group = attr.group_name
+        return (tuple(group) if isinstance(group, (list, tuple)) else group), attr.attr_name
+
+    def find(self, attr: TensorAttr) -> Feature | Tensor:
+        """The table of an attribute: a `Feature`, or where it is learned a tensor, `[N, ...]` of the dtype it has.
+
+        Args:
+            attr: Its group and name, as PyG has them.
+
+        Raises:
+            KeyError: there is none.
+        """
+        key = self._key(attr)
+        if key not in self._features:
+            raise KeyError(f"group_name and attr_name must be of a table in the store, got {key} of "
+                           f"{list(self._features)}")  # fmt: skip
+        table: Feature | Tensor = self._features[key]
+        return table
+
+    def get_tensor(self, *args: Any, convert_type: bool = False, **kwargs: Any) -> Any:
+        """Rows of a table.
+
+        Args:
+            *args, **kwargs: Its group, name and index, as PyG has them; the index may be a list or an array.
+            convert_type: Rows by an array are an array too.
+
+        Raises:
+            KeyError: there is no such table.
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        attr = self._tensor_attr_cls.cast(*args, **kwargs)
+        is_array = isinstance(attr.index, np.ndarray)
+        if is_array:
+            # PyG compares it, as a whole, with a word.
+            attr = copy.copy(attr)
+            attr.index = as_ids("index", attr.index)
+        rows = super().get_tensor(attr)
+        return rows.detach().cpu().numpy() if convert_type and is_array else rows
+
+    def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
+        """Put another table in the place of one; where it is refused, the one that is there stays.
+
+        Args:
+            tensor: The whole table, as it would be put.
+            *args, **kwargs: Its group and name, as PyG has them.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, NotImplementedError: as of a table that is put.
+        """
+        # PyG's takes the old table away first.
+        return bool(self.put_tensor(tensor, *args, **kwargs))
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        if attr.index is not None and not (isinstance(attr.index, slice) and attr.index == slice(None)):
+            raise NotImplementedError("a table is put whole; index must be None")
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            self._features[self._key(attr)] = tensor
+            return True
+        if not isinstance(tensor, Feature):
+            if not isinstance(tensor, (Tensor, np.ndarray)):
+                raise ArgumentTypeError(f"tensor must be a tensor, an array or a Feature, got {type(tensor).__name__}")
+            rows = as_tensor(tensor)
+            store_dtype = self._store_dtype if rows.dtype == torch.float32 else None
+            tensor = Feature(**self._options, store_dtype=store_dtype).from_cpu_tensor(rows)
+        if tensor.placement == "sharded":
+            raise ArgumentError("tensor must hold all its rows, got a Feature that is shared out over processes: let "
+                                "NeighborLoader(cold_policy='shard') make it")  # fmt: skip
+        self._features[self._key(attr)] = tensor
+        return True
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        table = self.find(attr)
+        index = attr.index
+        if index is None:
+            index = slice(None)
+        if isinstance(index, slice):
+            start, stop, step = index.indices(table.shape[0])
+            # One that ends before it begins has no rows, which `arange` refuses.
+            stop = max(start, stop) if step > 0 else min(start, stop)
+            index = torch.arange(start, stop, step, device="cpu")
+        ids = _as_list(as_ids("index", index), table.shape[0])
+        if isinstance(table, Tensor):
+            rows = slice_along(0, resolve_device(self._options["device"]), table, ids)
+        else:
+            rows = table[ids]
+        # The row of a number, as of any tensor.
+        return rows[0] if np.ndim(index) == 0 else rows
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        return self._features.pop(self._key(attr), None) is not None
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
+        return tuple(self.find(attr).shape)
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """What the store holds, without indices."""
+        return [TensorAttr(group, name) for group, name in self._features]
+
+
+def _as_list(ids: Tensor, count: int) -> Tensor:
+    """Ids `[n]` of those, of the one, or of a mask of `count` rows."""
+    if ids.dtype == torch.bool:
+        if ids.shape != (count,):
+            raise ArgumentError(f"index must be a mask of {count} rows, got shape {tuple(ids.shape)}")
+        return ids.nonzero().view(-1)
+    if ids.dim() > 0:
+        return check_ids("index", ids, count)
+    check_ids("index", ids.view(1))
+    if not -count <= int(ids) < count:
+        raise IdError(f"index must lie in [{-count}, {count}), got {int(ids)}")
+    return ids.view(1) % count

@@ -1,0 +1,339 @@
+"""Hot rows: the rows that are read most, ranked by the graph, by counted reads, or by a user's scores.
+
+`expected_reads` and `expected_edge_reads` compute from the graph how often sampling reads each row, instead of
+counting it. They give the chance that a batch meets a node, or samples an edge. A hop meets a node if one of the
+expanded rows picks it, each with chance min(1, k / degree). Chances of different rows are assumed independent. The
+computation takes one pass over the edges per hop. A counting run needs an epoch to tell the rows of the middle
+apart.
+
+`fit_budget` and `copy_to_gpu` give the hot rows of a `Feature` GPU memory and copy them there. `share_budget`
+divides one budget of GPU memory between the hot rows of several tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, PlacementWarning, warn
+from pyg_direct.ops.argument_checks import check_fanouts, check_ids, check_topology, check_topology_kinds
+from pyg_direct.ops.sampling.expected_reads import spread_values
+from pyg_direct.progress import Bar, show_wait
+from pyg_direct.runtime.cuda.device import free_bytes
+from pyg_direct.runtime.host.memory import parse_size
+
+RANKINGS = ("degree", "frequency", "expected")
+
+
+class Listing(Protocol):
+    """What ranks rows: the part of a `CSRTopo` that a feature reads."""
+
+    @property
+    def indices(self) -> Tensor:
+        """Nodes listed by rows, `[E]`."""
+
+    @property
+    def node_count(self) -> int:
+        """N."""
+
+    @property
+    def edge_count(self) -> int:
+        """E."""
+
+
+class Ranked(NamedTuple):
+    """A `Listing` whose rows were ranked already."""
+
+    indices: Tensor
+    node_count: int
+    edge_count: int
+    scores: Tensor
+
+
+class Hottest(NamedTuple):
+    """The hottest rows of a table, as many as were asked for.
+
+    Attributes:
+        ids: Ascending, int64, on the CPU.
+        misses: Share of all reads that goes to other rows, as far as the scores tell.
+    """
+
+    ids: Tensor
+    misses: float
+
+
+def check_hotness(hotness: str | Tensor) -> None:
+    """Refuse what ranks no rows.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if isinstance(hotness, Tensor):
+        if hotness.dim() != 1 or hotness.is_complex():
+            raise ArgumentError(f"hotness must hold one number for each row, got {tuple(hotness.shape)} of "
+                                f"{hotness.dtype}")  # fmt: skip
+        return
+    if not isinstance(hotness, str):
+        raise ArgumentTypeError(f"hotness must be a name or a tensor of scores, got {type(hotness).__name__}")
+    if hotness not in RANKINGS:
+        raise ArgumentError(f"hotness must be one of {', '.join(RANKINGS)} or a tensor of scores, got {hotness!r}")
+
+
+def check_scores(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> None:
+    """Refuse what does not rank these rows.
+
+    Raises:
+        ArgumentError: there are other than `num_rows` scores, one is no number, or reads were not counted yet.
+    """
+    if isinstance(hotness, Tensor):
+        if len(hotness) != num_rows:
+            raise ArgumentError(f"hotness must hold a score for each of the {num_rows} rows, got {len(hotness)}")
+        if hotness.is_floating_point() and bool(hotness.isnan().any()):
+            raise ArgumentError("hotness must hold numbers, got a NaN")
+    elif hotness != "degree" and not isinstance(csr_topo, Ranked):
+        raise ArgumentError(f"hotness={hotness!r} needs to know what is sampled: pass hotness=count_reads(...) or "
+                            "hotness=expected_reads(...), or let a NeighborLoader do it")  # fmt: skip
+
+
+def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> Tensor | None:
+    """Scores of all rows, `[num_rows]`; None where nothing tells them apart.
+
+    Raises:
+        ArgumentError: as of `check_scores`.
+    """
+    check_scores(hotness, csr_topo, num_rows)
+    if isinstance(hotness, Tensor):
+        return hotness
+    if isinstance(csr_topo, Ranked):
+        return csr_topo.scores
+    return None if csr_topo is None else count_listings(csr_topo, num_rows)
+
+
+def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
+    """The `count` rows with the highest scores, the first ones among equals; without scores the first rows."""
+    if scores is None:
+        return Hottest(torch.arange(count, device="cpu"), 1 - count / max(1, num_rows))
+    with show_wait("sorting rows by hotness", items=num_rows):
+        ranked, order = scores.sort(descending=True, stable=True)
+    ranked = ranked.clamp(min=0).double()
+    misses = 1 - float(ranked[:count].sum()) / max(float(ranked.sum()), 1e-300)
+    return Hottest(order[:count].sort().values.cpu(), min(1.0, max(0.0, misses)))
+
+
+def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
+    """How many rows of the topology list each node, int64 `[num_rows]`: how often sampling may meet it."""
+    counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
+    # A piece takes memory as its counts do, which a GPU may have little of.
+    step = max(1 << 22, num_rows)
+    with Bar(csr_topo.edge_count, "ranking rows by degree", "edges") as bar:
+        for begin in range(0, csr_topo.edge_count, step):
+            piece = csr_topo.indices[begin : begin + step]
+            counts += torch.bincount(piece, minlength=num_rows)
+            bar.update(piece.numel())
+    return counts
+
+
+def blend_reads(counts: Tensor, chances: Tensor) -> Tensor:
+    """Reads to be expected of each row, float64 `[N]`: those that its chance tells, and of what a pre-sampling run
+    counted beside them as much as can be trusted.
+
+    The credibility of counts (Buehlmann, 1967): squares of what they miss their expectation m by are phi * m for what
+    chance does in a run, and v * m**2 for rows that are read more or less often than it was computed. Both are found by
+    a line through all rows, and of a row's difference v * m / (phi + v * m) is kept: hardly any of a short run, where
+    most rows are read once or never, and nearly all of many epochs.
+
+    Args:
+        counts: As of `count_reads`, `[N]`.
+        chances: As of `expected_reads`, `[N]`, on the same device.
+    """
+    counts, chances = counts.double(), chances.double()
+    expected = chances * (counts.sum() / chances.sum().clamp(min=1e-300))
+    misses = counts - expected
+    weights = expected / (1 + 2 * expected)
+    weights = weights / weights.sum().clamp(min=1e-300)
+    squares = misses.square() / expected.clamp(min=1e-300) * (expected > 0)
+    mean, mean_square = (weights * expected).sum(), (weights * squares).sum()
+    spread = weights * (expected - mean)
+    v = ((spread * squares).sum() / (spread * (expected - mean)).sum().clamp(min=1e-300)).clamp(min=0)
+    phi = (mean_square - v * mean).clamp(min=1e-3)
+    return expected + v * expected / (phi + v * expected) * misses
+
+
+def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
+    """How often each row is read by the batches of a pre-sampling run, int32 `[num_rows]`, counted where their ids are
+    (GNNLab, EuroSys 2022, section 6). Pass it as `Feature(hotness=)`.
+
+    Args:
+        batches: Ids of the rows that a batch reads, int32 or int64 `[n]` each, such as `n_id` of a sample.
+        num_rows: N.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value; of ids outside [0, num_rows) at the end.
+    """
+    if isinstance(num_rows, bool) or not isinstance(num_rows, int) or not 0 <= num_rows < 2**62:
+        raise ArgumentError(f"num_rows must be an integer in [0, 2**62), got {num_rows!r}")
+    counts: Tensor | None = None
+    for ids in batches:
+        ids = check_ids("batches", ids)
+        if counts is None:
+            # One place more, for ids that are none.
+            counts = torch.zeros(num_rows + 1, dtype=torch.int32, device=ids.device)
+        ids = torch.where((ids >= 0) & (ids < num_rows), ids, num_rows).long()
+        counts.index_add_(0, ids, torch.ones(1, dtype=torch.int32, device=ids.device).expand(ids.numel()))
+    if counts is None:
+        return torch.zeros(num_rows, dtype=torch.int32, device="cpu")
+    if int(counts[-1]) > 0:
+        raise ArgumentError(f"batches must hold ids in [0, {num_rows}), got {int(counts[-1])} outside")
+    return counts[:-1]
+
+
+def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors: Sequence[int],
+                   batch_size: int) -> Tensor:  # fmt: skip
+    """Chance of each node to be in a batch, float32 `[N]`, on the device of the topology. Pass it as
+    `Feature(hotness=)`.
+
+    Args:
+        indptr: Row offsets, int64 `[N + 1]`: `csr_topo.indptr`.
+        indices: Neighbors, int32 or int64 `[E]`: `csr_topo.indices`.
+        input_nodes: Nodes that batches begin with, int32 or int64 `[S]`; one may be listed several times.
+        num_neighbors: Fanout of each hop; -1 for all neighbors.
+        batch_size: Of them in a batch.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    return _compute(indptr, indices, input_nodes, num_neighbors, batch_size)[0]
+
+
+def expected_edge_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors: Sequence[int],
+                        batch_size: int, eid: Tensor | None = None) -> Tensor:  # fmt: skip
+    """Chance of each edge to be in a batch, float32 `[E]` by edge id, on the device of the topology. Pass it as
+    `Feature(hotness=)` for rows of edges. It takes 8 bytes an edge beside the result.
+
+    An edge is sampled if a hop expands its target and picks it, with chance min(1, k / degree); as a batch expands a
+    node once, the chances of its hops add up.
+
+    Args:
+        indptr, indices, input_nodes, num_neighbors, batch_size: See `expected_reads`.
+        eid: Edge ids, int32 or int64 `[E]`: `csr_topo.eid`. None: the position of an edge is its id.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    picked = _compute(indptr, indices, input_nodes, num_neighbors, batch_size)[1]
+    num_edges = indices.numel()
+    # All edges of a target have one chance.
+    reads = picked.repeat_interleave(indptr[1:] - indptr[:-1], output_size=num_edges)
+    if eid is None:
+        return reads
+    eid = check_ids("eid", eid, num_edges)
+    if eid.numel() != num_edges:
+        raise ArgumentError(f"eid must hold an id for each of the {num_edges} edges, got {eid.numel()}")
+    if eid.is_cuda and num_edges > 0:
+        check_ids("eid", torch.stack(torch.aminmax(eid)).cpu(), num_edges)
+    return torch.zeros_like(reads).index_copy_(0, eid.to(reads.device).long(), reads)
+
+
+def _compute(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors: Sequence[int], batch_size: int
+             ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(chance of each node to be in a batch, chance of each edge that leads to it), float32 `[N]` both."""
+    check_ids("input_nodes", input_nodes)
+    # What they hold on a GPU would be waited for.
+    (check_topology_kinds if isinstance(indptr, Tensor) and indptr.is_cuda else check_topology)(indptr, indices)
+    num_nodes = indptr.numel() - 1
+    fanouts = check_fanouts("num_neighbors", num_neighbors)
+    input_nodes = check_ids("input_nodes", input_nodes.cpu(), num_nodes).long().to(indptr.device)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ArgumentError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
+    degree = indptr[1:] - indptr[:-1]
+    chance, picked = torch.zeros(2, num_nodes, device=indptr.device)
+    if input_nodes.numel() == 0:
+        return chance, picked
+    copies = torch.zeros_like(chance).index_add_(0, input_nodes, torch.ones_like(chance[:1]).expand(len(input_nodes)))
+    # Of a node that is listed several times, any of which brings it.
+    chance = 1 - (1 - min(1.0, batch_size / input_nodes.numel())) ** copies
+    expanded = chance
+    with Bar(len(fanouts) * indices.numel(), "ranking rows by expected reads", "edges") as bar:
+        for fanout in fanouts:
+            picks = 1.0 if fanout < 0 else (fanout / degree.clamp(min=1)).clamp(max=1.0)
+            picked = picked + expanded * picks
+            # Just below 1, whose logarithm there is none of.
+            weights = -torch.log1p(-(expanded * picks).clamp(max=1 - 1e-6))
+            after = 1 - (1 - chance) * torch.exp(-spread_values(indptr, indices, weights, bar))
+            expanded, chance = after - chance, after
+    return chance, picked
+
+
+_FREE_SHARE = 0.9
+# Rows that are copied to GPU memory at once.
+_PIECE = 1 << 18
+
+
+def fit_budget(budget: int, asked: int | str, device: torch.device) -> int:
+    """As many of `budget` bytes as are free on the GPU; a warning names `asked`, the `device_cache_size`, if fewer."""
+    most = int(_FREE_SHARE * free_bytes(device.index or 0))
+    if budget > most:
+        warn(f"device_cache_size={asked!r} is more than the free memory of {device}; "
+             f"{most} bytes are used instead", PlacementWarning)  # fmt: skip
+    return min(budget, most)
+
+
+def copy_to_gpu(rows: Tensor, ids: Tensor | None, device: torch.device) -> Tensor | None:
+    """All rows or those of `ids` in GPU memory; None when it ran out."""
+    try:
+        hot = torch.empty((len(rows) if ids is None else len(ids), *rows.shape[1:]), dtype=rows.dtype, device=device)
+    except torch.OutOfMemoryError:
+        return None
+    with show_wait("copying rows to GPU memory", items=hot.numel()):
+        if ids is None:
+            return hot.copy_(rows)
+        # In pieces, so that the host holds no second copy of the hot rows.
+        for part, ids_of_part in zip(hot.split(_PIECE), ids.split(_PIECE), strict=True):
+            part.copy_(rows[ids_of_part])
+    return hot
+
+
+def shrink_budget(budget: int, asked: int | str) -> int:
+    """Half of `budget` bytes, which the GPU had no memory for; a warning names `asked`, the `device_cache_size`."""
+    torch.cuda.empty_cache()
+    warn(
+        f"device_cache_size={asked!r}: GPU memory ran out for {budget} bytes of "
+        f"hot rows; {budget // 2} are tried instead",
+        PlacementWarning,
+    )
+    return budget // 2
+
+
+class Demand(NamedTuple):
+    """A table whose hot rows want GPU memory: how often a batch reads each row, `[N]`, and the bytes of one."""
+
+    reads: Tensor
+    row_bytes: int
+
+
+def share_budget(demands: Mapping[Any, Demand], budget: int | str) -> dict[Any, int]:
+    """Bytes for hot rows of each table: those with the most expected reads a byte of all tables, until the first that
+    does not fit; of equals, those of earlier tables first. It takes about 40 bytes a row, on the device of the scores.
+
+    Args:
+        demands: By key, on one device; `reads` in one unit.
+        budget: For all of them together: bytes, `"2G"`, or a share of their bytes such as `"20%"`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    reads, row_bytes = [demand.reads for demand in demands.values()], [demand.row_bytes for demand in demands.values()]
+    whole = sum(size * len(scores) for scores, size in zip(reads, row_bytes, strict=True))
+    most = parse_size(budget, whole, "feature_cache")
+    if not demands:
+        return {}
+    device, lengths = reads[0].device, torch.tensor([len(scores) for scores in reads], device="cpu")
+    densities = torch.cat([scores.float() / max(1, size) for scores, size in zip(reads, row_bytes, strict=True)])
+    order = densities.sort(descending=True, stable=True).indices
+    table = torch.arange(len(reads), device=device).repeat_interleave(lengths.to(device))[order]
+    sizes = torch.tensor(row_bytes, device=device)
+    counts = torch.bincount(table[sizes[table].cumsum(0) <= most], minlength=len(reads))
+    return dict(zip(demands, (counts * sizes).tolist(), strict=True))

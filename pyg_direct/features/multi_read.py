@@ -1,0 +1,152 @@
+"""Features of all types of a batch that lie whole in GPU memory, read in one launch.
+
+`TypedRows` reads the types of a batch; `ReadTyped` is the launch for types whose rows have one form. `ReadTogether`
+reads features of short rows by the same ids, such as labels and masks, in one launch instead of one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from pyg_direct.features.feature import Feature
+from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.ops.rows.multi_gather import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow
+from pyg_direct.ops.rows.upload import upload
+
+
+class ReadTyped:
+    """Features of several types that are read together, by the ids of one batch or of several.
+
+    Args:
+        features: By (type, key); of one dtype and row, for which `fits_typed` holds.
+        types: The types in the order of the ids of a batch.
+        num_batches: How many batches stand one after the other.
+    """
+
+    def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str], num_batches: int) -> None:
+        self.names = list(features)
+        self._features = list(features.values())
+        first, tables = self._features[0], [feature.whole for feature in self._features]
+        assert first._errors is not None
+        self.reader = TypedReader([table for table in tables if table is not None] * num_batches, first._errors)
+        # As looking at an item of a tensor costs more than the launch of a kernel.
+        self._flag = first._errors.numpy()
+        order = {kind: number for number, kind in enumerate(types)}
+        own = np.array([order[kind] for kind, _ in self.names], dtype=np.int64)
+        # Which of the lists of ids each table is read by.
+        self.lists = (len(types) * np.arange(num_batches)[:, None] + own).reshape(-1)
+
+    def read(self, ids: Tensor, layout: Tensor, counts: list[int]) -> tuple[Tensor, Sequence[Tensor]]:
+        """(all rows, those of each feature, batch after batch), by ids that a sampler made; see `TypedReader.read`."""
+        if self._flag[0] != NO_POSITION:
+            self._features[0]._raise_earlier_error()
+        return self.reader.read(ids, layout, counts)
+
+    def count(self, ids: Sequence[Tensor]) -> None:
+        """Count what is read by the ids of each type, where that is asked for."""
+        for number, which in enumerate(self.lists.tolist()):
+            feature = self._features[number % len(self._features)]
+            if feature._served is not None:
+                feature._count(ids[which])
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether somebody asked."""
+        return any(feature._served is not None for feature in self._features)
+
+
+class TypedRows:
+    """All features that can be read by the packed ids of a batch, or of several.
+
+    Args:
+        features: By (type, key).
+        types: The types in the order of those ids.
+    """
+
+    def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str]) -> None:
+        forms: dict[object, dict[tuple[str, str], Feature]] = {}
+        for name, feature in features.items():
+            table = feature.whole
+            if table is not None and fits_typed(table):
+                forms.setdefault((table.dtype, table.shape[1:]), {})[name] = feature
+        self._forms = [group for group in forms.values() if len(group) > 1]
+        self._types = list(types)
+        # By the number of batches: the last group of an epoch is shorter.
+        self._groups: dict[int, list[ReadTyped]] = {}
+        self.names = {name for group in self._forms for name in group}
+
+    def read(self, ids: Tensor, sizes: Sequence[int]) -> tuple[list[dict[tuple[str, str], Tensor]], list[Tensor]]:
+        """(rows of each batch by name, the tensors whose memory they share).
+
+        Args:
+            ids: Ids within their types, batch after batch and type after type, int64 on the device.
+            sizes: Their number by batch and type.
+        """
+        num_batches = len(sizes) // max(1, len(self._types))
+        rows: list[dict[tuple[str, str], Tensor]] = [{} for _ in range(num_batches)]
+        memory: list[Tensor] = []
+        if not self._forms or not num_batches:
+            return rows, memory
+        groups = self._groups.get(num_batches)
+        if groups is None:
+            groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
+            self._groups[num_batches] = groups
+        counts = np.array(sizes, dtype=np.int64)
+        begins = np.cumsum(counts) - counts
+        layouts = [group.reader.list_layout(begins[group.lists], counts[group.lists]) for group in groups]
+        words = upload(np.concatenate(layouts), ids.device).split([len(layout) for layout in layouts])
+        for group, layout in zip(groups, words, strict=True):
+            whole, parts = group.read(ids, layout, counts[group.lists].tolist())
+            size = len(group.names)
+            for number, own in enumerate(rows):
+                own.update(zip(group.names, parts[number * size : (number + 1) * size], strict=True))
+            memory.append(whole)
+            if group.is_counting:
+                group.count(ids.split(list(sizes)))
+        return rows, memory
+
+
+class ReadTogether:
+    """Features whose rows `read` returns by name.
+
+    Args:
+        features: Two to `MOST_TABLES` of those that `group_narrow` puts together.
+    """
+
+    def __init__(self, features: Mapping[str, Feature]) -> None:
+        self.names = list(features)
+        self._features = list(features.values())
+        # What the kernel finds is told by the first of them.
+        first, tables = self._features[0], [feature.whole for feature in self._features]
+        assert first._errors is not None
+        # Through NumPy, as looking at an item of a tensor costs more than the launch of a kernel.
+        self._flag = first._errors.numpy()
+        self._reader = NarrowReader([table for table in tables if table is not None], first._errors)
+
+    def read(self, ids: Tensor, memory: list[Tensor] | None = None) -> dict[str, Tensor]:
+        """Rows of ids that a sampler made, as `Feature.read` returns those of each.
+
+        Args:
+            ids: int64 `[n]`, contiguous and where the features are.
+            memory: Gets the tensors that the memory of all rows belongs to.
+        """
+        if self._flag[0] != NO_POSITION:
+            self._features[0]._raise_earlier_error()
+        if self._features[0]._served is not None:
+            for feature in self._features:
+                feature._count(ids)
+        return dict(zip(self.names, self._reader.read(ids, memory), strict=True))
+
+
+def group_narrow(features: Mapping[str, Feature]) -> list[ReadTogether]:
+    """Those of the features that can be read together, in groups: short rows, all in GPU memory, equally many."""
+    fitting: dict[int, list[str]] = {}
+    for name, feature in features.items():
+        table = feature.whole
+        if table is not None and is_narrow(table):
+            fitting.setdefault(len(table), []).append(name)
+    groups = [names[i : i + MOST_TABLES] for names in fitting.values() for i in range(0, len(names), MOST_TABLES)]
+    return [ReadTogether({name: features[name] for name in group}) for group in groups if len(group) > 1]

@@ -1,0 +1,355 @@
+"""Features that several processes of a host read: a handle sent to each and opened by each for its device.
+
+Rows on the host are there once, in shared memory. `choose_cold` chooses where the rows that are not hot lie: the
+choice fits the memory of the hosts. Hot rows are copied by every GPU (`device_replicate`). Or they lie once in the
+memories of a clique, for each of its GPUs to read (`p2p_clique_replicate`). `deal_chunks` distributes the hot rows
+over the GPUs of the clique.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, CudaError, PlacementWarning, warn
+from pyg_direct.features.hot_rows import choose_hottest
+from pyg_direct.ops.rows.gather import Directory
+from pyg_direct.runtime.comm.host_group import gather, identify_host
+from pyg_direct.runtime.cuda.device import abilities, free_bytes
+from pyg_direct.runtime.cuda.memory import Block, allocate, fill
+from pyg_direct.runtime.cuda.peer_memory import GRANULE, Spread
+from pyg_direct.runtime.host.memory import HOST_SHARE, available_bytes
+from pyg_direct.runtime.host.shared_memory import SharedMemory, pin, share
+
+COLD_POLICIES = ("auto", "unified", "pinned", "shard")
+
+
+class Room(NamedTuple):
+    """What a process says of its host.
+
+    Attributes:
+        host: A word that the processes of the host have in common.
+        num_bytes: Host memory that rows may take.
+        is_shared: Whether its rows lie in memory that processes share already.
+    """
+
+    host: str
+    num_bytes: int
+    is_shared: bool
+
+
+def check_cold(cold_policy: str, cache_policy: str | None) -> None:
+    """Refuse a policy that is none, and rows that are shared in two ways at once.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    if cold_policy not in COLD_POLICIES:
+        raise ArgumentError(f"cold_policy must be one of {', '.join(COLD_POLICIES)}, got {cold_policy!r}")
+    if cold_policy == "shard" and cache_policy == "p2p_clique_replicate":
+        raise ArgumentError("cold_policy='shard' needs cache_policy='device_replicate', as each process keeps hot rows "
+                            "of its own, got 'p2p_clique_replicate'")  # fmt: skip
+
+
+def choose_cold(policy: str, num_bytes: int, devices: Sequence[int]) -> str:
+    """Where the processes of these GPUs read `num_bytes` of host memory: `unified`, a copy for each, or `pinned`.
+
+    Unified memory is read at the rate of the link at any size, but no two processes can share it.
+    """
+    if policy in ("unified", "pinned"):
+        return policy
+    if not all(abilities(index).managed_without_migration for index in devices):
+        return "pinned"
+    return "unified" if len(devices) * num_bytes <= HOST_SHARE * available_bytes() else "pinned"
+
+
+def ask_rooms(is_shared: bool) -> list[Room]:
+    """What each process of the group has, by rank; called by all of them."""
+    return [Room(*room) for room in gather((identify_host(), int(HOST_SHARE * available_bytes()), is_shared))]
+
+
+def find_too_small(rooms: Sequence[Room], num_bytes: int) -> Room | None:
+    """A host that cannot hold all rows once, where every host can hold the shares of its processes; else None.
+
+    Shares of the processes of one host are no less than one copy of the rows.
+
+    Args:
+        rooms: Of all processes.
+        num_bytes: Of all rows.
+    """
+    counts, lacking = Counter(room.host for room in rooms), None
+    for host, count in counts.items():
+        here = [room for room in rooms if room.host == host]
+        least = min(here, key=lambda room: room.num_bytes)
+        if any(room.is_shared for room in here) or num_bytes <= least.num_bytes:
+            continue
+        if num_bytes * count > least.num_bytes * len(rooms):
+            return None
+        lacking = least
+    return lacking
+
+
+# Parts on each GPU: enough to even out how hot they are, few enough to open in no time.
+PARTS = 16
+
+
+def fit_rows(num_rows: int, row_bytes: int, budget: int, num_gpus: int) -> tuple[int, int]:
+    """(rows that a clique caches, bytes of a chunk), so that no GPU holds more than `budget` bytes.
+
+    Args:
+        num_rows: Rows of the table.
+        row_bytes: Bytes of a row as it is stored.
+        budget: GPU memory in bytes for each GPU.
+        num_gpus: GPUs of the clique.
+    """
+    count = min(num_rows, budget * num_gpus // max(1, row_bytes))
+    chunk_bytes = max(1, math.ceil(count * row_bytes / (PARTS * num_gpus * GRANULE))) * GRANULE
+    return min(count, num_gpus * (budget // chunk_bytes) * chunk_bytes // max(1, row_bytes)), chunk_bytes
+
+
+def weigh_chunks(heat: Tensor | None, num_rows: int, row_bytes: int, chunk_bytes: int) -> Tensor:
+    """How often each chunk is read, float64 `[C]`; by its rows where nothing is known.
+
+    Args:
+        heat: How often each row is read, `[num_rows]`, in the order of the rows; None if not known.
+        num_rows, row_bytes: Of the rows that lie in the chunks, one behind the other.
+        chunk_bytes: Of a chunk.
+    """
+    num_chunks = math.ceil(num_rows * row_bytes / chunk_bytes)
+    # A row belongs to the chunk that it begins in.
+    chunk_of_row = torch.arange(num_rows, device="cpu") * row_bytes // chunk_bytes
+    weights = torch.ones(num_rows, dtype=torch.float64, device="cpu") if heat is None else heat.cpu().double()
+    return torch.zeros(num_chunks, dtype=torch.float64, device="cpu").index_add_(0, chunk_of_row, weights)
+
+
+def deal_chunks(weights: Tensor, devices: Sequence[int]) -> list[int]:
+    """The GPU of each chunk: numbers of chunks differ by one at most, and GPUs are read from about equally often.
+
+    The heaviest chunk goes first, each to the GPU that has least so far.
+    """
+    most = math.ceil(len(weights) / len(devices))
+    full = len(weights) - (most - 1) * len(devices)
+    load, count, owner = dict.fromkeys(devices, 0.0), dict.fromkeys(devices, 0), [0] * len(weights)
+    for chunk in weights.argsort(descending=True, stable=True).tolist():
+        # Only so many GPUs may have one chunk more than the others.
+        num_full = sum(n == most for n in count.values())
+        open_to = [d for d in devices if count[d] < most - 1 or (count[d] < most and num_full < full)]
+        target = min(open_to, key=lambda d: (load[d], devices.index(d)))
+        owner[chunk] = target
+        load[target] += float(weights[chunk])
+        count[target] += 1
+    return owner
+
+
+_LOGGER = logging.getLogger(__name__)
+_FREE_SHARE = 0.9
+# Rows that are copied to GPU memory at once.
+_PIECE = 1 << 18
+
+
+@dataclass
+class HotRows:
+    """The hot rows of a group of GPUs.
+
+    Attributes:
+        devices: The GPUs that read them.
+        count: How many they are.
+        directory: Bits and ranks of their ranked bitmap; None where they are none or all.
+        spread: Where they lie, shared out over the GPUs; None where every GPU makes its own copy.
+    """
+
+    devices: list[int]
+    count: int
+    directory: tuple[SharedMemory, SharedMemory] | None = None
+    spread: Spread | None = None
+
+    def open_directory(self) -> Directory | None:
+        """The directory, on the CPU."""
+        if self.directory is None:
+            return None
+        bits, ranks = self.directory
+        return Directory(bits.bytes.view(torch.uint32), ranks.bytes.view(torch.int32))
+
+
+@dataclass
+class Handle:
+    """A feature as it is sent.
+
+    Attributes:
+        shape: Of the table, `[N, ...]`.
+        stored: Dtype of the rows where they lie.
+        dtype: Dtype of the rows as they are read.
+        host: All rows.
+        cold: Where GPUs read the others than the hot ones: `unified` or `pinned`.
+        exponents: Of float8 rows, uint8 `[N]`.
+        misses: Share of all reads that miss the hot rows, by listings, for each entry of `hot`.
+        hot: Of each clique.
+        options: Arguments of the `Feature`.
+        order: Row of each id, counted from 1, where ids are not rows.
+    """
+
+    shape: torch.Size
+    stored: torch.dtype
+    dtype: torch.dtype
+    host: SharedMemory
+    cold: str
+    exponents: Tensor | None = None
+    misses: list[float] = field(default_factory=list)
+    hot: list[HotRows] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    order: Tensor | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """All rows, on the CPU."""
+        return self.host.view(self.stored, self.shape)
+
+    def find_hot(self, device: torch.device) -> int | None:
+        """Which hot rows a device reads."""
+        return next((i for i, hot in enumerate(self.hot) if device.index in hot.devices), None)
+
+
+@dataclass
+class Opened:
+    """The tables of one process; see `Feature`."""
+
+    hot: Tensor
+    cold: Tensor | None = None
+    directory: Directory | None = None
+    block: Block | None = None
+    misses: float = 1.0
+    exponents: Tensor | None = None
+
+
+def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat: Tensor | None, budget: int,
+               cliques: Sequence[Sequence[int]], *, policy: str, cold_policy: str) -> Handle:  # fmt: skip
+    """Share the rows, choose the hot ones and put them where GPUs read them.
+
+    Args:
+        rows: `[N, ...]` on the CPU, contiguous; becomes a view of shared memory.
+        dtype: Dtype they are read as.
+        exponents: Of float8 rows.
+        heat: How often each row is read, `[N]`; None takes the first rows for hot.
+        budget: GPU memory in bytes for the hot rows of each GPU.
+        cliques: GPUs of this host that read each other's memory; none on a CPU.
+        policy: `device_replicate` or `p2p_clique_replicate`.
+        cold_policy: See `Feature`; the rows of one process, or of one host, are not shared out.
+    """
+    host = share(rows, what="features")
+    devices = [index for clique in cliques for index in clique]
+    num_bytes = rows.numel() * rows.element_size()
+    handle = Handle(rows.shape, rows.dtype, dtype, host, choose_cold(cold_policy, num_bytes, devices), exponents)
+    if not devices:
+        return handle
+    # Of one GPU: to ask the others would take some of their memory for this process.
+    most = int(_FREE_SHARE * free_bytes(devices[0]))
+    if budget > most:
+        warn(
+            f"device_cache_size={budget} is more than the free memory of GPU {devices[0]}; {most} bytes are "
+            "used instead",
+            PlacementWarning,
+        )
+        budget = most
+    row_bytes = num_bytes // max(1, len(rows))
+    is_spread = policy == "p2p_clique_replicate" and budget >= GRANULE
+    for clique in cliques if is_spread else [devices]:
+        count, chunk_bytes = fit_rows(len(rows), row_bytes, budget, len(clique) if is_spread else 1)
+        if not is_spread:
+            count = min(len(rows), budget // max(1, row_bytes))
+        ids, misses = choose_hottest(heat, len(rows), count)
+        hot = HotRows(list(clique), count)
+        if 0 < count < len(rows):
+            directory = Directory.of(ids, len(rows))
+            hot.directory = share(directory.bits), share(directory.ranks)
+        if is_spread and len(clique) > 1 and count > 0:
+            hot.spread = _spread_rows(rows, ids, None if heat is None else heat.cpu()[ids], clique, chunk_bytes)
+        handle.hot.append(hot)
+        handle.misses.append(misses)
+    _say(handle, row_bytes)
+    return handle
+
+
+def _spread_rows(rows: Tensor, ids: Tensor, heat: Tensor | None, clique: Sequence[int], chunk_bytes: int) -> Spread:
+    row_bytes = rows[0].numel() * rows.element_size()
+    owners = deal_chunks(weigh_chunks(heat, len(ids), row_bytes, chunk_bytes), clique)
+    spread = Spread.allocate(len(ids) * row_bytes, chunk_bytes, owners)
+    _copy_rows(rows, ids, _as_rows(spread.view(clique[0]), rows))
+    torch.cuda.synchronize(clique[0])
+    return spread
+
+
+def _as_rows(flat: Tensor, rows: Tensor) -> Tensor:
+    return flat.view(rows.dtype).view(-1, *rows.shape[1:])
+
+
+def _copy_rows(rows: Tensor, ids: Tensor, target: Tensor) -> None:
+    if len(ids) == len(rows):
+        target.copy_(rows)
+        return
+    # In pieces, so that the host holds no second copy of the hot rows.
+    for part, ids_of_part in zip(target.split(_PIECE), ids.split(_PIECE), strict=True):
+        part.copy_(rows[ids_of_part])
+
+
+def list_hot_ids(directory: Directory) -> Tensor:
+    """Ids of a directory on the CPU, ascending, int64."""
+    words = directory.bits.view(torch.int32)
+    pieces = []
+    for begin in range(0, len(words), _PIECE):
+        bits = (words[begin : begin + _PIECE, None] >> torch.arange(32, dtype=torch.int32, device="cpu")) & 1
+        pieces.append(32 * begin + bits.view(-1).nonzero().view(-1))
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+def open_handle(handle: Handle, device: torch.device) -> Opened:
+    """The tables as a device of this process reads them."""
+    rows = handle.rows
+    if device.type == "cpu":
+        return Opened(rows, exponents=handle.exponents)
+    number = handle.find_hot(device)
+    hot = HotRows([], 0) if number is None else handle.hot[number]
+    exponents = None if handle.exponents is None else handle.exponents.to(device)
+    if hot.spread is not None:
+        table = _as_rows(hot.spread.view(device.index), rows)
+    else:
+        table = torch.empty((hot.count, *rows.shape[1:]), dtype=rows.dtype, device=device)
+        if hot.count > 0:
+            directory = hot.open_directory()
+            ids = torch.arange(len(rows), device="cpu") if directory is None else list_hot_ids(directory)
+            _copy_rows(rows, ids, table)
+    if hot.count == len(rows):
+        return Opened(table, exponents=exponents, misses=0.0)
+    block = _place_cold(handle, device)
+    directory = hot.open_directory()
+    directory = None if directory is None else directory.to(device)
+    misses = 1.0 if number is None else handle.misses[number]
+    return Opened(table, block.view_on_gpu(handle.stored, handle.shape, device), directory, block, misses, exponents)
+
+
+def _place_cold(handle: Handle, device: torch.device) -> Block:
+    num_bytes = handle.host.num_bytes
+    if handle.cold == "unified":
+        block = allocate(num_bytes, "unified", device)
+        fill(block.view_on_cpu(handle.stored, handle.shape), handle.rows, what="features")
+        return block
+    try:
+        return pin(handle.host, device)
+    except CudaError as error:
+        raise ArgumentError(f"cold_policy='pinned' could not lock {num_bytes} bytes of host memory: {error}") from error
+
+
+def _say(handle: Handle, row_bytes: int) -> None:
+    size = handle.host.num_bytes
+    groups = [f"GPUs {','.join(map(str, h.devices))}: {h.count} hot rows "
+              f"{'shared out' if h.spread is not None else 'each'}" for h in handle.hot]  # fmt: skip
+    copies = sum(len(h.devices) for h in handle.hot) if handle.cold == "unified" else 0
+    _LOGGER.info(
+        "%d rows of %d bytes: %s; the others %s, %.1f GB of host memory in %d + 1 copies", handle.shape[0], row_bytes,
+        "; ".join(groups), handle.cold, (copies + 1) * size / 1e9, copies)  # fmt: skip

@@ -1,0 +1,489 @@
+"""Feature tables in files: `.npy`, `.safetensors` or bare bytes, mapped as they lie; none can hold code.
+
+`save_rows` writes a file that is there whole or not at all. `DeviceConfig` lists the parts of a table as Quiver's
+class does. `open_array` opens arrays that may be maps of files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import json
+import math
+import mmap
+import os
+import shutil
+import struct
+import sys
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.cache_folder import open_beside, sync_folder
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError
+from pyg_direct.kernels.rows.gather import read_file_rows_cpu
+from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_ids
+from pyg_direct.ops.run_kernel import threads_for
+from pyg_direct.progress import Bar
+from pyg_direct.runtime.host.tensor_views import as_bytes
+
+SAFETENSORS = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "U16": torch.uint16,
+               "I32": torch.int32, "U32": torch.uint32, "I64": torch.int64, "U64": torch.uint64, "F16": torch.float16,
+               "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+               "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # fmt: skip
+_PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz")
+_MOST_HEADER = 100 << 20
+_LENGTH = struct.Struct("<Q")
+
+
+class Layout(NamedTuple):
+    """Where rows lie in a file."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all rows take."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class RowFile:
+    """A table in a file that is read in place and never written.
+
+    Args:
+        path: `.npy`, `.safetensors`, or bytes of rows one behind the other.
+        name: For `.safetensors`: which tensor; None where there is one.
+        dtype, shape: For bare bytes: what they mean; the first of `shape` may be -1. For others: what is expected.
+        offset: For bare bytes: where they begin.
+        is_bare: Take the file for bare bytes whatever its name.
+
+    Attributes:
+        rows: `[N, ...]`, a tensor over the mapped file; only to be read.
+
+    Raises:
+        FileError: there is no such file, or it is damaged, shorter than it says, or a pickle.
+        ArgumentError: named argument, rule and value.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
+                 shape: Sequence[int] | None = None, offset: int = 0, is_bare: bool = False) -> None:  # fmt: skip
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentTypeError(f"path must be the name of a file, got {path!r}")
+        self.path, self._is_bare = Path(path), is_bare
+        try:
+            with self.path.open("rb") as file:
+                self._stamp = _stamp(os.fstat(file.fileno()))
+                self.layout = self._read_layout(file, name, dtype, shape, offset)
+                self._check_length(self._stamp[0])
+                self.rows = self._map(file)
+                self._handle = os.dup(file.fileno())
+        except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+            raise FileError(f"path must name a file that can be read, got {str(path)!r}: {error.strerror}") from error
+        # Whoever reads holds this object, so that no other file is met under its number.
+        weakref.finalize(self, os.close, self._handle).atexit = False
+
+    def _read_layout(self, file: BinaryIO, name: str | None, dtype: torch.dtype | None, shape: Sequence[int] | None,
+                     offset: int) -> Layout:  # fmt: skip
+        kind = "" if self._is_bare else self.path.suffix.lower()
+        if kind in _PICKLES:
+            raise FileError(f"path must name a file that holds rows alone, got {self.path}, a pickle or an archive: "
+                            "loading one could run code; save its rows with pyg_direct.save_rows")  # fmt: skip
+        if kind == ".npy":
+            layout = _read_npy(file, self.path)
+        elif kind == ".safetensors":
+            layout = _read_safetensors(file, self.path, name, self._stamp[0])
+        else:
+            if dtype is None or shape is None:
+                raise ArgumentError(f"dtype and shape must be given for bare bytes such as {self.path}, got {dtype} "
+                                    f"and {shape}")  # fmt: skip
+            return self._bare_layout(dtype, tuple(shape), offset)
+        if dtype is not None and layout.dtype != dtype:
+            raise ArgumentError(f"dtype must be that of {self.path}, {layout.dtype}, got {dtype}")
+        if shape is not None and layout.shape != tuple(shape):
+            raise ArgumentError(f"shape must be that of {self.path}, {layout.shape}, got {tuple(shape)}")
+        if not layout.shape:
+            raise FileError(f"{self.path} must hold a table of at least one dimension, it holds a scalar")
+        return layout
+
+    def _bare_layout(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Layout:
+        if not shape or min(shape[1:], default=0) < 0 or shape[0] < -1 or offset < 0:
+            raise ArgumentError(f"shape and offset must not be negative, got {shape} and {offset}")
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        if shape[0] == -1:
+            if row_bytes == 0 or (self._stamp[0] - offset) % row_bytes:
+                raise FileError(f"{self.path} must hold whole rows of {row_bytes} bytes from byte {offset} on, it has "
+                                f"{self._stamp[0]} bytes")  # fmt: skip
+            shape = ((self._stamp[0] - offset) // row_bytes, *shape[1:])
+        return Layout(offset, dtype, shape)
+
+    def _check_length(self, size: int) -> None:
+        needed = self.layout.offset + self.layout.num_bytes
+        if size < needed:
+            raise FileError(f"{self.path} must have {needed} bytes for {list(self.layout.shape)} of "
+                            f"{self.layout.dtype}, it has {size}: it was cut short")  # fmt: skip
+
+    def _map(self, file: BinaryIO) -> Tensor:
+        offset, dtype, shape = self.layout
+        if self.layout.num_bytes == 0:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        # From the page that holds the first row.
+        ahead = offset % mmap.ALLOCATIONGRANULARITY
+        mapped = _map_privately(file, ahead + self.layout.num_bytes, offset - ahead)
+        # Rows lie all over the file: what the system would read beside them is not wanted.
+        _advise(mapped, "MADV_RANDOM")
+        self._mapped = mapped
+        # What is written to such rows stays in this process.
+        flat = torch.frombuffer(mapped, dtype=torch.uint8)[ahead:]
+        return _as_dtype(flat, dtype).view(shape)
+
+    def stream(self) -> Tensor:
+        """The rows, which are about to be read from the first to the last, once."""
+        self.check()
+        _advise(self._mapped, "MADV_SEQUENTIAL")
+        return self.rows
+
+    def read_rows(self, ids: np.ndarray, positions: np.ndarray, out: np.ndarray) -> None:
+        """Read row `ids[i]` to `out[positions[i]]` from the file, not from where it is mapped; nothing is checked.
+
+        In ascending order what lies side by side is read in one go. Any number of threads may do it at a time.
+
+        Args:
+            ids, positions: int64 `[n]`.
+            out: Bytes, uint8 `[m, row_bytes]`, contiguous.
+
+        Raises:
+            FileError: the file was cut short meanwhile, or the disk fails.
+        """
+        done, count = 0, len(ids)
+        while True:
+            # It is a loop for one thread, whoever calls.
+            with threads_for(0):
+                done += read_file_rows_cpu(self._handle, self.layout.offset, ids[done:], positions[done:], out)
+            if done == count:
+                return
+            self._read_row(int(ids[done]), memoryview(out[positions[done]]))
+            done += 1
+
+    def _read_row(self, row: int, target: memoryview) -> None:
+        """Read a row that did not come in one piece."""
+        begin = self.layout.offset + row * len(target)
+        while target:
+            try:
+                count = os.preadv(self._handle, [target], begin)
+            except OSError as error:
+                raise FileError(f"{self.path} could not be read at byte {begin}: {error.strerror}") from error
+            if count == 0:
+                raise FileError(f"{self.path} was cut short while it was read: it ends before byte {begin}")
+            target, begin = target[count:], begin + count
+
+    def is_cached(self, rows: Sequence[int]) -> bool:
+        """Whether the system holds the first bytes of these rows in its page cache; False where it does not tell."""
+        if not hasattr(self, "_mapped") or sys.platform != "linux":
+            return False
+        row_bytes = self.layout.num_bytes // len(self.rows)
+        # Linux tells who may write a file or owns it; all others it answers that everything is there.
+        is_cached = self._is_mapped_page_cached if self._is_told else self._is_byte_cached
+        return all(is_cached(row * row_bytes) for row in rows)
+
+    def _is_mapped_page_cached(self, place: int) -> bool:
+        found = ctypes.c_ubyte()
+        page = (self.rows.data_ptr() + place) // mmap.PAGESIZE * mmap.PAGESIZE
+        return _libc().mincore(page, 1, ctypes.byref(found)) == 0 and bool(found.value & 1)
+
+    def _is_byte_cached(self, place: int) -> bool:
+        try:
+            return os.preadv(self._handle, [bytearray(1)], self.layout.offset + place, os.RWF_NOWAIT) == 1
+        except OSError:
+            # It would have to be waited for, or the file system does not tell.
+            return False
+
+    @functools.cached_property
+    def _is_told(self) -> bool:
+        return os.geteuid() in (0, self.path.stat().st_uid) or os.access(self.path, os.W_OK)
+
+    def forget(self) -> None:
+        """Give up the pages that this process holds of the file; they are read again when needed."""
+        _advise(self._mapped, "MADV_DONTNEED")
+
+    def check(self) -> None:
+        """Refuse to read on in a file that has changed: size, time of change and identity.
+
+        A file that is cut short in the very moment it is read where it is mapped, from the system's cache, ends the
+        process, as with any mapped file.
+
+        Raises:
+            FileError: it has.
+        """
+        try:
+            stamp = _stamp(os.stat(self.path))
+        except OSError as error:
+            raise FileError(f"{self.path} was taken away while it was read: {error.strerror}") from error
+        if stamp != self._stamp:
+            before, now = self._stamp, stamp
+            raise FileError(f"{self.path} changed while it was read: {before[0]} bytes of time {before[1]} became "
+                            f"{now[0]} bytes of time {now[1]}; open it again")  # fmt: skip
+
+
+def _map_privately(file: BinaryIO, num_bytes: int, offset: int) -> mmap.mmap:
+    """Bytes of a file, of which writes reach this process alone."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY, offset=offset)
+    # It may be larger than memory, of which Linux would else set as much aside for what could be written to it.
+    flags = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0)
+    return mmap.mmap(file.fileno(), num_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None)
+    libc.mincore.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+    return libc
+
+
+def _advise(mapped: mmap.mmap, advice: str, *where: int) -> None:
+    """Tell the system how a mapping is read, if it is one that listens."""
+    if hasattr(mapped, "madvise") and hasattr(mmap, advice):
+        mapped.madvise(getattr(mmap, advice), *where)
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _as_dtype(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    # A row that begins off its alignment cannot be seen as numbers.
+    return flat.view(dtype) if flat.data_ptr() % dtype.itemsize == 0 else flat.clone().view(dtype)
+
+
+def _read_npy(file: BinaryIO, path: Path) -> Layout:
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        shape, is_fortran, dtype = read_header[np.lib.format.read_magic(file)](file)
+    except (ValueError, KeyError, EOFError) as error:
+        raise FileError(f"{path} must be a .npy file of version 1 or 2: {error}") from error
+    if dtype.hasobject:
+        raise FileError(f"{path} must hold numbers, it holds Python objects, which are pickles")
+    if is_fortran and len(shape) > 1:
+        raise FileError(f"{path} must hold its rows one behind the other, it is in Fortran order")
+    try:
+        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{path} must hold a dtype of torch in this machine's byte order, it holds {dtype}") from error
+    return Layout(file.tell(), torch_dtype, tuple(shape))
+
+
+def _read_safetensors(file: BinaryIO, path: Path, name: str | None, size: int) -> Layout:
+    head = file.read(_LENGTH.size)
+    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
+    if not 0 <= length <= min(_MOST_HEADER, size - _LENGTH.size):
+        raise FileError(f"{path} must begin with the length of its header, got {head!r} in {size} bytes")
+    try:
+        header: dict[str, Any] = json.loads(file.read(length))
+        tensors = {key: value for key, value in header.items() if key != "__metadata__"}
+        chosen = [value for key, value in tensors.items() if name is None or key == name]
+        facts = [(SAFETENSORS[value["dtype"]], tuple(map(int, value["shape"])), list(map(int, value["data_offsets"])))
+                 for value in chosen]  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileError(f"{path} must have a header of safetensors: {error!r}") from error
+    if len(facts) != 1:
+        raise ArgumentError(f"name must be one of {', '.join(sorted(tensors)) or 'no tensors'} in {path}, got {name!r}")
+    dtype, shape, (begin, end, *_) = facts[0] if len(facts[0][2]) > 1 else (*facts[0][:2], (-1, -1))
+    layout = Layout(_LENGTH.size + length + begin, dtype, shape)
+    if begin < 0 or min(shape, default=0) < 0 or end - begin != layout.num_bytes:
+        raise FileError(f"{path} must give {layout.num_bytes} bytes to {list(shape)} of {dtype}, it gives bytes "
+                        f"{begin} to {end}")  # fmt: skip
+    return layout
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A tensor or an array, which may be a memory map, as a tensor over the same bytes.
+
+    Arrays that run backwards are copied, as torch has no such strides.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if min(value.strides, default=0) < 0:
+        value = value.copy()
+    with warnings.catch_warnings():
+        # A read-only memory map is only read.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(value)
+
+
+_NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
+# Written at a time.
+_PIECE_BYTES = 64 << 20
+# Rows of the table begin at a page.
+_ALIGNMENT = 4096
+
+
+def save_rows(path: str | os.PathLike[str], rows: Tensor | np.ndarray) -> Path:
+    """Write a table to a file that `Feature.from_file` reads; returns its path.
+
+    The file appears whole or not at all: an interrupted call leaves what was there before.
+
+    Args:
+        path: `.safetensors`, for any dtype, or `.npy`, for those that NumPy has.
+        rows: `[N, ...]` of any dtype that the file can have, on any device, also over a memory map; it is written piece
+            by piece.
+
+    Raises:
+        FileError: there is no room on the disk, or no right to write there.
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentTypeError(f"path must be the name of a file, got {path!r}")
+    target = Path(path)
+    if isinstance(rows, np.ndarray):
+        rows = as_tensor(rows)
+    if not isinstance(rows, Tensor):
+        raise ArgumentTypeError(f"rows must be a tensor or an array, got {type(rows).__name__}")
+    if rows.layout != torch.strided or rows.is_meta:
+        kind = "a tensor without memory" if rows.is_meta else f"a tensor of layout {rows.layout}"
+        raise ArgumentTypeError(f"rows must be a dense tensor with values, got {kind}")
+    if rows.dim() == 0:
+        raise ArgumentError("rows must have at least one dimension, got a scalar")
+    header = _make_header(target, rows)
+    num_bytes = len(header) + rows.numel() * rows.element_size()
+    try:
+        free = shutil.disk_usage(target.parent).free
+        if num_bytes > free:
+            raise FileError(f"path must lie where {num_bytes} bytes are free, {target.parent} has {free}")
+        _write(target, header, rows, num_bytes)
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
+        raise FileError(f"path={str(target)!r} could not be written, and what was there before is kept: {why} "
+                        f"({num_bytes} bytes needed)") from error  # fmt: skip
+    return target
+
+
+def _make_header(path: Path, rows: Tensor) -> bytes:
+    if path.suffix.lower() == ".safetensors":
+        if rows.dtype not in _NAMES:
+            raise ArgumentError(f"rows must have a dtype of safetensors, got {rows.dtype}")
+        entry = {"dtype": _NAMES[rows.dtype], "shape": list(rows.shape),
+                 "data_offsets": [0, rows.numel() * rows.element_size()]}  # fmt: skip
+        text = json.dumps({"rows": entry}).encode()
+        text = text.ljust(-(-(8 + len(text)) // _ALIGNMENT) * _ALIGNMENT - 8)
+        return struct.pack("<Q", len(text)) + text
+    if path.suffix.lower() != ".npy":
+        raise ArgumentError(f"path must end in .safetensors or .npy, got {str(path)!r}")
+    try:
+        dtype = torch.empty(0, dtype=rows.dtype, device="cpu").numpy().dtype
+    except TypeError as error:
+        raise ArgumentError(f"rows must have a dtype of NumPy for .npy, got {rows.dtype}: take .safetensors") from error
+    facts = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(rows.shape)})
+    facts = facts.ljust(-(-(11 + len(facts)) // _ALIGNMENT) * _ALIGNMENT - 11) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(facts)) + facts.encode()
+
+
+def _write(path: Path, header: bytes, rows: Tensor, num_bytes: int) -> None:
+    handle, name = open_beside(path)
+    try:
+        with os.fdopen(handle, "wb", buffering=0) as file:
+            # Room for all of it is taken before anything is written, where the file system can.
+            with contextlib.suppress(AttributeError):
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            _write_all(file, memoryview(header))
+            step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.numel() * rows.element_size()))
+            with Bar(num_bytes - len(header), f"writing {path.name}", "B") as bar:
+                for piece in rows.detach().split(step) if rows.numel() else ():
+                    flat = as_bytes(piece.resolve_conj().resolve_neg().cpu().contiguous())
+                    _write_all(file, flat.numpy().data)
+                    bar.update(flat.numel())
+            os.fsync(file.fileno())
+        os.replace(name, path)
+        sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _write_all(file: BinaryIO, data: memoryview) -> None:
+    while len(data) > 0:
+        data = data[file.write(data) :]
+
+
+Part = Tensor | str | os.PathLike[str]
+
+
+@dataclass
+class DeviceConfig:
+    """Which rows go to which GPU and which to host memory, after Quiver's class of that name.
+
+    Attributes:
+        gpu_parts: By GPU, in a dict or a list: rows, or their ids where they come from an array, or the name of a file
+            of rows (`.npy`, `.safetensors`; never a pickle).
+        cpu_part: The same for host memory.
+    """
+
+    gpu_parts: Mapping[int, Part] | Sequence[Part]
+    cpu_part: Part
+
+
+def join_parts(array: np.ndarray | None, config: DeviceConfig, rank: int) -> tuple[Tensor, int]:
+    """(rows of this GPU's part and of the host's, how many are the GPU's)."""
+    if not isinstance(config, DeviceConfig):
+        raise ArgumentTypeError(f"device_config must be a DeviceConfig, got {type(config).__name__}")
+    if not isinstance(config.gpu_parts, (Mapping, Sequence)):
+        raise ArgumentTypeError(f"device_config.gpu_parts must be a dict or a list, got {config.gpu_parts!r}")
+    known = config.gpu_parts if isinstance(config.gpu_parts, Mapping) else dict(enumerate(config.gpu_parts))
+    if rank not in known:
+        raise ArgumentError(f"device_config.gpu_parts must have a part for GPU {rank}, got {sorted(known)}")
+    hot, cold = _read_part(array, known[rank], f"gpu_parts[{rank}]"), _read_part(array, config.cpu_part, "cpu_part")
+    parts = [part for part in (hot, cold) if part.numel() > 0] or [hot]
+    if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
+        raise ArgumentError(f"device_config must have parts with rows of one shape and dtype, got "
+                            f"{[(tuple(part.shape), part.dtype) for part in parts]}")  # fmt: skip
+    return torch.cat(parts), len(hot)
+
+
+def _read_part(array: np.ndarray | None, part: Part, name: str) -> Tensor:
+    if isinstance(part, (str, os.PathLike)):
+        return RowFile(part).rows
+    if not isinstance(part, Tensor):
+        raise ArgumentTypeError(f"device_config.{name} must be a tensor or the name of a file, got "
+                                f"{type(part).__name__}")  # fmt: skip
+    if array is None:
+        return part.detach().cpu()
+    if part.dtype not in INDEX_DTYPES and part.numel() > 0:
+        raise ArgumentTypeError(f"device_config.{name} must hold ids where np_array is given, got {part.dtype}")
+    return as_tensor(array)[check_ids(f"device_config.{name}", part.cpu().long(), len(array))]
+
+
+def open_array(array: np.ndarray | None) -> RowFile | Tensor:
+    """The file that a memory map shows, or the array as a tensor where it shows none as it lies."""
+    if not isinstance(array, np.ndarray):
+        raise ArgumentTypeError(f"np_array must be an array where device_config is None, got {type(array).__name__}")
+    if isinstance(array, np.memmap) and array.filename is not None and array.flags.c_contiguous and array.ndim > 0:
+        base = array
+        # A slice of a map keeps the offset of the whole.
+        while isinstance(base.base, np.memmap):
+            base = base.base
+        offset = base.offset + array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+        return RowFile(str(array.filename), dtype=as_tensor(array[:0]).dtype, shape=array.shape, offset=offset,
+                       is_bare=True)  # fmt: skip
+    return as_tensor(array)
+
+
+def slice_along(dim: int, device: torch.device, value: Any, ids: Tensor) -> Tensor:
+    """Rows of a tensor or an array, with their gradient where they have one, on the device of batches."""
+    tensor = as_tensor(value)
+    if dim == 0 and getattr(tensor, "is_unified", False):
+        # The GPU reads its rows, with or without a gradient.
+        return tensor[ids].to(device)
+    return tensor.index_select(dim, ids.to(tensor.device)).to(device)

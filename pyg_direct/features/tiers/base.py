@@ -1,0 +1,165 @@
+"""What every place that rows live in has in common: rows by number, read into memory that is given."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.kernels.rows.gather import PIECE
+from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.rows.gather import Gather, choose_gather, gather_rows
+from pyg_direct.ops.rows.scatter import scatter_rows
+from pyg_direct.runtime.cuda.memory import Block
+
+
+class Tier(ABC):
+    """Rows of one place. Which ids of a feature they are is the feature's to know: a tier counts its own from 0.
+
+    Attributes:
+        placement: Where they live: `cuda`, `peer`, `unified`, `pinned`, `cpu` or `mmap`.
+        shape: `[M, ...]`.
+        dtype: Of the rows as they are stored, and as they are read.
+        device: Where ids come from and rows go to.
+    """
+
+    def __init__(self, placement: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+        self.placement, self.shape, self.dtype, self.device = placement, shape, dtype, device
+
+    def read(self, ids: Tensor, out: Tensor) -> None:
+        """Write row `ids[i]` to `out[i]`; on a GPU this is enqueued on the current stream where the tier can.
+
+        Args:
+            ids: int32 or int64 `[n]` on `device`, in any order; ascending ones are read fastest.
+            out: `[n, ...]` of `dtype` on `device`, contiguous; all of it is written.
+
+        Raises:
+            IdError: an id on the CPU is outside [0, M), and nothing was written. One on a GPU gives a row of zeros,
+                and this error at the next read or `synchronize()`.
+            ArgumentError, ArgumentTypeError: named argument, rule and value.
+        """
+        self.raise_earlier_error()
+        ids = check_ids("ids", ids, self.shape[0])
+        shape = (ids.numel(), *self.shape[1:])
+        if ids.device != self.device:
+            raise ArgumentError(f"ids must be on {self.device}, got ids on {ids.device}")
+        if out.shape != shape or out.dtype != self.dtype or out.device != self.device or not out.is_contiguous():
+            raise ArgumentError(f"out must be contiguous {shape} of {self.dtype} on {self.device}, got "
+                                f"{tuple(out.shape)} of {out.dtype} on {out.device}")  # fmt: skip
+        if out.numel() > 0:
+            self._read(ids, out)
+
+    def place(self, ids: Tensor, out: Tensor, positions: Tensor) -> None:
+        """Write row `ids[i]` to `out[positions[i]]`, no position twice; otherwise as `read`.
+
+        Args:
+            ids: As of `read`.
+            out: `[m, ...]`, otherwise as of `read`.
+            positions: int64 `[n]` in [0, m), on `device`.
+        """
+        rows = out.new_empty((ids.numel(), *self.shape[1:]))
+        self.read(ids, rows)
+        scatter_rows(out, positions, rows, is_unique=True)
+
+    def write(self, ids: Tensor, rows: Tensor) -> None:
+        """Replace row `ids[i]` by `rows[i]`; of an id that comes several times, the last one.
+
+        Raises:
+            ArgumentError: this place cannot be written; else as `read`.
+        """
+        raise ArgumentError(f"rows of a tier in {self.placement!r} cannot be written: they are read-only")
+
+    @property
+    def table(self) -> Tensor | None:
+        """The rows `[M, ...]` as kernels on `device` read them in place; None where only `read` reaches them."""
+        return None
+
+    def synchronize(self) -> None:
+        """Wait for all reads so far, and raise what they met."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.raise_earlier_error()
+
+    def raise_earlier_error(self) -> None:  # noqa: B027 (a tier that enqueues nothing has nothing to say)
+        """Raise what a read that was only enqueued has met since."""
+
+    @abstractmethod
+    def _read(self, ids: Tensor, out: Tensor) -> None:
+        """As `read`, of arguments that were checked, where there is something to read."""
+
+
+class TableTier(Tier):
+    """Rows that kernels of `device` read in place: in its memory, in a peer's, or in host memory that it sees.
+
+    Args:
+        table: `[M, ...]`, contiguous, on `device` as torch sees it.
+        placement: Where its bytes live; see `Tier`.
+        block: Their owner, where that is ours.
+        max_blocks: Cap of the grid, for reads over a link; None for none.
+    """
+
+    def __init__(self, table: Tensor, placement: str, *, block: Block | None = None,
+                 max_blocks: int | None = None) -> None:  # fmt: skip
+        if not table.is_contiguous():
+            raise ArgumentError(f"table must be contiguous, got strides {table.stride()}")
+        super().__init__(placement, table.shape, table.dtype, table.device)
+        self._table, self._block, self._max_blocks = table, block, max_blocks
+        self._errors = torch.full((1,), NO_POSITION, dtype=torch.int64, device="cpu", pin_memory=table.is_cuda)
+        # The same number, as Python reads it fastest.
+        self._position = ctypes.c_int64.from_address(self._errors.data_ptr())
+        self._gather: Gather | None = None
+        self._row, self._is_empty = tuple(table.shape[1:]), 0 in table.shape[1:]
+
+    @property
+    def table(self) -> Tensor:
+        """The rows, `[M, ...]`."""
+        if self._block is not None:
+            self._block.check_process()
+        return self._table
+
+    def take(self, ids: Tensor) -> Tensor:
+        """Rows of ids on a GPU that were checked, as the process was, in a tensor of their own; otherwise as `read`."""
+        if self._position.value != NO_POSITION:
+            self.raise_earlier_error()
+        count = ids.numel()
+        # Sizes one by one are parsed faster than a tuple of them.
+        out = self._table.new_empty(count, *self._row)
+        if count == 0 or self._is_empty:
+            return out
+        # Torch allocates what is aligned.
+        (self._gather or self._choose_gather())(ids if ids.is_contiguous() else ids.contiguous(), out)
+        return out
+
+    def _read(self, ids: Tensor, out: Tensor) -> None:
+        if not ids.is_cuda or out.data_ptr() % PIECE:
+            gather_rows(self.table, ids, out=out, errors=self._errors, max_blocks=self._max_blocks)
+            return
+        if self._block is not None:
+            self._block.check_process()
+        (self._gather or self._choose_gather())(ids, out)
+
+    def _choose_gather(self) -> Gather:
+        self._gather = choose_gather(self._table, None, None, self.dtype, None, self._errors, self._max_blocks)
+        return self._gather
+
+    def write(self, ids: Tensor, rows: Tensor) -> None:
+        """Replace row `ids[i]` by `rows[i]`; on a GPU enqueued on the current stream.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: as `read`.
+        """
+        if rows.device != self.device:
+            raise ArgumentError(f"rows must be on {self.device}, got rows on {rows.device}")
+        scatter_rows(self.table, ids, rows, errors=self._errors)
+
+    def raise_earlier_error(self) -> None:
+        """Raise what a read on a GPU has met since."""
+        position = self._position.value
+        if position != NO_POSITION:
+            self._position.value = NO_POSITION
+            raise IdError(f"ids must lie in [0, {self.shape[0]}); an earlier read had an id outside at position "
+                          f"{position}")  # fmt: skip

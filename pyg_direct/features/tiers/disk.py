@@ -1,0 +1,248 @@
+"""Rows on disk, read by threads, or from a mapped file once they are cached; to a GPU through page-locked memory.
+
+`SpilledRows` are rows of a file, some of which are also in memory. One read takes each row from the nearest place.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pyg_direct.compiler.jit import set_cpu_threads
+from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.features.row_files import RowFile
+from pyg_direct.features.tiers.base import Tier
+from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.rows.gather import prepare_read, rows_in_units
+from pyg_direct.ops.rows.scatter import scatter_rows
+from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
+from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.threads import Pool
+
+# Rows that are not in memory are waited for one by one in each thread: as many as a disk serves at once.
+_MOST_THREADS = 32
+# Bytes that lie between rows, up to which the system reads on from row to row: then the disk gives all it has to a few
+# threads, and more are in each other's way.
+_LEAST_GAP, _FEW_THREADS = 16 << 10, 8
+# Fewer rows take a disk as long as it takes to wake a thread.
+_LEAST_SHARE = 4
+# Rows that are looked for in the page cache before a read.
+_PROBES = 32
+_SLOT_BYTES = 16 << 20
+_SLOTS = 3
+
+
+@functools.cache
+def _pool(process: int) -> Pool:
+    """The threads of this process; those of its parent do not live in a fork."""
+    return Pool(_MOST_THREADS, "pyg_direct_disk", functools.partial(set_cpu_threads, 1))
+
+
+class DiskTier(Tier):
+    """Rows of a file. What the system's page cache holds is read in place, by a loop over the cores; otherwise threads
+    ask the disk for many rows at once, each for a share of them in the order of the file, which the system reads ahead.
+
+    Args:
+        file: The table. It is checked before every read that it has not changed.
+        num_threads: Reads under way at once.
+    """
+
+    def __init__(self, file: RowFile, num_threads: int = _MOST_THREADS) -> None:
+        super().__init__("mmap", file.rows.shape, file.rows.dtype, torch.device("cpu"))
+        self.file = file
+        self._num_threads = min(num_threads, _MOST_THREADS)
+
+    def _read(self, ids: Tensor, out: Tensor) -> None:
+        self._read_to(ids, out)
+
+    def place(self, ids: Tensor, out: Tensor, positions: Tensor) -> None:
+        """Write row `ids[i]` to `out[positions[i]]`, which takes no memory of its own; otherwise as `read`."""
+        ids, positions = check_ids("ids", ids, self.shape[0]), check_ids("positions", positions, out.shape[0])
+        if out.shape[1:] != self.shape[1:] or out.dtype != self.dtype or not out.is_contiguous():
+            raise ArgumentError(f"out must be contiguous rows {tuple(self.shape[1:])} of {self.dtype}, got "
+                                f"{tuple(out.shape)} of {out.dtype}")  # fmt: skip
+        if ids.shape != positions.shape:
+            raise ArgumentError(f"positions must be as many as the {ids.numel()} ids, got {positions.numel()}")
+        if ids.numel() > 0 and out.numel() > 0:
+            self._read_to(ids.long(), out, positions.long())
+
+    def _read_to(self, ids: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
+        self.file.check()
+        if self.file.is_cached(ids[:: max(1, ids.numel() // _PROBES)].tolist()):
+            # Nothing is waited for, and no thread need ask for Python's lock.
+            prepare_read(self.file.rows, ids, out, positions)(0, ids.numel())
+            return
+        for part in self._start(ids, out, positions):
+            part.result()
+
+    def _start(self, ids: Tensor, out: Tensor, positions: Tensor | None) -> list[Future[None]]:
+        """Have threads read rows of ids that were checked; all is done when all futures are."""
+        ids, count = ids.long(), ids.numel()
+        if bool((ids[1:] < ids[:-1]).any()):
+            ids, order = ids.sort()
+            positions = order if positions is None else positions[order]
+        read = self._prepare(ids, out, positions)
+        # Compiled before many threads ask for it at once.
+        read(0, 0)
+        rows_between, row_bytes = int(ids[-1]) - int(ids[0]) - count, out[0].numel() * out.element_size()
+        most = _FEW_THREADS if rows_between * row_bytes < count * _LEAST_GAP else self._num_threads
+        share = -(-count // max(1, min(most, self._num_threads, count // _LEAST_SHARE)))
+        pool = _pool(os.getpid())
+        return [pool.submit(read, start, min(start + share, count)) for start in range(0, count, share)]
+
+    def _prepare(self, ids: Tensor, out: Tensor, positions: Tensor | None) -> Callable[[int, int], None]:
+        """`prepare_read` from the file itself: a page that is only mapped is waited for under locks of the system."""
+        if not hasattr(os, "preadv"):
+            return prepare_read(self.file.rows, ids, out, positions)
+        numbers, target = ids.numpy(), rows_in_units(out, torch.uint8).numpy()
+        places = (torch.arange(len(ids), device="cpu") if positions is None else positions).numpy()
+        return lambda begin, end: self.file.read_rows(numbers[begin:end], places[begin:end], target)
+
+
+class _Slot(NamedTuple):
+    """Page-locked memory that rows pass through, and the event after which it may be written again."""
+
+    block: Block
+    free: torch.cuda.Event
+
+
+class StagedTier(Tier):
+    """Rows that the CPU reads, for a GPU: through slots of page-locked memory, one of which is copied to the GPU while
+    the next is filled. The host waits for the ids and for the rows.
+
+    Args:
+        source: The rows, on the CPU.
+        device: The GPU.
+    """
+
+    def __init__(self, source: Tier, device: torch.device) -> None:
+        super().__init__(source.placement, source.shape, source.dtype, device)
+        self._source = source
+        self._row_bytes = source.shape[1:].numel() * source.dtype.itemsize
+        self._slots: list[_Slot] = []
+
+    def _read(self, ids: Tensor, out: Tensor) -> None:
+        ids = ids.cpu()
+        low, high = (int(bound) for bound in torch.aminmax(ids))
+        if low < 0 or high >= self.shape[0]:
+            out.zero_()
+            raise IdError(f"ids must lie in [0, {self.shape[0]}), got {low if low < 0 else high}")
+        stream = torch.cuda.current_stream(self.device)
+        step = max(1, _SLOT_BYTES // max(1, self._row_bytes))
+        for number, (part, target) in enumerate(zip(ids.split(step), out.split(step), strict=True)):
+            slot = self._slot(number % _SLOTS)
+            slot.free.synchronize()
+            rows = slot.block.view_on_cpu(self.dtype, target.shape)
+            self._source.read(part, rows)
+            target.copy_(rows, non_blocking=True)
+            slot.free.record(stream)
+
+    def _slot(self, number: int) -> _Slot:
+        if number == len(self._slots):
+            size = max(_SLOT_BYTES, self._row_bytes)
+            self._slots.append(_Slot(allocate_or_fall_back(size, "pinned", self.device), torch.cuda.Event()))
+        return self._slots[number]
+
+
+class Resident(Protocol):
+    """Rows in memory, by place."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where places come from and rows go to."""
+
+    @property
+    def num_hot_rows(self) -> int:
+        """Rows in GPU memory."""
+
+    @property
+    def placement(self) -> str:
+        """Where the others live."""
+
+    def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
+        """Rows of places; on a GPU those of -1 may hold anything."""
+
+
+class SpilledRows:
+    """All rows on disk over some of them in memory.
+
+    Args:
+        disk: All rows `[N, ...]`, as the device of the results reads them.
+        locate: Ids `[n]` on that device -> places in memory, int64 `[n]`; -1 for rows on disk alone and bad ids.
+        resident: The rows in memory; None where there are none.
+
+    Attributes:
+        num_read, num_missed: Rows read so far, and how many of them came from disk.
+        refusal: Why they cannot be written.
+    """
+
+    refusal = "the file is read-only"
+
+    def __init__(self, disk: Tier, locate: Callable[[Tensor], Tensor] | None = None,
+                 resident: Resident | None = None) -> None:  # fmt: skip
+        self.disk = disk
+        self._locate, self._resident = locate, resident
+        self.forget_counts()
+
+    @property
+    def placement(self) -> str:
+        """Where the rows live that are not in memory."""
+        return self.disk.placement
+
+    def forget_counts(self) -> None:
+        """Count from zero."""
+        self.num_read = self.num_missed = 0
+
+    def list_tiers(self, num_held: int) -> list[tuple[str, int, int, bool]]:
+        """(name, rows, rows read, whether they came over the link of the GPU) of what is not in memory.
+
+        Args:
+            num_held: Rows that are.
+        """
+        return [("file", self.disk.shape[0] - num_held, self.num_missed, True)]
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Rows of ids on the device, `[n, ...]`; the host waits for them.
+
+        Raises:
+            IdError: an id is outside [0, N).
+            FileError: the file has changed.
+        """
+        self.num_read += ids.numel()
+        if self._resident is None or self._locate is None:
+            self.num_missed += ids.numel()
+            return self.read_disk(ids)
+        places = self._locate(ids)
+        missing = (places < 0).nonzero().view(-1)
+        self.num_missed += missing.numel()
+        if missing.numel() == ids.numel():
+            return self.read_disk(ids)
+        # While rows come from disk, the GPU reads those in memory.
+        rows = self._read_memory(self._resident, places)
+        if missing.numel() > 0:
+            self.disk.place(ids[missing], rows, missing)
+        return rows
+
+    def read_disk(self, ids: Tensor) -> Tensor:
+        """Rows of ids, all of them from disk."""
+        rows = self._make_rows(ids.numel())
+        self.disk.read(ids, rows)
+        return rows
+
+    def _read_memory(self, resident: Resident, places: Tensor) -> Tensor:
+        if resident.device.type == "cuda" and resident.placement != "cpu":
+            return resident.gather(places, None)
+        hits = (places >= 0).nonzero().view(-1)
+        rows = self._make_rows(places.numel())
+        scatter_rows(rows, hits, resident.gather(places[hits], None), is_unique=True)
+        return rows
+
+    def _make_rows(self, count: int) -> Tensor:
+        shape = (count, *self.disk.shape[1:])
+        return use_large_pages(torch.empty(shape, dtype=self.disk.dtype, device=self.disk.device))

@@ -1,0 +1,453 @@
+"""`CSRTopo`: a graph's edges as compressed rows; the rows are the nodes that are sampled from.
+
+`cache_rows` copies the neighbor lists of hot rows to GPU memory, while all lists lie on the host.
+"""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, PlacementWarning, warn
+from pyg_direct.graph.placed_topology import (
+    PLACEMENTS,
+    PlacedTopology,
+    check_placement,
+    choose_placement,
+    interleave,
+    place_array,
+    prefer_gpu,
+    restore_state,
+    sendable_state,
+    spread_over_peers,
+)
+from pyg_direct.graph.pyg_edges import Rows, read_array, read_edges
+from pyg_direct.ops.argument_checks import check_topology
+from pyg_direct.ops.local_ids.csr import compress
+from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
+from pyg_direct.runtime.host.memory import has_room, parse_size
+from pyg_direct.runtime.host.shared_memory import SharedMemory, share
+from pyg_direct.typing import Device
+
+_STEP = 1 << 26
+# A read over the link fetches a sector whole.
+_SECTOR_BYTES = 32
+# Picks a row, and how many times the mean a node must be listed to be met in nearly every batch: typical values, which
+# only decide which rows are cached.
+_PICKS = 8
+_ALWAYS = 20.0
+
+
+def cache_rows(topology: PlacedTopology, num_bytes: int) -> PlacedTopology:
+    """The topology with copies of rows worth `num_bytes` in GPU memory, where kernels then find them.
+
+    A row of the result begins at `lists[starts[r]]` wherever it lies: the offsets of one array reach into the other,
+    as both have addresses that the GPU reads. The copies and `starts`, 8 bytes a node, are all that is added.
+    """
+    indptr, indices = topology.indptr, topology.indices
+    hot_rows = choose_rows(indptr, indices, num_bytes // indices.element_size())
+    if hot_rows.numel() == 0:
+        return topology
+    hot, offsets = copy_rows(indptr, indices, hot_rows)
+    distance = (indices.data_ptr() - hot.data_ptr()) // indices.element_size()
+    starts = indptr[:-1].clone()
+    # Offsets from the array that comes first in memory, so that none is negative.
+    if distance > 0:
+        starts += distance
+        starts[hot_rows] = offsets
+    else:
+        starts[hot_rows] = offsets - distance
+    return PlacedTopology(indptr, indices, topology.edge_ids, topology.placement, topology.blocks, starts=starts,
+                          lists=hot if distance > 0 else indices, cached=hot)  # fmt: skip
+
+
+def choose_rows(indptr: Tensor, indices: Tensor, num_edges: int) -> Tensor:
+    """Rows to cache, ascending, int64: those that save the most reads over the link for their size.
+
+    A row is read as often as it is listed, but at most once a batch, and each time from as many sectors as its picks
+    fall into; long rows of hubs are therefore not the best ones.
+    """
+    degree = indptr.diff()
+    listed = torch.zeros(degree.numel(), device=indptr.device)
+    for begin in range(0, indices.numel(), _STEP):
+        listed += torch.bincount(indices[begin : begin + _STEP], minlength=degree.numel())
+    rate = -torch.expm1(-listed / (_ALWAYS * listed.mean()))
+    sectors = (degree * indices.element_size() / _SECTOR_BYTES).ceil().clamp(min=1)
+    reads = sectors * (1 - (1 - 1 / sectors) ** degree.clamp(max=_PICKS))
+    score = rate * reads / degree.clamp(min=1)
+    order = score.sort(descending=True, stable=True).indices
+    order = order[degree[order] > 0]
+    fitting = int(torch.searchsorted(degree[order].cumsum(0), num_edges, right=True))
+    return order[:fitting].sort().values
+
+
+def copy_rows(indptr: Tensor, indices: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(neighbors of `rows` one after the other, where each row begins, int64) in GPU memory."""
+    lengths = indptr[rows + 1] - indptr[rows]
+    ends = lengths.cumsum(0)
+    offsets = ends - lengths
+    out = torch.empty(int(ends[-1]), dtype=indices.dtype, device=indptr.device)
+    for begin in range(0, out.numel(), _STEP):
+        items = torch.arange(begin, min(begin + _STEP, out.numel()), device=indptr.device)
+        row = torch.searchsorted(ends, items, right=True)
+        out[begin : begin + items.numel()] = indices[indptr[rows[row]] + items - offsets[row]]
+    return out, offsets
+
+
+class CSRTopo:
+    """A graph's topology, after Quiver's class of that name.
+
+    By default a row lists the in-neighbors of its node, which is what PyG samples; `direction="out"` gives Quiver's
+    reading. Parallel edges, self loops, isolated and trailing nodes and the ids of edges are all kept. Arrays may be
+    NumPy's.
+
+    Args:
+        edge_index: int64 or int32 `[2, E]`, PyG's `EdgeIndex` or `Data`, `torch_sparse.SparseTensor` (rows as in
+            `adj_t`), or a torch sparse CSR / CSC tensor (its compressed dimension becomes the rows).
+        indptr: Row offsets, int64 `[N + 1]`, instead of `edge_index`; taken as they are.
+        indices: Columns, int32 or int64 `[E]`, with `indptr`.
+        eid: Edge ids, int32 or int64 `[E]`, with `indptr`; the position of an edge when None.
+        num_nodes: N; by default one more than the largest id.
+        direction: `in` or `out`, for a list of edges.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> topo = CSRTopo(torch.tensor([[0, 1, 2], [2, 2, 0]]), num_nodes=4)  # 0 -> 2, 1 -> 2, 2 -> 0
+        >>> topo.indptr, topo.indices
+        (tensor([0, 1, 1, 3, 3]), tensor([2, 0, 1], dtype=torch.int32))
+        >>> topo.node_count, topo.edge_count, topo.degree.tolist()
+        (4, 3, [1, 0, 2, 0])
+    """
+
+    # Whether the host of the process that sent it here had room for a copy for each GPU.
+    _has_room = True
+    # Whose neighbors a row lists, where what it was made of told: `in` for those of a target, `out` for a source's.
+    _listed: str | None = None
+    # Whether its arrays are those that it was given, which a program may write to.
+    _is_given = False
+
+    def __init__(
+        self,
+        edge_index: Any = None,
+        indptr: Any = None,
+        indices: Any = None,
+        eid: Any = None,
+        *,
+        num_nodes: int | None = None,
+        direction: str = "in",
+    ) -> None:
+        if direction not in ("in", "out"):
+            raise ArgumentError(f"direction must be 'in' or 'out', got {direction!r}")
+        if (edge_index is None) == (indptr is None) or (indptr is None) != (indices is None):
+            raise ArgumentError("give either edge_index, or indptr and indices together")
+        if eid is not None and indptr is None:
+            raise ArgumentError("eid needs indptr and indices: edges of edge_index have their position for an id")
+        num_nodes = None if num_nodes is None else _check_count(num_nodes)
+        self._feature_order: Tensor | None = None
+        self._placed: dict[tuple[str, torch.device, int | str | None], PlacedTopology] = {}
+        self._lock = threading.Lock()
+        self._sent: dict[str, Any] = {}
+        if edge_index is not None:
+            edges = read_edges(edge_index)
+            if isinstance(edges, Rows):
+                indptr, indices, eid = edges
+                self._listed = "in"
+            else:
+                self._compress(edges.edge_index, edges.num_nodes if num_nodes is None else num_nodes, direction)
+                return
+        indptr, indices, eid = read_array(indptr), read_array(indices), read_array(eid)
+        assert indptr is not None and indices is not None
+        check_topology(indptr, indices)
+        if num_nodes is not None and num_nodes != indptr.numel() - 1:
+            raise ArgumentError(f"num_nodes must equal len(indptr) - 1 = {indptr.numel() - 1}, got {num_nodes}")
+        if eid is not None and not isinstance(eid, Tensor):
+            raise ArgumentTypeError(f"eid must be a tensor, got {type(eid).__name__}")
+        if eid is not None and (eid.shape != indices.shape or eid.dtype not in (torch.int32, torch.int64)):
+            raise ArgumentError(
+                f"eid must be int32 or int64 of shape {tuple(indices.shape)}, got {eid.dtype} of {tuple(eid.shape)}"
+            )
+        self._is_given = True
+        self._indptr = indptr.contiguous()
+        self._indices = self._narrow(indices).contiguous()
+        self._eid = None if eid is None else eid.contiguous()
+
+    def _compress(self, edge_index: Tensor, num_nodes: int | None, direction: str) -> None:
+        if num_nodes is None:
+            num_nodes = max(0, int(edge_index.max()) + 1) if edge_index.numel() else 0
+        if num_nodes >= 2**62:
+            raise ArgumentError(f"num_nodes must be below 2**62, got {num_nodes}")
+        self._listed, source, target = direction, edge_index[0], edge_index[1]
+        rows, columns = (target, source) if direction == "in" else (source, target)
+        self._indptr, self._indices, self._eid = compress(rows, columns, num_nodes, name="edge_index")
+
+    def _narrow(self, indices: Tensor) -> Tensor:
+        return indices.to(torch.int32) if self._indptr.numel() - 1 < 2**31 else indices
+
+    @property
+    def listed(self) -> str | None:
+        """`in` where a row lists the sources of a target's edges, `out` the other way; None for offsets as given."""
+        return self._listed
+
+    @property
+    def is_given(self) -> bool:
+        """Whether its arrays may be those that it was made of, which a program may write to."""
+        return self._is_given
+
+    @property
+    def indptr(self) -> Tensor:
+        """Row offsets, int64 `[N + 1]`."""
+        return self._indptr
+
+    @property
+    def indices(self) -> Tensor:
+        """Columns of the rows, int32 `[E]` (int64 from 2**31 nodes)."""
+        return self._indices
+
+    @property
+    def eid(self) -> Tensor | None:
+        """Edge ids by position, int32 or int64 `[E]`; None when the position of an edge is its id."""
+        return self._eid
+
+    @property
+    def degree(self) -> Tensor:
+        """Edges of each row, int64 `[N]`."""
+        return self._indptr.diff()
+
+    @property
+    def node_count(self) -> int:
+        """N."""
+        return self._indptr.numel() - 1
+
+    @property
+    def edge_count(self) -> int:
+        """E."""
+        return self._indices.numel()
+
+    @property
+    def feature_order(self) -> Tensor | None:
+        """Row of each node in a re-ordered feature table, int64 `[N]`, where a `Feature` set one (Quiver)."""
+        return self._feature_order
+
+    @feature_order.setter
+    def feature_order(self, order: Tensor) -> None:
+        self._feature_order = order
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = [self._indptr, self._indices] + ([] if self._eid is None else [self._eid])
+        return sum(a.numel() * a.element_size() for a in arrays)
+
+    def share_memory_(self) -> CSRTopo:
+        """Move arrays on the CPU to shared memory, for other processes; returns self."""
+        for name in ("_indptr", "_indices", "_eid"):
+            array = getattr(self, name)
+            if array is not None and not array.is_cuda and not array.is_shared():
+                setattr(self, name, array.clone().share_memory_())
+        return self
+
+    def adopt(self, other: CSRTopo) -> bool:
+        """Take the arrays of an equal topology in the place of its own, which are freed; whether it was equal.
+
+        One that was placed already, or lies in GPU memory, keeps its own too.
+
+        Args:
+            other: The topology that is compared, and has the arrays.
+        """
+        names = ("_indptr", "_indices", "_eid")
+        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
+        if self._placed or any(a is not None and a.is_cuda for pair in pairs for a in pair):
+            return False
+        if not all(a is b if a is None or b is None else a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs):
+            return False
+        for name, (_, array) in zip(names, pairs, strict=True):
+            setattr(self, name, array)
+        self._sent = {}
+        return True
+
+    def to_cpu(self) -> CSRTopo:
+        """The topology with arrays in ordinary memory, which any process can read; itself where that is so."""
+        if not self._indices.is_cuda and not any(p.blocks for p in self._placed.values()):
+            return self
+        arrays = [None if a is None else a.cpu().clone() for a in (self._indptr, self._indices, self._eid)]
+        copy = CSRTopo.__new__(CSRTopo)
+        copy.__setstate__({"_indptr": arrays[0], "_indices": arrays[1], "_eid": arrays[2],
+                           "_feature_order": self._feature_order, "_listed": self._listed})  # fmt: skip
+        return copy
+
+    def choose_placement(self, device: Device = None) -> str:
+        """Where `auto` puts this topology for a device: `cpu`; `cuda` when it fits and leaves a quarter of the free
+        memory, at least 8 GiB or half of it; else host memory, `unified` or `pinned`, whichever the GPU reads faster.
+
+        Args:
+            device: The device that samples; None is the current GPU if there is one, else the CPU.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: `device` names no CPU and no GPU.
+            DeviceError: the GPU is not there.
+        """
+        target = resolve_device(device)
+        if target.type == "cuda" and (self._indices.is_cuda or ("cuda", target, None) in self._placed):
+            return "cuda"
+        place = choose_placement(self.num_bytes, target)
+        # All processes that it was sent to choose alike; what they share is page-locked where it lies.
+        return "pinned" if place == "unified" and not self._has_room else place
+
+    def place(self, placement: str = "auto", device: Device = None, *, topology_cache: int | str | None = None
+              ) -> PlacedTopology:  # fmt: skip
+        """The arrays where a device reads them; placed once for each device, placement and cache.
+
+        Args:
+            placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`. With the neighbors on the host, offsets and edge
+                ids still go to GPU memory where each takes at most an eighth of what is free. `peer`: neighbors and
+                edge ids shared out over the GPUs that NVLink joins with `device`, of all processes of a
+                `torch.distributed` group, which all call this; for a topology that one GPU cannot hold.
+            device: The device that samples; None is the current GPU if there is one, else the CPU.
+            topology_cache: With the neighbors on the host: GPU memory for the rows that save the most reads, in
+                bytes, as `"2G"`, as a share of all edges such as `"20%"`, or `"auto"`: up to a quarter of what is
+                free. It shrinks, with a warning, when it does not fit.
+
+        Raises:
+            ArgumentError: an unknown placement, or one that the device cannot read, or a wrong `topology_cache`.
+            ArgumentTypeError: `device` or `topology_cache` has the wrong type.
+            DeviceError: the GPU is not there.
+        """
+        target = resolve_device(device)
+        if placement == "auto":
+            placement = self.choose_placement(target)
+        check_placement(placement, target, (*PLACEMENTS, "peer"))
+        if topology_cache != "auto":
+            parse_size(0 if topology_cache is None else topology_cache, 0, "topology_cache")
+        with self._lock:
+            if (placement, target, None) not in self._placed:
+                self._placed[placement, target, None] = self._place(placement, target)
+            placed = self._placed[placement, target, None]
+            if topology_cache is None or placed.placement not in ("unified", "pinned"):
+                return placed
+            if (placement, target, topology_cache) not in self._placed:
+                self._placed[placement, target, topology_cache] = self._cache(placed, topology_cache)
+            return self._placed[placement, target, topology_cache]
+
+    def _cache(self, placed: PlacedTopology, size: int | str) -> PlacedTopology:
+        free, whole = free_bytes(placed.device.index), placed.num_edges * placed.indices.element_size()
+        wanted = min(whole, free // 4) if size == "auto" else min(whole, parse_size(size, whole, "topology_cache"))
+        # Choosing rows takes some words a node, and their offsets stay.
+        most = max(0, int(0.9 * free) - 64 * placed.num_nodes)
+        if wanted > most:
+            warn(
+                f"topology_cache={size!r} is more than the free memory of {placed.device}; {most} bytes are "
+                "used instead",
+                PlacementWarning,
+            )
+        return cache_rows(placed, min(wanted, most))
+
+    def _place(self, placement: str, device: torch.device) -> PlacedTopology:
+        indptr, self._indptr, block_0 = place_array(
+            self._indptr, prefer_gpu(self._indptr, placement, device), device, "offsets")  # fmt: skip
+        if placement == "peer":
+            return self._place_on_peers(indptr, device)
+        if self._can_interleave(placement, device):
+            return self._place_interleaved(indptr, device)
+        indices, self._indices, block_1 = place_array(self._indices, placement, device, "neighbors")
+        blocks = [b for b in (block_0, block_1) if b is not None]
+        if self._eid is None:
+            edge_dtype = torch.int32 if self.edge_count < 2**31 else torch.int64
+            edge_ids = torch.empty(0, dtype=edge_dtype, device=device)
+        else:
+            edge_ids, self._eid, block_2 = place_array(
+                self._eid, prefer_gpu(self._eid, placement, device), device, "edge ids")  # fmt: skip
+            blocks += [] if block_2 is None else [block_2]
+        obtained = blocks[0].placement if blocks else placement
+        if obtained == "cpu" and device.type == "cuda":
+            # Neither unified nor page-locked memory could be had: no kernel can read host memory here.
+            raise ArgumentError("placement='unified' fell back to 'cpu', which a GPU cannot sample; use device='cpu'")
+        return PlacedTopology(indptr, indices, edge_ids, obtained, blocks, is_given=self._is_given)
+
+    def _place_on_peers(self, indptr: Tensor, device: torch.device) -> PlacedTopology:
+        lists = [a for a in (self._indices, self._eid) if a is not None and a.numel() > 0]
+        views = spread_over_peers(lists, device)
+        indices = views[0] if views else self._indices.to(device)
+        if self._indices.is_cuda and views:
+            # Not held twice.
+            self._indices, self._eid = indices, views[1] if len(views) > 1 else self._eid
+        edge_dtype = torch.int32 if self.edge_count < 2**31 else torch.int64
+        none = torch.empty(0, dtype=edge_dtype, device=device)
+        return PlacedTopology(indptr, indices, views[1] if len(views) > 1 else none, "peer")
+
+    def _can_interleave(self, placement: str, device: torch.device) -> bool:
+        """Whether neighbors and edge ids fit one word, and GPU memory holds both forms while they are copied."""
+        return (
+            placement == "cuda"
+            and self._eid is not None
+            and self._eid.dtype == self._indices.dtype == torch.int32
+            and 10 * self.edge_count < free_bytes(device.index)
+        )
+
+    def _place_interleaved(self, indptr: Tensor, device: torch.device) -> PlacedTopology:
+        assert self._eid is not None
+        pairs, indices, edge_ids = interleave(self._indices, self._eid, device)
+        if self._indices.device == device:
+            self._indices = indices
+        if self._eid.device == device:
+            self._eid = edge_ids
+        return PlacedTopology(indptr, indices, edge_ids, "cuda", pairs=pairs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return sendable_state(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        restore_state(self, state)
+        self._sent = {}
+
+    def __repr__(self) -> str:
+        return f"CSRTopo({self.node_count} nodes, {self.edge_count} edges)"
+
+
+def _check_count(num_nodes: Any) -> int:
+    if isinstance(num_nodes, bool) or not isinstance(num_nodes, (int, np.integer)) or num_nodes < 0:
+        raise ArgumentError(f"num_nodes must be an integer of at least 0, got {num_nodes!r}")
+    return int(num_nodes)
+
+
+def _send(topology: CSRTopo) -> Any:
+    """How `multiprocessing` sends a topology: its arrays move to memory that all processes see, once."""
+    arrays: list[tuple[SharedMemory, torch.dtype, torch.Size] | None] = []
+    for name in ("_indptr", "_indices", "_eid"):
+        array = getattr(topology, name)
+        if array is None:
+            arrays.append(None)
+            continue
+        known = topology._sent.get(name)
+        if known is None or known[0] is not array:
+            # Not the caller's tensor itself, which arrays elsewhere may see.
+            copy = array.cpu().detach().contiguous().view(array.shape)
+            known = topology._sent[name] = array, share(copy)
+            if not array.is_cuda and not any(placed.blocks for placed in topology._placed.values()):
+                # Not the copy, which is a view in torch's eyes and keeps what it was one of.
+                view = known[1].view(array.dtype, array.shape)
+                setattr(topology, name, view)
+                topology._sent[name] = view, known[1]
+        arrays.append((known[1], array.dtype, array.shape))
+    if "room" not in topology._sent:
+        topology._sent["room"] = has_room(topology.num_bytes, torch.cuda.device_count())
+    return _receive, (type(topology), arrays, topology._feature_order, topology._sent["room"], topology._listed)
+
+
+def _receive(kind: type[CSRTopo], arrays: list[Any], feature_order: Tensor | None, has_room: bool, listed: str | None
+             ) -> CSRTopo:  # fmt: skip
+    names = ("_indptr", "_indices", "_eid")
+    state: dict[str, Any] = {n: None if a is None else a[0].view(*a[1:]) for n, a in zip(names, arrays, strict=True)}
+    topology = kind.__new__(kind)
+    topology.__setstate__({**state, "_feature_order": feature_order, "_listed": listed})
+    topology._has_room = has_room
+    return topology
+
+
+ForkingPickler.register(CSRTopo, _send)

@@ -1,0 +1,307 @@
+"""`HeteroTopo`: all node types of a graph in one id space, all relations as rows over it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.placed_topology import (
+    check_placement,
+    choose_placement,
+    place_array,
+    prefer_gpu,
+    restore_state,
+    sendable_state,
+)
+from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, name_part, read_relation
+from pyg_direct.ops.argument_checks import check_below, check_integers
+from pyg_direct.ops.sampling.hetero import Rows, sum_weights
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.runtime.cuda.memory import Block
+from pyg_direct.typing import Device
+
+# Ids of a type start at a multiple of this, so that no word or group of a bitmap holds two types.
+ALIGNMENT = 1024
+# Edges up to which each holds the time of its neighbor, in 8 bytes.
+_MOST_COPIED_TIMES = 1 << 28
+
+
+@dataclass(eq=False)
+class PlacedHetero:
+    """A `HeteroTopo` on the way to a sampler: its arrays, readable by `device`.
+
+    `scratch` keeps what samplers need by the number of nodes, while no batch uses it.
+    """
+
+    topo: HeteroTopo
+    rows: Rows
+    device: torch.device
+    placement: str
+    blocks: list[Block] = field(default_factory=list)
+    scratch: list[Any] = field(default_factory=list)
+
+    def check_process(self) -> None:
+        """Refuse use in a forked child of the process that placed the arrays."""
+        for block in self.blocks:
+            block.check_process()
+
+    def check_neighbors(self, ids: Tensor) -> None:
+        """Check neighbors that are read where the program has them, and may have written others since.
+
+        Args:
+            ids: The edges that were picked, int64 `[n]`; not read on a GPU.
+
+        Raises:
+            IdError: one leads to no node.
+        """
+        if self.topo.bound is not None and not ids.is_cuda:
+            check_below("neighbors of the graph", self.rows.indices.numpy()[ids.numpy()], self.topo.bound)
+
+    def with_running_weights(self) -> Rows:
+        """The rows with `weight_before`, which sampling with replacement by weight needs; made when first asked for."""
+        if self.rows.edge_weight.numel() and not self.rows.weight_before.numel():
+            before = sum_weights(self.topo.indptr, self.topo.edge_weight)
+            self.rows = self.rows._replace(weight_before=before.to(self.device))
+        return self.rows
+
+
+class HeteroTopo:
+    """The topology of a graph with several node types and relations, or with one of each.
+
+    Node types occupy consecutive ranges of one id space, in the order given. A relation's rows are the nodes that are
+    expanded: its targets, or its sources with `direction="out"`. Rows of relations with times are sorted by time;
+    edges of equal time keep their order.
+
+    Args:
+        num_nodes: Nodes of each type; an integer for a graph of one type.
+        edges: For each relation (source type, name, target type): int64 or int32 `[2, E]`, sources first; a
+            `CSRTopo`; or (indptr, indices, edge ids or None), rows as they are to be expanded. One of these alone for
+            a graph of one type and one relation.
+        node_time: Times of the nodes of each type, integers `[N]`; types may be missing: their nodes are always
+            allowed. A tensor for a graph of one type.
+        edge_time: Times of the edges of each relation by edge id, integers `[E]`; relations may be missing. Not
+            together with `node_time`.
+        edge_weight: Weights of the edges of each relation by edge id, `[E]`, finite and not negative, of any dtype of
+            real numbers; relations may be missing: their edges are equally likely.
+        direction: Whether nodes are expanded to their in-neighbors (`in`) or out-neighbors (`out`).
+        is_sorted: Rows are sorted by time already, which is checked.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    def __init__(self, num_nodes: int | Mapping[str, int], edges: Any, *,
+                 node_time: Tensor | Mapping[str, Tensor] | None = None,
+                 edge_time: Tensor | Mapping[EdgeType, Tensor] | None = None,
+                 edge_weight: Tensor | Mapping[EdgeType, Tensor] | None = None, direction: str = "in",
+                 is_sorted: bool = False) -> None:  # fmt: skip
+        if direction not in ("in", "out"):
+            raise ArgumentError(f"direction must be 'in' or 'out', got {direction!r}")
+        if node_time is not None and edge_time is not None:
+            raise ArgumentError("give either node_time or edge_time, not both")
+        self.direction = direction
+        self.is_homogeneous = not isinstance(num_nodes, Mapping)
+        if not isinstance(num_nodes, Mapping):
+            num_nodes, edges = {NODES: num_nodes}, {LINKS: edges}
+            node_time = _by_name(NODES, node_time)
+            edge_time = _by_name(LINKS, edge_time)
+            edge_weight = _by_name(LINKS, edge_weight)
+        self.num_nodes = {kind: _check_size(kind, size) for kind, size in num_nodes.items()}
+        self.node_types = tuple(self.num_nodes)
+        self.edge_types: tuple[EdgeType, ...] = tuple(edges)
+        sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
+        # Where each type begins in the id space, and the end of the last, int64 `[T + 1]`.
+        self.type_starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+        times = self._check_parts("node_time", node_time, self.node_types)
+        edge_times = self._check_parts("edge_time", edge_time, self.edge_types)
+        weights = self._check_parts("edge_weight", edge_weight, self.edge_types)
+        for kind, time in times.items():
+            _check_time(name_part("node_time", kind), time, self.num_nodes[kind])
+        relations = []
+        for edge_type, value in edges.items():
+            for end in (0, 2):
+                if edge_type[end] not in self.num_nodes:
+                    raise ArgumentError(f"edges must join known node types, got {edge_type} of {self.node_types}")
+            target, source = (2, 0) if direction == "in" else (0, 2)
+            relation = read_relation(edge_type, value, self.num_nodes[edge_type[target]],
+                                     self.num_nodes[edge_type[source]], direction)  # fmt: skip
+            relation.attach(weights.get(edge_type), edge_times.get(edge_type), times.get(edge_type[source]), is_sorted)
+            relations.append(relation)
+        self.timed = np.array([r.is_timed for r in relations], dtype=bool)
+        self.weighted = np.array([r.weight is not None for r in relations], dtype=bool)
+        index = {kind: number for number, kind in enumerate(self.node_types)}
+        ends = [
+            (index[t[2]], index[t[0]]) if direction == "in" else (index[t[0]], index[t[2]]) for t in self.edge_types
+        ]
+        # Numbers of the types that each relation expands, and of those it leads to, int64 `[R]`.
+        self.expanded, self.reached = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+        self._join(relations, times)
+        self._placed: dict[tuple[str, torch.device], PlacedHetero] = {}
+        self._lock = threading.Lock()
+
+    def _check_parts(self, name: str, parts: Any, known: tuple[Any, ...]) -> dict[Any, Tensor]:
+        if parts is None:
+            return {}
+        if not isinstance(parts, Mapping):
+            raise ArgumentTypeError(f"{name} must map types to tensors, got {type(parts).__name__}")
+        for kind, part in parts.items():
+            if kind not in known:
+                raise ArgumentError(f"{name} must name known types, got {kind!r} of {known}")
+            if not isinstance(part, Tensor):
+                raise ArgumentTypeError(f"{name_part(name, kind)} must be a tensor, got {type(part).__name__}")
+        return dict(parts)
+
+    def _join(self, relations: list[Relation], times: dict[str, Tensor]) -> None:
+        """Concatenate the relations' arrays over the one id space."""
+        edge_counts, row_counts = [r.indices.numel() for r in relations], [r.indptr.numel() - 1 for r in relations]
+        # Where the edges and the rows of each relation begin, int64 `[R + 1]`.
+        self.edge_starts = np.concatenate([[0], np.cumsum(edge_counts)]).astype(np.int64)
+        self.row_starts = np.concatenate([[0], np.cumsum(row_counts)]).astype(np.int64)
+        num_ids = int(self.type_starts[-1])
+        id_dtype = torch.int32 if num_ids < 2**31 else torch.int64
+        edge_dtype = _choose_dtype(relations)
+        firsts = self.type_starts[self.reached].tolist()
+        self.indptr = _concatenate([r.indptr[:-1] + int(s) for r, s in zip(relations, self.edge_starts, strict=False)]
+                                   + [torch.tensor([self.edge_starts[-1]], device="cpu")], torch.int64)  # fmt: skip
+        self.indices = _concatenate([_move(r.indices, first, id_dtype)
+                                     for r, first in zip(relations, firsts, strict=True)], id_dtype)  # fmt: skip
+        given = [(r, self.num_nodes[self.node_types[reached]]) for r, reached in
+                 zip(relations, self.reached.tolist(), strict=True)
+                 if r.is_given and r.indices.numel() and r.indices.data_ptr() == self.indices.data_ptr()]  # fmt: skip
+        # Nodes that the one relation with edges leads to, where its neighbors are read from the program's array.
+        self._bound = given[0][1] if given else None
+        if given and (times or given[0][0].edge_ids is not None):
+            # Their times are looked up, or their places are not known: a copy, which nobody writes to.
+            self.indices, self._bound = self.indices.clone(), None
+        all_in_place = all(r.edge_ids is None for r in relations)
+        self.edge_ids = _concatenate([] if all_in_place else [r.list_ids().to(edge_dtype) for r in relations],
+                                     edge_dtype)  # fmt: skip
+        self.node_time = torch.empty(0, dtype=torch.int64, device="cpu")
+        if times:
+            self.node_time = torch.zeros(num_ids, dtype=torch.int64, device="cpu")
+            for kind, start in zip(self.node_types, self.type_starts, strict=False):
+                if kind in times:
+                    self.node_time[start : start + self.num_nodes[kind]] = times[kind].cpu()
+        # Types whose nodes have times.
+        self.timed_types = frozenset(times)
+        has_edge_time = any(r.time is not None for r in relations)
+        if times and self.edge_starts[-1] <= _MOST_COPIED_TIMES:
+            # One access a step of a search instead of two that wait for each other.
+            for relation, start in zip(relations, self.type_starts[self.reached].tolist(), strict=True):
+                relation.time = self.node_time.to(relation.indices.device)[relation.indices.long() + start]
+            has_edge_time = True
+        self.edge_time = _concatenate([r.list_times() for r in relations] if has_edge_time else [], torch.int64)
+        # torch.cat makes all float64 where some are.
+        self.edge_weight = _concatenate([r.list_weights() for r in relations] if self.weighted.any() else [],
+                                        torch.float32)  # fmt: skip
+
+    @property
+    def is_temporal(self) -> bool:
+        """Whether nodes or edges have times."""
+        return bool(self.timed.any()) or bool(self.timed_types)
+
+    @property
+    def bound(self) -> int | None:
+        """What neighbors must lie below where they are read from an array of the program's; None where from a copy."""
+        return self._bound
+
+    @property
+    def num_edges(self) -> dict[EdgeType, int]:
+        """Edges of each relation."""
+        return dict(zip(self.edge_types, np.diff(self.edge_starts).tolist(), strict=True))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(a.numel() * a.element_size() for a in self._arrays().values())
+
+    def _arrays(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in Rows._fields if name != "weight_before"}
+
+    def place(self, placement: str = "auto", device: Device = None) -> PlacedHetero:
+        """The arrays where a device reads them; placed once for each device and placement.
+
+        Args:
+            placement: `auto` (GPU memory where they fit and leave a quarter of what is free, at least 8 GiB or half of
+                it; else host memory, `unified` or `pinned`, whichever is faster), `cuda`, `unified`, `pinned` or
+                `cpu`. With the neighbors on the host, other arrays still go to GPU memory where each takes at most an
+                eighth of what is free.
+            device: The device that samples.
+
+        Raises:
+            ArgumentError: an unknown placement, or one that the device cannot read.
+        """
+        target = resolve_device(device)
+        if placement == "auto":
+            placement = "cuda" if ("cuda", target) in self._placed else choose_placement(self.num_bytes, target)
+        check_placement(placement, target)
+        with self._lock:
+            if (placement, target) not in self._placed:
+                self._placed[placement, target] = self._place(placement, target)
+            return self._placed[placement, target]
+
+    def _place(self, placement: str, device: torch.device) -> PlacedHetero:
+        placed, blocks = {}, []
+        for name, array in self._arrays().items():
+            where = placement if name == "indices" and array.numel() else prefer_gpu(array, placement, device)
+            placed[name], kept, block = place_array(array, where, device, name)
+            setattr(self, name, kept)
+            blocks += [] if block is None else [block]
+        if any(block.placement == "cpu" for block in blocks) and device.type == "cuda":
+            raise ArgumentError(f"placement={placement!r} fell back to 'cpu', which a GPU cannot sample")
+        rows = Rows(**placed, weight_before=torch.empty(0, dtype=torch.float64, device=device))
+        return PlacedHetero(self, rows, device, placement, blocks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return sendable_state(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        restore_state(self, state)
+
+    def __repr__(self) -> str:
+        return (f"HeteroTopo({len(self.node_types)} types, {sum(self.num_nodes.values())} nodes, "
+                f"{len(self.edge_types)} relations, {int(self.edge_starts[-1])} edges)")  # fmt: skip
+
+
+def _by_name(name: Any, part: Any) -> Any:
+    """The part of a graph without types under the name of its one type or relation."""
+    return part if part is None or isinstance(part, Mapping) else {name: part}
+
+
+def _check_size(kind: str, size: Any) -> int:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise ArgumentError(f"num_nodes must hold integers of at least 0, got {size!r} for {kind!r}")
+    return size
+
+
+def _check_time(name: str, time: Tensor, size: int) -> None:
+    check_integers(name, time)
+    if time.shape != (size,):
+        raise ArgumentError(f"{name} must have shape ({size},), got {tuple(time.shape)}")
+
+
+def _choose_dtype(relations: list[Relation]) -> torch.dtype:
+    """Of edge ids, which may be others than positions."""
+    given = [r.edge_ids for r in relations if r.edge_ids is not None and r.edge_ids.numel()]
+    # Those of the smaller dtype need no look.
+    most = [int(ids.max()) for ids in given if ids.dtype == torch.int64]
+    most += [relation.indices.numel() for relation in relations]
+    return torch.int32 if max(most, default=0) < 2**31 else torch.int64
+
+
+def _move(indices: Tensor, first: int, dtype: torch.dtype) -> Tensor:
+    return indices.to(dtype) + first if first else indices.to(dtype)
+
+
+def _concatenate(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+    parts = [part for part in parts if part.numel()]
+    if not parts:
+        return torch.empty(0, dtype=dtype, device="cpu")
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts])

@@ -1,0 +1,308 @@
+"""Topology as kernels read it: three arrays that the sampling device can read, and the memory of each.
+
+If one GPU cannot hold the arrays, `spread_over_peers` distributes them over the memories of a clique. `check_place`
+checks the names of memory places for attributes and topologies, and which of them a device can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, CudaError
+from pyg_direct.ops.argument_checks import check_topology
+from pyg_direct.progress import show_wait
+from pyg_direct.runtime.comm.host_group import give_to_host, has_group
+from pyg_direct.runtime.cuda.device import budget_of, free_bytes
+from pyg_direct.runtime.cuda.host_memory_probe import check_filled, choose_host_memory
+from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back, move
+from pyg_direct.runtime.cuda.peer_memory import GRANULE, Spread, p2pCliqueTopo
+from pyg_direct.runtime.host.shared_memory import find_shared, pin
+from pyg_direct.runtime.host.tensor_views import version_of
+
+PLACEMENTS = ("cuda", "unified", "pinned", "cpu")
+# Arrays beside the neighbors up to this share of the free GPU memory go there, even where the neighbors do not.
+SMALL_SHARE = 0.125
+
+
+class ListReads(NamedTuple):
+    """What uniform sampling reads of lists in host memory.
+
+    Attributes:
+        row_bytes: Bytes of a row that is expanded: its two offsets.
+        edge_bytes: Bytes of an edge that is drawn: its neighbor, and its id where that is not its position.
+        is_most: Some lists are cached in GPU memory, and draws from these are not told apart.
+    """
+
+    row_bytes: int
+    edge_bytes: int
+    is_most: bool
+
+    def sum_bytes(self, num_rows: int, num_edges: int) -> int:
+        """Bytes for so many rows that were expanded and edges that were drawn."""
+        return num_rows * self.row_bytes + num_edges * self.edge_bytes
+
+
+@dataclass(eq=False)
+class PlacedTopology:
+    """Compressed rows on the way to a sampler.
+
+    Attributes:
+        indptr: int64 `[N + 1]`.
+        indices: int32 or int64 `[E]`.
+        edge_ids: int32 or int64 `[E]`, or `[0]` when the position of an edge is its id.
+        placement: Where `indices` lie: `cuda`, `unified`, `pinned` or `cpu`.
+        blocks: Memory behind the arrays, where it is ours.
+        lists, starts: What kernels read neighbors from, and where each row begins in it, int64 `[N]` at least:
+            `indices` and `indptr`, unless a part of the rows is cached.
+        cached: Copies of hot rows in GPU memory; None without.
+        pairs: `indices` and `edge_ids` interleaved in one word an edge, int64 `[E]`, the neighbor in its lower half
+            (both are then views of it); `[0]` where they lie apart.
+        is_given: Whether the arrays may be a program's, which may write to them.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    edge_ids: Tensor
+    placement: str
+    blocks: list[Block] = field(default_factory=list)
+    lists: Tensor = None  # type: ignore[assignment]
+    starts: Tensor = None  # type: ignore[assignment]
+    cached: Tensor | None = None
+    pairs: Tensor = None  # type: ignore[assignment]
+    is_given: bool = False
+
+    def __post_init__(self) -> None:
+        if self.lists is None:
+            self.lists, self.starts = self.indices, self.indptr
+        if self.pairs is None:
+            self.pairs = self.indptr.new_empty(0)
+        self._versions = version_of(self.indptr), version_of(self.indices)
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self.indptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return self.indices.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """The device that samples."""
+        return self.indptr.device
+
+    def list_reads(self) -> ListReads | None:
+        """What sampling reads over the link to host memory; None where all lists are in GPU memory, and on a CPU."""
+        host = [block for block in self.blocks if block.placement in ("unified", "pinned")]
+
+        def bytes_of(array: Tensor) -> int:
+            place, inside = array.data_ptr(), array.numel() > 0
+            is_there = inside and any(b.address <= place < b.address + b.num_bytes for b in host)
+            return array.element_size() if is_there else 0
+
+        row_bytes = 2 * bytes_of(self.indptr)
+        edge_bytes = bytes_of(self.indices) + bytes_of(self.edge_ids)
+        return ListReads(row_bytes, edge_bytes, self.cached is not None) if row_bytes or edge_bytes else None
+
+    def check_process(self) -> None:
+        """Refuse use in a forked child of the process that placed the arrays."""
+        for block in self.blocks:
+            block.check_process()
+
+    def check_unchanged(self) -> None:
+        """Check offsets and neighbors again where a program has written to the arrays that it gave.
+
+        Raises:
+            ArgumentError, IdError: they are no rows any more.
+        """
+        versions = version_of(self.indptr), version_of(self.indices)
+        if versions != self._versions:
+            check_topology(self.indptr, self.indices)
+            self._versions = versions
+
+    def check_rows(self, nodes: np.ndarray) -> None:
+        """Check the offsets of nodes on the way to a loop: what writes to them through NumPy is counted nowhere.
+
+        Args:
+            nodes: int32 or int64 `[n]`, of this graph.
+
+        Raises:
+            ArgumentError: a row does not lie within the edges any more.
+        """
+        if self.is_given and not self.indptr.is_cuda:
+            indptr = self.indptr.numpy()
+            begins, ends = indptr[nodes], indptr[1:][nodes]
+            is_wrong = (begins < 0) | (begins > ends) | (ends > self.num_edges)
+            if is_wrong.any():
+                at = int(is_wrong.argmax())
+                raise ArgumentError(
+                    f"indptr must not decrease from 0 to the number of edges {self.num_edges}, got {int(begins[at])} "
+                    f"before {int(ends[at])} for node {int(nodes[at])}: do not write to it while batches are sampled"
+                )
+
+
+def choose_placement(num_bytes: int, device: torch.device) -> str:
+    """Where `auto` puts a topology: `cpu`; `cuda` when it fits and leaves a quarter of the free memory, at least 8 GiB
+    or half of it; else host memory, `unified` or `pinned`, whichever the GPU reads faster.
+    """
+    if device.type == "cpu":
+        return "cpu"
+    return "cuda" if num_bytes <= budget_of(free_bytes(device.index)) else choose_host_memory(device.index)
+
+
+def check_placement(placement: str, device: torch.device, known: tuple[str, ...] = PLACEMENTS) -> None:
+    """Raise unless `device` can read what is in `placement`."""
+    if placement not in known or (placement == "cpu") != (device.type == "cpu"):
+        allowed = [other for other in known if (other == "cpu") == (device.type == "cpu")]
+        raise ArgumentError(f"placement must be one that {device} can read, got {placement!r}: take 'auto' or "
+                            f"{' or '.join(map(repr, allowed))}")  # fmt: skip
+
+
+def prefer_gpu(array: Tensor, placement: str, device: torch.device) -> str:
+    """Where an array beside the neighbors goes: to GPU memory where it is small."""
+    if placement in ("cpu", "cuda"):
+        return placement
+    if placement == "peer":
+        return "cuda"
+    return "cuda" if array.numel() * array.element_size() <= SMALL_SHARE * free_bytes(device.index) else placement
+
+
+def place_array(source: Tensor, placement: str, device: torch.device, what: str) -> tuple[Tensor, Tensor, Block | None]:
+    """(view for the device, tensor to keep on the host side, block) of an array put into `placement`.
+
+    The host-side tensor is the CPU view of the placed bytes where there is one, so that they are not held twice.
+    """
+    if placement == "cpu":
+        return source.cpu(), source, None
+    if placement == "cuda":
+        with show_wait(f"copying {what} to GPU memory", items=source.numel()):
+            return source.to(device), source, None
+    shared = find_shared(source) if placement == "pinned" and source.numel() > 0 else None
+    if shared is not None:
+        # One copy for all processes that see it; less may be locked than held.
+        with contextlib.suppress(CudaError):
+            block = pin(shared, device)
+            return block.view_on_gpu(source.dtype, source.shape, device), source, block
+    if source.is_cuda:
+        block = allocate_or_fall_back(source.numel() * source.element_size(), placement, device)
+        on_cpu = block.view_on_cpu(source.dtype, source.shape)
+        on_cpu.copy_(source)
+    else:
+        block, on_cpu = move(source, placement, device, what=what), source
+    if block.placement == "cpu":
+        return on_cpu, on_cpu, block
+    check_filled(block, what)
+    return block.view_on_gpu(source.dtype, source.shape, device), on_cpu, block
+
+
+def interleave(indices: Tensor, edge_ids: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """(pairs int64 `[E]`, view of the indices, view of the edge ids) on a GPU, of int32 `[E]` from anywhere.
+
+    A sampler that picks an edge reads both at one place: half as many random accesses as to two arrays.
+    """
+    halves = torch.empty(indices.numel(), 2, dtype=torch.int32, device=device)
+    # One after the other: each may need a temporary copy.
+    halves[:, 0] = indices.to(device)
+    halves[:, 1] = edge_ids.to(device)
+    return halves.view(torch.int64).view(-1), halves[:, 0], halves[:, 1]
+
+
+# What a topology holds that is of this process alone.
+_OWN_TO_PROCESS = ("_placed", "_lock", "_sent", "_has_room")
+
+
+def sendable_state(topology: Any) -> dict[str, Any]:
+    """What of a topology another process gets: all but what is placed here.
+
+    Views of GPU-visible memory cannot be sent; their bytes can.
+    """
+    state = {name: value for name, value in topology.__dict__.items() if name not in _OWN_TO_PROCESS}
+    if any(placed.blocks for placed in topology._placed.values()):
+        state |= {
+            name: value.clone() for name, value in state.items() if isinstance(value, Tensor) and not value.is_cuda
+        }
+    return state
+
+
+def restore_state(topology: Any, state: dict[str, Any]) -> None:
+    """The other end of `sendable_state`."""
+    topology.__dict__.update(state)
+    topology._placed, topology._lock = {}, threading.Lock()
+
+
+# Chunks of an array on each GPU.
+_PARTS = 16
+
+
+def spread_over_peers(arrays: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """The arrays as `device` reads them, each shared out over the GPUs of its clique.
+
+    In a `torch.distributed` group the clique is among the GPUs of its processes on this host, all of which call this;
+    the arrays are then those of the first of them. Else it is among all GPUs of the host.
+
+    Args:
+        arrays: Tensors with items, anywhere.
+        device: A GPU.
+
+    Raises:
+        MemoryLimitError: they do not fit the memory of the clique.
+    """
+
+    def make(devices: list[int]) -> list[tuple[list[int], list[Spread]]]:
+        cliques = p2pCliqueTopo(devices).p2p_clique.values()
+        return [(clique, [_spread(array, clique) for array in arrays]) for clique in cliques]
+
+    if has_group():
+        made = give_to_host(make, device.index)
+    else:
+        everyone = list(range(torch.cuda.device_count()))
+        clique = next(c for c in p2pCliqueTopo(everyone).p2p_clique.values() if device.index in c)
+        made = make(clique)
+    spreads = next(spreads for clique, spreads in made if device.index in clique)
+    return [spread.view(device.index).view(array.dtype).view(array.shape)
+            for spread, array in zip(spreads, arrays, strict=True)]  # fmt: skip
+
+
+def _spread(array: Tensor, clique: Sequence[int]) -> Spread:
+    num_bytes = array.numel() * array.element_size()
+    chunk_bytes = math.ceil(num_bytes / (_PARTS * len(clique) * GRANULE)) * GRANULE
+    owners = [clique[number % len(clique)] for number in range(math.ceil(num_bytes / chunk_bytes))]
+    spread = Spread.allocate(num_bytes, chunk_bytes, owners)
+    # A copy from one GPU to another runs on the first, which must be the one that this memory is mapped for.
+    index = array.device.index if array.is_cuda and array.device.index in clique else clique[0]
+    array = array if array.device.index == index else array.cpu()
+    spread.view(index).view(array.dtype).copy_(array.view(-1))
+    torch.cuda.synchronize(index)
+    return spread
+
+
+# Where attributes may live, and topologies.
+AUTO_PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
+
+
+PLACES = (*AUTO_PLACEMENTS, "peer")
+
+
+def check_place(name: str, place: str, device: torch.device, known: Sequence[str] = AUTO_PLACEMENTS) -> None:
+    """Refuse a placement that is none, or that the device cannot read.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    if place not in known:
+        raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {place!r}")
+    if (place == "cpu") != (device.type == "cpu") and place != "auto":
+        allowed = [other for other in known if other == "auto" or (other == "cpu") == (device.type == "cpu")]
+        raise ArgumentError(f"{name} must be one that device={device} can read, got {place!r}: take "
+                            f"{' or '.join(map(repr, allowed))}")  # fmt: skip

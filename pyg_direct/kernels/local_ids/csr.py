@@ -1,0 +1,140 @@
+"""Offsets of the runs of ascending ids, compressed rows from an edge list, and segments in another order.
+
+out[r] = number of ids below r (`find_offsets_gpu`). Each offset is searched for by itself, as ids may leave out
+long ranges: the ids of a batch lead to none of the nodes that were found last.
+
+Compressed rows are a stable counting sort; each chunk of the loop owns a range of rows.
+
+`move_segments_*` put segments of arrays into another order: items begins[s], begins[s] + 1, ... of segment s move
+by shifts[s]. Three arrays of equal length move at once; the second and the third may be empty.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.sampling.uniform import find_row
+
+# Odd, so that no two numbers share a product: the multipliers of splitmix64 and of xxHash64.
+_OF_PLACE, _OF_SOURCE, _OF_TARGET = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0xC2B2AE3D27D4EB4F))
+_SHIFT = np.uint64(29)
+
+
+@body
+def count_below(ordered, end, item):
+    """Number of ids below `item` among the first `end`."""
+    low, high = np.int64(0), np.int64(end)
+    while low < high:
+        middle = (low + high) >> 1
+        if np.int64(ordered[middle]) < item:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@gpu_kernel("I[] I[]", I=("i4", "i8"))
+def find_offsets_gpu(ordered, out):
+    row = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while row < out.shape[0]:
+        out[row] = count_below(ordered, ordered.shape[0], row)
+        row += np.int64(cuda.gridDim.x) * THREADS
+
+
+@body
+def mark_run(row, target, first, last):
+    """A number that tells these edges, at their places, from any others."""
+    mark, ids, ends = np.uint64(0), row[first:last], target[first:last]
+    for e in range(ids.shape[0]):
+        mixed = np.uint64(ids[e]) * _OF_SOURCE + np.uint64(ends[e]) * _OF_TARGET + np.uint64(first + e) * _OF_PLACE
+        mark += mixed ^ (mixed >> _SHIFT)
+    return mark
+
+
+@cpu_kernel
+def mark_edges_cpu(row, target, out):
+    out[0] = mark_run(row, target, 0, row.shape[0])
+
+
+@cpu_kernel
+def read_hops_cpu(row, target, hops, marks):
+    """`hops` [H, 3]: where each ends, and what its sources and targets lie below; `marks` [H + 1]: those of edges up to
+    each end, and how often edges are out of order or bounds.
+    """
+    begin, mark, wrong = 0, np.uint64(0), np.uint64(0)
+    for h in range(hops.shape[0]):
+        end, sources, targets = hops[h, 0], np.uint64(hops[h, 1]), np.uint64(hops[h, 2])
+        mark += mark_run(row, target, begin, end)
+        marks[h] = mark
+        ids, ends = row[begin:end], target[begin:end]
+        for e in range(ids.shape[0]):
+            # Negative ones are larger than all others.
+            wrong += np.uint64(np.uint64(ids[e]) >= sources) + np.uint64(np.uint64(ends[e]) >= targets)
+        begin = end
+    for e in range(1, target.shape[0]):
+        wrong += np.uint64(target[e] < target[e - 1])
+    marks[hops.shape[0]] = wrong
+
+
+@cpu_kernel
+def count_rows_cpu(rows, chunks, counts):
+    """counts[r] += number of edges of row r."""
+    share = (counts.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        low, high = c * share, min((c + 1) * share, counts.shape[0])
+        for e in range(rows.shape[0]):
+            if rows[e] >= low and rows[e] < high:
+                counts[rows[e]] += 1
+
+
+@cpu_kernel
+def place_edges_cpu(rows, columns, chunks, cursors, indices, edge_ids):
+    """Put each edge at its row's cursor, in the order given; `cursors` starts as indptr[:-1] and is consumed."""
+    share = (cursors.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        low, high = c * share, min((c + 1) * share, cursors.shape[0])
+        for e in range(rows.shape[0]):
+            row = rows[e]
+            if row >= low and row < high:
+                at = cursors[row]
+                cursors[row] = at + 1
+                indices[at] = columns[e]
+                edge_ids[at] = e
+
+
+@cpu_kernel
+def order_edges_cpu(rows, chunks, cursors, edge_ids):
+    """As `place_edges_cpu`, for the ids of the edges alone."""
+    share = (cursors.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        low, high = c * share, min((c + 1) * share, cursors.shape[0])
+        for e in range(rows.shape[0]):
+            row = rows[e]
+            if row >= low and row < high:
+                edge_ids[cursors[row]] = e
+                cursors[row] += 1
+
+
+@cpu_kernel
+def move_segments_cpu(begins, shifts, first, second, third, out_first, out_second, out_third):
+    for s in prange(shifts.shape[0]):
+        low, high, shift = begins[s], begins[s + 1], shifts[s]
+        out_first[low + shift : high + shift] = first[low:high]
+        if second.shape[0] > 0:
+            out_second[low + shift : high + shift] = second[low:high]
+        if third.shape[0] > 0:
+            out_third[low + shift : high + shift] = third[low:high]
+
+
+@gpu_kernel("i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
+def move_segments_gpu(begins, shifts, first, second, third, out_first, out_second, out_third):
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < first.shape[0]:
+        at = i + shifts[find_row(begins, shifts.shape[0], i)]
+        out_first[at] = first[i]
+        if second.shape[0] > 0:
+            out_second[at] = second[i]
+        if third.shape[0] > 0:
+            out_third[at] = third[i]
+        i += np.int64(cuda.gridDim.x) * THREADS

@@ -1,0 +1,1 @@
+"""Kernels that move rows of tables: `gather.py`, `scatter.py`, and `multi_gather.py` for several tables."""

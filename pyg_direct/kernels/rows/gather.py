@@ -1,0 +1,375 @@
+"""Gather of table rows by id, from one table, from hot rows over cold rows in one pass, or from a file.
+
+`bits` and `ranks` are the ranked bitmap of hot ids. A hot row lies at its rank among the hot ones. A cold row lies
+at its id, as the cold table holds all rows. Empty `bits` mean one table, passed as `hot`. A row whose id is outside
+[0, num_rows) is filled with zeros, and the lowest such position is left in errors[0].
+
+Rows stored in fewer bits are widened to float32 on the way (`widen_bits`). The steps are integer only, so that CPU
+and GPU agree to the last bit. A float8 counts in units of its row. The unit is a power of two, whose exponent is
+kept apart, biased by 127. Rows are stored so that all results are normal numbers or zero.
+
+`read_file_rows_cpu` reads rows of a file by the system's own call. A thread that waits for the disk does not hold
+Python's GIL.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.compiler.jit import (
+    THREADS,
+    body,
+    cpu_kernel,
+    cuda,
+    device_function,
+    gpu_kernel,
+    prange,
+    system_function,
+)
+from pyg_direct.kernels.local_ids.bitmap import bit_of, count_bits, has_bit, rank_of
+
+# How rows are stored; the same numbers as in cuda_src/rows.cu.
+HALF, BFLOAT, FLOAT8 = 3, 4, 5
+# What a GPU's own conversion makes of any NaN.
+NAN_BITS = 0x7FFFFFFF
+
+
+@body
+def widen_bits(kind, code, exponent):
+    """Bits of the float32 meant by `code`, a float16, a bfloat16 or a float8_e4m3fn times 2**(exponent - 127)."""
+    code = np.int64(code)
+    if kind == BFLOAT:
+        return np.uint32((code & 0xFFFF) << 16)
+    if kind == HALF:
+        digits, bias, unit = np.int64(10), np.int64(15), np.int64(0)
+        sign, power, fraction = (code >> 15) & 1, (code >> 10) & 31, code & 1023
+        if power == 31:
+            return np.uint32(NAN_BITS) if fraction != 0 else np.uint32((sign << 31) | 0x7F800000)
+    else:
+        digits, bias, unit = np.int64(3), np.int64(7), np.int64(exponent) - 127
+        sign, power, fraction = (code >> 7) & 1, (code >> 3) & 15, code & 7
+        if (code & 127) == 127:
+            return np.uint32(NAN_BITS)
+    if power == 0:
+        if fraction == 0:
+            return np.uint32(sign << 31)
+        power = np.int64(1)
+        while fraction < (1 << digits):
+            fraction <<= 1
+            power -= 1
+        fraction &= (1 << digits) - 1
+    return np.uint32((sign << 31) | ((power - bias + 127 + unit) << 23) | (fraction << (23 - digits)))
+
+
+# How a piece of a row is read where it is only copied; the same numbers as in cuda_src/rows.cu.
+ALIGNED, WORDS, BYTES = 0, 1, 2
+PIECE = 16
+# Rows that a group of threads copies at a time.
+ROWS = 4
+# Threads of a block that reads the link, as many as take all registers of a multiprocessor. Reads that wait for the
+# link slow what runs beside them: better on the few multiprocessors that they fill than, spread thinly, on all.
+WIDE = 1024
+_FROM_TWO = "u8 u8 u4[] i4[] I[] i8 i4 i4 i4 i4 u1[] u8 i8[]"
+
+copy_two_pieces = device_function("copy_two_pieces", "i4 u8 i8 i4 i4 i4 u8 u8 u8 u8 i4 i4")
+copy_piece = device_function("copy_piece", "i4 u8 i8 i4 i4 u8 u8 u8 i4 i4")
+copy_found_rows = device_function("copy_found_rows", "i4 u8 i8 i4 i4 u8 i4")
+copy_four_rows = device_function("copy_four_rows", "i4 u8 i8 i4 i4 i4 i4 u8 u8 u8 u8 i4 i4 i4 i4")
+
+
+@body
+def find_row_slot(bits, ranks, item):
+    """(slot, is hot) of a row."""
+    if bits.shape[0] == 0:
+        return np.int64(item), True
+    if has_bit(bits, item):
+        return np.int64(rank_of(bits, ranks, item)), True
+    return np.int64(item), False
+
+
+@cpu_kernel
+def gather_rows_cpu(hot, cold, bits, ranks, ids, out):
+    for i in prange(ids.shape[0]):
+        slot, is_hot = find_row_slot(bits, ranks, ids[i])
+        if is_hot:
+            for f in range(out.shape[1]):
+                out[i, f] = hot[slot, f]
+        else:
+            for f in range(out.shape[1]):
+                out[i, f] = cold[slot, f]
+
+
+@cpu_kernel
+def place_rows_cpu(rows, ids, positions, out):
+    for i in prange(ids.shape[0]):
+        for f in range(out.shape[1]):
+            out[positions[i], f] = rows[ids[i], f]
+
+
+@cpu_kernel
+def widen_rows_cpu(hot, cold, bits, ranks, ids, kind, exponents, out):
+    for i in prange(ids.shape[0]):
+        slot, is_hot = find_row_slot(bits, ranks, ids[i])
+        exponent = exponents[ids[i]] if exponents.shape[0] > 0 else 0
+        for f in range(out.shape[1]):
+            out[i, f] = widen_bits(kind, hot[slot, f] if is_hot else cold[slot, f], exponent)
+
+
+@body
+def read_id(ids, i):
+    """Id `i`, or -1 behind the end of the list."""
+    return np.int64(ids[i]) if i < ids.shape[0] else np.int64(-1)
+
+
+@body
+def is_row(item, num_rows):
+    """Whether there is such a row."""
+    return np.uint64(item) < np.uint64(num_rows)
+
+
+@body
+def report_id(ids, i, item, num_rows, errors):
+    """Note the position of an id that names no row, if it is the lowest."""
+    if not is_row(item, num_rows) and i < ids.shape[0]:
+        cuda.atomic.min(errors, 0, np.int64(i))
+
+
+@body
+def read_exponent(exponents, item, num_rows):
+    """Exponent of a row, where there are any."""
+    return np.int32(exponents[item]) if exponents.shape[0] > 0 and is_row(item, num_rows) else np.int32(0)
+
+
+@body
+def split_offset(offset, row_size):
+    """(rows, what is left) of an offset that fits 32 bits."""
+    rows = np.uint32(np.uint32(offset) // np.uint32(row_size))
+    return np.int64(rows), np.int32(np.uint32(offset) - rows * np.uint32(row_size))
+
+
+@body
+def find_item(hot, cold, bits, ranks, item, num_rows, width, column):
+    """(place in a table, is hot) of a number of a row; place -1 where there is no such row."""
+    if not is_row(item, num_rows):
+        return np.int64(-1), True
+    slot, is_hot = find_row_slot(bits, ranks, item)
+    return slot * width + column, is_hot
+
+
+@gpu_kernel("T[] T[] u4[] i4[] I[] i8 i4 T[] i8[]", T=("u1", "i2", "u4"), I=("i4", "i8"), resident_blocks=8)
+def gather_items_gpu(hot, cold, bits, ranks, ids, num_rows, width, out, errors):
+    """Rows of `width` items, a thread an item: for rows shorter than a piece."""
+    at = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while at < out.shape[0]:
+        i = np.int64(np.uint64(at) // np.uint64(width))
+        item = read_id(ids, i)
+        place, is_hot = find_item(hot, cold, bits, ranks, item, num_rows, width, at - i * width)
+        value = out.dtype.type(0)
+        if place >= 0:
+            value = hot[place] if is_hot else cold[place]
+        out[at] = value
+        report_id(ids, i, item, num_rows, errors)
+        at += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("T[] T[] u4[] i4[] I[] i8 i4 i4 u1[] u4[] i8[]", T=("u1", "i2"), I=("i4", "i8"))
+def widen_items_gpu(hot, cold, bits, ranks, ids, num_rows, width, kind, exponents, out, errors):
+    """Rows of `width` numbers stored in fewer bits, a thread a number: for rows shorter than a piece."""
+    at = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while at < out.shape[0]:
+        i = np.int64(np.uint64(at) // np.uint64(width))
+        item = read_id(ids, i)
+        place, is_hot = find_item(hot, cold, bits, ranks, item, num_rows, width, at - i * width)
+        value = np.uint32(0)
+        if place >= 0:
+            value = widen_bits(kind, hot[place] if is_hot else cold[place], read_exponent(exponents, item, num_rows))
+        out[at] = value
+        report_id(ids, i, item, num_rows, errors)
+        at += np.int64(cuda.gridDim.x) * THREADS
+
+
+@body
+def find_address(table, item, num_rows, row_bytes):
+    """Address of a row, 0 where there is no such row."""
+    return table + np.uint64(item * row_bytes) if is_row(item, num_rows) else np.uint64(0)
+
+
+@body
+def find_block(block, blocks, strands):
+    """Which piece of work the block of that number does, where work is cut into so many parts that all are begun at
+    once; what is left over comes last.
+    """
+    length = np.int32(np.uint32(blocks) // np.uint32(strands))
+    turn = np.int32(np.uint32(block) // np.uint32(strands))
+    return np.int32((block - turn * strands) * length + turn) if turn < length else np.int32(block)
+
+
+@gpu_kernel("u8 I[] i8 i4 i4 i4 i4 u1[] u8 i8[]", I=("i4", "i8"), sources=("rows",), resident_blocks=8)
+def gather_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, strands, exponents, out, errors):
+    """The output in order, a thread two pieces at a time, so that every store is whole: for GPU memory.
+
+    The list is read from `strands` places at once, so that ascending ids meet the memories of several GPUs at any time.
+    Rows take `source_bytes` in the table and `row_bytes` in `out`. A piece of `WORDS` meets at most two rows, one of
+    another kind lies in one. `table` and `out` are addresses, `out` a multiple of a piece.
+    """
+    total = np.int64(ids.shape[0]) * row_bytes
+    begin = np.int64(find_block(np.int32(cuda.blockIdx.x), np.int32(cuda.gridDim.x), strands)) * (2 * PIECE * THREADS)
+    while begin < total:
+        # One long division for both pieces.
+        first = np.int64(np.uint64(begin) // np.uint64(row_bytes))
+        offset = begin - first * row_bytes + PIECE * cuda.threadIdx.x
+        rows_a, offset_a = split_offset(offset, row_bytes)
+        rows_b, offset_b = split_offset(offset + PIECE * THREADS, row_bytes)
+        i_a, i_b = first + rows_a, first + rows_b
+        # All ids are asked for before the first is used.
+        item_a, item_b = read_id(ids, i_a), read_id(ids, i_b)
+        next_a, next_b = np.int64(0), np.int64(0)
+        if row_bytes - offset_a < PIECE:
+            next_a = read_id(ids, i_a + 1)
+        if row_bytes - offset_b < PIECE:
+            next_b = read_id(ids, i_b + 1)
+        report_id(ids, i_a, item_a, num_rows, errors)
+        report_id(ids, i_b, item_b, num_rows, errors)
+        if kind == WORDS:
+            # A row that lies in the middle of a piece begins no other.
+            report_id(ids, i_a + 1, next_a, num_rows, errors)
+            report_id(ids, i_b + 1, next_b, num_rows, errors)
+        at = begin + PIECE * cuda.threadIdx.x
+        copy_two_pieces(kind, out + np.uint64(at), total - at, row_bytes, offset_a, offset_b,
+                        find_address(table, item_a, num_rows, source_bytes),
+                        find_address(table, next_a, num_rows, source_bytes),
+                        find_address(table, item_b, num_rows, source_bytes),
+                        find_address(table, next_b, num_rows, source_bytes),
+                        read_exponent(exponents, item_a, num_rows),
+                        read_exponent(exponents, item_b, num_rows))  # fmt: skip
+        begin += np.int64(cuda.gridDim.x) * (2 * PIECE * THREADS)
+
+
+@gpu_kernel("u8 I[] i8 i4 i4 i4 u1[] u8 i8[]", I=("i4", "i8"), sources=("rows",), resident_blocks=6)
+def gather_odd_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, exponents, out, errors):
+    """As `gather_pieces_gpu`, a thread one piece at a time, for bytes and for numbers to be widened of any alignment.
+
+    A piece may meet two rows, one of bytes three.
+    """
+    total = np.int64(ids.shape[0]) * row_bytes
+    begin = np.int64(cuda.blockIdx.x) * (PIECE * THREADS)
+    while begin < total:
+        first = np.int64(np.uint64(begin) // np.uint64(row_bytes))
+        rows, offset = split_offset(begin - first * row_bytes + PIECE * cuda.threadIdx.x, row_bytes)
+        i, cut = first + rows, row_bytes - offset
+        item, after, last = read_id(ids, i), np.int64(0), np.int64(0)
+        if cut < PIECE:
+            after = read_id(ids, i + 1)
+        if cut + row_bytes < PIECE:
+            last = read_id(ids, i + 2)
+        report_id(ids, i, item, num_rows, errors)
+        report_id(ids, i + 1, after, num_rows, errors)
+        report_id(ids, i + 2, last, num_rows, errors)
+        at = begin + PIECE * cuda.threadIdx.x
+        copy_piece(kind, out + np.uint64(at), total - at, row_bytes, offset,
+                   find_address(table, item, num_rows, source_bytes),
+                   find_address(table, after, num_rows, source_bytes),
+                   find_address(table, last, num_rows, source_bytes),
+                   read_exponent(exponents, item, num_rows), read_exponent(exponents, after, num_rows))  # fmt: skip
+        begin += np.int64(cuda.gridDim.x) * (PIECE * THREADS)
+
+
+@body
+def find_address_of_two(hot, cold, bits, ranks, item, num_rows, row_bytes):
+    """Address of a row in hot or cold rows, 0 where there is no such row."""
+    # Without branches, so that what several rows need is asked for at once.
+    is_known = is_row(item, num_rows)
+    item = item if is_known else np.int64(0)
+    word, rank, bit = bits[item >> 5], ranks[item >> 5], bit_of(item)
+    is_hot = (word & bit) != 0
+    slot = np.int64(rank + count_bits(np.uint32(word & (bit - np.uint32(1))))) if is_hot else item
+    address = (hot if is_hot else cold) + np.uint64(slot * row_bytes)
+    return address if is_known else np.uint64(0)
+
+
+@gpu_kernel(_FROM_TWO, I=("i4", "i8"), sources=("rows",), resident_blocks=1, threads=WIDE)
+def gather_listed_gpu(hot, cold, bits, ranks, ids, num_rows, source_bytes, row_bytes, lane_bits, kind, exponents, out,
+                      errors):  # fmt: skip
+    """Groups of 2**lane_bits threads (at least four), so that a row is asked for at once: for the link.
+
+    Each lane finds where one row of as many lies, which takes two reads after each other, and then all lanes copy four
+    rows at a time. Parameters as of `gather_pieces_gpu`, of any kind but `BYTES`.
+    """
+    thread = np.int64(cuda.blockIdx.x) * WIDE + cuda.threadIdx.x
+    step = np.int64(cuda.gridDim.x) * WIDE
+    num_ids = np.int64(ids.shape[0])
+    lane = thread & ((1 << lane_bits) - 1)
+    i, item = thread, read_id(ids, thread)
+    # The groups of a warp stay together.
+    while i - (thread & 31) < num_ids:
+        # The next id is on its way while these rows are.
+        next_item = read_id(ids, i + step)
+        if bits.shape[0] > 0:
+            row = find_address_of_two(hot, cold, bits, ranks, item, num_rows, source_bytes)
+        else:
+            row = find_address(hot, item, num_rows, source_bytes)
+        report_id(ids, i, item, num_rows, errors)
+        first = i - lane
+        copy_found_rows(kind, out + np.uint64(first * row_bytes), num_ids - first, row_bytes, lane_bits, row,
+                        read_exponent(exponents, item, num_rows))  # fmt: skip
+        i, item = i + step, next_item
+
+
+@gpu_kernel(_FROM_TWO, I=("i4", "i8"), sources=("rows",), resident_blocks=1, threads=WIDE)
+def gather_groups_gpu(hot, cold, bits, ranks, ids, num_rows, source_bytes, row_bytes, lane_bits, kind, exponents, out,
+                      errors):  # fmt: skip
+    """As `gather_listed_gpu` for any alignment and rows of any length: each lane finds all four rows of its group."""
+    thread = np.int64(cuda.blockIdx.x) * WIDE + cuda.threadIdx.x
+    lanes = np.int32(1 << lane_bits)
+    lane = np.int32(thread & (lanes - 1))
+    groups = (np.int64(cuda.gridDim.x) * WIDE) >> lane_bits
+    num_ids = np.int64(ids.shape[0])
+    i = thread >> lane_bits
+    a, b = read_id(ids, i), read_id(ids, i + groups)
+    c, d = read_id(ids, i + 2 * groups), read_id(ids, i + 3 * groups)
+    while i < num_ids:
+        # The next ids are on their way while these rows are.
+        j = i + ROWS * groups
+        next_a, next_b = read_id(ids, j), read_id(ids, j + groups)
+        next_c, next_d = read_id(ids, j + 2 * groups), read_id(ids, j + 3 * groups)
+        count = np.int32(1 + (i + groups < num_ids) + (i + 2 * groups < num_ids) + (i + 3 * groups < num_ids))
+        if bits.shape[0] > 0:
+            row_a = find_address_of_two(hot, cold, bits, ranks, a, num_rows, source_bytes)
+            row_b = find_address_of_two(hot, cold, bits, ranks, b, num_rows, source_bytes)
+            row_c = find_address_of_two(hot, cold, bits, ranks, c, num_rows, source_bytes)
+            row_d = find_address_of_two(hot, cold, bits, ranks, d, num_rows, source_bytes)
+        else:
+            row_a = find_address(hot, a, num_rows, source_bytes)
+            row_b = find_address(hot, b, num_rows, source_bytes)
+            row_c = find_address(hot, c, num_rows, source_bytes)
+            row_d = find_address(hot, d, num_rows, source_bytes)
+        copy_four_rows(kind, out + np.uint64(i * row_bytes), groups * row_bytes, count, row_bytes, lane, lanes, row_a,
+                       row_b, row_c, row_d, read_exponent(exponents, a, num_rows),
+                       read_exponent(exponents, b, num_rows), read_exponent(exponents, c, num_rows),
+                       read_exponent(exponents, d, num_rows))  # fmt: skip
+        report_id(ids, i, a, num_rows, errors)
+        report_id(ids, i + groups, b, num_rows, errors)
+        report_id(ids, i + 2 * groups, c, num_rows, errors)
+        report_id(ids, i + 3 * groups, d, num_rows, errors)
+        a, b, c, d = next_a, next_b, next_c, next_d
+        i = j
+
+
+# (handle, address, number of bytes, place in the file) -> number of bytes read, negative if none could be.
+pread = system_function("pread", "i8 i4 i8 i8 i8")
+
+
+@cpu_kernel
+def read_file_rows_cpu(handle, offset, ids, positions, out):
+    """Read row `ids[i]` of the file to `out[positions[i]]`; returns how many were read before one that was not whole.
+
+    `out` are bytes `[m, row_bytes]`; the rows of the file begin at its byte `offset`.
+    """
+    row_bytes, address = out.shape[1], np.int64(out.ctypes.data)
+    for i in range(ids.shape[0]):
+        if (
+            pread(np.int32(handle), address + positions[i] * row_bytes, row_bytes, offset + ids[i] * row_bytes)
+            != row_bytes
+        ):
+            return i
+    return ids.shape[0]

@@ -1,0 +1,107 @@
+"""Edges that a batch leaves out, as edges between the nodes that it predicts: a row picks among its other edges.
+
+`excluded` lists them, int64 `[X]`, ascending: the number of the batch times the number of all edges, plus the position
+of the edge. It is empty where all edges may be picked. A place among the edges of a row that are left is what is drawn;
+so draws are those of a graph without the excluded edges.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+
+
+@body
+def first_excluded(excluded, key):
+    """Number of the first excluded edge that is not before `key`; how many there are where none is."""
+    low, high = np.int64(0), np.int64(excluded.shape[0])
+    while low < high:
+        middle = (low + high) >> 1
+        if excluded[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@body
+def skip_excluded(excluded, at, base, position):
+    """(number of the next excluded edge, the first position from `position` on that is left).
+
+    `at` is the number of the first excluded edge from base + position on.
+    """
+    while at < excluded.shape[0] and excluded[at] == base + position:
+        at += 1
+        position += 1
+    return at, position
+
+
+@body
+def position_of(excluded, first, base, start, place):
+    """Position of edge `place` among those that are left from `start` on.
+
+    `first` is the number of the first excluded edge from base + start on.
+    """
+    low, high = np.int64(first), np.int64(excluded.shape[0])
+    while low < high:
+        middle = (low + high) >> 1
+        if excluded[middle] - (middle - first) <= base + start + place:
+            low = middle + 1
+        else:
+            high = middle
+    return start + place + (low - first)
+
+
+@body
+def restrict_to_left(excluded, base, start, size, most):
+    """(first position, number of edges) of the row [start, start + size) without excluded edges; the last `most`."""
+    first = first_excluded(excluded, base + start)
+    size -= first_excluded(excluded, base + start + size) - first
+    if size > most:
+        start = position_of(excluded, first, base, start, size - most)
+        size = most
+    return start, size
+
+
+@body
+def is_listed(value, values, begin, end):
+    """Whether values[begin:end], ascending, has a value."""
+    low, high = begin, end
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low < end and values[low] == value
+
+
+@cpu_kernel
+def find_edges_cpu(num_rows, indptr, indices, rows, bounds, neighbors, offsets, counts, found):
+    """The edges of rows that lead to listed neighbors, and their `counts`; counts alone where `found` is empty."""
+    for i in prange(rows.shape[0]):
+        batch, row = rows[i] // num_rows, rows[i] % num_rows
+        at, base = np.int64(0), batch * indices.shape[0]
+        for position in range(indptr[row], indptr[row + 1]):
+            if is_listed(np.int64(indices[position]), neighbors, bounds[i], bounds[i + 1]):
+                if found.shape[0] > 0:
+                    found[offsets[i] + at] = base + position
+                at += 1
+        counts[i] = at
+
+
+@gpu_kernel("i8 i8[] I[] i8[] i8[] i8[] i8[] i8[] i8[]", I=("i4", "i8"))
+def find_edges_gpu(num_rows, indptr, indices, rows, bounds, neighbors, offsets, counts, found):
+    """A block takes a row at a time. `counts` begins with 0; edges of a row come in any order."""
+    i = np.int64(cuda.blockIdx.x)
+    while i < rows.shape[0]:
+        batch, row = rows[i] // num_rows, rows[i] % num_rows
+        base, position = batch * indices.shape[0], indptr[row] + cuda.threadIdx.x
+        while position < indptr[row + 1]:
+            if is_listed(np.int64(indices[position]), neighbors, bounds[i], bounds[i + 1]):
+                at = cuda.atomic.add(counts, i, 1)
+                if found.shape[0] > 0:
+                    found[offsets[i] + at] = base + position
+            position += THREADS
+        i += np.int64(cuda.gridDim.x)

@@ -1,0 +1,366 @@
+"""Hop over a work list: the number of edges that each item picks, and the edges.
+
+The second step takes the offsets that the counts of the first add up to. It leaves edges in the order of the items:
+the identity of each source, the id of the edge in its relation, and the local id of its target.
+
+`allowed_range` is the range of edges of a row that a tree may use. It is a range because rows of timed relations
+are sorted by time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.kernels.local_ids.thread_block import own_range
+from pyg_direct.kernels.sampling.excluded_edges import first_excluded, position_of, restrict_to_left
+from pyg_direct.kernels.sampling.uniform import (
+    SHORT_ROW,
+    draw_pick,
+    find_row,
+    num_picks,
+    pick_row_in_order,
+    resolve_pick,
+)
+from pyg_direct.kernels.sampling.weighted import (
+    count_positive,
+    count_positive_left,
+    pick_lightest_in_loop,
+    pick_weighted_row,
+)
+from pyg_direct.kernels.sampling.worklist import (
+    BATCH,
+    BY_PLACE,
+    COLUMNS,
+    EDGES,
+    FANOUT,
+    FIRST,
+    FLAGS,
+    FRONT,
+    LOCAL,
+    ROWS,
+    SOURCE_BASE,
+    SOURCE_START,
+    TIMED,
+    WEIGHTED,
+    find_entry,
+    frontier_place,
+    identity,
+    is_weighted,
+    relation_key,
+    row_key,
+    tree_key,
+    tree_of,
+)
+
+_EARLIEST = -(2**63)
+
+
+@body
+def first_after(indices, node_time, edge_time, start, end, time):
+    """The first position in [start, end) that is later than `time`; `end` where none is."""
+    low, high = start, end
+    while low < high:
+        middle = (low + high) >> 1
+        found = edge_time[middle] if edge_time.shape[0] > 0 else node_time[indices[middle]]
+        if found > time:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@body
+def allowed_range(indices, node_time, edge_time, start, end, seed_time, strict, window):
+    """[start, end) of the edges up to `seed_time` (before it if `strict`), and after `seed_time - window`.
+
+    A negative window does not limit.
+    """
+    begin = start
+    if window >= 0 and seed_time >= _EARLIEST + window:
+        begin = first_after(indices, node_time, edge_time, start, end, seed_time - window)
+    if strict and seed_time == _EARLIEST:
+        return start, start
+    latest = seed_time - 1 if strict else seed_time
+    stop = first_after(indices, node_time, edge_time, start, end, latest)
+    return begin, max(begin, stop)
+
+
+@body
+def count_picks(edge_weight, start, end, fanout, flags, replace):
+    """How many edges are picked of [start, end); by weight none of weight zero, unless all are taken."""
+    size = end - start
+    count = num_picks(size, fanout, replace)
+    if flags & WEIGHTED and fanout > 0 and (replace or fanout < size):
+        if replace:
+            count = fanout * count_positive(edge_weight, start, end, 1)
+        else:
+            count = count_positive(edge_weight, start, end, fanout)
+    return count
+
+
+@body
+def count_picks_left(edge_weight, start, size, fanout, flags, replace, excluded, base):
+    """As `count_picks` of the `size` edges that are left from `start` on."""
+    count = num_picks(size, fanout, replace)
+    if flags & WEIGHTED and fanout > 0 and (replace or fanout < size):
+        wanted = np.int64(1) if replace else fanout
+        count = count_positive_left(edge_weight, start, size, wanted, excluded, base)
+        if replace:
+            count *= fanout
+    return count
+
+
+@body
+def row_of(item, entry, work, indptr, rows):
+    """[start, end) of the row of an item."""
+    segment = work[entry + ROWS] + rows[frontier_place(work, entry, item)]
+    return indptr[segment], indptr[segment + 1]
+
+
+@body
+def restrict_row(item, entry, work, start, end, indices, node_time, edge_time, edge_weight, trees, seed_times, excluded,
+                 replace, last, strict, window):  # fmt: skip
+    """(first position, number of positions to pick from, number of picks) of the item whose row is [start, end)."""
+    fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
+    most = end - start
+    if flags & TIMED:
+        place = frontier_place(work, entry, item)
+        time = seed_times[place] if flags & BY_PLACE else seed_times[trees[place]]
+        start, end = allowed_range(indices, node_time, edge_time, start, end, time, strict, window)
+        if last and fanout >= 0:
+            most = fanout
+    size = end - start
+    if excluded.shape[0] > 0:
+        base = work[entry + BATCH] * indices.shape[0]
+        start, size = restrict_to_left(excluded, base, start, size, most)
+        return start, size, count_picks_left(edge_weight, start, size, fanout, flags, replace, excluded, base)
+    if size > most:
+        start, size = end - most, most
+    return start, size, count_picks(edge_weight, start, end, fanout, flags, replace)
+
+
+@body
+def read_source(indices, edge_ids, work, entry, position, tree, tree_shift):
+    """(identity of the neighbor, edge id) at a position."""
+    start = work[entry + SOURCE_START]
+    source = identity(np.int64(indices[position]), tree, tree_shift, start, work[entry + SOURCE_BASE])
+    if edge_ids.shape[0] > 0:
+        return source, np.int64(edge_ids[position])
+    return source, np.int64(position - work[entry + EDGES])
+
+
+@body
+def read_rows(entry, begin, end, work, indptr, rows, starts, sizes):
+    """Where the rows of the items [begin, end) of an entry begin, and how long they are."""
+    to_place, first_row = work[entry + FRONT] - work[entry + FIRST], work[entry + ROWS]
+    for item in range(begin, end):
+        segment = first_row + rows[to_place + item]
+        start = indptr[segment]
+        starts[item], sizes[item] = start, indptr[segment + 1] - start
+
+
+@body
+def restrict_by_time(entry, begin, end, work, indices, node_time, edge_time, trees, seed_times, last, strict, window,
+                     starts, sizes, times):  # fmt: skip
+    """The parts of the rows of the items [begin, end) of an entry that their trees may use."""
+    # Loops of their own, in which no read waits for another of the same item but this one: cache misses in flight.
+    for item in range(begin, end):
+        if sizes[item] > 0:
+            start = starts[item]
+            times[item] = edge_time[start] if edge_time.shape[0] > 0 else node_time[indices[start]]
+    to_place, fanout = work[entry + FRONT] - work[entry + FIRST], work[entry + FANOUT]
+    by_place = (work[entry + FLAGS] & BY_PLACE) != 0
+    for item in range(begin, end):
+        start, size = starts[item], sizes[item]
+        if size > 0:
+            place = to_place + item
+            time = seed_times[place] if by_place else seed_times[trees[place]]
+            if times[item] > time:
+                size = 0
+            elif size > 1 or strict or window >= 0:
+                start, stop = allowed_range(indices, node_time, edge_time, start, start + size, time, strict, window)
+                size = stop - start
+            if last and fanout >= 0 and size > fanout:
+                start, size = start + size - fanout, fanout
+            starts[item], sizes[item] = start, size
+
+
+@body
+def restrict_rows(entry, begin, end, base, work, excluded, last, starts, sizes):
+    """The parts of the rows of the items [begin, end) of an entry that are left without excluded edges."""
+    fanout = work[entry + FANOUT]
+    is_cut = last != 0 and fanout >= 0 and (work[entry + FLAGS] & TIMED) != 0
+    for item in range(begin, end):
+        most = fanout if is_cut else sizes[item]
+        starts[item], sizes[item] = restrict_to_left(excluded, base, starts[item], sizes[item], most)
+
+
+@cpu_kernel
+def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
+                    replace, last, strict, window, chunks, starts, sizes, counts):  # fmt: skip
+    share = (starts.shape[0] + chunks - 1) // chunks
+    # Where edges are excluded, the last are those of what is left.
+    last_now = last if excluded.shape[0] == 0 else 0
+    for c in prange(chunks):
+        item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
+        entry = find_entry(work, item)
+        # Entry after entry: what is asked for each item alone takes longer than reading it.
+        while item < end:
+            begin, item = item, min(end, work[entry + COLUMNS + FIRST])
+            read_rows(entry, begin, item, work, indptr, rows, starts, sizes)
+            if work[entry + FLAGS] & TIMED:
+                restrict_by_time(entry, begin, item, work, indices, node_time, edge_time, trees, seed_times, last_now,
+                                 strict, window, starts, sizes, counts)  # fmt: skip
+            fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
+            if excluded.shape[0] > 0:
+                base = work[entry + BATCH] * indices.shape[0]
+                restrict_rows(entry, begin, item, base, work, excluded, last, starts, sizes)
+                for i in range(begin, item):
+                    counts[i] = count_picks_left(edge_weight, starts[i], sizes[i], fanout, flags, replace, excluded,
+                                                 base)  # fmt: skip
+            else:
+                for i in range(begin, item):
+                    counts[i] = count_picks(edge_weight, starts[i], starts[i] + sizes[i], fanout, flags, replace)
+            entry += COLUMNS
+
+
+@body
+def pass_excluded(excluded, first, base, start, positions, begin, end):
+    """Turn start + place in positions[begin:end] into the position of each place among the edges that are left."""
+    for e in range(begin, end):
+        positions[e] = position_of(excluded, first, base, start, positions[e] - start)
+
+
+@cpu_kernel
+def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, excluded, rows, trees,
+                   starts, sizes, offsets, chunks, scores, positions, sources, ids, targets):  # fmt: skip
+    share = (starts.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
+        entry = find_entry(work, item)
+        drawn, units = np.empty(SHORT_ROW, np.int64), np.empty(SHORT_ROW, np.float64)
+        while item < end:
+            begin, item = item, min(end, work[entry + COLUMNS + FIRST])
+            # Two draws for a relation, not for each of its items.
+            key_of_relation = relation_key(work, entry, hop)
+            to_place = work[entry + FRONT] - work[entry + FIRST]
+            to_target = work[entry + LOCAL] - work[entry + FIRST]
+            base = work[entry + BATCH] * indices.shape[0]
+            for i in range(begin, item):
+                at, start, size = offsets[i], starts[i], sizes[i]
+                count, first = offsets[i + 1] - at, np.int64(0)
+                if excluded.shape[0] > 0:
+                    first = first_excluded(excluded, base + start)
+                is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
+                if count == size and not replace and not (work[entry + FLAGS] & WEIGHTED):
+                    # Taken whole, in order, which needs no draws.
+                    for slot in range(count):
+                        positions[at + slot], targets[at + slot] = start + slot, to_target + i
+                elif count > 0:
+                    place = to_place + i
+                    own_key = tree_key(key_of_relation, trees, place)
+                    if is_weighted(work, entry, size, replace):
+                        if replace or not is_whole:
+                            pick_weighted_row(own_key, rows[place], start, size, count, replace, edge_weight,
+                                              weight_before, excluded, base, start, scores, positions, at)  # fmt: skip
+                        else:
+                            pick_lightest_in_loop(own_key, rows[place], start, size, count, edge_weight, start, units,
+                                                  scores, positions, at)  # fmt: skip
+                    else:
+                        pick_row_in_order(own_key, rows[place], start, size, work[entry + FANOUT], replace, drawn,
+                                          positions, at)  # fmt: skip
+                    for e in range(at, at + count):
+                        targets[e] = to_target + i
+                if not is_whole:
+                    pass_excluded(excluded, first, base, start, positions, at, at + count)
+            # A loop of its own: many cache misses in flight instead of one behind each draw.
+            for i in range(begin, item):
+                if offsets[i] < offsets[i + 1]:
+                    tree = tree_of(trees, to_place + i)
+                    for e in range(offsets[i], offsets[i + 1]):
+                        sources[e], ids[e] = read_source(indices, edge_ids, work, entry, positions[e], tree, tree_shift)
+            entry += COLUMNS
+
+
+@gpu_kernel("i8[] i8[] I[] i8[] i8[] W[] i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[]", I=("i4", "i8"),
+            W=("f4", "f8"))  # fmt: skip
+def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
+                    replace, last, strict, window, starts, sizes, counts):  # fmt: skip
+    item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while item < starts.shape[0]:
+        entry = find_entry(work, item)
+        start, end = row_of(item, entry, work, indptr, rows)
+        start, size, count = restrict_row(item, entry, work, start, end, indices, node_time, edge_time, edge_weight,
+                                          trees, seed_times, excluded, replace, last, strict, window)  # fmt: skip
+        starts[item], sizes[item], counts[item] = start, size, count
+        item += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[]", I=("i4", "i8"),
+            P=("i4", "i8"))  # fmt: skip
+def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, rows, trees, starts, sizes, offsets,
+                   draws, repeats, sources, ids, targets):  # fmt: skip
+    """A block takes a tile of items at a time, and has a thread for each of their edges.
+
+    `draws` holds the places of weighted items already.
+    """
+    item_offsets = cuda.shared.array(THREADS, np.int64)
+    item_keys = cuda.shared.array(THREADS, np.uint64)
+    entries = cuda.shared.array(THREADS, np.int64)
+    tid = np.int64(cuda.threadIdx.x)
+    own_begin, own_end = own_range(np.int64(starts.shape[0]))
+    tile = own_begin
+    while tile < own_end:
+        num_items = min(np.int64(THREADS), own_end - tile)
+        if tid < num_items:
+            item = tile + tid
+            entry = find_entry(work, item)
+            entries[tid] = entry
+            item_offsets[tid] = offsets[item]
+            item_keys[tid] = row_key(work, entry, hop, trees, frontier_place(work, entry, item))
+        cuda.syncthreads()
+        first, end = offsets[tile], offsets[tile + num_items]
+        e = first + tid
+        while e < end:
+            at = find_row(item_offsets, num_items, e)
+            item, entry = tile + at, entries[at]
+            if not is_weighted(work, entry, sizes[item], replace):
+                row = rows[frontier_place(work, entry, item)]
+                draws[e] = draw_pick(item_keys[at], row, e - item_offsets[at], sizes[item], work[entry + FANOUT],
+                                     replace)  # fmt: skip
+            e += THREADS
+        cuda.syncthreads()
+        e = first + tid
+        while e < end:
+            at = find_row(item_offsets, num_items, e)
+            fanout = work[entries[at] + FANOUT]
+            taken = 0
+            if replace == 0 and fanout >= 0 and fanout < sizes[tile + at]:
+                for earlier in range(item_offsets[at], e):
+                    if draws[earlier] == draws[e]:
+                        taken = 1
+                        break
+            repeats[e] = taken
+            e += THREADS
+        cuda.syncthreads()
+        e = first + tid
+        while e < end:
+            at = find_row(item_offsets, num_items, e)
+            item, entry = tile + at, entries[at]
+            fanout, size = work[entry + FANOUT], sizes[item]
+            pick = draws[e]
+            if replace == 0 and fanout >= 0 and fanout < size and not is_weighted(work, entry, size, replace):
+                pick = resolve_pick(draws, repeats, item_offsets[at], e - item_offsets[at], size - fanout)
+            position = starts[item] + pick
+            if excluded.shape[0] > 0:
+                base = work[entry + BATCH] * indices.shape[0]
+                first = first_excluded(excluded, base + starts[item])
+                position = position_of(excluded, first, base, starts[item], pick)
+            tree = tree_of(trees, frontier_place(work, entry, item))
+            source, own_id = read_source(indices, edge_ids, work, entry, position, tree, tree_shift)
+            sources[e], ids[e] = source, own_id
+            targets[e] = work[entry + LOCAL] + item - work[entry + FIRST]
+            e += THREADS
+        cuda.syncthreads()
+        tile += THREADS

@@ -1,0 +1,96 @@
+"""The work list of a hop: one item for each (relation, node to expand), relation after relation.
+
+`work` describes it, int64 `[(A + 1) * COLUMNS]`: an entry for each of the A relations that have items, and one more
+whose first item is the number of items. So one kernel serves any number of relations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.compiler.jit import body
+from pyg_direct.kernels.batch_counters import RELATION_DRAW, TREE_DRAW
+from pyg_direct.kernels.sampling.random import draw
+from pyg_direct.kernels.sampling.uniform import hop_key
+
+# Columns of an entry. First item of the relation; number of the relation; its fanout; where its rows begin in the
+# offsets; where its nodes begin in the frontier; the local id of the first of them; TIMED + WEIGHTED; where its edges
+# begin; where the type of its neighbors begins in the id space, and where among the identities; the bits of the key of
+# its batch; the number of that.
+FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES, SOURCE_START, SOURCE_BASE, KEY, BATCH = range(12)
+COLUMNS = 12
+# BY_PLACE: times are those of the nodes of the frontier, not of their trees.
+TIMED, WEIGHTED, BY_PLACE = 1, 2, 4
+
+
+@body
+def find_record(table, width, column, value):
+    """Where the last row of a table begins whose column is at most `value`; its last row is its end."""
+    low, high = 0, table.shape[0] // width - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if table[middle * width + column] <= value:
+            low = middle
+        else:
+            high = middle
+    return low * width
+
+
+@body
+def find_entry(work, item):
+    """Where in `work` the entry of an item begins."""
+    return find_record(work, COLUMNS, FIRST, item)
+
+
+@body
+def frontier_place(work, entry, item):
+    """Where in the frontier the node of an item stands."""
+    return work[entry + FRONT] + item - work[entry + FIRST]
+
+
+@body
+def is_weighted(work, entry, size, replace):
+    """Whether an item chooses by weight; one that takes all it has does not."""
+    fanout = work[entry + FANOUT]
+    return (work[entry + FLAGS] & WEIGHTED) != 0 and fanout >= 0 and (replace != 0 or fanout < size)
+
+
+@body
+def tree_of(trees, place):
+    """The tree that a node of the frontier belongs to; 0 where trees are not told apart."""
+    if trees.shape[0] == 0:
+        return 0
+    return trees[place]
+
+
+@body
+def relation_key(work, entry, hop):
+    """Key of the draws of a relation in a hop: relation 0 draws as a graph with one relation does."""
+    own_key = hop_key(np.uint64(work[entry + KEY]), hop)
+    relation = work[entry + RELATION]
+    if relation > 0:
+        own_key = draw(own_key, relation, RELATION_DRAW)
+    return own_key
+
+
+@body
+def tree_key(own_key, trees, place):
+    """Key of the draws of a row, from that of its relation."""
+    if trees.shape[0] > 0:
+        own_key = draw(own_key, trees[place], TREE_DRAW)
+    return own_key
+
+
+@body
+def row_key(work, entry, hop, trees, place):
+    """Key of the draws of a row."""
+    return tree_key(relation_key(work, entry, hop), trees, place)
+
+
+@body
+def identity(node, tree, tree_shift, type_start, type_base):
+    """A node of a tree as one number: types, then trees, then nodes ascending.
+
+    The parts take bits of their own; where trees are not told apart, the identity is the id of the node.
+    """
+    return type_base + (np.int64(tree) << np.int64(tree_shift)) + node - type_start

@@ -1,0 +1,229 @@
+"""Arguments of loaders, settled before they begin: options of torch's DataLoader, sharing of memory, PyG's hooks.
+
+`is_plain` says if the captured plan of a homogeneous graph makes the batches, for a `Data` sampled uniformly.
+`read_input_nodes` reads the seeds.
+
+`check_hooks` detects PyG hooks (such as `collate_fn`) that a user's subclass, or the program, overrides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import NodeSamplerInput, NumNeighbors, SamplerOutput
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn, warn_unused
+from pyg_direct.features.feature import POLICIES
+from pyg_direct.features.process_sharing import check_cold
+from pyg_direct.ops.argument_checks import check_flag, in_short, list_options, refuse_unknown
+from pyg_direct.sampler.output import to_output
+
+# Only workers need these; None and the defaults of torch are not worth a word.
+_WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
+                   "pin_memory_device": "", "worker_init_fn": None, "timeout": 0, "multiprocessing_context": None,
+                   "in_order": True}  # fmt: skip
+# What workers that are started have no use for: they hand samples on, in order, and end with their epoch.
+_NO_WORKERS_OPTIONS = ("persistent_workers", "pin_memory", "pin_memory_device", "in_order")
+# PyG's loaders take these and drop them: the loader has its own.
+_DROPPED = ("dataset", "collate_fn")
+# What may be left for DataLoader; one is of PyG's.
+_TORCH_OPTIONS = ("filter_per_worker", *list_options(torch.utils.data.DataLoader))
+
+
+def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,
+                   num_seeds: int | None = None) -> dict[str, Any]:  # fmt: skip
+    """Arguments for DataLoader; options of workers are taken out, with one word about it, unless workers are meant.
+
+    Args:
+        owner: The class of the loader.
+        kwargs: The caller's.
+        device: The device of the loader.
+        may_start: Whether workers can do what is asked.
+        num_seeds: How many seeds there are to shuffle, where that is known.
+    """
+    refuse_unknown(owner, kwargs, _TORCH_OPTIONS)
+    _check_options(kwargs)
+    kwargs = _drop(kwargs)
+    if num_seeds == 0:
+        # torch refuses to shuffle nothing.
+        kwargs = {k: v for k, v in kwargs.items() if k != "shuffle"}
+    context = kwargs.get("multiprocessing_context")
+    method = context if isinstance(context, str) or context is None else context.get_start_method()
+    if kwargs.get("num_workers", 0) > 0 and method is not None and may_start:
+        if method != "spawn" and device.type == "cuda":
+            raise ArgumentError(
+                f"multiprocessing_context must be 'spawn' with device={device}, got {method!r}: GPU memory and unified "
+                "memory cannot be used in forked processes"
+            )
+        unused = {k: kwargs[k] for k in _NO_WORKERS_OPTIONS if kwargs.get(k, _WORKER_OPTIONS[k]) != _WORKER_OPTIONS[k]}
+        warn_unused(unused, "workers hand on samples in order, and end with their epoch")
+        return {k: v for k, v in kwargs.items() if k not in unused}
+    absorbed = {k: v for k, v in kwargs.items() if k in _WORKER_OPTIONS and v != _WORKER_OPTIONS[k]}
+    if absorbed:
+        given = ", ".join(f"{k}={v!r}" for k, v in absorbed.items())
+        start = "; worker processes start only with multiprocessing_context='spawn'" if may_start else ""
+        warn(
+            f"{given}: not needed and not used, as sampling and features come from the device itself{start}",
+            LoaderWarning,
+        )
+    return {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS}
+
+
+def _drop(kwargs: dict[str, Any]) -> dict[str, Any]:
+    warn_unused({k: v for k, v in kwargs.items() if k in _DROPPED and v is not None}, "the loader has its own")
+    return {k: v for k, v in kwargs.items() if k not in _DROPPED}
+
+
+def check_stores(data: Any, **given: Any) -> None:
+    """Refuse options of rows for a graph in stores, which keep their own.
+
+    Args:
+        data: What the loader was given.
+        **given: The options, by name; None is none.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    for name, value in given.items():
+        if value is not None and isinstance(data, (tuple, list)):
+            raise ArgumentError(f"{name} must be None for a graph in stores, which keep their rows themselves, got "
+                                f"{value!r}: give it to the FeatureStore, as far as that has it")  # fmt: skip
+
+
+def check_custom_cls(data: Any, custom_cls: Any) -> None:
+    """Say that a class of batches is not used for a graph that is in no stores, as in PyG."""
+    if custom_cls is not None and not isinstance(data, (tuple, list)):
+        warn_unused({"custom_cls": custom_cls}, "batches have the class of data, unless that is in stores")
+
+
+def _check_options(kwargs: Mapping[str, Any]) -> None:
+    """Refuse options of DataLoader that torch takes, or refuses without naming them."""
+    check_flag("shuffle", kwargs.get("shuffle"))
+    workers, generator = kwargs.get("num_workers", 0), kwargs.get("generator")
+    if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
+        raise ArgumentError(f"num_workers must be an integer of at least 0, got {workers!r}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ArgumentTypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+    for name in ("sampler", "batch_sampler"):
+        given = kwargs.get(name)
+        if given is not None and not hasattr(given, "__iter__") and not hasattr(given, "__getitem__"):
+            raise ArgumentTypeError(f"{name} must be iterable or None, got {type(given).__name__}")
+
+
+def settle_sharing(cache_policy: str | None, cold_policy: str) -> dict[str, str]:
+    """The arguments about memory that processes share, as a `Feature` takes them; none where nothing is shared.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    known = (None, *POLICIES)
+    if cache_policy not in known:
+        raise ArgumentError(f"cache_policy must be one of {', '.join(map(str, known))}, got {cache_policy!r}")
+    check_cold(cold_policy, cache_policy)
+    if cache_policy is None and cold_policy != "auto":
+        raise ArgumentError(f"cold_policy={cold_policy!r} needs a cache_policy, got None")
+    return {} if cache_policy is None else {"cache_policy": cache_policy, "cold_policy": cold_policy}
+
+
+def is_plain(data: Any, num_neighbors: Any, neighbor_sampler: Any, time_attr: str | None, weight_attr: str | None,
+             disjoint: bool, subgraph_type: Any, directed: bool) -> bool:  # fmt: skip
+    """Whether the captured plan of a homogeneous graph makes these batches."""
+    if isinstance(num_neighbors, NumNeighbors):
+        num_neighbors = num_neighbors.values
+    is_directional = getattr(subgraph_type, "value", subgraph_type) == "directional" and directed
+    return (isinstance(data, Data) and not isinstance(num_neighbors, dict) and neighbor_sampler is None
+            and time_attr is None and weight_attr is None and not disjoint and is_directional)  # fmt: skip
+
+
+class NodeSampler:
+    """What PyG's `NodeLoader` asks of a sampler; edge ids are final, so there is no permutation."""
+
+    edge_permutation = None
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    @classmethod
+    def serves(cls, sampler: Any) -> bool:
+        """Whether a sampler is one of these, and no program has put anything in its place, or in that of its method."""
+        return (type(sampler) is cls and "sample_from_nodes" not in sampler.__dict__
+                and cls.sample_from_nodes is _SAMPLE_FROM_NODES)  # fmt: skip
+
+    @property
+    def num_neighbors(self) -> list[int]:
+        """Fanout of each hop; can be set, with effect on the next epoch."""
+        return self._loader.num_neighbors
+
+    @num_neighbors.setter
+    def num_neighbors(self, num_neighbors: Any) -> None:
+        self._loader._choose_fanouts(num_neighbors)
+
+    def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput:
+        """Sample around nodes, under the next key of the loader's direct calls."""
+        seeds = index.node
+        sample = self._loader._sample_now(seeds)
+        input_id = torch.arange(seeds.numel(), device="cpu") if index.input_id is None else index.input_id
+        return to_output(sample, input_id)
+
+
+_SAMPLE_FROM_NODES = NodeSampler.sample_from_nodes
+
+
+def read_input_nodes(input_nodes: Any, name: str = "input_nodes", kind: str | None = None) -> Tensor | None:
+    """Ids or a mask as a tensor; PyG would read a mask in NumPy or a list, or ids that are not whole, as ids.
+
+    Args:
+        input_nodes: Them.
+        name: Of the argument that they are.
+        kind: Their node type; None without types.
+    """
+    if input_nodes is None:
+        return None
+    try:
+        nodes = input_nodes if isinstance(input_nodes, Tensor) else torch.tensor(input_nodes, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        first = input_nodes[0] if isinstance(input_nodes, (list, tuple)) and len(input_nodes) else input_nodes
+        hint = ": node types are those of a HeteroData" if kind is None and isinstance(first, str) else ""
+        raise ArgumentTypeError(f"{name} must be ids or a mask, got {in_short(input_nodes)}{hint}") from error
+    if nodes.dim() != 1:
+        raise ArgumentError(f"{name} must have one dimension, got shape {tuple(nodes.shape)}")
+    # Of no ids the type tells nothing: an empty list makes floats. A mask has the length of the graph even so.
+    is_mask = nodes.dtype == torch.bool and isinstance(input_nodes, Tensor)
+    return nodes if nodes.numel() > 0 or is_mask else nodes.long()
+
+
+_ROOMS = ("pyg_direct", "torch_geometric", "torch")
+
+
+def is_said_anew(loader: Any, hook: str) -> bool:
+    """Whether a loader has a hook that is neither ours nor PyG's, by its class or of its own."""
+    method = loader.__dict__.get(hook)
+    if method is None:
+        method = getattr(type(loader), hook, None)
+    return method is not None and not _is_ours(method)
+
+
+def _is_ours(method: Any) -> bool:
+    """Whether a function stands in a file of ours, PyG's or torch's: what wraps one may bear its name and module."""
+    function = getattr(method, "__func__", method)
+    names = getattr(function, "__globals__", None)
+    module = type(function).__module__ if names is None else names["__name__"]
+    return module.partition(".")[0] in _ROOMS
+
+
+def check_hooks(loader: Any) -> None:
+    """Batches are sampled ahead, several of them at a time, and not by `collate_fn`, as ShaDow's is called too.
+
+    Raises:
+        NotImplementedError: the class, or the loader, has a `collate_fn` of its own.
+    """
+    for hook in ("collate_fn", "__collate__"):
+        if is_said_anew(loader, hook):
+            raise NotImplementedError(f"{hook} of {type(loader).__qualname__} would not be called, as batches are "
+                                      "sampled ahead; say what it does to them in filter_fn, transform or "
+                                      "transform_sampler_output, or derive the class from PyG's loader")  # fmt: skip

@@ -1,0 +1,481 @@
+"""What all loaders share: epochs that can be resumed, batches made ahead."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import count as count_from, islice
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, IdError, LoaderWarning, warn
+from pyg_direct.features.feature import Feature
+from pyg_direct.graph.placed_topology import PLACES, check_place
+from pyg_direct.loader.arguments import check_hooks, is_said_anew
+from pyg_direct.loader.batch_report import ReportedLoader
+from pyg_direct.loader.batch_sampler import (
+    Ranks,
+    Seeds,
+    Share,
+    can_share,
+    describe_batches,
+    is_shuffled,
+    iterate_batches,
+    open_positions,
+)
+from pyg_direct.loader.collate.attributes import find_learned, has_learned
+from pyg_direct.loader.collate.stale_rows import FreshRows, are_current, were_written
+from pyg_direct.loader.memory_placement import announce
+from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SharedRows, SuperBatch
+from pyg_direct.loader.prefetch.cpu_threads import Background
+from pyg_direct.loader.prefetch.gpu_streams import Pipeline, take_memory
+from pyg_direct.loader.profiler import EpochRecord, Stages, finish_sample
+from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
+from pyg_direct.sampling.random_key import EpochKey, check_seed, draw_seed
+from pyg_direct.typing import Device
+
+# A batch that shares no rows with others.
+ALONE: Mapping[str, SharedRows] = MappingProxyType({})
+# What a loader holds of the memory of its process.
+_PLACED = ("_attributes", "_checked", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_recorder",
+           "_sampled_topology")  # fmt: skip
+_END = object()
+
+
+class EpochLoader(ReportedLoader):
+    """Iterates over epochs: which batch is made of what, when, and how far ahead.
+
+    Loaders say how a batch is sampled (`_submit`) and made (`_fetch`), and what to place first (`_prepare`).
+    """
+
+    device: torch.device
+    seed: int | None
+    generator: Any
+    prefetch: int
+    super_batch: int | None
+    transform: Any
+    transform_sampler_output: Any
+    num_workers: int
+    # Whether rows were written while an epoch ran: then they are read when a batch is asked for.
+    _reads_late = False
+    # Whether it was told that rows were written which several processes read, and how it is.
+    _has_told_kept = False
+    _kept_words = (
+        "rows of data that processes share (cache_policy) were written: batches that are made ahead, and copies on "
+        "GPUs and in other processes, do not have them; assign others in every process before an epoch, keep rows that "
+        "change in a loader without cache_policy, or keep them apart and index them by batch.n_id"
+    )
+    # How processes of a group keep node attributes together; see `NeighborLoader`.
+    sharing: Mapping[str, str] = MappingProxyType({})
+    # Whether processes whose seeds are their own, without `ranks`, still agree on the number of batches.
+    _evens_out_alone = False
+
+    def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[Any]:
+        """PyG's way to pin workers to cores; does nothing where there are no workers.
+
+        Args:
+            loader_cores: Numbers of the cores, as PyG takes them: a list, or one for each worker.
+        """
+        pinned: AbstractContextManager[Any] = super().enable_cpu_affinity(loader_cores)  # type: ignore[misc]
+        return pinned if self.num_workers > 0 else nullcontext()
+
+    def enable_multithreading(self, worker_threads: int | None = None) -> AbstractContextManager[Any]:
+        """PyG's way to give workers threads; does nothing where there are no workers.
+
+        Args:
+            worker_threads: Threads of each worker; None is PyG's default.
+        """
+        threaded: AbstractContextManager[Any] = super().enable_multithreading(worker_threads)  # type: ignore[misc]
+        return threaded if self.num_workers > 0 else nullcontext()
+
+    def _settle(self, device: Device, placement: str, topology_placement: str | None, feature_cache: int | str | None,
+                super_batch: int | None, seed: int | None, prefetch: int, ranks: Any = None,
+                uneven: str = "pad") -> None:  # fmt: skip
+        """Check and keep the arguments that PyG's loaders do not have."""
+        check_hooks(self)
+        topology_placement = placement if topology_placement is None else topology_placement
+        for name, count, least in [("prefetch", prefetch, 0), ("super_batch", super_batch, 1)]:
+            if name == "super_batch" and count is None:
+                continue
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ArgumentError(f"{name} must be an integer of at least {least}, got {count!r}")
+            if count >= 2**31:
+                raise ArgumentError(f"{name} must be below 2**31, got {count}")
+        self.device = resolve_device(device)
+        # A loader that is sent takes the current GPU of the process it comes to, where nobody chose one.
+        self._chooses_device = device is None
+        check_place("placement", placement, self.device)
+        check_place("topology_placement", topology_placement, self.device, PLACES)
+        parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
+        self.placement, self.topology_placement = placement, topology_placement
+        self.feature_cache, self.prefetch, self.super_batch = feature_cache, prefetch, super_batch
+        self._ranks = Ranks(ranks, uneven)
+        if ranks is None and uneven != "pad" and not self._evens_out_alone:
+            raise ArgumentError(f"uneven={uneven!r} needs ranks, got None: this process has all batches")
+        self.seed = check_seed(seed)
+        # The epoch that the next iteration runs and its first batch; and what was drawn for it, if it was begun before.
+        self._next_epoch = self._first_batch = 0
+        self._drawn: int | None = None
+        # Where the latest iteration stands: epoch, batch, and what was drawn for the epoch.
+        self._standing: tuple[int, int, int | None] = (0, 0, None)
+
+    def _prepare(self) -> Any:
+        """Place what is not placed yet; reads the graph anew."""
+        raise NotImplementedError
+
+    def _rows(self) -> Any:
+        """Attributes as they are placed; None where batches have none."""
+        return None
+
+    def _renew_rows(self) -> None:
+        """Place the attributes as the graph holds them now; what is sampled from stays."""
+        raise NotImplementedError
+
+    def _follow_rows(self) -> None:
+        """Have the rows as they are, within an epoch."""
+        self._renew_rows()
+
+    def _current_rows(self) -> Any:
+        """Attributes, placed anew if they were written since, unless other processes read them too."""
+        if not self._keeps_rows and not are_current(self._rows()):
+            with ordinary_tensors():
+                self._follow_rows()
+        return self._rows()
+
+    @property
+    def _keeps_rows(self) -> bool:
+        """Whether rows that were written are not placed anew within an epoch, which takes all processes."""
+        return bool(self.sharing)
+
+    def _tell_kept(self) -> None:
+        """Warn, once for a loader, that rows were written which several processes read."""
+        if not self._has_told_kept:
+            self._has_told_kept = True
+            warn(self._kept_words, LoaderWarning)
+
+    def _watch_kept(self, batches: Iterator[Any]) -> Iterator[Any]:
+        rows = self._rows()
+        if getattr(rows, "is_behind", False):
+            self._tell_kept()
+        for batch in batches:
+            if not self._has_told_kept and not are_current(rows):
+                self._tell_kept()
+            yield batch
+
+    def _check_inputs(self, **parts: tuple[Tensor | None, int | None]) -> None:
+        """Check that the nodes of the graph as it is now include those that batches are made around.
+
+        Args:
+            parts: For each argument its ids, and how many nodes there are of their type, None where that is not known.
+
+        Raises:
+            IdError: there are fewer nodes than when the loader was made.
+        """
+        held = [(ids, 0 if ids is None else version_of(ids), size) for ids, size in parts.values()]
+        known = self.__dict__.get("_checked") or ()
+        if len(known) == len(held) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(known, held, strict=True)):
+            return
+        for name, (ids, size) in parts.items():
+            try:
+                if ids is not None:
+                    check_ids(name.split("__")[0], ids, size)
+            except IdError as error:
+                raise IdError(f"{error}: the graph has fewer nodes than when the loader was made; make a new one "
+                              "for the nodes that are left") from error  # fmt: skip
+        self.__dict__["_checked"] = tuple(held)
+
+    def _input(self) -> Tensor:
+        """What the positions of an epoch pick from: the input nodes, int64 `[S]`, or something of their number."""
+        raise NotImplementedError
+
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        """Start to sample a batch of an epoch; what comes has `finish`."""
+        raise NotImplementedError
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        """The batch of a sample."""
+        raise NotImplementedError
+
+    def _shared(self) -> Mapping[str, Any]:
+        """Features whose rows a group of batches may read together."""
+        return {}
+
+    def _is_own(self) -> bool:
+        """Whether nothing of the user's is called to make a batch."""
+        return self.transform_sampler_output is None and not self._is_filtered
+
+    @property
+    def _is_filtered(self) -> bool:
+        """Whether the program makes batches, by a `filter_fn` of its own, which may call ours."""
+        return is_said_anew(self, "filter_fn")
+
+    def _finish_batch(self, batch: Any) -> Any:
+        """What the program's transform makes of a batch; `filter_fn` has called it already."""
+        return batch if self.transform is None or self._is_filtered else self.transform(batch)
+
+    def _work_with_workers(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the next epoch, or the rest of one that was resumed."""
+        # One may have been given since.
+        check_hooks(self)
+        share = self._share()
+        rows = self._rows() if self._keeps_rows else None
+        with ordinary_tensors():
+            self._prepare()
+        if were_written(rows):
+            self._tell_kept()
+        # Before a number is drawn, as in torch: some samplers draw as they are asked for an iterator.
+        positions = open_positions(self)  # type: ignore[arg-type]
+        epoch, first, key = self._begin_epoch(share)
+        batches = iterate_batches(self, key, first, self._input(), share, positions)  # type: ignore[arg-type]
+        record = self._begin_record()
+        sharded = self._find_sharded()
+        if sharded:
+            made = self._work_in_step(key, batches if record is None else record.follow(batches), record, sharded)
+        elif self.num_workers > 0:  # type: ignore[attr-defined]
+            made = self._work_with_workers(key, batches)
+        else:
+            made = self._work_here(key, batches if record is None else record.follow(batches), record)
+        if self._keeps_rows:
+            made = self._watch_kept(made)
+        handed = self._iterate(epoch, first, made, None if self.seed is not None else key.seed)
+        return handed if record is None else record.hand_out(handed)
+
+    def _begin_epoch(self, share: Share) -> tuple[int, int, EpochKey]:
+        """(number of the epoch that begins, its first batch of this process, its key)."""
+        key = self._draw_key()
+        epoch, first = self._next_epoch, self._first_batch // share.count
+        self._next_epoch, self._first_batch, self._drawn = epoch + 1, 0, None
+        self._standing = (epoch, first, None if self.seed is not None else key.seed)
+        return epoch, first, key
+
+    def _draw_key(self) -> EpochKey:
+        """The key of the epoch that begins, from as many draws as torch's `DataLoader` makes, of the same generators.
+
+        With a seed nothing is drawn but from a generator of the user's, and nothing for the rest of an epoch whose
+        order is a function of what was drawn as it began.
+        """
+        shares, is_new = can_share(self), self._drawn is None  # type: ignore[arg-type]
+        draws = self.seed is None or self.generator is not None
+        drawn = draw_seed(self.generator) if draws and (is_new or not shares) else 0
+        if self.seed is not None:
+            return EpochKey(self.seed, self._next_epoch)
+        if self._drawn is not None:
+            return EpochKey(self._drawn, 0)
+        if shares and is_shuffled(self):  # type: ignore[arg-type]
+            # By torch's `RandomSampler`.
+            draw_seed()
+        return EpochKey(self._agree_on(drawn), 0)
+
+    def _agree_on(self, drawn: int) -> int:
+        """What was drawn for an epoch by rank 0, where processes share its batches."""
+        return drawn if self._ranks.ranks is None else self._ranks.agree_on_seed(drawn, self.device)
+
+    def _share(self) -> Share:
+        """Which batches are this process's."""
+        if self._ranks.ranks is not None and not can_share(self):  # type: ignore[arg-type]
+            raise ArgumentError("ranks needs batches that the loader itself makes, without sampler, batch_sampler or "
+                                "generator, equal in every process; a DistributedSampler needs no ranks")  # fmt: skip
+        return self._ranks.resolve()
+
+    def __len__(self) -> int:
+        """Batches of an epoch of this process."""
+        return self._share().count_steps(super().__len__())  # type: ignore[misc]
+
+    def _iterate(self, epoch: int, first: int, batches: Iterator[Any], drawn: int | None = None) -> Iterator[Any]:
+        for number in count_from(first + 1):
+            if torch.is_inference_mode_enabled():
+                with ordinary_tensors():
+                    batch = next(batches, _END)
+            else:
+                batch = next(batches, _END)
+            if batch is _END:
+                break
+            result = self._finish_batch(batch)
+            # Not by the `__setattr__` of torch's loader, which looks at each name.
+            self.__dict__["_standing"] = (epoch, number, drawn)
+            yield result
+        if self._standing[0] == epoch:
+            self._standing = (epoch + 1, 0, None)
+
+    def _open_group(self, key: EpochKey) -> Any:
+        """What works on several batches at a time (see `SuperBatch`); None where each is made alone."""
+        if self.super_batch in (None, 1) or self.device.type != "cuda" or not EpochLoader._is_own(self):
+            return None
+        shared = self._shared()
+        if not shared:
+            return None
+        return SuperBatch(self.super_batch or 1, partial(self._submit, key), self._fetch, SharedFetch(shared))
+
+    def _is_learned(self) -> bool:
+        """Whether rows of batches carry a gradient to the graph, which is told once; none are read ahead then."""
+        name = find_learned(getattr(self, "data", None))
+        if name is not None:
+            _tell_alone(f"{name} requires a gradient: its rows are read where it lies")
+        return name is not None
+
+    def _is_told_by_batches(self) -> bool:
+        """Whether only a batch tells if its rows carry a gradient: they come from code that is not ours."""
+        return self._is_filtered
+
+    def _stages(self, key: EpochKey, record: EpochRecord | None, group: Any = None) -> Stages:
+        """How the batches of an epoch, or groups of them, are made, and timed where that is wanted: the times of a
+        group are those of its first batch."""
+        submit, fetch = (partial(self._submit, key), self._fetch) if group is None else (group.submit, group.fetch)
+        stages = Stages(submit, finish_sample, fetch)
+        return stages if record is None else record.around(stages)
+
+    def _find_sharded(self) -> list[Feature]:
+        """Features that several processes hold a part of each, in the order in which a batch reads them."""
+        features = self._list_places()[1].values() if self.sharing else ()
+        sharded = [feature for feature in features if isinstance(feature, Feature) and feature.placement == "sharded"]
+        if sharded and self.num_workers > 0:
+            raise ArgumentError(f"num_workers must be 0 where processes hold a part of the rows each, got "
+                                f"{self.num_workers}")  # fmt: skip
+        return sharded
+
+    def _work_in_step(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None,
+                      sharded: list[Feature]) -> Iterator[Any]:  # fmt: skip
+        """Batches of which every process makes its own at the same time, or takes part without one."""
+        from pyg_direct.loader.prefetch.lockstep_ranks import Steps
+
+        stored: list[Any] = [feature._spilled for feature in sharded]
+
+        def take_part() -> None:
+            for rows in stored:
+                rows.read_nothing()
+
+        make = partial(make_batch, self._stages(key, record))
+        steps = Steps(stored[0].exchange, batches, make, take_part, 0 if self._is_learned() else self.prefetch)
+        try:
+            yield from steps
+        finally:
+            steps.close()
+        if self._ranks.ranks is not None and self._ranks.uneven != "keep":
+            # All have come as far: then the program may end its process group.
+            steps.wait()
+
+    def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+                   ) -> Iterator[Any]:  # fmt: skip
+        batches, first, is_learned = iter(batches), [], self._is_learned()
+        draws, is_on_threads = False, self.device.type == "cpu" and not self._is_own()
+        if self.prefetch > 0 and not is_learned and (is_on_threads or self._is_told_by_batches()):
+            before = _read_generators()
+            first = [make_batch(self._stages(key, record), *item) for item in islice(batches, 1)]
+            draws = is_on_threads and not _are_equal(before, _read_generators())
+            if self._is_told_by_batches() and any(map(has_learned, first)):
+                _tell_alone("rows of a batch require a gradient: they are read")
+                is_learned = True
+            elif draws:
+                # Beside training, which draws too, its numbers would be others in each run.
+                _tell_alone("what the program has for a batch draws random numbers, as training may: it is called")
+        prefetch, group = (0, None) if is_learned or draws else (self.prefetch, self._open_group(key))
+        stages, work = self._stages(key, record, group), batches if group is None else group.group(batches)
+        fresh = FreshRows(self, partial(self._sample_again, key), stages.fetch, prefetch > 0 or group is not None)
+        stages = stages._replace(fetch=fresh.fetch)
+        source: Background | Pipeline
+        if self.device.type == "cpu" and prefetch > 0:
+            # A function of the user's is called from one thread at a time.
+            source = Background(work, partial(make_batch, stages), prefetch, None if self._is_own() else 1)
+        else:
+            submit, finish, fetch = stages
+            prefetch = prefetch if group is None else min(prefetch, 1)
+            source = Pipeline(work, submit, fetch, prefetch, self.device, finish, getattr(group, "split", None))
+        try:
+            if first and prefetch > 0:
+                source.start()
+            while first:
+                yield first.pop()
+            for number, made in source:
+                yield from fresh.hand_out(number, made)
+        finally:
+            source.close()
+            if isinstance(source, Pipeline) and source.prefetch < prefetch:
+                # Memory that ran out once would run out in each epoch. Groups alone leave what was asked for.
+                self.prefetch = min(self.prefetch, source.prefetch)
+
+    def _sample_again(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        return self._submit(key, number, seeds).finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: the next batch of the current epoch, in numbers and words that any file holds.
+
+        With `ranks`, the batch is the first that not all processes have had; an epoch may be resumed by another number
+        of them. A loader without a seed adds `drawn`, which the current epoch follows from; the next one follows from
+        torch's generator, whose state is the program's to keep (`torch.get_rng_state`).
+        """
+        epoch, step, drawn = self._standing
+        state = {"seed": self.seed, "epoch": epoch, "batch": step * self._ranks.resolve().count}
+        return {**state, **({"drawn": drawn} if self.seed is None else {}), **describe_batches(self)}  # type: ignore[arg-type]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken: the next iteration gives the remaining batches of that epoch.
+
+        Args:
+            state: What `state_dict` returned: `seed`, `epoch` and `batch`, integers, or for a loader without a seed
+                None, and `drawn`, an integer, or None between epochs; and `num_seeds`, `batch_size`, `shuffle` and
+                `drop_last` of the loader that it was taken from, of which one that is left out is not compared with
+                this loader's.
+
+        Raises:
+            ArgumentError: not a state of a loader, or one of a loader that has other batches.
+        """
+        has_seed = not isinstance(state, dict) or "seed" not in state or state["seed"] is not None
+        is_begun = not has_seed and (state.get("drawn") is not None or state.get("batch") != 0)
+        for name in ("seed" if has_seed else "epoch", "epoch", "batch", *(["drawn"] if is_begun else [])):
+            value = state.get(name) if isinstance(state, dict) else None
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
+                raise ArgumentError(f"state must hold {name!r} as an integer in [0, 2**64), got {value!r}")
+        for name, own in describe_batches(self).items():  # type: ignore[arg-type]
+            if state.get(name, own) != own:
+                raise ArgumentError(f"state must be of a loader of equal batches, with {name}={own!r}, got "
+                                    f"{state[name]!r}")  # fmt: skip
+        self.seed, self._drawn = state["seed"], state["drawn"] if is_begun else None
+        self._next_epoch, self._first_batch = state["epoch"], state["batch"]
+        self._standing = state["epoch"], state["batch"] // self._ranks.resolve().count, self._drawn
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process makes the same batches from; what was placed here is placed anew there."""
+        return {name: None if name in _PLACED else value for name, value in self.__dict__.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._chooses_device:
+            self.device = resolve_device(None)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def _read_generators() -> tuple[Any, ...]:
+    """The states of the generators that a program's functions draw from."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def _are_equal(states: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    (numbers, python, numpy), (others_numbers, others_python, others_numpy) = states, others
+    return torch.equal(numbers, others_numbers) and python == others_python \
+        and all(map(np.array_equal, numpy, others_numpy))  # fmt: skip
+
+
+def _tell_alone(what: str) -> None:
+    announce(f"{what} when a batch is asked for, and no batch is made ahead")
+
+
+def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:
+    """A batch, one stage after the other."""
+    batch = stages.fetch(stages.finish(stages.submit(number, seeds), number), number, seeds)
+    # Nobody else reads it on another stream.
+    take_memory(batch)
+    return batch

@@ -1,0 +1,284 @@
+"""What a loader tells of its latest batches: where their time went, and where their rows came from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.features.tier_report import LINKS, Report, draw_shares, in_words, list_tiers, open_pyplot
+from pyg_direct.graph.placed_topology import ListReads
+from pyg_direct.loader.profiler import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Lanes of the time line, in the order in which a batch passes them; a picture shows them in these colors.
+LANES = {"sample": "#2b6cb0", "fetch": "#63b3ed", "wait": "#c53030", "train": "#9aa5b1"}
+_PARTS = {START: "sample", FINISH: "sample", FETCH: "fetch", WAIT: "wait"}
+# Batches that a picture shows.
+_DRAWN = 20
+_LINE = "{:<32} {:>9} {:>9} {:>9} {:>9} {:>7}"
+
+
+class Span(NamedTuple):
+    """Some time of a batch, in seconds from the first of a report.
+
+    Attributes:
+        lane: `sample`, `fetch`, `wait` (the model asked for it, and it was not ready) or `train` (from then until the
+            next one was asked for).
+        where: `host`, or `GPU`: from the first to the last of what a stage runs there.
+        batch: Place in the report, from 0.
+        begin, end: Seconds.
+    """
+
+    lane: str
+    where: str
+    batch: int
+    begin: float
+    end: float
+
+
+class LoaderReport(NamedTuple):
+    """What the last batches of a loader took; `print` shows a table.
+
+    Attributes:
+        places: What lives where, a line each.
+        num_batches: Batches handed out since `record`; 0 without it.
+        num_timed: The last of them, whose times are here.
+        spans: Their time line.
+        features: What each tier of each attribute has served, by name; empty without `record`.
+        list_bytes: Bytes of the topology that sampling read over PCIe since `record`, by arithmetic: for each edge
+            that was drawn its neighbor, and its id where that is not its position; for each node that was expanded its
+            two offsets; of these, what lies in host memory. Counted for uniform batches of `NeighborLoader` and,
+            where one plan makes them, `LinkNeighborLoader`, of graphs without types. Not counted, so 0: other batches
+            and loaders, batches of worker processes, lists that GPUs share over NVLink. What memory hands out around
+            these words (sectors of 32 bytes) is not in it, nor what kernels read twice.
+        list_bytes_are_most: Some lists are cached in GPU memory, draws from which are in `list_bytes` too.
+    """
+
+    places: Sequence[str]
+    num_batches: int
+    num_timed: int
+    spans: Sequence[Span]
+    features: Mapping[str, Report]
+    list_bytes: int = 0
+    list_bytes_are_most: bool = False
+
+    def seconds(self, lane: str, where: str = "host") -> list[float]:
+        """Seconds that each batch with this lane took in it, in order."""
+        sums: dict[int, float] = {}
+        for span in self.spans:
+            if (span.lane, span.where) == (lane, where):
+                sums[span.batch] = sums.get(span.batch, 0.0) + span.end - span.begin
+        return [sums[batch] for batch in sorted(sums)]
+
+    def link_bytes(self, link: str) -> int:
+        """Bytes of rows that were read over `PCIe` or `NVLink` since `record`; those of the topology are `list_bytes`.
+
+        Raises:
+            ArgumentError: another link.
+        """
+        if link not in LINKS:
+            raise ArgumentError(f"link must be one of {', '.join(LINKS)}, got {link!r}")
+        return sum(report.link_bytes(link) for report in self.features.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in what `json.dumps` takes: attributes by name, `seconds` (quantiles and the sum of each lane and
+        place) and `link_bytes` of each link.
+        """
+        seconds = [{"where": where, "lane": lane, **times} for where, lane, times in self._sum_up_times()]
+        return {"places": list(self.places), "num_batches": self.num_batches, "num_timed": self.num_timed,
+                "seconds": seconds, "spans": [span._asdict() for span in self.spans],
+                "features": {name: report.to_dict() for name, report in self.features.items()},
+                "link_bytes": {link: self.link_bytes(link) for link in LINKS}, "list_bytes": self.list_bytes,
+                "list_bytes_are_most": self.list_bytes_are_most}  # fmt: skip
+
+    def __repr__(self) -> str:
+        # All spans of some hundred batches would take pages.
+        features = list(self.features)
+        return (f"{type(self).__name__}(num_batches={self.num_batches}, num_timed={self.num_timed}, "
+                f"spans=<{len(self.spans)}>, {features=}, list_bytes={self.list_bytes})")  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = list(self.places)
+        if self.num_timed == 0:
+            return "\n".join([*lines, "no batches were recorded: call record() before an epoch"])
+        lines += self._list_times()
+        if self.features:
+            lines += list_tiers(self.features)
+        return "\n".join([*lines, *self._list_bytes()])
+
+    def _list_bytes(self) -> list[str]:
+        """What came over each link, a line each."""
+        counts = {f"rows over {link}": self.link_bytes(link) for link in LINKS}
+        most = ", at most" if self.list_bytes_are_most else ""
+        counts[f"neighbor lists over PCIe, by what was sampled{most}"] = self.list_bytes
+        return [f"{what}: {in_words(count)}, {in_words(count / self.num_batches)} a batch"
+                for what, count in counts.items() if count > 0]  # fmt: skip
+
+    def _list_times(self) -> list[str]:
+        titles = f"last {self.num_timed:,} of {self.num_batches:,} batches", "p20", "p50", "p80", "in all", "share"
+        lines = [_LINE.format(*titles)]
+        for where, lane, times in self._sum_up_times():
+            whole = sum(self.seconds("wait", where)) + sum(self.seconds("train", where))
+            share = times["sum"] / max(whole, 1e-9)
+            lines.append(_LINE.format(f"{where}: {lane}", *map(_in_time, times.values()), f"{share:.1%}"))
+        return lines
+
+    def _sum_up_times(self) -> list[tuple[str, str, dict[str, float]]]:
+        """(where, lane, seconds) of the lanes that were met: quantiles over batches, and the sum."""
+        found = []
+        for where in ("host", "GPU"):
+            for lane in LANES:
+                seconds = self.seconds(lane, where)
+                if seconds:
+                    times = {f"p{share}": _quantile(seconds, share / 100) for share in (20, 50, 80)}
+                    found.append((where, lane, {**times, "sum": sum(seconds)}))
+        return found
+
+    def draw(self, path: str | os.PathLike[str]) -> Path:
+        """Draw the time line of the latest batches and the tiers into a picture (needs the extra `bench`); returns its
+        path.
+
+        Args:
+            path: Where to draw it.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        plt = open_pyplot()
+        served = {f"{name}: rows read": [(tier.name, tier.num_read or 0) for tier in report.tiers]
+                  for name, report in self.features.items() if report.num_read > 0}  # fmt: skip
+        heights = [3.0, 0.8 + 0.35 * len(served)][: 1 + bool(served)]
+        figure, parts = plt.subplots(len(heights), figsize=(9, sum(heights)), constrained_layout=True, squeeze=False,
+                                     height_ratios=heights)  # fmt: skip
+        self._draw_times(parts[0, 0])
+        if served:
+            draw_shares(parts[1, 0], served)
+        figure.suptitle("; ".join(self._list_bytes()), fontsize=8)
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+        return Path(path)
+
+    def _draw_times(self, axes: Axes) -> None:
+        spans = [span for span in self.spans if span.batch >= self.num_timed - _DRAWN]
+        rows = [(where, lane) for where in ("host", "GPU") for lane in LANES
+                if any((span.where, span.lane) == (where, lane) for span in spans)]  # fmt: skip
+        begin = min((span.begin for span in spans), default=0.0)
+        for place, (where, lane) in enumerate(rows):
+            bars = [(1e3 * (span.begin - begin), 1e3 * (span.end - span.begin)) for span in spans
+                    if (span.where, span.lane) == (where, lane)]  # fmt: skip
+            axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=LANES[lane], edgecolor="white", linewidth=0.5)
+        axes.set_yticks(range(len(rows)), [f"{where}: {lane}" for where, lane in rows])
+        axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+        axes.set_xlabel(f"ms; the last {min(self.num_timed, _DRAWN)} batches of {self.num_batches:,}")
+
+
+def read_spans(batches: Sequence[BatchTimes]) -> list[Span]:
+    """The time line of batches, oldest first; waits for the GPU where there are events."""
+    spans = []
+    for place, times in enumerate(batches):
+        for stage, span in enumerate(times.spans):
+            if span is not None:
+                spans.append((_PARTS[stage], "host", place, *span))
+        waited = times.spans[WAIT]
+        if times.used > 0 and waited is not None:
+            spans.append(("train", "host", place, waited[1], times.used))
+    latest: dict[int, tuple[int, int]] = {}
+    for place, times in enumerate(batches):
+        if times.origin is None:
+            continue
+        event, at = times.origin
+        for stage, pair in times.events.items():
+            pair[1].synchronize()
+            begin, end = (at + round(1e6 * event.elapsed_time(mark)) for mark in pair)
+            spans.append((_PARTS[stage], "GPU", place, begin, end))
+            if stage == WAIT:
+                # The batch before, of the same epoch, was used until this one was asked for.
+                if id(event) in latest:
+                    before, since = latest[id(event)]
+                    spans.append(("train", "GPU", before, since, begin))
+                latest[id(event)] = place, end
+    first = min((begin for _, _, _, begin, _ in spans), default=0)
+    return [Span(lane, where, place, (begin - first) / 1e9, (end - first) / 1e9)
+            for lane, where, place, begin, end in spans]  # fmt: skip
+
+
+class ReportedLoader:
+    """What a loader tells of itself."""
+
+    device: torch.device
+    _recorder: Recorder | None = None
+
+    def record(self, on: bool = True, last: int = 256, *, nvtx: bool = False) -> None:
+        """From the next epoch on, note when each batch is sampled, fetched, waited for and used, and count what each
+        tier of the features serves, from zero; or stop. `report` tells.
+
+        While it is on, `torch.profiler` shows the ranges `pyg_direct.sample`, `pyg_direct.fetch` and `pyg_direct.wait`
+        of the threads that it profiles. On a GPU a batch takes six events and the counts of `Feature.count_served`
+        more, and no wait. Loaders of the same tensors share features, and their counts. Batches that are sampled or
+        fetched together (`super_batch`) are timed as one, with the first of them.
+
+        Args:
+            on: False to stop; the report then tells what was recorded so far no more.
+            last: Batches whose times are kept, at least 1.
+            nvtx: On a GPU, push the ranges to NVTX too, for Nsight Systems.
+
+        Raises:
+            ArgumentError: named argument, rule and value.
+        """
+        if isinstance(last, bool) or not isinstance(last, int) or last < 1:
+            raise ArgumentError(f"last must be an integer of at least 1, got {last!r}")
+        if self._recorder is not None:
+            self._recorder.stop()
+        self._recorder = Recorder(last, self.device, nvtx) if on else None
+
+    def _begin_record(self) -> EpochRecord | None:
+        """The record of the next epoch, if there is to be one."""
+        return None if self._recorder is None else self._recorder.begin(self._list_places()[1], self._find_reads())
+
+    def report(self, picture: str | os.PathLike[str] | None = None) -> LoaderReport:
+        """Print what lives where and, where `record` was called, what the last batches took; returns it. Waits for the
+        GPU.
+
+        Args:
+            picture: Where to draw it too, such as `batches.png` (needs the extra `bench`).
+        """
+        lines, attributes = self._list_places()
+        places = [*lines, *(f"{name}: {feature}" for name, feature in attributes.items())]
+        found = LoaderReport(places, 0, 0, [], {})
+        if self._recorder is not None:
+            batches = list(self._recorder.done)
+            served = {name: feature.tell() for name, feature in self._recorder.features.items()}
+            reads = self._recorder.reads
+            found = LoaderReport(places, self._recorder.num_batches, len(batches), read_spans(batches), served,
+                                 self._recorder.list_bytes, reads is not None and reads.is_most)  # fmt: skip
+        print(found)
+        if picture is not None:
+            found.draw(picture)
+        return found
+
+    def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
+        """(lines about the topology, where each attribute lives by name)."""
+        raise NotImplementedError
+
+    def _find_reads(self) -> ListReads | None:
+        """What sampling reads of lists in host memory; None where it reads none, or another number than it draws."""
+        return None
+
+
+def _quantile(values: list[float], share: float) -> float:
+    ranked = sorted(values)
+    return ranked[round(share * (len(ranked) - 1))]
+
+
+def _in_time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

@@ -1,0 +1,238 @@
+"""Batches of an epoch as positions of the input nodes, and the rank's share of them in distributed training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.ops.sampling.random import permute
+from pyg_direct.runtime.comm.host_group import gather, has_group
+from pyg_direct.sampling.random_key import EpochKey
+
+UNEVEN = ("pad", "drop", "keep")
+
+
+@dataclass(frozen=True)
+class Share:
+    """One process's part of the batches of an epoch: `rank`, `rank + count`, `rank + 2 * count`, ...
+
+    The batches of an epoch and their numbers are the same for any `count`.
+
+    Attributes:
+        rank: This process, from 0.
+        count: Number of processes.
+        uneven: What happens where `count` does not divide the number of batches; see `NeighborLoader`.
+        num_steps: Batches of this process, where processes with seeds of their own agreed on it; else None.
+    """
+
+    rank: int = 0
+    count: int = 1
+    uneven: str = "pad"
+    num_steps: int | None = field(default=None, kw_only=True)
+
+    def count_steps(self, num_batches: int) -> int:
+        """Batches of this process."""
+        if self.num_steps is not None:
+            return self.num_steps
+        if self.uneven == "drop":
+            return num_batches // self.count
+        if self.uneven == "keep":
+            return max(0, -(-(num_batches - self.rank) // self.count))
+        return -(-num_batches // self.count)
+
+    def number_of(self, step: int) -> int:
+        """Global number of the batch of a step; from the number of batches on, seeds are repeated to pad."""
+        return self.rank + step * self.count
+
+
+class Ranks:
+    """The arguments `ranks` and `uneven` of a loader.
+
+    Args:
+        ranks: None for one process; `"auto"`: the process group, or what torchrun says, when an epoch starts, so that a
+            loader may be made before the group and sent to other processes; or (rank, number of processes).
+        uneven: `pad`, `drop` or `keep`.
+
+    Attributes:
+        num_steps: See `Share`; may be set while `ranks` is None.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+
+    def __init__(self, ranks: Any, uneven: str) -> None:
+        if uneven not in UNEVEN:
+            raise ArgumentError(f"uneven must be one of {', '.join(UNEVEN)}, got {uneven!r}")
+        if ranks is not None and ranks != "auto":
+            is_pair = isinstance(ranks, (tuple, list)) and len(ranks) == 2
+            if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) for n in ranks):
+                raise ArgumentTypeError(f"ranks must be None, 'auto' or (rank, number of processes), got {ranks!r}")
+            if not 0 <= ranks[0] < ranks[1]:
+                raise ArgumentError(f"ranks must have a rank in [0, {ranks[1]}), got {ranks[0]}")
+        self.ranks, self.uneven = ranks, uneven
+        self.num_steps: int | None = None
+
+    def resolve(self) -> Share:
+        """This process's share, now."""
+        if self.ranks is None:
+            return Share(num_steps=self.num_steps)
+        if self.ranks != "auto":
+            return Share(self.ranks[0], self.ranks[1], self.uneven)
+        if has_group():
+            return Share(dist.get_rank(), dist.get_world_size(), self.uneven)
+        # What torchrun sets; the program may come to its process group later, or need none.
+        return Share(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), self.uneven)
+
+    def agree_on_seed(self, seed: int, device: torch.device) -> int:
+        """The seed of rank 0 in every process; called by all of them.
+
+        Raises:
+            ArgumentError: there is no process group to ask.
+        """
+        if self.resolve().count == 1:
+            return seed
+        if self.ranks != "auto" or not has_group():
+            raise ArgumentError(f"seed must be given with ranks={self.ranks!r} and no process group, equal in every "
+                                "process, got None")  # fmt: skip
+        agreed: int = gather(seed, device if device.type == "cuda" else None)[0]
+        return agreed
+
+
+# Batches whose seeds are cut out of an epoch's at once.
+_TOGETHER = 64
+
+
+class Seeds(NamedTuple):
+    """The seeds of a batch: their positions among the input nodes, int64 `[B]`, and the nodes themselves, `[B]`; or
+    both ends of links, `[B, 2]`."""
+
+    positions: Tensor
+    nodes: Tensor
+
+
+def can_share(loader: DataLoader[Any]) -> bool:
+    """Whether the order of an epoch follows from the loader's arguments, so that processes can share its batches."""
+    batching, sampler = loader.batch_sampler, loader.sampler
+    if type(batching) is not BatchSampler or batching.sampler is not sampler:
+        return False
+    count = len(loader.dataset)  # type: ignore[arg-type]
+    # One of the user's may be over some of the input nodes.
+    if type(sampler) is SequentialSampler:
+        return len(sampler.data_source) == count
+    return type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None \
+        and len(sampler.data_source) == sampler.num_samples == count  # fmt: skip
+
+
+def describe_batches(loader: DataLoader[Any]) -> dict[str, int | bool | str | None]:
+    """What an epoch is cut into batches by, beside its seed; a state of a loader is of no use where one differs."""
+    shuffle = is_shuffled(loader) if can_share(loader) else "by a sampler or generator"
+    return {"num_seeds": len(loader.dataset), "batch_size": loader.batch_size,  # type: ignore[arg-type]
+            "shuffle": shuffle, "drop_last": loader.drop_last}  # fmt: skip
+
+
+def is_shuffled(loader: DataLoader[Any]) -> bool:
+    """Whether a loader that `can_share` shuffles its input."""
+    return type(loader.sampler) is RandomSampler
+
+
+def order_of_epoch(loader: DataLoader[Any], key: EpochKey) -> Tensor:
+    """Positions in the order of an epoch of a loader that `can_share`, int64 on the CPU.
+
+    Shuffling is a function of the epoch's key, so that an epoch can be resumed and is equal on every machine.
+    """
+    count = len(loader.dataset)  # type: ignore[arg-type]
+    if not is_shuffled(loader):
+        return torch.arange(count, device="cpu")
+    return permute(count, key=key.of_order(), device=getattr(loader, "device", "cpu"))
+
+
+def open_positions(loader: DataLoader[Any]) -> Iterator[Any] | None:
+    """What a sampler of the user's gives in an epoch that begins; None where the loader orders its input itself."""
+    if can_share(loader):
+        return None
+    return _draw_where_generators_are(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+
+
+def iterate_batches(loader: DataLoader[Any], key: EpochKey, first: int, nodes: Tensor, share: Share,
+                    given: Iterator[Any] | None) -> Iterator[tuple[int, Seeds]]:  # fmt: skip
+    """(number, seeds) of a process's batches of an epoch from its batch `first` on; `nodes` are the input nodes, `[S]`,
+    and `given` is what `open_positions` gave.
+
+    Numbers are global: process r of w gets r, r + w, ... by its `share` or under a `DistributedSampler`, so that no two
+    share keys.
+    """
+    stride, offset = 1, 0
+    if isinstance(loader.sampler, DistributedSampler):
+        stride, offset = loader.sampler.num_replicas, loader.sampler.rank
+    if given is None:
+        order = order_of_epoch(loader, key)
+        assert loader.batch_size is not None
+        # Looked up for the whole epoch at once, and cut into many batches at once.
+        nodes_in_order = nodes.index_select(0, order)
+        size = loader.batch_size
+        end = len(order) // size * size if loader.drop_last else len(order)
+        num_batches = -(-end // size)
+        cut, parts = -1, []
+        for number in map(share.number_of, range(first, share.count_steps(num_batches))):
+            place = number % num_batches
+            if place // _TOGETHER != cut:
+                cut = place // _TOGETHER
+                some = slice(cut * _TOGETHER * size, min((cut + 1) * _TOGETHER * size, end))
+                parts = list(map(Seeds, *(ids[some].unsafe_split(size) for ids in (order, nodes_in_order))))
+            positions, own = parts[place % _TOGETHER]
+            # Batches hold them as `input_id`: a view would keep, and be saved with, the order of the whole epoch.
+            yield number, Seeds(positions.clone(), own)
+        return
+    for number, positions in enumerate(_take(given, share.num_steps)):
+        if number >= first:
+            chosen = torch.as_tensor(positions, dtype=torch.int64, device="cpu").reshape(-1)
+            yield share.number_of(number) * stride + offset, Seeds(chosen, _pick(nodes, chosen))
+
+
+def _take(batches: Iterator[Any], count: int | None) -> Iterator[Any]:
+    """As many batches as processes agreed on: the first ones anew where there are fewer; None for all."""
+    given = []
+    for positions in islice(batches, count):
+        if count is not None:
+            given.append(positions)
+        yield positions
+    if count is not None and given:
+        yield from islice(cycle(given), count - len(given))
+
+
+def _draw_where_generators_are(source: Any) -> Iterator[Any]:
+    """What a sampler gives. Those of torch make tensors on its default device, which their generators need not be of:
+    without one of the user's they make their own on the CPU.
+    """
+    sampler, positions = source.sampler if type(source) is BatchSampler else source, iter(source)
+    if not type(sampler).__module__.startswith("torch."):
+        return positions
+    return _draw_on(getattr(sampler, "generator", None), positions)
+
+
+def _draw_on(generator: Any, positions: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        with torch.device("cpu" if generator is None else generator.device):
+            chosen = next(positions, None)
+        if chosen is None:
+            return
+        yield chosen
+
+
+def _pick(nodes: Tensor, positions: Tensor) -> Tensor:
+    try:
+        # Not by brackets, which wake torch's threads for a few thousand items.
+        return nodes.index_select(0, positions)
+    except IndexError as error:
+        low, high = (int(v) for v in torch.aminmax(positions))
+        raise IdError(f"the sampler must give positions of input nodes, in [0, {len(nodes)}), got "
+                      f"{low if low < 0 else high}") from error  # fmt: skip

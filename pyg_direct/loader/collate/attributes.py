@@ -1,0 +1,356 @@
+"""Attributes of a graph, each with its rows in the memory that batches read; loaders over them share the rows.
+
+`choose_slicer` selects how batches read the attributes that are not rows in memory, one after another. `copy_data`
+and `copy_store` copy PyG's graphs and stores over the same tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.typing import SparseTensor, TensorFrame
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.hot_rows import Demand, Listing, Ranked, share_budget
+from pyg_direct.features.row_files import as_tensor, slice_along
+from pyg_direct.graph.pyg_edges import as_rows
+from pyg_direct.loader.memory_placement import Choice, Placed, Rows, choose_places
+from pyg_direct.loader.prefetch.gpu_streams import parts_of_frame
+from pyg_direct.ops.content_hash import Content, has_content, read_content
+from pyg_direct.runtime.cuda.device import budget_of, free_bytes
+from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
+from pyg_direct.runtime.host.tensor_views import version_of
+from pyg_direct.sampler.graph_reader import remember
+
+_FEATURES: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], weakref.ref[Feature], Content | None]] = {}
+
+
+def check_rows(name: str, num_rows: int, kind: str, count: int) -> None:
+    """Check that an attribute has a row for each node, or each edge (`kind`), that a sampler may give.
+
+    Raises:
+        ArgumentError: it has fewer.
+    """
+    if num_rows < count:
+        raise ArgumentError(
+            f"{name} must have a row for each of the {count} {kind}s that batches are sampled from, got {num_rows}: "
+            "edit edges and rows together, or make a new loader for another graph"
+        )
+
+
+class PlacedRows:
+    """The attributes of a graph with rows, each placed where batches read it.
+
+    Args:
+        device: The device of batches.
+        placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
+        feature_cache: GPU memory for hot rows of attributes on the host: bytes, `"2G"` or `"20%"`. None is what
+            `auto` leaves free of its budget (see `budget_of`), else nothing.
+        store_dtype: What float32 rows of more than 16 bytes are kept as; see `Feature`.
+        sharing: `cache_policy` and `cold_policy` of the `Feature` of each wide node attribute, which the processes of
+            the group then share; empty for none.
+    """
+
+    def __init__(self, device: torch.device, placement: str, feature_cache: int | str | None,
+                 store_dtype: torch.dtype | None,
+                 sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
+        self._device, self._placement, self._cache, self._store_dtype = device, placement, feature_cache, store_dtype
+        self._sharing = dict(sharing)
+        # Whether attributes, by id, hold what their copies do.
+        self._compared: dict[int, bool] = {}
+        # Attributes, by id, that processes share: to place them anew takes all of these.
+        self._shared: set[int] = set()
+        # Whether one of them was found to hold other rows than those that are shared.
+        self.is_behind = False
+        # By key; with types, by (type or relation, key).
+        self._node: dict[Any, Feature] = {}
+        self._edge: dict[Any, Feature] = {}
+
+    def _is_shared(self, value: Any, kind: str) -> bool:
+        """Whether all processes keep the rows together; the same in each of them, whatever memory it has free."""
+        return bool(self._sharing) and kind == "node" and not Rows("", _count_bytes(value), len(value), True).is_narrow
+
+    def _choose_shared(self, values: dict[Any, Any]) -> dict[Any, Choice]:
+        """What GPU memory goes to the hot rows of attributes that processes share."""
+        total = sum(map(_count_bytes, values.values()))
+        fills = self._device.type == "cuda" and self._placement == "auto" and self._cache is None
+        budget = budget_of(free_bytes(self._device.index)) if fills else 0
+        return {key: Choice("host", budget * _count_bytes(value) // total) for key, value in values.items()}
+
+    def _choose(self, values: dict[Any, Any], kinds: dict[Any, str], ranked_edges: bool = False) -> dict[Any, Choice]:
+        """Where each attribute goes; what an earlier epoch put on the GPU is no longer free there, and stays."""
+        shared = {key: value for key, value in values.items() if self._is_shared(value, kinds[key])}
+        if shared:
+            alone = {key: value for key, value in values.items() if key not in shared}
+            places = self._choose_shared(shared) | self._choose(alone, kinds, ranked_edges)
+            return {key: places[key] for key in values}
+        if self._device.type == "cpu":
+            return dict.fromkeys(values, Choice("host"))
+        if self._placement == "cuda":
+            return dict.fromkeys(values, Choice("cuda"))
+        is_auto = self._placement == "auto"
+        rows = [Rows(key, _count_bytes(value), len(value), ranked_edges or kinds[key] == "node")
+                for key, value in values.items()]  # fmt: skip
+        there = [row.key for row in rows if as_tensor(values[row.key]).is_cuda
+                 or ((is_auto or row.is_narrow) and self._find(values[row.key], "cuda") is not None)]  # fmt: skip
+        rows = [row for row in rows if row.key not in there]
+        kept = [row for row in rows if self._find(values[row.key], self._placement) is not None]
+        places = choose_places([row for row in rows if row not in kept], budget_of(free_bytes(self._device.index)),
+                               is_auto=is_auto, fill_cache=is_auto and self._cache is None)  # fmt: skip
+        places |= dict.fromkeys((row.key for row in kept), Choice("host")) | dict.fromkeys(there, Choice("cuda"))
+        return {key: places[key] for key in values}
+
+    def _place_all(self, values: dict[Any, Any], kinds: dict[Any, str], rankings: Mapping[Any, Listing | None]) -> None:
+        """Place attributes; `kinds` says `node` or `edge` for each, `rankings` what ranks the rows of some."""
+        self._shared = {id(value) for key, value in values.items() if self._is_shared(value, kinds[key])}
+        is_one = not self._sharing and any(kinds[key] == "edge" and isinstance(ranking, Ranked)
+                                           for key, ranking in rankings.items())  # fmt: skip
+        choices = self._choose(values, kinds, is_one)
+        caches: dict[Any, int | str] = {
+            key: choice.hot_bytes if self._cache is None or kinds[key] == "edge" else self._cache
+            for key, choice in choices.items()}  # fmt: skip
+        if is_one:
+            caches |= self._share_cache(values, choices, rankings)
+        for key, choice in choices.items():
+            places = self._node if kinds[key] == "node" else self._edge
+            places[key] = self._place(values[key], kinds[key], choice, caches[key], rankings.get(key))
+
+    def _share_cache(self, values: dict[Any, Any], choices: Mapping[Any, Choice],
+                     rankings: Mapping[Any, Listing | None]) -> dict[Any, int]:  # fmt: skip
+        """Bytes for hot rows of attributes of nodes and edges whose chances are known, from one budget."""
+        demands = {}
+        for key, choice in choices.items():
+            ranking, tensor = rankings.get(key), as_tensor(values[key])
+            if (
+                choice.place == "host"
+                and isinstance(ranking, Ranked)
+                and self._find(values[key], self._placement) is None
+            ):
+                dtype = self._narrow(tensor).get("store_dtype", tensor.dtype)
+                demands[key] = Demand(ranking.scores, tensor[:1].numel() * dtype.itemsize)
+        filled = sum(choices[key].hot_bytes for key in demands)
+        return share_budget(demands, filled if self._cache is None else self._cache)
+
+    def _place(self, value: Any, kind: str, choice: Choice, cache: int | str, ranking: Listing | None) -> Feature:
+        placement = "cuda" if choice.place == "cuda" else self._placement
+        known = self._find(value, placement)
+        if known is not None:
+            return known
+        tensor = as_tensor(value)
+        if placement == "cuda":
+            cache = tensor.numel() * tensor.element_size()
+        host = placement if placement in ("unified", "pinned") else "unified"
+        if placement == "auto" and self._device.type == "cuda":
+            host = choose_host_memory(self._device.index)
+        if self._is_shared(value, kind):
+            many: dict[str, Any] = {"device_list": "group", **self._sharing}
+            if many["cold_policy"] == "auto" and self._placement in ("unified", "pinned"):
+                many["cold_policy"] = self._placement
+            cache = "100%" if self._placement == "cuda" else cache
+        else:
+            many = {}
+        feature = Feature(device_cache_size=cache, csr_topo=ranking, device=self._device, placement=host, **many,
+                          **self._narrow(tensor))  # fmt: skip
+        feature.from_cpu_tensor(tensor)
+        if kind == "edge":
+            # Scores of edges take GPU memory.
+            feature.csr_topo = None
+        # Moving gave the tensor another address: the key is made afterwards.
+        content = None if feature.reads_in_place(as_tensor(value)) else read_content(value)
+        self._compared[id(value)] = True
+        remember(_FEATURES, self._key(value, placement), value, feature, content)
+        return feature
+
+    def _narrow(self, tensor: Tensor) -> dict[str, Any]:
+        """Labels and other short rows are kept as they are."""
+        is_narrow = Rows("", tensor.numel() * tensor.element_size(), len(tensor), False).is_narrow
+        is_stored = self._store_dtype is not None and tensor.dtype == torch.float32 and not is_narrow
+        return {"store_dtype": self._store_dtype} if is_stored else {}
+
+    def _key(self, value: Any, placement: str) -> tuple[Any, ...]:
+        tensor = as_tensor(value)
+        # One process alone that has written cannot place them.
+        version = 0 if id(value) in self._shared else version_of(tensor)
+        return (id(value), tensor.data_ptr(), version, tensor.shape, self._device, placement, self._cache,
+                self._store_dtype, *self._sharing.values())  # fmt: skip
+
+    def _find(self, value: Any, placement: str) -> Feature | None:
+        """The feature that holds `value` in this placement already."""
+        source, feature, content = _FEATURES.get(self._key(value, placement), (None, None, None))
+        if source is None or feature is None or source() is not value:
+            return None
+        if content is not None:
+            # Asked for several times in a row.
+            if id(value) not in self._compared:
+                self._compared[id(value)] = has_content(value, content)
+            if not self._compared[id(value)]:
+                if id(value) not in self._shared:
+                    return None
+                self.is_behind = True
+        return feature()
+
+    def _name_all(self) -> dict[Any, str]:
+        """Names of the placed attributes in messages and reports, each different, by key."""
+        return {key: str(key) for key in (*self._node, *self._edge)}
+
+    def describe(self) -> dict[str, Feature]:
+        """The placed attributes by name."""
+        return {name: self._node[key] if key in self._node else self._edge[key]
+                for key, name in self._name_all().items()}  # fmt: skip
+
+    def on_host(self) -> dict[Any, Feature]:
+        """The node attributes that the GPU reads over the link, by key."""
+        return {key: feature for key, feature in self._node.items() if feature.placement in ("unified", "pinned")}
+
+    def summarise(self) -> list[Placed]:
+        """The attributes in the line about placement: wide ones one by one, labels and masks together."""
+        wide, narrow = [], Placed("", 0, str(self._device))
+        for name, feature in self.describe().items():
+            num_rows, num_bytes = feature.shape[0], feature.shape.numel() * feature.dtype.itemsize
+            where = str(self._device) if feature.placement == "cuda" else feature.placement
+            if where == narrow.where and Rows(name, num_bytes, num_rows, False).is_narrow:
+                narrow = Placed(f"{narrow.name}+{name}".lstrip("+"), narrow.num_bytes + num_bytes, where)
+            else:
+                hot = 0.0 if feature.placement == "cuda" else feature.num_hot_rows / max(1, num_rows)
+                wide.append(Placed(name, num_bytes, where, hot))
+        return [*wide, narrow] if narrow.name else wide
+
+
+def _count_bytes(value: Any) -> int:
+    tensor = as_tensor(value)
+    return tensor.numel() * tensor.element_size()
+
+
+# Takes the part of an attribute that belongs to nodes or edges of these ids.
+Slicer = Callable[[Any, Tensor], Any]
+
+
+def find_learned(data: Any) -> str | None:
+    """An attribute of nodes or edges that requires a gradient, as messages name it; None where there is none.
+
+    Its rows carry the gradient to the graph, as in PyG, and are those after the optimizer's last step: so they are read
+    when their batch is asked for.
+    """
+    for store in data.stores if isinstance(data, (Data, HeteroData)) else ():
+        for key, value in store.items():
+            if _is_learned(value) and (key == "adj_t" or store.is_node_attr(key) or store.is_edge_attr(key)):
+                return f"data.{key}" if store._key is None else f"data[{store._key!r}].{key}"
+    return None
+
+
+def has_learned(batch: Any) -> bool:
+    """Whether anything in a batch, or in a tuple of what a program made of it, carries a gradient."""
+    if isinstance(batch, (Data, HeteroData)):
+        batch = batch.stores
+    elif isinstance(batch, Mapping):
+        batch = [*batch.values()]
+    return any(map(has_learned, batch)) if isinstance(batch, (tuple, list)) else _is_learned(batch)
+
+
+def _is_learned(value: Any) -> bool:
+    if isinstance(value, TensorFrame):
+        return any(isinstance(part, Tensor) and part.requires_grad for part in parts_of_frame(value))
+    # A method of sparse tensors that are not torch's.
+    return bool(value.requires_grad() if isinstance(value, SparseTensor) else getattr(value, "requires_grad", False))
+
+
+def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slicer | None:
+    """How batches take an attribute of nodes or edges; None where its rows lie one after another, are not learned, and
+    are placed.
+
+    Args:
+        name: For messages.
+        value: The attribute.
+        dim: Along which nodes or edges lie.
+        device: The device of batches.
+
+    Raises:
+        ArgumentTypeError: an array that torch does not know, or a sparse layout other than of coordinates.
+    """
+    if isinstance(value, TensorFrame):
+        # No matter of a kernel.
+        return lambda value, ids: value[ids.to(value.device)].to(device)
+    if not isinstance(value, (Tensor, np.ndarray)):
+        return lambda value, ids: [value[i] for i in ids.tolist()]
+    if has_rows(name, value) and dim in (0, -value.ndim):
+        return None
+    return partial(slice_along, dim, device)
+
+
+def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
+    """Whether rows lie in memory one after another; a sparse tensor of coordinates is left to torch, and so are one
+    that requires a gradient and PyG's `Index`, which stays one.
+
+    Raises:
+        ArgumentTypeError: an array that torch does not know, or another sparse layout.
+    """
+    if isinstance(value, Tensor):
+        if value.layout not in (torch.strided, torch.sparse_coo):
+            raise ArgumentTypeError(f"{name} must be dense or of layout torch.sparse_coo, got {value.layout}")
+        return value.layout == torch.strided and not value.requires_grad and not hasattr(value, "as_tensor")
+    try:
+        as_tensor(value[:0])
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"{name} must have a dtype that torch knows, got {value.dtype}") from error
+    return True
+
+
+def slice_adjacency(adj_t: Any, source: Tensor, target: Tensor, ids: Tensor | None, sizes: tuple[int, int]) -> Any:
+    """The adjacency of the edges of a batch, of the kind that the graph has, compressed by row.
+
+    Args:
+        adj_t: That of the graph.
+        source, target: Ends, int64 `[E']`, on the device of batches.
+        ids: Which edges of the graph they are, whose values they have; None for none.
+        sizes: (number of targets, number of sources).
+    """
+    device = source.device
+    if isinstance(adj_t, Tensor):
+        values = torch.ones(source.numel(), device=device) if ids is None else as_rows(adj_t).values().to(device)[ids]
+        # Not by way of coordinates, which would add up the values of edges that were drawn twice.
+        order = (target * sizes[1] + source).sort(stable=True).indices
+        begins = torch.searchsorted(target[order], torch.arange(sizes[0] + 1, device=device))
+        return torch.sparse_csr_tensor(begins, source[order], values[order], sizes, check_invariants=False)
+    value = adj_t.storage.value()
+    value = None if value is None or ids is None else value.to(device)[ids]
+    return type(adj_t)(row=target, col=source, value=value, sparse_sizes=sizes, is_sorted=False, trust_data=True)
+
+
+def without_edge_attributes(data: Data) -> Data:
+    """A copy of a graph whose edges have no attributes: those of a sample may be others."""
+    data = copy.copy(data)
+    store = data._store
+    for key in [key for key in store if store.is_edge_attr(key) and key not in ("edge_index", "adj_t")]:
+        del store[key]
+    return data
+
+
+def copy_store(store: Any, parent: weakref.ref[Any]) -> Any:
+    """A copy of a store of a graph, for another."""
+    made = store.__class__.__new__(store.__class__)
+    values = made.__dict__
+    values.update(store.__dict__)
+    values["_mapping"], values["_parent"] = values["_mapping"].copy(), parent
+    if "_cached_attr" in values:
+        del values["_cached_attr"]
+    return made
+
+
+def copy_data(data: Data) -> Data:
+    """`copy.copy(data)`, in a third of the time."""
+    if type(data).__copy__ is not Data.__copy__:
+        return copy.copy(data)
+    batch = data.__class__.__new__(data.__class__)
+    batch.__dict__.update(data.__dict__)
+    batch.__dict__["_store"] = copy_store(data._store, weakref.ref(batch))
+    return batch

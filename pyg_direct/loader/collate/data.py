@@ -1,0 +1,186 @@
+"""The door to PyG's `Data`: its attributes placed once, and batches of them put together on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.features.hot_rows import Listing
+from pyg_direct.features.multi_read import group_narrow
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.placed_topology import PlacedTopology
+from pyg_direct.loader.collate.attributes import (
+    PlacedRows,
+    Slicer,
+    check_rows,
+    choose_slicer,
+    copy_data,
+    slice_adjacency,
+)
+from pyg_direct.loader.collate.stale_rows import Marks
+from pyg_direct.loader.memory_placement import Placed
+from pyg_direct.loader.prefetch.batch_groups import SharedRows
+from pyg_direct.sampler.graph_reader import place_rows, refuse_features
+from pyg_direct.sampling.sampling_options import Sample
+
+_NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id")
+
+
+class Ranking(NamedTuple):
+    """What ranks rows for a cache: the neighbor lists where the GPU reads them, which counts them faster."""
+
+    indices: Tensor
+    node_count: int
+    edge_count: int
+
+    @classmethod
+    def of(cls, placed: PlacedTopology) -> Ranking:
+        """The lists of a placed topology."""
+        return cls(placed.indices, placed.num_nodes, placed.num_edges)
+
+
+def summarise(topology: CSRTopo, placed: PlacedTopology) -> Placed:
+    """The topology in the line about placement."""
+    where = str(placed.device) if placed.placement == "cuda" else placed.placement
+    return Placed("topology", topology.num_bytes, where)
+
+
+class Attributes(PlacedRows):
+    """The node and edge attributes of a `Data`, each placed where batches read it.
+
+    Args:
+        data: The graph; read anew for every epoch, so that edits take effect.
+        topology: What ranks rows; None takes the first ones for hot.
+        device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
+        edges: What ranks rows of edges; None leaves them without hot ones.
+        by_adjacency: Whether ids of edges are those of `adj_t`, where there is one, as our samplers and PyG's have
+            them; else rows of edges go by ids as they are.
+        counts: How many `node`s and `edge`s there are to sample; each placed attribute must have as many rows.
+
+    Raises:
+        ArgumentError: an attribute has fewer rows.
+    """
+
+    def __init__(self, data: Data, topology: Listing | None, device: torch.device, placement: str,
+                 feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
+                 sharing: Mapping[str, str] = MappingProxyType({}), edges: Listing | None = None,
+                 by_adjacency: bool = True, counts: Mapping[str, int] = MappingProxyType({})) -> None:  # fmt: skip
+        super().__init__(device, placement, feature_cache, store_dtype, sharing)
+        refuse_features(data)
+        self._others: dict[str, Callable[[Any, Sample], Any]] = {}
+        # Where the row of each edge is, if not at its id.
+        self._places = place_rows(data._store, "data", device) if by_adjacency else None
+        kinds = self._sort_out(data)
+        edges = edges if self._places is None else None
+        if self._places is not None:
+            counts = {**counts, "edge": data.edge_index.shape[1]}
+        for key, kind in kinds.items():
+            check_rows(f"data.{key}", len(data[key]), kind, counts.get(kind, 0))
+        rankings = {key: topology if kind == "node" else edges for key, kind in kinds.items()}
+        self._place_all({key: data[key] for key in kinds}, kinds, rankings)
+        self._groups = group_narrow(self._node)
+        grouped = {name for group in self._groups for name in group.names}
+        self._single = {name: feature for name, feature in self._node.items() if name not in grouped}
+        # Afterwards: to move rows may write to them.
+        self.marks = Marks(data)
+        # Other slicers may make what they like.
+        self._is_all_known = {"edge_index", "num_nodes"}.issuperset(self._others)
+
+    def _sort_out(self, data: Data) -> dict[str, str]:
+        """`node` or `edge` for each attribute with rows; how to slice what batches take in another way is noted."""
+        store, kinds = data._store, {}
+        for key, value in store.items():
+            if key == "edge_index":
+                self._others[key] = lambda _, sample: sample.edge_index
+                continue
+            if key == "batch":
+                # As in PyG, it says which tree a node is of, and is not there without trees.
+                continue
+            if key in ("adj_t", "num_nodes"):
+                self._others[key] = _slice_adjacency if key == "adj_t" else lambda _, sample: sample.n_id.numel()
+                continue
+            kind = "node" if store.is_node_attr(key) else "edge" if store.is_edge_attr(key) else "other"
+            if key in _NODE_KEYS and kind != "node" and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
+                raise ArgumentError(
+                    f"data.{key} must have a row for each of the {data.num_nodes} nodes, got {value.shape[0]}"
+                )
+            if kind == "other":
+                continue
+            slicer = choose_slicer(f"data.{key}", value, data.__cat_dim__(key, value, store), self._device)
+            if slicer is None:
+                kinds[key] = kind
+            else:
+                self._others[key] = partial(_slice_sampled, kind, slicer, self._places)
+        return kinds
+
+    def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True,
+              shared: Mapping[str, SharedRows] = MappingProxyType({}),
+              memory: list[Any] | None = None, counts_seeds: bool = True) -> Data:  # fmt: skip
+        """The batch as PyG's loader gives it, on the device; `data` is the graph it was sampled from.
+
+        Args:
+            data: Read for what is not sliced; what is was placed when this object was made.
+            sample: The sampled nodes and edges.
+            input_id: Positions of the seeds among the input nodes.
+            checked: Whether the ids are as the sampler made them; a user's transform may give others.
+            shared: Node attributes whose rows were read already, together with those of other batches.
+            memory: Gets what the memory of the batch belongs to, where all of that is known.
+            counts_seeds: Whether the batch tells their number, as `batch_size`.
+        """
+        held: list[Any] = [*sample.memory]
+        out = copy_data(data)
+        # PyG's own way to set one attribute takes as long as a kernel's launch.
+        store = out._store._mapping
+        if checked:
+            for group in self._groups:
+                for key, rows in group.read(sample.n_id, held).items():
+                    if key in store:
+                        store[key] = rows
+        for key, feature in (self._single if checked else self._node).items():
+            if key in shared:
+                store[key] = shared[key].read(sample.n_id)
+                held.append(store[key])
+            elif key in store:
+                store[key] = feature.read(sample.n_id) if checked else feature[sample.n_id]
+                held.append(store[key])
+        edges = sample.e_id if self._places is None else self._places[sample.e_id]
+        for key, feature in self._edge.items():
+            if key in store:
+                store[key] = feature.read(edges) if checked else feature[edges]
+                held.append(store[key])
+        for key, slicer in self._others.items():
+            if key in store:
+                store[key] = slicer(store[key], sample)
+        store.pop("batch", None)
+        store.setdefault("n_id", sample.n_id)
+        store.setdefault("e_id", sample.e_id)
+        store["num_sampled_nodes"] = sample.num_sampled_nodes
+        store["num_sampled_edges"] = sample.num_sampled_edges
+        store["input_id"] = input_id
+        if counts_seeds:
+            store["batch_size"] = input_id.numel()
+        if memory is not None and checked and sample.memory and self._is_all_known:
+            memory += held
+        return out
+
+
+def _slice_sampled(kind: str, slicer: Slicer, places: Tensor | None, value: Any, sample: Sample) -> Any:
+    if kind == "node":
+        return slicer(value, sample.n_id)
+    return slicer(value, sample.e_id if places is None else places[sample.e_id])
+
+
+def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:
+    # Edges without ids, which a user's transform left, have no values.
+    source, target = sample.edge_index
+    ids = sample.e_id if sample.e_id.numel() == source.numel() else None
+    size = sample.n_id.numel()
+    return slice_adjacency(adj_t, source, target, ids, (size, size))

@@ -1,0 +1,236 @@
+"""The door to PyG's `HeteroData`: attributes of all types placed once, and batches put together on the device."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.features.hot_rows import Listing
+from pyg_direct.features.multi_read import TypedRows
+from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.graph.relation import tell_apart
+from pyg_direct.loader.collate.attributes import (
+    PlacedRows,
+    Slicer,
+    check_rows,
+    choose_slicer,
+    copy_store,
+    slice_adjacency,
+)
+from pyg_direct.loader.collate.stale_rows import Marks
+from pyg_direct.sampler.graph_reader import place_rows, refuse_features
+from pyg_direct.sampler.output import PackedOutput
+
+# Rows by (type, key), and the tensors whose memory they share.
+Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
+NOTHING: Read = {}, ()
+
+
+class TypeRanking:
+    """What ranks the rows of one node type for a cache: the neighbor lists that name its nodes."""
+
+    def __init__(self, topology: HeteroTopo, kind: str) -> None:
+        self._topology, self._number = topology, topology.node_types.index(kind)
+        relations = np.flatnonzero(topology.reached == self._number)
+        self._parts = [slice(int(topology.edge_starts[r]), int(topology.edge_starts[r + 1])) for r in relations]
+        self.node_count = topology.num_nodes[kind]
+        self.edge_count = sum(part.stop - part.start for part in self._parts)
+
+    @property
+    def indices(self) -> Tensor:
+        """Ids within the type, list after list."""
+        start, indices = int(self._topology.type_starts[self._number]), self._topology.indices
+        if start == 0 and len(self._parts) == 1:
+            return indices[self._parts[0]]
+        return torch.cat([indices[part] - start for part in self._parts] or [indices[:0]])
+
+
+class HeteroAttributes(PlacedRows):
+    """The attributes of a `HeteroData`, each placed where batches read it.
+
+    Args:
+        data: The graph; read anew for every epoch, so that edits take effect.
+        topology: What ranks rows; None takes the first ones for hot.
+        device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
+        by_adjacency: See `Attributes`.
+
+    Raises:
+        ArgumentError: an attribute has fewer rows than the topology has nodes, or edges, of its type.
+    """
+
+    def __init__(self, data: HeteroData, topology: HeteroTopo | None, device: torch.device, placement: str,
+                 feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
+                 sharing: Mapping[str, str] = MappingProxyType({}), by_adjacency: bool = True) -> None:  # fmt: skip
+        super().__init__(device, placement, feature_cache, store_dtype, sharing)
+        refuse_features(data)
+        counts: dict[Any, int] = {} if topology is None else {**topology.num_nodes, **topology.num_edges}
+        self._others: dict[tuple[Any, str], Slicer] = {}
+        # Where the rows of the edges of a relation are, if not at their ids.
+        places = {kind: place_rows(store, f"data[{kind}]", device) for kind, store in data.edge_items()
+                  if by_adjacency and "adj_t" in store}  # fmt: skip
+        self._places = {kind: own for kind, own in places.items() if own is not None}
+        # By (type or relation, key).
+        values: dict[Any, Any] = {}
+        kinds: dict[Any, str] = {}
+        rankings: dict[Any, Listing | None] = {}
+        # Those of each type or relation that are sliced, and that still are where types were read together.
+        self._keys: dict[Any, list[str]] = {}
+        self._keys_beside: dict[Any, list[str]] = {}
+        for place, stores in (("node", data.node_items()), ("edge", data.edge_items())):
+            for kind, store in stores:
+                ranking = TypeRanking(topology, kind) if place == "node" and topology is not None else None
+                for key in self._sort_out(data, place, kind, store):
+                    rows = counts.get(kind, 0) if kind not in self._places else store.edge_index.shape[1]
+                    check_rows(f"data[{kind!r}].{key}", len(store[key]), place, rows)
+                    values[kind, key], kinds[kind, key], rankings[kind, key] = store[key], place, ranking
+        self._place_all(values, kinds, rankings)
+        # Afterwards: to move rows may write to them.
+        self.marks = Marks(data)
+        self._typed = None if topology is None else TypedRows(self._node, topology.node_types)
+        together = set() if self._typed is None else self._typed.names
+        for kind, key in (*values, *self._others):
+            self._keys.setdefault(kind, []).append(key)
+            if (kind, key) not in together:
+                self._keys_beside.setdefault(kind, []).append(key)
+
+    def _name_all(self) -> dict[Any, str]:
+        # "paper.x", "author writes paper.edge_attr".
+        return tell_apart({(kind, key): f"{kind if isinstance(kind, str) else ' '.join(kind)}.{key}"
+                           for kind, key in (*self._node, *self._edge)})  # fmt: skip
+
+    def _sort_out(self, data: HeteroData, place: str, kind: Any, store: Any) -> list[str]:
+        """Attributes whose rows are to be placed; how to slice the others is noted."""
+        placed = []
+        for key, value in store.items():
+            if key in ("edge_index", "adj_t", "num_nodes"):
+                continue
+            if key == "x" and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0 \
+                    and place == "node" and len(value) != store.num_nodes:  # fmt: skip
+                raise ArgumentError(
+                    f"data[{kind!r}].x must have a row for each of the {store.num_nodes} nodes, got {len(value)}"
+                )
+            if not (store.is_node_attr(key) if place == "node" else store.is_edge_attr(key)):
+                continue
+            slicer = choose_slicer(f"data[{kind!r}].{key}", value, data.__cat_dim__(key, value, store), self._device)
+            if slicer is None:
+                placed.append(key)
+            else:
+                self._others[kind, key] = slicer
+        return placed
+
+    def read_together(self, outs: Sequence[HeteroSamplerOutput]) -> list[Read]:
+        """Rows of the nodes of batches that a sampler made together, as far as few launches read those of all."""
+        packed = [out.packed for out in outs if isinstance(out, PackedOutput)]
+        samples = [sample for sample in packed if sample is not None]
+        if self._typed is None or not self._typed.names or len(samples) < len(outs):
+            return [NOTHING] * len(outs)
+        nodes, sizes = samples[0].memory[0], [ids.numel() for sample in samples for ids in sample.node.values()]
+        is_whole = (1 if samples[0].batch is None else 2) * sum(sizes) == nodes.numel()
+        if not is_whole or any(sample.memory[0] is not nodes for sample in samples):
+            # Each has memory of its own, or some of the batches that share it are elsewhere.
+            return [NOTHING] if len(outs) == 1 else [self.read_together([out])[0] for out in outs]
+        rows, shared = self._typed.read(nodes[: sum(sizes)], sizes)
+        return [(own, shared) for own in rows]
+
+    def build(self, data: HeteroData, out: HeteroSamplerOutput, *, checked: bool = True,
+              memory: list[Any] | None = None, read: Read | None = None) -> HeteroData:  # fmt: skip
+        """The batch of what a sampler returned, as PyG's loader gives it, on the device.
+
+        Args:
+            data: Read for what is not sliced.
+            out: Nodes, edges with final ids; types may be missing, which are then empty.
+            checked: Whether the ids are as our sampler made them.
+            memory: Gets what the memory of all that is made here belongs to, where types share some.
+            read: Rows that `read_together` gave; None to read them here.
+        """
+        packed = out.packed if checked and isinstance(out, PackedOutput) else None
+        batch, none = _copy_stores(data), torch.empty(0, dtype=torch.int64, device=self._device)
+        made: list[Any] = [] if packed is None else [*packed.memory]
+        if packed is not None and out.batch is not packed.batch:
+            made += (out.batch or {}).values()
+        if read is None:
+            (read,) = self.read_together([out]) if checked else [NOTHING]
+        rows, shared = read
+        made += shared
+        nodes, keys = batch._node_store_dict, self._keys_beside if rows else self._keys
+        for (kind, key), value in rows.items():
+            if kind in nodes and key in nodes[kind]._mapping:
+                nodes[kind]._mapping[key] = value
+        for kind, store in nodes.items():
+            mapping = store._mapping
+            if kind in keys:
+                self._slice(kind, keys[kind], mapping, out.node.get(kind, none), checked, made)
+            if "num_nodes" in mapping:
+                mapping["num_nodes"] = out.node.get(kind, none).numel()
+        known, edge = None if packed is None else packed.edge_index, out.edge or {}
+        for kind, store in batch._edge_store_dict.items():
+            pair, mapping = None if known is None else known.get(kind), store._mapping
+            if pair is None:
+                row, col = (none, none) if known is not None else (out.row.get(kind, none), out.col.get(kind, none))
+                pair = torch.stack([row, col])
+                is_sampled = known is None and kind in out.row
+            else:
+                is_sampled = True
+            ids = edge.get(kind)
+            if ids is None and not is_sampled:
+                ids = none
+            if "edge_index" in mapping:
+                mapping["edge_index"] = pair
+            if "adj_t" in mapping:
+                sizes = out.node.get(kind[2], none).numel(), out.node.get(kind[0], none).numel()
+                store.adj_t = slice_adjacency(store.adj_t, pair[0], pair[1], ids, sizes)
+                made.append(store.adj_t)
+            if kind in keys:
+                places = self._places.get(kind)
+                own = ids if ids is None or places is None else places[ids]
+                self._slice(kind, keys[kind], mapping, own, checked, made)
+        if packed is not None and memory is not None:
+            memory += made
+        return batch
+
+    def _slice(self, kind: Any, keys: Sequence[str], mapping: dict[str, Any], ids: Tensor | None, checked: bool,
+               made: list[Any]) -> None:  # fmt: skip
+        """Take the rows of these attributes of a type or relation; what is made is listed."""
+        for key in keys:
+            if key not in mapping:
+                continue
+            if ids is None:
+                # Edges that were merged have no attributes any more.
+                del mapping[key]
+                continue
+            name = kind, key
+            if name in self._others:
+                value = self._others[name](mapping[key], ids)
+            else:
+                feature = self._node[name] if name in self._node else self._edge[name]
+                value = feature.read(ids) if checked else feature[ids]
+            mapping[key] = value
+            made.append(value)
+
+
+def _copy_stores(data: HeteroData) -> HeteroData:
+    """`copy.copy(data)`, for whose steps a graph of many types has too many stores."""
+    if type(data).__copy__ is not HeteroData.__copy__:
+        return copy.copy(data)
+    batch = data.__class__.__new__(data.__class__)
+    parent, values = weakref.ref(batch), batch.__dict__
+    values.update(data.__dict__)
+    values["_global_store"] = _copy_all({None: data._global_store}, parent)[None]
+    values["_node_store_dict"] = _copy_all(data._node_store_dict, parent)
+    values["_edge_store_dict"] = _copy_all(data._edge_store_dict, parent)
+    return batch
+
+
+def _copy_all(stores: Mapping[Any, Any], parent: weakref.ref[Any]) -> dict[Any, Any]:
+    """Copies of the stores of a graph, for another."""
+    return {kind: copy_store(store, parent) for kind, store in stores.items()}

@@ -1,0 +1,219 @@
+"""Rows that a training loop writes back: batches that were made ahead are given the rows as they are by then."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore as PygFeatureStore, HeteroData
+
+from pyg_direct.errors import LoaderWarning, warn
+from pyg_direct.features.feature import Feature
+from pyg_direct.loader.prefetch.gpu_streams import take_memory
+from pyg_direct.runtime.cuda.launch import current_stream
+
+# Of these batches have the sampler's.
+_SAMPLED = ("adj_t", "batch", "edge_index", "num_nodes")
+# Stands for a batch whose rows are read when it is handed out.
+LATER = object()
+# Of a store of others: how deep dicts within its attributes are looked into, and tables that are looked at.
+_DEPTH, _MOST_HELD = 3, 1 << 12
+
+
+class Marks:
+    """The attributes of a graph when their rows were placed: which values they were, and how often each was written.
+
+    Torch counts writes to a tensor, but none through NumPy or `.data`.
+
+    Of a store that is not ours, the tensors that it keeps in its attributes, or in dicts there, are looked at. One that
+    hands out copies, or keeps rows elsewhere, tells nothing.
+
+    Args:
+        data: A `Data`, a `HeteroData`, a feature store, or a pair whose first that is; or dicts of tables, in a list.
+    """
+
+    def __init__(self, data: Any) -> None:
+        is_tables = isinstance(data, list) and all(type(part) is dict for part in data)
+        data = data[0] if isinstance(data, (tuple, list)) and not is_tables else data
+        self._held: list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]] = []
+        if is_tables:
+            mappings = data
+        else:
+            mappings = _list_mappings(data)
+            if not mappings and isinstance(data, PygFeatureStore):
+                self._held = _list_held(data)
+        self._sizes = [(mapping, len(mapping)) for mapping in mappings]
+        self._parts = [(mapping, key, value, _count_writes(value)) for mapping in mappings
+                       for key, value in mapping.items() if key not in _SAMPLED]  # fmt: skip
+
+    def were_written(self) -> bool:
+        """Report whether values that are still there have been written since."""
+        return any(mapping.get(key) is value and _count_writes(value) != writes
+                   for mapping, key, value, writes in self._parts)  # fmt: skip
+
+    def are_current(self) -> bool:
+        """Report whether nothing has been written, replaced or added since."""
+        for mapping, key, value, writes in self._parts:
+            if mapping.get(key) is not value or _count_writes(value) != writes:
+                return False
+        for mapping, key, value, versions in self._held:
+            if any(_count_writes(tensor) != writes for tensor, writes in versions):
+                return False
+            # Under names of its own a store may keep what it likes, such as the rows that it read last.
+            if mapping is not None and mapping.get(key, value) is not value:
+                return False
+        return all(len(mapping) == size for mapping, size in self._sizes)
+
+
+def _list_held(store: PygFeatureStore) -> list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]]:
+    """What a store of others holds: (where a table stands, its key, the value, its tensors with their writes)."""
+    names = {attr.attr_name for attr in store.get_all_tensor_attrs()}
+    held: list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]] = []
+    waiting = [(vars(store), 0)]
+    while waiting and len(held) < _MOST_HELD:
+        mapping, depth = waiting.pop()
+        for key, value in list(mapping.items()):
+            if isinstance(value, dict):
+                waiting += [(value, depth + 1)] if depth < _DEPTH else []
+                continue
+            parts = value if isinstance(value, (tuple, list)) else [value]
+            versions = [(part, _count_writes(part)) for part in parts[:_MOST_HELD] if isinstance(part, Tensor)]
+            if versions:
+                is_table = key in names or (isinstance(key, tuple) and not names.isdisjoint(key))
+                held.append((mapping if is_table else None, key, value, versions))
+    return held
+
+
+def _count_writes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return 0 if value.is_inference() else value._version
+    return value.num_writes if isinstance(value, Feature) else 0
+
+
+class Values:
+    """Which values a graph has, whatever these hold.
+
+    Args:
+        data: A `Data`, a `HeteroData`, or a pair of stores, of which those of others tell nothing.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._known = [(mapping, dict(mapping)) for mapping in _list_mappings(data)]
+
+    def are_those_of(self, data: Any) -> bool:
+        """Report whether this is the same graph, and nothing in it has been assigned, added or taken away.
+
+        Args:
+            data: As of the constructor.
+        """
+        if data is not self._data or len(_list_mappings(data)) != len(self._known):
+            return False
+        return all(mapping.keys() == known.keys() and all(mapping[key] is value for key, value in known.items())
+                   for mapping, known in self._known)  # fmt: skip
+
+
+def _list_mappings(data: Any) -> list[Any]:
+    """Where a graph has its values; nothing of stores that are not known."""
+    if isinstance(data, (tuple, list)):
+        return [mapping for part in data for mapping in _list_mappings(part)]
+    if isinstance(data, (Data, HeteroData)):
+        return [store._mapping for store in data.stores]
+    tables = getattr(data, "_features", None)
+    return [tables] if isinstance(tables, dict) and hasattr(data, "find") else []
+
+
+class FreshRows:
+    """Makes the batches of an epoch so that each has the rows that the graph holds when it is handed out.
+
+    So has PyG's loader without workers. A batch that was made ahead of a write is read again; after that only sampling
+    goes ahead, so that rows are read once.
+
+    Args:
+        loader: The loader, an `EpochLoader`.
+        make: Samples a batch again: (number, seeds) -> sample.
+        fetch: The stage of the loader, or of its groups: (sample, number, what it is made from) -> batch, or batches.
+        is_ahead: Whether it is called before a batch is asked for.
+    """
+
+    def __init__(self, loader: Any, make: Callable[[int, Any], Any], fetch: Callable[..., Any], is_ahead: bool
+                 ) -> None:  # fmt: skip
+        self._loader, self._make, self._fetch, self._is_ahead = loader, make, fetch, is_ahead
+        self._made: dict[int, tuple[Any, Any, Any]] = {}
+        # A function of the user's is called from one thread at a time.
+        self._lock = None if loader._is_own() else threading.Lock()
+
+    def fetch(self, sample: Any, number: int, item: Any) -> Any:
+        """The stage, with a note of the rows that were read."""
+        loader = self._loader
+        if not self._is_ahead:
+            self._made[number] = sample, item, loader._current_rows()
+            return self._fetch(sample, number, item)
+        # Before they are read: a write meanwhile is found when the batch is handed out.
+        self._made[number] = sample, item, loader._rows()
+        if loader._reads_late:
+            return [LATER] * len(item) if isinstance(item, list) else LATER
+        if self._lock is None:
+            return self._fetch(sample, number, item)
+        with self._lock:
+            return self._fetch(sample, number, item)
+
+    def hand_out(self, number: int, made: Any) -> Iterator[Any]:
+        """The batches that a call of `fetch` made, one or those of a group, each with the rows of the moment."""
+        sample, item, rows = self._made.pop(number)
+        is_group = isinstance(item, list)
+        ready, samples = (made, list(sample)) if is_group else ([made], [sample])
+        work: list[tuple[int, Any]] = list(item) if is_group else [(number, item)]
+        del made, sample
+        # A group's batches are forgotten one by one.
+        while ready:
+            own, seeds = work.pop(0)
+            yield self._renew(ready.pop(0), samples.pop(0), own, seeds, rows)
+
+    def _renew(self, batch: Any, sample: Any, number: int, seeds: Any, rows: Any) -> Any:
+        loader, is_later = self._loader, batch is LATER
+        if not is_later and (loader._keeps_rows or are_current(rows)):
+            return batch
+        if not is_later and self._is_ahead:
+            tell_written(loader)
+            loader._reads_late = True
+        loader._current_rows()
+        if not loader._is_own() and not is_later:
+            # Functions of the user's may have changed the sample.
+            sample = self._make(number, seeds)
+        if loader.device.type == "cuda":
+            sample.record_stream(current_stream(loader.device.index))
+        if self._lock is None:
+            batch = loader._fetch(sample, number, seeds)
+        else:
+            with self._lock:
+                batch = loader._fetch(sample, number, seeds)
+        # It is made on the stream that it is used on.
+        take_memory(batch)
+        return batch
+
+
+def are_current(rows: Any) -> bool:
+    """Report whether the graph still holds the rows that were placed; True where that is not known."""
+    marks: Marks | None = getattr(rows, "marks", None)
+    return marks is None or marks.are_current()
+
+
+def were_written(rows: Any) -> bool:
+    """Report whether rows that were placed were written where they lie, not whether others took their place."""
+    marks: Marks | None = getattr(rows, "marks", None)
+    return marks is not None and marks.were_written()
+
+
+def tell_written(loader: Any) -> None:
+    """Warn, once for a loader, that rows are written while an epoch runs."""
+    if not loader._reads_late:
+        saving = "prefetch=0" if loader.prefetch > 0 else "super_batch=1"
+        warn(
+            "rows of data were written while an epoch runs: batches made ahead are read again, and rows are read when "
+            f"a batch is asked for from now on; {saving} saves the second read. Where rows are copies, on a GPU or in "
+            "store_dtype, each batch after a write copies its attribute anew",
+            LoaderWarning,
+        )

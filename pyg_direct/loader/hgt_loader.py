@@ -1,0 +1,56 @@
+"""`HGTLoader`: a number of nodes of each type a layer, after PyG's classes, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.loader import HGTLoader as PygHGTLoader
+
+from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.sampler.graph_reader import settle_filter
+from pyg_direct.sampler.hgt_sampler import HGTSampler, Samples
+from pyg_direct.sampling.hgt_sampling import MOST_NEIGHBORS
+from pyg_direct.typing import Device
+
+
+class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
+    """Batches of HGT's layer-wise sampling (Hu et al., WWW 2020, algorithm 2), after PyG's class, on `device`.
+
+    Torch-sparse is not needed. A layer takes `num_samples` nodes of each type among the neighbors of the nodes so far,
+    with chances in proportion to the square of the sum of 1 / (number of neighbors) over those that list them; a batch
+    has the edges among its nodes. Exactly that many nodes are taken where there are so many, without replacement.
+    Batches are equal on every device but for ties in the last bit of a logarithm.
+
+    Args:
+        data: A `HeteroData`.
+        num_samples: Nodes of each type in each layer, or these for every type that edges join.
+        input_nodes: Seeds: a node type, or (type, ids or mask).
+        is_sorted: Accepted; rows are made once, whatever the order of edges.
+        transform, transform_sampler_output, filter_per_worker: See `NeighborLoader`.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        most_neighbors: Neighbors of a node and relation that are looked at, -1 for all; of more, as many are drawn.
+            As torch-sparse has it, 50.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        NotImplementedError: a `Data` or a pair of stores, as in PyG.
+    """
+
+    def __init__(self, data: HeteroData, num_samples: Samples, input_nodes: Any, is_sorted: bool = False,
+                 transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,
+                 *, device: Device = None, placement: str = "auto", topology_placement: str | None = None,
+                 feature_cache: int | str | None = None, store_dtype: torch.dtype | None = None,
+                 seed: int | None = None, prefetch: int = 1, most_neighbors: int = MOST_NEIGHBORS,
+                 **kwargs: Any) -> None:  # fmt: skip
+        self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
+        self._made_sampler = True
+        sampler = HGTSampler(data, num_samples, is_sorted, device=device, placement=self.topology_placement,
+                             seed=self.seed, most_neighbors=most_neighbors)  # fmt: skip
+        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
+        self._open_general(data, sampler, input_nodes, None, transform, transform_sampler_output, None, None,
+                           store_dtype, kwargs)  # fmt: skip

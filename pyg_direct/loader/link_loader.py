@@ -1,0 +1,490 @@
+"""`LinkLoader` and `LinkNeighborLoader`: batches around links, with negatives, on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import LinkLoader as PygLinkLoader, LinkNeighborLoader as PygLinkNeighborLoader
+from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.row_dtypes import check_store_dtype
+from pyg_direct.graph.placed_topology import ListReads
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.loader.arguments import check_custom_cls, check_stores, settle_workers
+from pyg_direct.loader.base_loader import ALONE, EpochLoader
+from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.captured_link_batches import PlannedLinks
+from pyg_direct.loader.collate.data import Attributes
+from pyg_direct.loader.node_loader import check_input_id, check_times
+from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
+from pyg_direct.loader.prefetch.gpu_streams import note_memory
+from pyg_direct.loader.sampler_loader import GeneralLoader
+from pyg_direct.ops.argument_checks import check_callables, check_flag, check_ids, in_short, tell_kind
+from pyg_direct.sampler.graph_reader import check_graph, list_links, list_relations, settle_filter
+from pyg_direct.sampler.keyed_sampler import OwnSampler, ask, check_is_used, check_sampler, device_for, is_own
+from pyg_direct.sampler.link_seeds import LoaderLinks, PendingLinks, tells_negatives
+from pyg_direct.sampler.neighbor_sampler import LinkedSampler, NeighborSampler
+from pyg_direct.sampler.output import Drawn, Output
+from pyg_direct.sampling.negative_links import check_weight
+from pyg_direct.sampling.random_key import EpochKey
+from pyg_direct.sampling.sampling_options import Sample
+from pyg_direct.sampling.uniform_gpu import GpuPlan
+from pyg_direct.typing import Device
+
+# Links up to which the ends of an epoch's are put in order at once.
+_FEW_LINKS = 1 << 24
+
+
+class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
+    """Batches around links, after PyG's `LinkLoader`, on `device`.
+
+    Args:
+        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`); with a sampler that has the edges, the latter may
+            be None.
+        link_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler of PyG's interface.
+        edge_label_index: Links, int64 `[2, L]`, sources first, or None for all edges; (relation, links) or a relation
+            on a graph with types; (None, links or None) on one without types in stores.
+        edge_label: A label for each link, `[L, ...]` of any dtype.
+        edge_label_time: A time for each link, integers `[L]`.
+        neg_sampling: PyG's `NegativeSampling`, its mode, or a dict of its arguments.
+        neg_sampling_ratio: Negative links for each link; short for `neg_sampling` of mode `binary`.
+        transform: Called with every batch.
+        transform_sampler_output: Called with the sampler's output before rows are fetched.
+        filter_per_worker: See `NeighborLoader`.
+        custom_cls: Class of the batches of a graph in stores.
+        input_id: An id for each link, `[L]` of any dtype, that batches hold instead of its position.
+        device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    _planned: PlannedLinks | None = None
+    # What the sampler is called that messages name.
+    _sampler_name = "link_sampler"
+
+    def __init__(self, data: Any, link_sampler: Any, edge_label_index: Any = None, edge_label: Tensor | None = None,
+                 edge_label_time: Tensor | None = None, neg_sampling: Any = None,
+                 neg_sampling_ratio: float | None = None, transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,
+                 custom_cls: Any = None, input_id: Tensor | None = None, *, device: Device = None,
+                 placement: str = "auto", feature_cache: int | str | None = None,
+                 store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+        device = device_for(device, link_sampler)
+        self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
+        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
+        self._open_links(data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
+                         neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
+                         kwargs)  # fmt: skip
+
+    def _open_links(self, data: Any, link_sampler: Any, edge_label_index: Any, edge_label: Any, edge_label_time: Any,
+                    neg_sampling: Any, neg_sampling_ratio: Any, transform: Any, transform_sampler_output: Any,
+                    custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None, kwargs: dict[str, Any]
+                    ) -> None:  # fmt: skip
+        """Check the inputs and hand them to PyG's loader."""
+        check_sampler(self._sampler_name, link_sampler, "sample_from_edges")
+        check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
+        check_graph(data, is_sampled=False)
+        check_store_dtype(store_dtype)
+        check_stores(data, store_dtype=store_dtype, feature_cache=self.feature_cache)
+        check_custom_cls(data, custom_cls)
+        self.store_dtype = store_dtype
+        edge_label_index = _read_links(data, edge_label_index)
+        links = edge_label_index[1] if isinstance(edge_label_index, tuple) else edge_label_index
+        count = None if links is None else links.shape[1]
+        if edge_label is not None and not isinstance(edge_label, Tensor):
+            raise ArgumentTypeError(f"edge_label must be a tensor, got {type(edge_label).__name__}")
+        if edge_label is not None and edge_label.numel() == 0 and count != 0:
+            raise ArgumentError("edge_label must have a label for each link, got none")
+        neg_sampling = _read_negatives(neg_sampling)
+        if neg_sampling_ratio is not None:
+            _check_ratio(neg_sampling_ratio)
+        if neg_sampling is not None and neg_sampling.is_triplet() and edge_label is not None:
+            raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
+        if edge_label is not None and edge_label.numel() == 0:
+            # PyG asks for the least of them.
+            edge_label = None
+        # Before PyG's loader writes other labels where it adds negatives.
+        has_negatives = edge_label is not None and tells_negatives(edge_label)
+        check_times("edge_label_time", edge_label_time, count)
+        check_input_id(input_id, count)
+        kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=count)
+        PygLinkLoader.__init__(self, data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
+                               neg_sampling_ratio, transform, transform_sampler_output, custom_cls=custom_cls,
+                               input_id=input_id, **kwargs)  # fmt: skip
+        self.input_data = LoaderLinks(self.input_data, has_negatives)
+        self._check_links()
+
+    def _check_links(self) -> None:
+        given = self.input_data
+        nodes: Any = self._sampler.num_nodes if isinstance(self._sampler, OwnSampler) else None
+        for end in (0, 2) if isinstance(nodes, dict) else ():
+            if given.input_type[end] not in nodes:
+                raise ArgumentError(
+                    f"edge_label_index must name known node types, got {given.input_type[end]!r} of {list(nodes)}"
+                )
+        sizes = [nodes[given.input_type[end]] for end in (0, 2)] if isinstance(nodes, dict) else [nodes, nodes]
+        given.row = check_ids("edge_label_index", given.row, sizes[0]).long().cpu()
+        given.col = check_ids("edge_label_index", given.col, sizes[1]).long().cpu()
+        count = given.row.numel()
+        if given.label is not None and (given.label.dim() == 0 or len(given.label) != count):
+            raise ArgumentError(
+                f"edge_label must have a label for each of the {count} links, got shape {tuple(given.label.shape)}"
+            )
+        check_times("edge_label_time", given.time, count)
+        negatives = self.neg_sampling
+        for weight, size in ((getattr(negatives, "src_weight", None), sizes[0]),
+                             (getattr(negatives, "dst_weight", None), sizes[1])):  # fmt: skip
+            if weight is not None and size is not None:
+                check_weight(weight, size)
+        if isinstance(self._sampler, LinkedSampler):
+            self._sampler.find_ways(given.input_type)
+
+    @property
+    def _sampler(self) -> Any:
+        return self.link_sampler
+
+    def _check_seeds(self, sizes: Any) -> None:
+        given = self.input_data
+        ends = [sizes.get(given.input_type[end]) for end in (0, 2)] if isinstance(sizes, dict) else [sizes, sizes]
+        self._check_inputs(edge_label_index=(given.row, ends[0]), edge_label_index__targets=(given.col, ends[1]))
+
+    def _input(self) -> Tensor:
+        links = self.input_data
+        # Both ends are then looked up for a whole epoch at once, where that takes little memory.
+        is_pair = links.row.numel() <= _FEW_LINKS and self._find_planned() is not None
+        return torch.stack([links.row, links.col], 1) if is_pair else links.row
+
+    def _ask(self, positions: Tensor, key: int | None) -> Output:
+        out: Output = ask(self._sampler, "sample_from_edges", key, self.input_data[positions],
+                          neg_sampling=self.neg_sampling)  # fmt: skip
+        return out
+
+    def _samples_together(self) -> bool:
+        # A sampler of a class of its own may draw in another way than ours.
+        return is_own(self._sampler, NeighborSampler)
+
+    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+        if not self._samples_together():
+            return super()._ask_together(positions, keys)
+        return self._sampler.sample_links_together([self.input_data[own] for own in positions], self.neg_sampling, keys)
+
+    def _open_group(self, key: EpochKey) -> Together | None:
+        # Uniform batches of a graph without types are sampled ahead, one by one.
+        is_plain = self._submits() and self._sampler._is_plain()
+        return None if is_plain else super()._open_group(key)
+
+    def _find_planned(self) -> tuple[PlannedLinks, GpuPlan] | None:
+        """What makes batches inside a plan, where nothing is asked for that it cannot do."""
+        if self._planned is None or not EpochLoader._is_own(self):
+            return None
+        plan = self._planned.find_plan()
+        return None if plan is None else (self._planned, plan)
+
+    def _find_reads(self) -> ListReads | None:
+        found = self._find_planned()
+        return super()._find_reads() if found is None else found[1].topology.list_reads()
+
+    def _prepare(self) -> Any:
+        general = super()._prepare()
+        if isinstance(self._sampler, LinkedSampler):
+            self._sampler.forget_written()
+        self._planned = None
+        # A sampler of a class of its own may draw in another way than ours.
+        if is_own(self._sampler, NeighborSampler) and isinstance(general, Attributes):
+            self._planned = PlannedLinks(self._sampler, self.input_data, self.neg_sampling)
+        return general
+
+    def _submits(self) -> bool:
+        """Whether the sampler starts to sample without being waited for: a program's own is asked as PyG asks it."""
+        return isinstance(self._sampler, NeighborSampler) and is_own(self._sampler)
+
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        if not self._submits():
+            return super()._submit(key, number, seeds)
+        own = key.of_batch(number)
+        found = self._find_planned()
+        if found is not None:
+            planned, plan = found
+            return planned.submit(plan, seeds.positions, seeds.nodes, own)
+        return _PendingBatch(
+            self._sampler.submit_from_edges(self.input_data[seeds.positions], self.neg_sampling, key=own)
+        )
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        if not isinstance(sample, Sample):
+            return super()._fetch(sample, number, seeds, shared)
+        assert self._planned is not None
+        memory: list[Any] = []
+        batch = self._planned.build(self._general, self.data, sample, seeds.positions, memory)
+        if memory and self.device.type == "cuda":
+            note_memory(batch, memory)
+        return batch
+
+    def _place_inputs(self, batch: Any, out: Output) -> None:
+        """Write labels, times and indices where PyG's loader writes them."""
+        fields = [value.to(self.device) if isinstance(value, Tensor) else value for value in out.metadata[1:]]
+        # Whose memory is the batch's.
+        out.metadata = (out.metadata[0], *fields)
+        edge_type = self.input_data.input_type
+        source = target = part = batch
+        if isinstance(out, HeteroSamplerOutput):
+            part, source, target = batch[edge_type], batch[edge_type[0]], batch[edge_type[-1]]
+        part.input_id = out.metadata[0]
+        if self.neg_sampling is None or self.neg_sampling.is_binary():
+            part.edge_label_index, part.edge_label, part.edge_label_time = fields
+            return
+        source.src_index, target.dst_pos_index, target.dst_neg_index = fields[:3]
+        source.seed_time = target.seed_time = fields[3]
+        for key in ("edge_label_index", "edge_label_time"):
+            if key in part:
+                del part[key]
+
+
+class _PendingBatch:
+    """What a pipeline waits for."""
+
+    def __init__(self, links: PendingLinks) -> None:
+        self._links = links
+
+    def finish(self) -> Drawn:
+        """The sampler's output."""
+        return Drawn(self._links.finish())
+
+
+class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[misc]
+    """Batches around links, after PyG's `LinkNeighborLoader` (same arguments, same fields), on `device`.
+
+    Negatives are functions of the seed, the epoch and the number of the batch, as all draws are. On a GPU, uniform
+    sampling of a `Data` around links without times is one captured CUDA graph, negatives included, unless they are
+    strict or weighted or `exclude_target_edges` is set.
+
+    Args:
+        data, edge_label_index, edge_label, edge_label_time, neg_sampling, neg_sampling_ratio: See `LinkLoader`.
+        num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted: See
+            `NeighborLoader`.
+        transform, transform_sampler_output, filter_per_worker, neighbor_sampler, directed: See `NeighborLoader`.
+        strict_negatives: Negative links are neither edges of the graph nor positive links of the loader; after 32 tries
+            one is kept, with a warning. Where labels are 0 and 1, links with label 0 may be drawn. In an undirected
+            graph, or relation of a type with itself, whose edges are all there in both directions, they are not
+            positive links turned round either; where it has no edges, give `edge_label_index` both directions.
+        exclude_target_edges: True: sample as if the graph had no edges between the ends of the batch's links, so that
+            a model cannot look them up and all fanouts are used; `"reverse"`: nor their reverse edges. These are, on a
+            graph without types, the links turned round; else those of the relation `rev_...`, or of relations with
+            just the links' relation's edges turned round. A relation from a type to itself is its own reverse too.
+        rev_edge_type: With `"reverse"`: the relation of the reverse edges, as in `RandomLinkSplit`, where its name and
+            edges do not tell.
+        device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
+            time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
+        input_id: An id for each link, `[L]` of any dtype, that batches hold instead of its position.
+        super_batch: With types or other options: batches sampled in one call; they are those that come without. None:
+            see `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        NotImplementedError: combinations that PyG refuses so.
+    """
+
+    _sampler_name = "neighbor_sampler"
+
+    def __init__(self, data: Any, num_neighbors: Any, edge_label_index: Any = None, edge_label: Tensor | None = None,
+                 edge_label_time: Tensor | None = None, replace: bool = False, subgraph_type: Any = "directional",
+                 disjoint: bool = False, temporal_strategy: str = "uniform", neg_sampling: Any = None,
+                 neg_sampling_ratio: float | None = None, time_attr: str | None = None, weight_attr: str | None = None,
+                 transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, is_sorted: bool = False,
+                 filter_per_worker: bool | None = None, neighbor_sampler: Any = None, directed: bool = True, *,
+                 strict_negatives: bool = False, exclude_target_edges: bool | str = False, device: Device = None,
+                 placement: str = "auto", topology_placement: str | None = None,
+                 feature_cache: int | str | None = None, topology_cache: int | str | None = None,
+                 store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
+                 time_comparison: str = "<=", time_window: int | None = None,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", custom_cls: Any = None,
+                 input_id: Tensor | None = None, super_batch: int | None = None, rev_edge_type: EdgeType | None = None,
+                 **kwargs: Any) -> None:  # fmt: skip
+        if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
+            is_set = ["'edge_label_time' is not set", "'time_attr' is not set"][time_attr is None]
+            raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
+        check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
+        device = device_for(device, neighbor_sampler)
+        self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
+        self._made_sampler = neighbor_sampler is None
+        if neighbor_sampler is None:
+            neighbor_sampler = NeighborSampler(
+                data, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
+                is_sorted, directed=directed, device=device, placement=self.topology_placement, seed=self.seed,
+                time_comparison=time_comparison, time_window=time_window, strict_negatives=strict_negatives,
+                exclude_target_edges=exclude_target_edges, topology_cache=topology_cache,
+                rev_edge_type=rev_edge_type)  # fmt: skip
+        elif strict_negatives or exclude_target_edges or rev_edge_type is not None:
+            raise ArgumentError("strict_negatives, exclude_target_edges and rev_edge_type belong to the sampler, if "
+                                "one is given")  # fmt: skip
+        else:
+            check_is_used(neighbor_sampler, {"time_comparison": time_comparison, "time_window": time_window,
+                                             "topology_placement": topology_placement,
+                                             "topology_cache": topology_cache},
+                          {"replace": replace, "subgraph_type": subgraph_type, "disjoint": disjoint,
+                           "temporal_strategy": temporal_strategy, "time_attr": time_attr, "weight_attr": weight_attr,
+                           "is_sorted": is_sorted, "directed": directed})  # fmt: skip
+        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
+        self._open_links(data, neighbor_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
+                         neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
+                         kwargs)  # fmt: skip
+
+
+def _read_negatives(neg_sampling: Any) -> NegativeSampling | None:
+    """How negatives are drawn, as PyG reads it.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: PyG refuses it, for the reason given.
+    """
+    try:
+        made = NegativeSampling.cast(neg_sampling)
+        if made is not None and not math.isfinite(made.amount):
+            raise ValueError(f"The attribute 'amount' needs to be finite (got {made.amount})")
+        return made  # type: ignore[no-any-return]
+    except (ValueError, TypeError, NotImplementedError) as error:
+        kind = ArgumentError if isinstance(error, ValueError) else ArgumentTypeError
+        raise kind("neg_sampling must be 'binary', 'triplet', a dict of their options or a NegativeSampling, got "
+                   f"{neg_sampling!r}: {error}") from error  # fmt: skip
+
+
+def check_strict(strict_negatives: bool, neg_sampling: Any, neg_sampling_ratio: float | None) -> None:
+    """Strict negatives take negatives.
+
+    Raises:
+        ArgumentError: there are none.
+    """
+    if check_flag("strict_negatives", strict_negatives) and neg_sampling is None and not neg_sampling_ratio:
+        raise ArgumentError("strict_negatives=True needs neg_sampling, got None: there are no negatives")
+
+
+def _check_ratio(ratio: Any) -> None:
+    """Negatives for each link: a number of at least 0."""
+    try:
+        is_ratio = not isinstance(ratio, str) and 0 <= float(ratio) < 2**31
+    except (TypeError, ValueError, RuntimeError):
+        is_ratio = False
+    if not is_ratio:
+        raise ArgumentError(f"neg_sampling_ratio must be at least 0, got {ratio!r}")
+
+
+def _list_links(name: str, part: Any) -> Tensor:
+    """The edges of a graph or a relation; those of a transposed adjacency, a `SparseTensor` or a sparse tensor of
+    torch, in its order.
+    """
+    if part.get("edge_index") is not None:
+        return part.edge_index  # type: ignore[no-any-return]
+    adj_t = part.get("adj_t")
+    if adj_t is None:
+        raise ArgumentError(
+            f"edge_label_index must have the links, as {name} has no edges that could be taken, got None"
+        )
+    if isinstance(adj_t, Tensor):
+        # Parallel edges stay apart.
+        target, source = adj_t.to_sparse_coo()._indices()
+    else:
+        target, source, _ = adj_t.coo()
+    return torch.stack([source, target])
+
+
+def _read_links(data: Any, edge_label_index: Any) -> Any:
+    """Links as PyG's loader takes them, checked: a tensor, or (relation, tensor)."""
+    if isinstance(data, Data):
+        return _list_links("data", data) if edge_label_index is None else _check_links_shape(edge_label_index)
+    is_pair = isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) > 0
+    if not is_pair:
+        raise ArgumentTypeError(tell_several(edge_label_index) or (
+            "edge_label_index must be a relation or (relation, links) for a graph with types, got "
+            f"{tell_kind(edge_label_index)}: name the relation as (source type, name, target type)"))  # fmt: skip
+    bare = isinstance(edge_label_index[0], str) and all(isinstance(part, str) for part in edge_label_index)
+    several = None if bare else tell_several(edge_label_index)
+    if several is not None:
+        raise ArgumentTypeError(several)
+    if len(edge_label_index) != 2 and not bare:
+        raise ArgumentError("edge_label_index must be a relation or (relation, links), got a tuple of "
+                            f"{len(edge_label_index)}: {in_short(edge_label_index)}")  # fmt: skip
+    edge_type, links = (edge_label_index, None) if bare else edge_label_index
+    is_named = _is_relation(edge_type)
+    # As in PyG, a graph without types in stores is that of the relation None.
+    if not is_named and (edge_type is not None or isinstance(data, HeteroData) or list_relations(data[1]) != [None]):
+        raise ArgumentTypeError(
+            f"edge_label_index must name a relation, got {in_short(edge_type)}: give "
+            "((source type, name, target type), links)"
+        )
+    if isinstance(data, HeteroData):
+        edge_type = data._to_canonical(*edge_type)
+        for end in (edge_type[0], edge_type[-1]):
+            if end not in data.node_types:
+                raise ArgumentError(f"edge_label_index must name known node types, got {end!r} of {data.node_types}")
+        if links is None:
+            if edge_type not in data.edge_types:
+                raise ArgumentError(
+                    f"edge_label_index must name a known relation, got {edge_type} of {data.edge_types}"
+                )
+            return edge_type, _list_links(f"data[{edge_type}]", data[edge_type])
+    elif links is None:
+        return edge_type, list_links(data[1], edge_type)
+    return edge_type, _check_links_shape(links)
+
+
+def _is_relation(value: Any, least: int = 1) -> bool:
+    """Whether this names a relation, in full or in PyG's short forms of at least so many words."""
+    return isinstance(value, (tuple, list)) and least <= len(value) <= 3 and all(isinstance(w, str) for w in value)
+
+
+def tell_several(given: Any) -> str | None:
+    """What is said of several relations, with or without links, or of one in a list; None of anything else."""
+    items = list(given.items()) if isinstance(given, Mapping) else given
+    if isinstance(items, (set, frozenset)):
+        items = list(items)
+    if not isinstance(items, (list, tuple)) or not items:
+        return None
+    named = [
+        item[0] if isinstance(item, (list, tuple)) and item and _is_relation(item[0], 2) else item for item in items
+    ]
+    # (relation, links) is one.
+    if not all(_is_relation(name, 2) for name in named):
+        return None
+    way = f"give {named[0]} or ({named[0]}, links)" if len(named) == 1 else (
+        "make a loader for each, and go over several together with zip(first, second)")  # fmt: skip
+    return f"edge_label_index must be one relation or one (relation, links), got {in_short(named)}: {way}"
+
+
+def _check_links_shape(links: Any) -> Tensor:
+    is_list = isinstance(links, (list, tuple))
+    if is_list and len(links) == 2 and all(isinstance(end, Tensor) and end.dim() == 1 for end in links):
+        # PyG's takes both ends apart too.
+        if links[0].shape != links[1].shape:
+            sizes = " and ".join(str(end.numel()) for end in links)
+            raise ArgumentError(f"edge_label_index must have as many sources as targets, got {sizes}")
+        links = torch.stack(list(links))
+    if not isinstance(links, Tensor):
+        try:
+            links = torch.as_tensor(links, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            first = links[0] if is_list and links else links
+            is_named = tell_several([first]) is not None or isinstance(first, str)
+            hint = ": relations are those of a HeteroData" if is_named else ""
+            raise ArgumentTypeError(
+                f"edge_label_index must be links [2, L] or None, got {in_short(links)}{hint}"
+            ) from error
+    if is_list and links.dim() == 1 and not links.numel():
+        # No links.
+        links = links.view(2, 0)
+    if links.dim() != 2 or links.shape[0] != 2:
+        hint = ": give its .t()" if links.dim() == 2 and links.shape[1] == 2 else ""
+        if links.dtype == torch.bool and links.dim() == 1:
+            hint = ": of a mask, give edge_index[:, mask]"
+        raise ArgumentError(f"edge_label_index must have shape [2, L], got {list(links.shape)}{hint}")
+    # Of no links the type tells nothing: an empty list makes floats.
+    return links if links.numel() > 0 else links.long()  # type: ignore[no-any-return]

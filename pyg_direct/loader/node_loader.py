@@ -1,0 +1,249 @@
+"""`NodeLoader`: batches around nodes by any sampler, with rows fetched on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NodeLoader as PygNodeLoader
+from torch_geometric.sampler import HeteroSamplerOutput, NodeSamplerInput
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.row_dtypes import check_store_dtype
+from pyg_direct.loader.arguments import check_custom_cls, check_stores, read_input_nodes, settle_workers
+from pyg_direct.loader.sampler_loader import GeneralLoader
+from pyg_direct.ops.argument_checks import check_callables, check_ids, check_integers, in_short, tell_kind
+from pyg_direct.sampler.graph_reader import check_graph, count_nodes, list_relations, settle_filter
+from pyg_direct.sampler.keyed_sampler import OwnSampler, ask, check_sampler, device_for, is_own
+from pyg_direct.sampler.neighbor_sampler import NeighborSampler
+from pyg_direct.sampler.output import Output
+from pyg_direct.typing import Device
+
+
+class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
+    """Batches around nodes, after PyG's `NodeLoader`, on `device`.
+
+    Args:
+        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`); with a sampler that has the edges, the latter may
+            be None.
+        node_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler of PyG's interface.
+        input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all; (type, seeds) on a graph with
+            types.
+        input_time: A time for each seed, integers `[S]`.
+        transform: Called with every batch.
+        transform_sampler_output: Called with the sampler's output before rows are fetched.
+        filter_per_worker: Whether `collate_fn`, called by hand, gives batches, as PyG's does on a CPU by default, or
+            what `filter_fn` makes them of.
+        custom_cls: Class of the batches of a graph in stores.
+        input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
+        device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    # What the arguments are called that messages name.
+    _sampler_name, _seeds_name = "node_sampler", "input_nodes"
+
+    def __init__(self, data: Any, node_sampler: Any, input_nodes: Any = None, input_time: Tensor | None = None,
+                 transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,
+                 custom_cls: Any = None, input_id: Tensor | None = None, *, device: Device = None,
+                 placement: str = "auto", feature_cache: int | str | None = None,
+                 store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+        device = device_for(device, node_sampler)
+        self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
+        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
+        self._open_general(data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
+                           custom_cls, input_id, store_dtype, kwargs)  # fmt: skip
+
+    def _open_general(self, data: Any, node_sampler: Any, input_nodes: Any, input_time: Any, transform: Any,
+                      transform_sampler_output: Any, custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None,
+                      kwargs: dict[str, Any]) -> None:  # fmt: skip
+        """Check the inputs and hand them to PyG's loader."""
+        check_sampler(self._sampler_name, node_sampler, "sample_from_nodes")
+        check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
+        check_store_dtype(store_dtype)
+        check_stores(data, store_dtype=store_dtype, feature_cache=self.feature_cache)
+        check_custom_cls(data, custom_cls)
+        self.store_dtype = store_dtype
+        check_graph(data, is_sampled=False)
+        input_nodes, num_seeds = _read_seeds(data, input_nodes, self._seeds_name)
+        size = _count_known(node_sampler, input_nodes, self._seeds_name)
+        check_times("input_time", input_time, num_seeds)
+        check_input_id(input_id, num_seeds)
+        kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=num_seeds)
+        open_loader(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
+                    custom_cls=custom_cls, input_id=input_id, **kwargs)  # fmt: skip
+        given = self.input_data
+        given.node = check_ids(self._seeds_name, given.node, size).long().cpu()
+        check_times("input_time", given.time, given.node.numel())
+        # As the positions that pick from them.
+        given.time, given.input_id = (None if own is None else own.cpu() for own in (given.time, given.input_id))
+
+    @property
+    def _sampler(self) -> Any:
+        return self.node_sampler
+
+    def _input(self) -> Tensor:
+        return self.input_data.node  # type: ignore[no-any-return]
+
+    def _check_seeds(self, sizes: Any) -> None:
+        size = sizes.get(self.input_data.input_type) if isinstance(sizes, dict) else sizes
+        self._check_inputs(**{self._seeds_name: (self.input_data.node, size)})
+
+    def _ask(self, positions: Tensor, key: int | None) -> Output:
+        out: Output = ask(self._sampler, "sample_from_nodes", key, self.input_data[positions])
+        return out
+
+    def _samples_together(self) -> bool:
+        # A sampler of a class of its own may draw in another way than ours.
+        return is_own(self._sampler, NeighborSampler)
+
+    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+        if not self._samples_together():
+            return super()._ask_together(positions, keys)
+        given, whole, sizes = self.input_data, torch.cat(list(positions)), [own.numel() for own in positions]
+        # Not by brackets, which wake torch's threads for a few thousand items.
+        parts = [whole if given.input_id is None else given.input_id.index_select(0, whole),
+                 given.node.index_select(0, whole),
+                 None if given.time is None else given.time.index_select(0, whole)]  # fmt: skip
+        split = [[None] * len(sizes) if part is None else torch.unsafe_split_with_sizes(part, sizes) for part in parts]
+        inputs = [NodeSamplerInput(*own, given.input_type) for own in zip(*split, strict=True)]
+        return self._sampler.sample_together(inputs, keys)
+
+    def _place_inputs(self, batch: Any, out: Output) -> None:
+        kind, (input_id, time) = self.input_data.input_type, out.metadata[:2]
+        time = time if time is None else time.to(self.device)
+        part = batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
+        if isinstance(batch, HeteroData) and time is not None:
+            # PyG's own way to set one attribute takes as long as a kernel's launch.
+            part._mapping.update(input_id=input_id, seed_time=time, batch_size=input_id.numel())
+        else:
+            part.input_id, part.seed_time, part.batch_size = input_id, time, input_id.numel()
+        # Its memory is the batch's.
+        out.metadata = (input_id, time, *out.metadata[2:])
+
+
+def open_loader(loader: PygNodeLoader, *args: Any, **kwargs: Any) -> None:
+    """PyG's constructor, with ids of all nodes on the CPU where torch's default device is another."""
+    with torch.device("cpu"):
+        PygNodeLoader.__init__(loader, *args, **kwargs)
+
+
+def check_times(name: str, times: Any, count: int | None) -> None:
+    """Times of seeds: integers, one for each, where their number is known.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if times is None:
+        return
+    if not isinstance(times, Tensor) or times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
+        kind = times.dtype if isinstance(times, Tensor) else type(times).__name__
+        raise ArgumentTypeError(f"{name} must be a tensor of integers, got {kind}")
+    check_integers(name, times)
+    if count is not None and times.shape != (count,):
+        raise ArgumentError(f"{name} must have shape ({count},), one for each seed, got {tuple(times.shape)}")
+
+
+def check_input_id(input_id: Any, count: int | None) -> None:
+    """Ids that batches hold in place of positions: a tensor, one for each seed, where their number is known.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if input_id is None:
+        return
+    if not isinstance(input_id, Tensor):
+        raise ArgumentTypeError(f"input_id must be a tensor, got {type(input_id).__name__}")
+    if input_id.dim() == 0 or (count is not None and len(input_id) != count):
+        raise ArgumentError(f"input_id must have an id for each of the {count} seeds, got {tuple(input_id.shape)}")
+
+
+def _read_seeds(data: Any, input_nodes: Any, name: str) -> tuple[Any, int | None]:
+    """(input nodes as PyG's loader takes them, with tensors; their number, None where a store must tell)."""
+    if isinstance(data, Data):
+        nodes = read_input_nodes(input_nodes, name)
+        return nodes, count_seeds(nodes, count_nodes(data), name)
+    has_type = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
+    kind = input_nodes[0] if has_type else input_nodes
+    is_typed = isinstance(data, HeteroData)
+    has_types = is_typed or list_relations(data[1]) != [None]
+    if input_nodes is None and not has_types:
+        raise ArgumentTypeError("input_nodes must be ids or a mask for a graph without types in stores, got None")
+    if has_types and (not isinstance(kind, str) or (has_type and isinstance(input_nodes[1], str))):
+        if is_typed and isinstance(kind, tuple) and kind in data.edge_types:
+            raise ArgumentTypeError(f"input_nodes must be a node type or (node type, nodes), got the relation {kind}: "
+                                    "LinkNeighborLoader samples around links")  # fmt: skip
+        raise ArgumentTypeError(_tell_several(input_nodes) or _tell_untyped("input_nodes", input_nodes))
+    if is_typed and kind not in data.node_types:
+        raise ArgumentError(f"input_nodes must name a known node type, got {kind!r} of {data.node_types}")
+    if has_type:
+        nodes = read_input_nodes(input_nodes[1], f"input_nodes of {kind!r}", kind)
+    else:
+        nodes = None if isinstance(kind, str) else read_input_nodes(kind)
+    if nodes is None and not is_typed and data[1] is None:
+        raise ArgumentError(f"input_nodes must have ids where data has no GraphStore to count nodes, got {input_nodes}")
+    num_nodes = data[kind].num_nodes if is_typed else None
+    if is_typed and nodes is None and num_nodes is None:
+        raise ArgumentError(f"data must know the number of {kind!r} nodes to take all as seeds; set "
+                            f"data[{kind!r}].num_nodes")  # fmt: skip
+    count = count_seeds(nodes, num_nodes, f"input_nodes of {kind!r}" if has_type else "input_nodes")
+    # PyG's loader does not find the size of a type in stores for (type, None).
+    return nodes if not isinstance(kind, str) else kind if nodes is None else (kind, nodes), count
+
+
+def _tell_untyped(name: str, seeds: Any) -> str:
+    """What is said of seeds that name no node type."""
+    hint = "" if seeds is None else ": name the type that they are of"
+    return f"{name} must be a node type or (node type, nodes) for a graph with types, got {tell_kind(seeds)}{hint}"
+
+
+def _tell_several(seeds: Any) -> str | None:
+    """What is said of several node types, with or without nodes, or of one in a list; None of anything else."""
+    if isinstance(seeds, (set, frozenset, Mapping)):
+        seeds = list(seeds)
+    if not isinstance(seeds, (list, tuple)) or not seeds:
+        return None
+    kinds = [item[0] if isinstance(item, (list, tuple)) and item else item for item in seeds]
+    if not all(isinstance(kind, str) for kind in kinds):
+        return None
+    way = f"give {kinds[0]!r} or ({kinds[0]!r}, nodes)" if len(kinds) == 1 else (
+        "make a loader for each, and go over several together with zip(first, second)")  # fmt: skip
+    return f"input_nodes must be one node type or one (node type, nodes), got {in_short(kinds)}: {way}"
+
+
+def _count_known(sampler: Any, seeds: Any, name: str) -> int | None:
+    """How many nodes a sampler of ours has of the type that seeds, as `_read_seeds` gives them, are of.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: it has no such type, or seeds name none; a mask of fewer nodes.
+    """
+    if not isinstance(sampler, OwnSampler):
+        return None
+    kind, nodes = (seeds, None) if isinstance(seeds, str) else seeds if isinstance(seeds, tuple) else (None, seeds)
+    sizes = sampler.num_nodes
+    if isinstance(sizes, dict) and kind is None:
+        raise ArgumentTypeError(_tell_untyped(name, seeds))
+    if isinstance(sizes, dict) and kind not in sizes:
+        raise ArgumentError(f"{name} must name a known node type, got {kind!r} of {list(sizes)}")
+    size = sizes[kind] if isinstance(sizes, dict) else sizes
+    count_seeds(nodes, size, name)
+    return size
+
+
+def count_seeds(nodes: Tensor | None, num_nodes: int | None, name: str = "input_nodes") -> int | None:
+    """The number of seeds; a mask must be one of all nodes."""
+    if nodes is None:
+        return num_nodes
+    if nodes.dtype != torch.bool:
+        return nodes.numel()
+    if num_nodes is not None and nodes.numel() != num_nodes:
+        raise ArgumentError(f"{name} must have shape [{num_nodes}] as a mask, got [{nodes.numel()}]")
+    return int(nodes.sum())

@@ -1,0 +1,286 @@
+"""Super-batches: several batches in a row whose rows are read over the link once and given to each from GPU memory.
+
+The batches equal those made without grouping. `Together` samples batches of a general sampler in one call, so all
+of them share its steps and its waits.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import PlacementWarning, warn
+from pyg_direct.features.feature import Feature
+from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.prefetch.gpu_streams import parts_of
+from pyg_direct.ops.local_ids.bitmap import Union, unite
+from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.runtime.cuda.device import free_bytes
+from pyg_direct.sampler.output import Drawn
+from pyg_direct.sampling.sampling_options import Sample
+from pyg_direct.sampling.uniform_gpu import Pending
+
+Work = tuple[int, Seeds]
+# Share of the free GPU memory that the rows of a group may take, in the union and in its batches.
+_FREE_SHARE = 0.25
+
+
+class SampledGroup(list[Sample]):
+    """The samples of a group, in order."""
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell torch's allocator that the samples are read on `stream` too."""
+        for sample in self:
+            sample.record_stream(stream)
+
+
+class PendingGroup:
+    """The batches of a group on their way: the first is being sampled, the others follow in `finish`."""
+
+    def __init__(self, submit: Callable[[int, Seeds], Pending | Sample], work: Sequence[Work]) -> None:
+        self._submit, self._work = submit, work
+        self._first = submit(*work[0])
+
+    def finish(self) -> SampledGroup:
+        """Sample the rest and wait for it."""
+        pending = [self._first, *(self._submit(*item) for item in self._work[1:])]
+        return SampledGroup(one.finish() for one in pending)
+
+
+class SharedRows:
+    """Rows of one feature for all ids of a union."""
+
+    def __init__(self, feature: Feature, union: Union) -> None:
+        self._union, self._rows = union, feature[union.ids]
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Rows of ids of the union, as the feature would give them."""
+        return gather_rows(self._rows, self._union.find(ids))
+
+
+class SharedFetch:
+    """Reads the rows of a group's batches once.
+
+    Args:
+        features: The features to share, by name: node attributes with one number of rows.
+        most_bytes: GPU memory for the rows of a group; None is a share of what is free at the time. A group that
+            needs more is fetched in parts.
+
+    Attributes:
+        num_rows_read: Rows read from the features so far, each of which reads as many.
+    """
+
+    def __init__(self, features: Mapping[str, Feature], most_bytes: int | None = None) -> None:
+        self._features, self._most_bytes = dict(features), most_bytes
+        self.num_rows_read = 0
+
+    def __call__(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, dict[str, SharedRows]]]:
+        """Each sample with the rows it shares with others, by name; none where it is better off alone."""
+        if not self._features or not samples:
+            yield from ((sample, {}) for sample in samples)
+            return
+        shape = next(iter(self._features.values())).shape
+        row_bytes = sum(f.shape[1:].numel() * f.dtype.itemsize for f in self._features.values())
+        for part in split_group([s.n_id.numel() for s in samples], shape[0], self._find_budget() // max(1, row_bytes)):
+            yield from self._fetch(samples[part], shape[0])
+
+    def _find_budget(self) -> int:
+        if self._most_bytes is not None:
+            return self._most_bytes
+        index = next(iter(self._features.values())).device.index
+        return int(_FREE_SHARE * free_bytes(index)) if index is not None else 2**62
+
+    def _fetch(self, samples: Sequence[Sample], num_nodes: int) -> Iterator[tuple[Sample, dict[str, SharedRows]]]:
+        if len(samples) == 1:
+            self.num_rows_read += samples[0].n_id.numel()
+            yield samples[0], {}
+            return
+        try:
+            union = unite([sample.n_id for sample in samples], num_nodes)
+            shared = {name: SharedRows(feature, union) for name, feature in self._features.items()}
+        except torch.OutOfMemoryError:
+            shared = None
+        if shared is not None:
+            self.num_rows_read += union.ids.numel()
+            yield from ((sample, shared) for sample in samples)
+            return
+        warn(
+            f"GPU memory ran out for the rows of {len(samples)} batches together; half as many are tried",
+            PlacementWarning,
+        )
+        half = len(samples) // 2
+        yield from self._fetch(samples[:half], num_nodes)
+        yield from self._fetch(samples[half:], num_nodes)
+
+
+class SuperBatch:
+    """What a pipeline needs to work on groups of batches instead of batches.
+
+    Args:
+        size: Batches of a group.
+        submit: Starts to sample a batch.
+        fetch: Makes a batch: (sample, number, seeds, rows that were read already, by attribute) -> batch.
+        shared: Reads the rows of a group.
+    """
+
+    def __init__(self, size: int, submit: Callable[[int, Seeds], Pending | Sample],
+                 fetch: Callable[[Sample, int, Seeds, Mapping[str, SharedRows]], Any],
+                 shared: SharedFetch) -> None:  # fmt: skip
+        self._size, self._submit_batch, self._fetch_batch, self._shared = size, submit, fetch, shared
+
+    def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
+        """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
+        return group_work(work, self._size)
+
+    def submit(self, number: int, work: Sequence[Work]) -> PendingGroup:
+        """Start to sample a group."""
+        return PendingGroup(self._submit_batch, work)
+
+    def fetch(self, samples: Sequence[Sample], number: int, work: Sequence[Work]) -> list[Any]:
+        """The batches of a group."""
+        return [self._fetch_batch(sample, *item, rows)
+                for item, (sample, rows) in zip(work, self._shared(samples), strict=True)]  # fmt: skip
+
+
+def group_work(work: Iterator[Work], size: int) -> Iterator[tuple[int, list[Work]]]:
+    """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
+    while items := list(islice(work, size)):
+        yield items[0][0], items
+
+
+def split_group(counts: Sequence[int], num_nodes: int, most_rows: int) -> Iterator[slice]:
+    """Consecutive parts, each with as many batches as `most_rows` hold, in their union and in each of them."""
+    begin = total = 0
+    for at, count in enumerate(counts):
+        total += count
+        if at > begin and min(total, num_nodes) + total > most_rows:
+            yield slice(begin, at)
+            begin, total = at, count
+    yield slice(begin, len(counts))
+
+
+# Batches that are sampled in one call where nobody said how many, while a group takes no more than so many bytes, or
+# than this share of the memory that is free: larger ones take a GPU longer than the host, and leave a CPU's caches.
+MOST_BATCHES, GPU_ROOM, HOST_ROOM, _FREE_SHARE_TOGETHER = 16, 256 << 20, 128 << 20, 1 / 16
+
+
+class DrawnGroup(list[Drawn]):
+    """The samples of a group, in order, as a pipeline hands them on."""
+
+    def finish(self) -> DrawnGroup:
+        """Nothing is left to wait for."""
+        return self
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell torch's allocator that the samples are read on `stream` too."""
+        # Most of it is all batches'.
+        for value in {id(value): value for sample in self for value in sample.tensors()}.values():
+            if value.is_cuda:
+                value.record_stream(stream)
+
+
+class Together:
+    """What a pipeline needs to work on groups of batches instead of batches; see `SuperBatch`.
+
+    Args:
+        size: Batches of a group.
+        ask: Samples the batches of a group.
+        read: Reads rows of all of them at once: samples -> a list.
+        fetch: Makes a batch: (sample, number, seeds, its item of that list) -> batch.
+        alone: Whether groups are made in the caller's thread, and no other's.
+    """
+
+    def __init__(self, size: int, ask: Callable[[Sequence[Work]], Sequence[Any]],
+                 read: Callable[[Sequence[Drawn]], Sequence[Any]],
+                 fetch: Callable[[Drawn, int, Any, Any], Any], alone: bool = False) -> None:  # fmt: skip
+        self._size, self._ask, self._read, self._fetch_batch, self._is_alone = size, ask, read, fetch, alone
+
+    def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
+        """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
+        return group_work(work, self._size)
+
+    def submit(self, number: int, work: Sequence[Work]) -> DrawnGroup:
+        """Sample a group."""
+        with self._paused():
+            return DrawnGroup(map(Drawn, self._ask(work)))
+
+    def fetch(self, samples: Sequence[Drawn], number: int, work: Sequence[Work]) -> list[Any]:
+        """The batches of a group."""
+        with self._paused():
+            parts = zip(samples, work, self._read(samples), strict=True)
+            return [self._fetch_batch(sample, *item, read) for sample, item, read in parts]
+
+    def _paused(self) -> AbstractContextManager[None]:
+        # Elsewhere the caller's thread may turn the collector off meanwhile, which ending a pause would undo.
+        return pause_collector() if self._is_alone else nullcontext()
+
+
+class GrowingTogether(Together):
+    """Groups of 1, 2, 4, 8 and 16 batches, so that the first comes as soon as alone, as long as they are small.
+
+    Args:
+        room: The most bytes that a group may take.
+        count_free: Bytes of memory that are free.
+    """
+
+    def __init__(self, room: int, count_free: Callable[[], int], *args: Any) -> None:
+        super().__init__(1, *args)
+        self._room, self._count_free, self._most, self._measured = room, count_free, MOST_BATCHES, 0
+
+    def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
+        """(number of the first, all) of a group."""
+        while items := list(islice(work, min(self._size, self._most))):
+            yield items[0][0], items
+            self._size = min(2 * self._size, MOST_BATCHES)
+
+    def fetch(self, samples: Sequence[Drawn], number: int, work: Sequence[Work]) -> list[Any]:
+        """The batches of a group; the first of each size tells how many may come together."""
+        batches = super().fetch(samples, number, work)
+        if len(batches) <= self._measured:
+            return batches
+        self._measured = len(batches)
+        taken = max(1, count_bytes(batches) // len(batches))
+        self._most = max(1, min(self._most, min(self._room, int(_FREE_SHARE_TOGETHER * self._count_free())) // taken))
+        return batches
+
+    def split(self, work: Sequence[Work]) -> Iterator[tuple[int, list[Work]]]:
+        """Each batch of a group as a group of its own, and all from now on: memory has run out."""
+        self._most = 1
+        return ((item[0], [item]) for item in work)
+
+
+def count_bytes(batches: Sequence[Any]) -> int:
+    """Memory that batches take, what they share once: as they note it (see `note_memory`), else by their tensors."""
+    sizes: dict[int, int] = {}
+    for batch in batches:
+        memory = batch.__dict__.get("_memory")
+        values = memory if memory is not None else (v for store in batch.stores for v in store.values())
+        for value in values:
+            for part in parts_of(value):
+                if isinstance(part, Tensor) and part.layout is torch.strided:
+                    storage = part.untyped_storage()
+                    sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+@contextmanager
+def pause_collector() -> Iterator[None]:
+    """Keep Python's cyclic collector from running inside.
+
+    It runs for every few hundred objects more, and a group of batches has thousands, none of them garbage: they would
+    be taken for old ones, for whose number all objects of the process are searched every few hundred batches.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,148 @@
+"""Batches made ahead by threads, for training on the CPU: the loops that make a batch let Python run meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.errors import ForkedProcessError
+from pyg_direct.runtime.host.memory import give_back_now_and_then
+from pyg_direct.runtime.host.threads import Pool
+
+Work = tuple[int, Any]
+
+
+class _Gate:
+    """Lets a process fork only while no thread makes a batch, so that no child inherits a lock of a thread it does
+    not have, nor a Numba that stands in the middle of a loop.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside: set[int] = set()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._inside.add(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside.discard(threading.get_ident())
+            self._changed.notify_all()
+
+    def before_fork(self) -> None:
+        self._changed.acquire()
+        while self._inside - {threading.get_ident()}:
+            self._changed.wait()
+
+    def after_fork(self) -> None:
+        self._changed.release()
+
+
+FORK_GATE = _Gate()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=FORK_GATE.before_fork, after_in_parent=FORK_GATE.after_fork, after_in_child=FORK_GATE.after_fork
+    )
+
+
+class Background:
+    """Iterates over batches that threads make, `ahead` of the one that was given out last.
+
+    Batches come in order; an exception is raised at the turn of its batch. One thread makes a batch with all the cores
+    that its user has; several make one each, with their share of the cores, which keeps more of them busy: the loops
+    of a batch are short. The threads end with the last batch, at `close()`, when this object is dropped, or when the
+    program ends.
+
+    Args:
+        work: (number, what it is made from) of the batches, in order; read by whoever asks for batches.
+        make: Makes a batch: (number, what it is made from) -> batch; called in the threads.
+        ahead: Batches made ahead, at least 1.
+        num_threads: Threads that make them; None for one a batch.
+    """
+
+    def __init__(self, work: Iterator[Work], make: Callable[[int, Any], Any], ahead: int,
+                 num_threads: int | None = None) -> None:  # fmt: skip
+        self._work, self._make, self._ahead = work, make, ahead
+        self._num_threads = ahead if num_threads is None else num_threads
+        self._batches: deque[Future[Any]] = deque()
+        self._process = os.getpid()
+        self._pool: Pool | None = None
+        self._is_closed = False
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        if self._process != os.getpid():
+            raise ForkedProcessError(
+                f"an iterator of process {self._process} was used in its forked child {os.getpid()}, where its threads "
+                "do not run; call iter() on the loader there"
+            )
+        if self._is_closed:
+            raise StopIteration
+        try:
+            self._start(1)
+            if not self._batches:
+                raise StopIteration
+            # One more while this one is waited for: then as many are ahead of it when it is there.
+            self._start(self._ahead + 1)
+            made: tuple[int, Any] = self._batches.popleft().result()
+            return made
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Let batches be made before one is asked for."""
+        self._start(self._ahead)
+
+    def _start(self, count: int) -> None:
+        """Let batches be made until `count` are."""
+        while len(self._batches) < count:
+            try:
+                item = next(self._work, None)
+            except Exception as error:
+                # The batches before it are still handed over.
+                self._work = iter(())
+                failed: Future[Any] = Future()
+                failed.set_exception(error)
+                self._batches.append(failed)
+                return
+            if item is None:
+                return
+            if self._pool is None:
+                self._pool = Pool(self._num_threads, "pyg_direct_batch")
+                # Pending batches are dropped with their iterator; running ones end by themselves.
+                weakref.finalize(self, self._pool.close, wait=False).atexit = False
+                # Numba's number of threads belongs to the thread that set it.
+                self._num_cores = max(1, get_cpu_threads() // self._num_threads)
+            self._batches.append(self._pool.submit(_make, self._make, self._num_cores, *item))
+
+    def close(self) -> None:
+        """End the threads and forget what was made ahead."""
+        self._is_closed = True
+        had_threads = self._pool is not None and self._process == os.getpid()
+        if self._pool is not None and had_threads:
+            self._pool.close()
+        self._pool, self._work = None, iter(())
+        self._batches.clear()
+        if had_threads:
+            # Arenas of threads keep what batches took, for other threads, which may never make any.
+            give_back_now_and_then()
+
+
+def _make(make: Callable[[int, Any], Any], num_cores: int, number: int, item: Any) -> tuple[int, Any]:
+    with FORK_GATE:
+        before = set_cpu_threads(num_cores)
+        try:
+            return number, make(number, item)
+        finally:
+            # It is the caller's thread where no other can start.
+            set_cpu_threads(before)

@@ -1,0 +1,327 @@
+"""Batches of any sampler that speaks PyG's interface, with rows fetched on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput, HGTSampler, NeighborSampler, SamplerOutput
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.loader.base_loader import ALONE, EpochLoader
+from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.collate.attributes import without_edge_attributes
+from pyg_direct.loader.collate.data import Attributes
+from pyg_direct.loader.collate.hetero_data import HeteroAttributes, TypeRanking
+from pyg_direct.loader.collate.stores import StoreAttributes
+from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, HOST_ROOM, GrowingTogether, SharedRows, Together, Work
+from pyg_direct.loader.prefetch.gpu_streams import note_memory
+from pyg_direct.ops.argument_checks import as_ids, check_ids
+from pyg_direct.ops.content_hash import glance_only
+from pyg_direct.runtime.cuda.device import free_bytes
+from pyg_direct.runtime.host.memory import available_bytes
+from pyg_direct.runtime.host.threads import one_thread
+from pyg_direct.sampler.edge_order import note_order
+from pyg_direct.sampler.keyed_sampler import OwnSampler, is_own
+from pyg_direct.sampler.output import Drawn, Output
+from pyg_direct.sampling.random_key import EpochKey
+from pyg_direct.sampling.sampling_options import Sample
+
+
+class GeneralLoader(EpochLoader):
+    """What node and link loaders over a PyG sampler share."""
+
+    data: Any
+    custom_cls: Any
+    input_data: Any
+    store_dtype: torch.dtype | None = None
+    _general: Any = None
+    # What a sampler of ours samples from; None for others.
+    _sampled_topology: Any = None
+    # Whether this loader made its sampler, for the graph that it was given.
+    _made_sampler = False
+
+    @property
+    def _sampler(self) -> Any:
+        """The sampler, which a program may replace between epochs."""
+        raise NotImplementedError
+
+    def _prepare(self) -> Any:
+        ours = isinstance(self._sampler, OwnSampler)
+        if ours:
+            if self._made_sampler and self._sampler.data is not self.data:
+                # Another graph, `loader.data = other`, is the sampler's too, which no one else has.
+                self._sampler.change_data(self.data)
+            self._sampler.refresh()
+            self._check_seeds(self._sampler.num_nodes)
+        # Its tensors were compared a moment ago.
+        with glance_only():
+            self._sampled_topology = self._sampler._open_topology() if ours else None
+        self._renew_rows()
+        return self._general
+
+    def _check_seeds(self, sizes: Any) -> None:
+        """Check the seeds against the numbers of nodes that there are now, by type where there are types."""
+        raise NotImplementedError
+
+    def _rows(self) -> Any:
+        return self._general
+
+    def _follow_rows(self) -> None:
+        if isinstance(self._general, StoreAttributes):
+            # Rows are asked for anew in any case.
+            self._general = self._general.renew()
+        else:
+            self._renew_rows()
+
+    def _renew_rows(self) -> None:
+        topology: Any = self._sampled_topology
+        by_adjacency = isinstance(self._sampler, (OwnSampler, NeighborSampler, HGTSampler))
+        options = self.device, self.placement, self.feature_cache, self.store_dtype, self.sharing
+        if isinstance(self.data, HeteroData):
+            ranking = topology if isinstance(topology, HeteroTopo) else None
+            self._general = HeteroAttributes(self.data, ranking, *options, by_adjacency=by_adjacency)
+        elif isinstance(self.data, Data):
+            counts = {} if topology is None else _count_items(topology)
+            if isinstance(topology, HeteroTopo):
+                topology = TypeRanking(topology, topology.node_types[0])
+            self._general = Attributes(self.data, topology, *options, counts=counts, by_adjacency=by_adjacency)
+        else:
+            features, graph = self.data
+            self._general = StoreAttributes(features, graph, self.device, self.custom_cls, topology)
+
+    def _ask(self, positions: Tensor, key: int | None) -> Output:
+        """What the sampler makes of the seeds at these positions."""
+        raise NotImplementedError
+
+    def _is_own(self) -> bool:
+        ours = is_own(self._sampler) and isinstance(self.data, (Data, HeteroData))
+        return ours and super()._is_own()
+
+    def _is_told_by_batches(self) -> bool:
+        return isinstance(self._general, StoreAttributes) or super()._is_told_by_batches()
+
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Drawn:
+        return Drawn(self._ask(seeds.positions, key.of_batch(number)))
+
+    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+        """What the sampler makes of the seeds of several batches."""
+        return [self._ask(own, key) for own, key in zip(positions, keys, strict=True)]
+
+    def _samples_together(self) -> bool:
+        """Whether several batches are sampled in one call."""
+        return False
+
+    def _grows(self) -> bool:
+        """Whether groups of batches are made though nobody asked for them, or for more batches ahead: where each takes
+        the host far longer alone.
+        """
+        is_ahead = self.prefetch == 1 and self._is_own()
+        return is_ahead and self._samples_together() and isinstance(self._general, HeteroAttributes)
+
+    def _open_group(self, key: EpochKey) -> Together | None:
+        if self.super_batch == 1 or (self.super_batch is None and not self._grows()):
+            return None
+
+        def ask(work: Sequence[Work]) -> Sequence[Output]:
+            keys = [key.of_batch(number) for number, _ in work]
+            return self._ask_together([seeds.positions for _, seeds in work], keys)
+
+        def read(samples: Sequence[Drawn]) -> Sequence[Any]:
+            if not self._is_own() or not isinstance(self._general, HeteroAttributes):
+                return [None] * len(samples)
+            return self._general.read_together([sample.out for sample in samples])
+
+        is_alone = self.device.type == "cuda"
+        if self.super_batch is None:
+            room = GPU_ROOM if is_alone else HOST_ROOM
+            count_free = partial(free_bytes, self.device.index) if is_alone else available_bytes
+            return GrowingTogether(room, count_free, ask, read, self._fetch_read, is_alone)
+        return Together(self.super_batch, ask, read, self._fetch_read, is_alone)
+
+    def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        return self._fetch_read(sample, number, seeds)
+
+    def _fetch_read(self, sample: Drawn, number: int, seeds: Seeds, read: Any = None) -> Any:
+        """The batch of a sample; `read` as in `HeteroAttributes.build`."""
+        if self._is_filtered:
+            return self.filter_fn(sample.out)
+        memory: list[Any] = []
+        batch = self._build(sample.out, memory, read)
+        if memory and self.device.type == "cuda":
+            note_memory(batch, [*memory, *(sample.out.metadata or ())])
+        return batch
+
+    def __call__(self, index: Any) -> Any:
+        """The batch around the seeds at these positions; each call draws anew."""
+        with glance_only():
+            self._prepare()
+        out = self._ask(read_positions(index, len(self.dataset)), None)  # type: ignore[attr-defined]
+        return self.filter_fn(out) if self._is_filtered else self._finish_batch(self._build(out))
+
+    def collate_fn(self, index: Any) -> Any:
+        """What PyG's loader makes of the seeds at these positions (PyG's hook): the sample, or its batch.
+
+        Args:
+            index: Positions among the seeds, int64 `[B]` or a list.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
+        """
+        # PyG would make positions on torch's default device; seeds lie on the CPU.
+        index = index if isinstance(index, Tensor) else check_ids("index", as_ids("index", index)).long()
+        return super().collate_fn(index)  # type: ignore[misc]
+
+    def filter_fn(self, out: Output) -> Any:
+        """The batch of what a sampler returned (PyG's hook), or of `collate_fn`, if that made it already.
+
+        Args:
+            out: PyG's `SamplerOutput` or `HeteroSamplerOutput`, or the batch.
+        """
+        if isinstance(out, (Data, HeteroData)):
+            return out
+        if self._general is None:
+            self._prepare()
+        # Whoever calls this may have changed it.
+        out.is_given = True
+        self._current_rows()
+        batch = self._build(out)
+        return batch if self.transform is None else self.transform(batch)
+
+    def _place_inputs(self, batch: Any, out: Output) -> None:
+        """Write what PyG's loader says of the seeds."""
+        raise NotImplementedError
+
+    def _build(self, out: Output, memory: list[Any] | None = None, read: Any = None) -> Any:
+        """The batch of what a sampler returned; `memory` and `read` as in `HeteroAttributes.build`."""
+        if self.transform_sampler_output is not None:
+            out = self.transform_sampler_output(out)
+        if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
+            raise TypeError(f"the sampler must return a SamplerOutput or a HeteroSamplerOutput, got {type(out)}")
+        is_ours = is_own(self._sampler) and self.transform_sampler_output is None and not hasattr(out, "is_given")
+        if not is_ours:
+            out = self._finalise(out)
+        if isinstance(self._general, StoreAttributes):
+            batch = self._general.build(out)
+        elif isinstance(out, HeteroSamplerOutput):
+            batch = self._general.build(self.data, out, checked=is_ours, memory=memory, read=read)
+        else:
+            batch = self._build_homogeneous(out, self._general, is_ours)
+        note_sample(batch, out)
+        is_told = isinstance(self._sampler, OwnSampler) and self.transform_sampler_output is None
+        if is_told and self._sampler.sample_direction == "forward":
+            note_order(batch, out, is_ours)
+        self._place_inputs(batch, out)
+        return batch
+
+    def _finalise(self, out: Output) -> Output:
+        """The output on the device, with edge ids of the graph instead of those of its sampler."""
+        perm, device = self._sampler.edge_permutation, self.device
+        if isinstance(out, HeteroSamplerOutput):
+            node, row, col = ({k: v.to(device) for k, v in part.items()} for part in (out.node, out.row, out.col))
+            edge = {k: _permute(v, None if perm is None else perm.get(k), device) for k, v in (out.edge or {}).items()}
+            if isinstance(self.data, HeteroData):
+                # Types and relations that a sampler leaves out are empty, as in PyG.
+                none = torch.empty(0, dtype=torch.int64, device=device)
+                node = dict.fromkeys(self.data.node_types, none) | node
+                if out.edge is not None:
+                    edge = {**dict.fromkeys((kind for kind in self.data.edge_types if kind not in row), none), **edge}
+            batch = None if out.batch is None else {k: v.to(device) for k, v in out.batch.items()}
+            return HeteroSamplerOutput(node, row, col, edge, batch, out.num_sampled_nodes, out.num_sampled_edges,
+                                       out.orig_row, out.orig_col, out.metadata)  # fmt: skip
+        batch = None if out.batch is None else out.batch.to(device)
+        return SamplerOutput(out.node.to(device), out.row.to(device), out.col.to(device),
+                             _permute(out.edge, perm, device), batch, out.num_sampled_nodes, out.num_sampled_edges,
+                             out.orig_row, out.orig_col, out.metadata)  # fmt: skip
+
+    def _build_homogeneous(self, out: SamplerOutput, attributes: Attributes, is_ours: bool) -> Data:
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        # Torch's other threads would go on waiting awake beside the loops that read features.
+        with one_thread(self.device.type == "cpu"):
+            pairs = torch.stack([out.row, out.col])
+        sample = Sample(out.node, pairs, none if out.edge is None else out.edge, [], [])
+        data = self.data
+        if out.edge is None:
+            # Edges that were merged have no attributes any more.
+            data = without_edge_attributes(data)
+        batch = attributes.build(data, sample, none, checked=is_ours, counts_seeds=False)
+        for key in ("num_sampled_nodes", "num_sampled_edges", "input_id"):
+            del batch._store[key]
+        if out.edge is None:
+            del batch._store["e_id"]
+        return batch
+
+    def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
+        attributes = self._prepare() if self._general is None else self._general
+        lines = [self._sampler.summarise()] if isinstance(self._sampler, OwnSampler) else []
+        return lines, attributes.describe()
+
+
+def read_positions(index: Any, count: int) -> Tensor:
+    """Positions among so many seeds, int64 `[B]`, of a number, a list or a mask.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
+    """
+    positions = as_ids("index", index).cpu().reshape(-1)
+    if positions.dtype == torch.bool:
+        if positions.numel() != count:
+            raise ArgumentError(f"index must have shape [{count}] as a mask of the seeds, got [{positions.numel()}]")
+        positions = positions.nonzero().view(-1)
+    return check_ids("index", positions, count).long()
+
+
+def _count_items(topology: Any) -> dict[str, int]:
+    """Nodes and edges of a topology without types."""
+    if isinstance(topology, HeteroTopo):
+        return {"node": sum(topology.num_nodes.values()), "edge": sum(topology.num_edges.values())}
+    return {"node": topology.node_count, "edge": topology.edge_count}
+
+
+def _permute(edge: Tensor | None, perm: Tensor | None, device: torch.device) -> Tensor | None:
+    if edge is None:
+        return None
+    edge = edge.long()
+    return (edge if perm is None else perm[edge.to(perm.device)]).to(device)
+
+
+def note_sample(batch: Any, out: Output) -> None:
+    """Write ids, trees and counts into a batch."""
+    # PyG's own way to set one attribute takes as long as a kernel's launch.
+    if isinstance(out, SamplerOutput):
+        store = batch._store._mapping
+        store.setdefault("n_id", out.node)
+        if out.edge is not None:
+            store.setdefault("e_id", out.edge)
+        for name in ("batch", "num_sampled_nodes", "num_sampled_edges"):
+            # Those of the graph, of other trees, are none of the batch's.
+            store.pop(name, None)
+            if getattr(out, name) is not None:
+                store[name] = getattr(out, name)
+        if out.orig_row is not None and out.orig_col is not None:
+            batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
+        return
+    trees, nodes, edges = (getattr(out, name) or {} for name in ("batch", "num_sampled_nodes", "num_sampled_edges"))
+    known = batch._node_store_dict
+    for kind, ids in out.node.items():
+        store = (known[kind] if kind in known else batch[kind])._mapping
+        if ids is not None:
+            store.setdefault("n_id", ids)
+        if trees.get(kind) is not None:
+            store["batch"] = trees[kind]
+        if nodes.get(kind) is not None:
+            store["num_sampled_nodes"] = nodes[kind]
+    known = batch._edge_store_dict
+    for kind, ids in (out.edge or dict.fromkeys(edges)).items():
+        store = (known[kind] if kind in known else batch[kind])._mapping
+        if ids is not None:
+            store.setdefault("e_id", ids)
+        if edges.get(kind) is not None:
+            store["num_sampled_edges"] = edges[kind]
+    for kind in out.orig_row or {}:
+        batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])

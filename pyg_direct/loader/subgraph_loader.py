@@ -1,0 +1,42 @@
+"""`SubGraphLoader`: all edges among the nodes that a few hops meet, after GraphLearn-for-PyTorch's loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.sampler.output import Output
+
+
+class SubGraphLoader(NeighborLoader):
+    """Batches of induced subgraphs around seeds, with `mapping`: where the seeds stand among the nodes, int64 `[B]`.
+
+    A batch is that of `NeighborLoader(subgraph_type="induced")`.
+
+    Args:
+        data: See `NeighborLoader`.
+        input_nodes: Seeds: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
+        num_neighbors: Fanout of each hop; None for the seeds alone.
+        neighbor_sampler: A sampler of PyG's interface to use instead.
+        **kwargs: Further arguments of `NeighborLoader`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    def __init__(self, data: Any, input_nodes: Any = None, num_neighbors: Any = None, neighbor_sampler: Any = None,
+                 **kwargs: Any) -> None:  # fmt: skip
+        if "subgraph_type" in kwargs:
+            raise ArgumentError(f"subgraph_type must be 'induced', which it is, got {kwargs['subgraph_type']!r}")
+        super().__init__(data, [] if num_neighbors is None else num_neighbors, input_nodes,
+                         neighbor_sampler=neighbor_sampler,
+                         subgraph_type="induced" if neighbor_sampler is None else "directional", **kwargs)  # fmt: skip
+
+    def _place_inputs(self, batch: Any, out: Output) -> None:
+        super()._place_inputs(batch, out)
+        part = batch if self.input_data.input_type is None else batch[self.input_data.input_type]
+        # Seeds come first, in the order given.
+        part.mapping = torch.arange(part.batch_size, device=self.device)

@@ -1,0 +1,1 @@
+"""Accelerated convolutions of PyG, one per module."""

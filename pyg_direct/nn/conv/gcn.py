@@ -1,0 +1,141 @@
+"""GCNConv over sorted edges: normalised in their order, and aggregated on the narrower side of its matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch_geometric.nn import aggr
+
+from pyg_direct.nn.dispatch import is_plain, wins_on_cpu
+from pyg_direct.nn.linear import multiply
+from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, WholeGraph, find_batch, find_whole, may_find
+from pyg_direct.nn.trimming import Kept, is_linear
+from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
+from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
+
+
+def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Tensor:
+    """What replaces `forward` of an accelerated GCNConv."""
+    if is_recorded() or not (isinstance(x, Kept) or may_find(edge_index, x, saves_launches=True)):
+        return type(self).forward(self, x, edge_index, edge_weight)
+    rows, num_targets = (x.rows, x.kept.shape[0]) if isinstance(x, Kept) else (x, None)
+    out = None
+    if (self.normalize and not self.cached and isinstance(rows, Tensor) and rows.dim() == 2
+            and type(self.aggr_module) is aggr.SumAggregation and is_plain(self, edge_index)
+            and (edge_weight is None
+                 or (edge_weight.shape == edge_index.shape[1:] and edge_weight.is_floating_point()))):  # fmt: skip
+        out = _convolve(self, rows, edge_index, edge_weight, num_targets)
+    if out is None:
+        out = type(self).forward(self, rows, edge_index, edge_weight)
+        out = out if num_targets is None else out[:num_targets]
+    return out
+
+
+def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None,
+              num_targets: int | None) -> Tensor | None:  # fmt: skip
+    batch, num_sources = find_batch(edge_index), x.shape[0]
+    num_targets = num_sources if num_targets is None else num_targets
+    if batch is None and edge_weight is None:
+        batch = find_whole(edge_index, num_targets, min(x.shape[1], self.out_channels), saves_launches=True)
+    if batch is None or x.dtype not in DTYPES or not batch.fits(edge_index, num_sources, num_targets):
+        return None
+    if not runs_on_gpu(x) and not wins_on_cpu(x.new_empty(0, self.out_channels)):
+        return None
+    given = x.dtype if edge_weight is None else edge_weight.dtype
+    edges, weight = _normalise(batch, edge_index, num_sources, num_targets, edge_weight, self, given)
+    # The matrix may come before the sum or after it: where rows are narrower, or fewer, and stay what it takes.
+    late = (is_linear(self.lin) and (x.shape[1] <= self.out_channels or 2 * num_targets <= num_sources)
+            and torch.promote_types(x.dtype, given) == x.dtype)  # fmt: skip
+    rows = x if late else self.lin(x)
+    # Under autocast the matrix returns another dtype.
+    dtype = torch.promote_types(rows.dtype, weight.dtype)
+    transposed = None
+    sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows) or isinstance(batch, WholeGraph)
+    if rows.requires_grad and sorts:
+        transposed = batch.transpose(edges, num_sources)
+    out = aggregate(rows.to(dtype), edges.indptr, edges.row, weight=weight.to(dtype), target=edges.target,
+                    num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
+    if late and not torch.is_autocast_enabled(x.device.type):
+        return multiply(out, self.lin.weight, self.bias)
+    if late:
+        # What it returns there is added up by PyG in the dtype of the weights, with a bias of its own.
+        out = multiply(out, self.lin.weight, None)
+        out = out.to(torch.promote_types(out.dtype, given))
+    return out if self.bias is None else out + self.bias
+
+
+def _normalise(batch: SortedBatch, edge_index: Tensor, num_sources: int, num_targets: int, given: Tensor | None,
+               self: Any, dtype: torch.dtype) -> tuple[SortedEdges, Tensor]:  # fmt: skip
+    """Edges, with one loop a target if asked for, and their symmetric weights; other loops then weigh nothing.
+
+    Nodes from `num_targets` on have no edges of their own.
+    """
+    work = torch.promote_types(dtype, torch.float32)
+    if given is None and self.add_self_loops:
+        edges, weight = batch.add_loops(edge_index, num_targets, work)
+        assert weight is not None, "edges are not weighed"
+        return edges, weight.to(dtype)
+    edges = batch.view(edge_index)
+    if given is None:
+
+        def weigh() -> Tensor:
+            ones = torch.ones(edges.row.numel(), dtype=work, device=edges.row.device)
+            return _weigh(edges, ones, num_sources, num_targets, 0.0).to(dtype)
+
+        return edges, batch.remember(("weighed", edges.row.numel(), num_sources, num_targets, dtype), weigh)
+    if not self.add_self_loops:
+        return edges, _weigh(edges, given.to(work), num_sources, num_targets, 0.0).to(dtype)
+    # PyG fills loops in that are not there.
+    alone = 2.0 if self.improved else 1.0
+    looped, _ = batch.add_loops(edge_index, num_targets)
+    weight = _give_to_loops(edges, given.to(work), num_targets, alone)
+    return looped, _weigh(looped, weight, num_sources, num_targets, alone).to(dtype)
+
+
+def _weigh(edges: SortedEdges, weight: Tensor, num_sources: int, num_targets: int, alone: float) -> Tensor:
+    """The symmetric weights of edges with weights; `alone` is the degree of a node that has no edges."""
+    degree = aggregate(weight.view(-1, 1), edges.indptr, target=edges.target, num_targets=num_targets,
+                       max_degree=edges.max_degree)  # fmt: skip
+    degree = F.pad(degree.view(-1), (0, num_sources - num_targets), value=alone)
+    scale = degree.pow(-0.5)
+    scale = scale.masked_fill(scale == float("inf"), 0)
+    return scale[edges.row] * weight * scale[edges.target]
+
+
+def _give_to_loops(edges: SortedEdges, weight: Tensor, num_targets: int, alone: float) -> Tensor:
+    """Weights of edges and of the loops behind them; a loop that is there gives its own to the one that stays."""
+    indptr, row, target, *_ = edges
+    num_edges = row.numel()
+    is_loop = row == target
+    own = _LastLoop.apply(weight, torch.where(is_loop, target, num_targets).long(), num_targets, alone)
+    nodes = torch.arange(num_targets, device=row.device)
+    # Each target before an edge's own has one loop more.
+    places = torch.arange(num_edges, device=row.device) + target
+    loops = indptr[1 : num_targets + 1].clamp(max=num_edges) + nodes
+    out = weight.new_zeros(num_edges + num_targets).index_copy(0, places, weight.masked_fill(is_loop, 0))
+    return out.index_copy(0, loops, own)
+
+
+class _LastLoop(Function):
+    """The weight of each node's last loop, which PyG's code finds on a CPU, and on a GPU any of them.
+
+    Each loop of a node gets the gradient of the one that stays, as there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, node: Tensor, num_nodes: int, alone: float) -> Tensor:
+        ctx.save_for_backward(node)
+        number = torch.arange(node.numel(), device=node.device)
+        last = number.new_full((num_nodes + 1,), -1).scatter_reduce_(0, node, number, "amax")[:num_nodes]
+        # Without edges there is nothing to take from.
+        taken = weight.new_full((num_nodes,), alone) if not node.numel() else weight.take(last.clamp(min=0))
+        return taken.masked_fill_(last < 0, alone)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (node,) = ctx.saved_tensors
+        return F.pad(grad, (0, 1)).index_select(0, node), None, None, None

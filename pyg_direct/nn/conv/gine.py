@@ -1,0 +1,84 @@
+"""Messages of GINEConv over sorted edges, made and summed in one step of autograd: rows of sources and of edges are
+added, and cut off at zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_direct.ops.aggregate.gine_messages import is_fused, pull_fused, sum_fused, unpack_kept
+from pyg_direct.ops.aggregate.operators import GATHERED_BYTES
+from pyg_direct.ops.aggregate.sum import aggregate, spread_known, sum_known
+from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
+
+
+def sum_messages(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_targets: int, *,
+                 reduce: str, max_degree: int | None) -> Tensor:  # fmt: skip
+    """relu(x[row] + edge_rows) reduced over the edges of each target, `[T, C]`.
+
+    Args:
+        x: Rows of sources, floating `[N, C]`.
+        edge_rows: Rows of edges, `[E, C]` of the same dtype.
+        indptr, row, target: Edges that are known to fit, sorted by target; `indptr` may be longer.
+        num_targets: T.
+        reduce: See `ops.aggregate`.
+        max_degree: Upper bound of the edges of a target, None where it is not known.
+    """
+    if reduce not in ("sum", "mean"):
+        messages = (x.index_select(0, row) + edge_rows).relu()
+        return aggregate(messages, indptr, reduce=reduce, target=target, num_targets=num_targets, max_degree=max_degree)
+    # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
+    made: Tensor = super(Function, _Sum).apply(x, edge_rows, indptr, row, target, num_targets, reduce == "mean",
+                                               max_degree)  # type: ignore[misc]  # fmt: skip
+    return made
+
+
+class _Sum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
+                mean: bool, max_degree: int | None) -> Tensor:  # fmt: skip
+        ctx.num_rows, ctx.mean, ctx.num_targets = len(x), mean, num_targets
+        if is_fused(x, edge_rows, num_targets, max_degree):
+            out, kept = sum_fused(x, edge_rows, indptr, row, num_targets, mean=mean, keeps=any(ctx.needs_input_grad))
+            ctx.save_for_backward(kept, None, indptr, row, target)
+            return out
+        messages = x.index_select(0, row).add_(edge_rows).relu_()
+        ctx.save_for_backward(None, messages, indptr, row, target)
+        return sum_known(messages, indptr, None, num_targets, mean, max_degree)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        kept, messages, indptr, row, target = ctx.saved_tensors
+        wants_x, wants_edges = ctx.needs_input_grad[:2]
+        if ctx.mean:
+            degree = indptr[: ctx.num_targets + 1].clamp(max=row.numel()).diff().clamp_(min=1)
+            grad = grad / degree.unsqueeze(1).to(grad.dtype)
+        to_x = None
+        if messages is not None:
+            to_edges = torch.ops.aten.threshold_backward(grad.index_select(0, target), messages, 0)
+        elif torch.is_grad_enabled() or is_heard(grad):
+            # In what torch can differentiate once more, or do for many gradients at once.
+            to_edges = grad.index_select(0, target).masked_fill(~unpack_kept(kept, grad.shape[1]), 0)
+        else:
+            # Atomics are for what is in no other memory yet, or is little.
+            spreads = wants_x and not torch.are_deterministic_algorithms_enabled() and (
+                not wants_edges or 4 * row.numel() * grad.shape[1] < GATHERED_BYTES)  # fmt: skip
+            to_edges, to_x = pull_fused(grad, kept, row, target, ctx.num_rows, to_edges=wants_edges or not spreads,
+                                        to_x=spreads)  # fmt: skip
+        if wants_x and to_x is None:
+            to_x = _add_to_sources(to_edges, row, ctx.num_rows)
+        return to_x, to_edges if wants_edges else None, *(None,) * 6
+
+
+def _add_to_sources(rows: Tensor, row: Tensor, num_rows: int) -> Tensor:
+    """Rows of edges added up for the source of each, `[N, C]`."""
+    is_plain = torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled() or is_heard(rows)
+    if is_plain or not runs_on_gpu(rows):
+        return rows.new_zeros(num_rows, rows.shape[1]).index_add_(0, row, rows)
+    # Each edge is the target of one: torch adds items one by one, and those of 16 bits in 16 bits.
+    each = torch.arange(row.numel() + 1, dtype=row.dtype, device=row.device)
+    return spread_known(rows, each, row, each[:-1], num_rows, False, 1, None)

@@ -1,0 +1,136 @@
+"""HGTConv over sorted edges: products, softmax and weighted sum of all relations, which PyG joins, at once."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.dense import HeteroLinear
+
+from pyg_direct.nn.dispatch import is_plain
+from pyg_direct.nn.sorted_edges import SortedBatch, find_batch
+from pyg_direct.nn.trimming import has_hooks
+from pyg_direct.ops.aggregate.dot import dot
+from pyg_direct.ops.aggregate.softmax import softmax
+from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
+from pyg_direct.ops.local_ids.csr import compress_offsets as compress
+from pyg_direct.ops.run_kernel import is_recorded
+
+# What `forward` tells `_construct_src_node_feat` and `propagate`, which is given edges that PyG has joined.
+_TOLD = "_relations"
+
+
+class _Told:
+    """What is known of the edges of a call.
+
+    Attributes:
+        batch: That of the first relation, which remembers what is made of all of them.
+        key: What tells them and their order apart.
+        max_degree: Upper bound of the edges of a target, None if there is none.
+        is_scaled: Whether keys have been multiplied with the weights of relations and the scale of the products.
+    """
+
+    def __init__(self, batch: SortedBatch, key: tuple[Any, ...], max_degree: int | None) -> None:
+        self.batch, self.key, self.max_degree, self.is_scaled = batch, key, max_degree, False
+
+
+def forward(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
+    """What replaces `forward` of an accelerated HGTConv: PyG's own, once it is known that no edge leads astray."""
+    told = None if is_recorded() else _tell(self, x_dict, edge_index_dict)
+    if told is None:
+        return type(self).forward(self, x_dict, edge_index_dict)
+    self.__dict__[_TOLD] = told
+    try:
+        return type(self).forward(self, x_dict, edge_index_dict)
+    finally:
+        del self.__dict__[_TOLD]
+
+
+def _tell(self: Any, x_dict: Any, edge_index_dict: Any) -> _Told | None:
+    """What is known of the edges; None unless all of them are known to fit."""
+    batches, key, most = [], [], 0
+    for (src, _, dst), edge_index in edge_index_dict.items():
+        batch, sizes = find_batch(edge_index) if is_plain(self, edge_index) else None, (x_dict[src], x_dict[dst])
+        if batch is None or not batch.fits(edge_index, *(rows.shape[0] for rows in sizes)):
+            return None
+        batches.append(batch)
+        # Batches tell their edges from others that came to the same memory, and must not keep each other alive.
+        key.append((weakref.ref(batch), edge_index.shape[1], dst, *(rows.shape[0] for rows in sizes)))
+        most += batch.max_degree or 0
+    if not batches:
+        return None
+    bounded = all(batch.max_degree is not None for batch in batches)
+    # Types that no edge leads to take places among the targets too.
+    return _Told(
+        batches[0], ("hgt", *key, *((kind, x.shape[0]) for kind, x in x_dict.items())), most if bounded else None
+    )
+
+
+def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dict: Any) -> Any:
+    """What replaces the method of an accelerated HGTConv: keys and values of the sources of each relation times its
+    matrices, by one product a relation. PyG multiplies slices that it finds by a list of types, which it makes on the
+    CPU, with a number for each row and head.
+    """
+    numbers = [self.edge_types_map[kind] for kind in edge_index_dict]
+    # Of relations in another order PyG takes other matrices.
+    told = self.__dict__.get(_TOLD)
+    if (told is None or not numbers or numbers != sorted(numbers) or self.k_rel.bias is not None
+            or not (_is_plain_matrix(self.k_rel) and _is_plain_matrix(self.v_rel))):  # fmt: skip
+        return type(self)._construct_src_node_feat(self, k_dict, v_dict, edge_index_dict)
+    heads, width = self.heads, self.out_channels // self.heads
+    keys, values = (part.weight.view(heads, -1, width, width) for part in (self.k_rel, self.v_rel))
+    if len(numbers) < keys.shape[1]:
+        keys, values = keys[:, numbers], values[:, numbers]
+    # (k W) . q p / sqrt(C) = (k (W p / sqrt(C))) . q, and matrices are fewer than edges.
+    scale = torch.cat([self.p_rel["__".join(kind)] for kind in edge_index_dict]).t() / math.sqrt(width)
+    # Apart for relations, so that their gradients are put together once.
+    weights = torch.cat([keys * scale[:, :, None, None], values]).unbind(1)
+    offsets, made, begin = {}, [], 0
+    for kind, weight in zip(edge_index_dict, weights, strict=True):
+        rows = torch.cat([k_dict[kind[0]], v_dict[kind[0]]], dim=1)
+        made.append(torch.bmm(rows.transpose(0, 1), weight))
+        offsets[kind], begin = begin, begin + rows.shape[0]
+    told.is_scaled = True
+    k, v = torch.cat(made, dim=1).transpose(0, 1).split(heads, dim=1)
+    return k, v, offsets
+
+
+def _is_plain_matrix(module: Any) -> bool:
+    """Whether these are PyG's matrices of relations, without a `forward` or hooks that a program put on them."""
+    return type(module) is HeteroLinear and "forward" not in module.__dict__ and not has_hooks(module)
+
+
+def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
+    """What replaces `propagate` of an accelerated HGTConv."""
+    (k, q, v), told = (kwargs[name] for name in "kqv"), self.__dict__.get(_TOLD)
+    if told is None or k.dtype not in DTYPES or not k.dtype == q.dtype == v.dtype:
+        return type(self).propagate(self, edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
+    num_targets, bound = q.shape[0], told.max_degree
+    joined: _Joined = told.batch.remember(told.key, lambda: _sort(edge_index, num_targets))
+    scores = dot(k, q, joined.indptr, joined.row, joined.target, max_degree=bound)
+    if not told.is_scaled:
+        scores = scores * kwargs["edge_attr"].index_select(0, joined.edge) / math.sqrt(q.shape[-1])
+    work = torch.promote_types(scores.dtype, torch.float32)
+    alpha = softmax(None, None, scores.to(work), joined.indptr, joined.row, num_targets=num_targets, max_degree=bound)
+    dtype = torch.promote_types(v.dtype, scores.dtype)
+    out = aggregate(v.to(dtype), joined.indptr, joined.row, weight=alpha.to(dtype), target=joined.target,
+                    num_targets=num_targets, max_degree=bound)  # fmt: skip
+    return out.view(num_targets, self.out_channels)
+
+
+class _Joined(NamedTuple):
+    """Edges of all relations, sorted by target; `edge` is the place of each among those that PyG has joined."""
+
+    indptr: Tensor
+    row: Tensor
+    target: Tensor
+    edge: Tensor
+
+
+def _sort(edge_index: Tensor, num_targets: int) -> _Joined:
+    # They come relation after relation.
+    target, edge = torch.sort(edge_index[1], stable=True)
+    return _Joined(compress(target, num_targets), edge_index[0].index_select(0, edge), target, edge)

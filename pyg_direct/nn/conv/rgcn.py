@@ -1,0 +1,223 @@
+"""RGCNConv over sorted edges: all relations in one sum, in one matrix if most targets have edges of each.
+
+If most pairs of a relation and a target have no edges, the pairs with edges are processed relation after relation
+(`convolve_segments`). A matrix is multiplied with the sums of its relation's pairs, and the products are added up
+for the targets. No row is multiplied, or lies in memory, for a pair without edges. A row is multiplied once for all
+edges of a pair.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch_geometric
+from torch import Tensor
+from torch_geometric.nn import aggr
+
+from pyg_direct.nn.dispatch import find_reduce, is_plain
+from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
+from pyg_direct.ops.aggregate.sum import DTYPES, Transposed, aggregate
+from pyg_direct.ops.local_ids.csr import compress_offsets as compress
+from pyg_direct.ops.run_kernel import is_recorded
+
+# Edges a pair of a relation and a target, below which many pairs have none.
+_MOST_EDGES = {"cuda": 0.5, "cpu": 0.75}
+# Of rows without edges so many numbers, times the width of their matrix and a little, are a fair price for parting, and
+# for a product more a relation, both ways. On an H200, whose host is what takes the time of less, and on two cores.
+_PARTING = {"cuda": 1 << 33, "cpu": 1 << 25}
+_A_RELATION = {"cuda": 1 << 30, "cpu": 1 << 21}
+_WITHOUT_WIDTH = 96
+
+
+class Segments(NamedTuple):
+    """Edges by relation, then target, and their pairs P.
+
+    Attributes:
+        indptr: Offsets of the pairs' edges, `[P + 1]`.
+        row: Source of each edge, `[E]`.
+        pair: Pair of each edge, `[E]`.
+        sizes: Pairs of each relation.
+        offsets: Offsets of the targets' pairs, `[T + 1]`.
+        order: Pairs by target, `[P]`.
+        target: Their targets, `[P]`.
+        back: The same by pair.
+        given: The relations that edges were told to have; held so that no other tensor gets their address.
+        most: Edges of the relation that has most.
+    """
+
+    indptr: Tensor
+    row: Tensor
+    pair: Tensor
+    sizes: list[int]
+    offsets: Tensor
+    order: Tensor
+    target: Tensor
+    back: Transposed
+    given: Tensor
+    most: int
+
+
+def are_few(edges: Tensor, num_targets: int, relations: int, width: int) -> bool:
+    """Whether so many edges leave many pairs of a relation and a target without one, and enough of them to matter."""
+    num_edges, pairs, where = edges.numel(), num_targets * relations, "cuda" if edges.is_cuda else "cpu"
+    if not 0 < num_edges < _MOST_EDGES[where] * pairs:
+        return False
+    return (pairs - num_edges) * width * (_WITHOUT_WIDTH + width) > _PARTING[where] + relations * _A_RELATION[where]
+
+
+def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: int) -> Segments | None:
+    """The pairs of these edges; None if a relation lies outside. Waits for the device once."""
+    # Narrow keys take fewer passes; edges come sorted by target, and stay so in a relation.
+    inside = edge_type.clamp(0, relations - 1)
+    kinds, order = torch.sort(inside.to(torch.int16 if relations <= 1 << 15 else torch.int64), stable=True)
+    target = edges.target.index_select(0, order)
+    begins = torch.ones_like(target, dtype=torch.bool)
+    begins[1:] = (target[1:] != target[:-1]) | (kinds[1:] != kinds[:-1])
+    ends = torch.cumsum(begins, 0)
+    # Of each relation, where its edges begin, and its pairs.
+    offsets = compress(kinds.long(), relations)
+    counts = torch.stack([torch.cat([ends.new_zeros(1), ends]).index_select(0, offsets), offsets]).diff()
+    strays = (edge_type != inside).sum().expand(2, 1)
+    (strays, *sizes), (_, *most) = torch.cat([strays, counts], dim=1).tolist()
+    if strays:
+        return None
+    num_pairs, pair = sum(sizes), ends - 1
+    # Their number is known, so that nothing waits; edges that begin no pair write behind the last one.
+    places = torch.arange(pair.numel(), device=pair.device)
+    starts = pair.new_empty(num_pairs + 1).scatter_(0, torch.where(begins, pair, num_pairs), places)
+    starts[num_pairs] = pair.numel()
+    pair_target = target.index_select(0, starts[:num_pairs])
+    by_target, pairs = torch.sort(pair_target, stable=True)
+    each = torch.arange(num_pairs + 1, device=pairs.device)
+    back = Transposed(each, pair_target, torch.empty_like(pairs).scatter_(0, pairs, each[:-1]))
+    return Segments(starts, edges.row.index_select(0, order), pair, sizes, compress(by_target, num_targets), pairs,
+                    by_target, back, edge_type, max(most))  # fmt: skip
+
+
+def convolve_segments(x: Tensor, weight: Tensor, segments: Segments, num_targets: int, *, reduce: str,
+                      num_blocks: int | None, max_degree: int | None) -> Tensor:  # fmt: skip
+    """Sums over relations of the reduced rows times the matrix of each, `[T, out]`.
+
+    Args:
+        x: Rows of the sources, `[N, in]`.
+        weight: `[R, in, out]`, or `[R, num_blocks, in / num_blocks, out / num_blocks]`.
+    """
+    reduced = aggregate(x, segments.indptr, segments.row, reduce=reduce, target=segments.pair, max_degree=max_degree)
+    parts = zip(reduced.split(segments.sizes), weight.unbind(), strict=True)
+    made = torch.cat([_multiply(rows, matrix, num_blocks) for rows, matrix in parts if rows.shape[0]])
+    return aggregate(made, segments.offsets, segments.order, target=segments.target, num_targets=num_targets,
+                     max_degree=len(segments.sizes), transposed=segments.back)  # fmt: skip
+
+
+def _multiply(rows: Tensor, matrix: Tensor, num_blocks: int | None) -> Tensor:
+    if num_blocks is None:
+        return rows @ matrix
+    blocks = rows.view(rows.shape[0], num_blocks, -1).transpose(0, 1)
+    return torch.bmm(blocks, matrix).transpose(0, 1).reshape(rows.shape[0], -1)
+
+
+# Items of the sums of all relations, above which they are left to PyG, relation after relation.
+_MOST_ITEMS = 1 << 30
+
+
+class _Parted(NamedTuple):
+    """Edges sorted by target, then relation: offsets of (target, relation), and their ends.
+
+    Attributes:
+        given: The relations that edges were told to have; held so that no other tensor gets their address.
+        most: Edges of the relation that has most, where PyG looks at that; else 0.
+    """
+
+    indptr: Tensor
+    row: Tensor
+    target: Tensor
+    given: Tensor
+    most: int
+
+
+class _Stray(NamedTuple):
+    """Relations that edges were told to have, one of which is none; held likewise."""
+
+    given: Tensor
+
+
+def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor:
+    """What replaces `forward` of an accelerated RGCNConv."""
+    out = None
+    if not is_recorded() and is_plain(self, edge_index) and isinstance(edge_type, Tensor):
+        pair = x if isinstance(x, tuple) else (x, x)
+        if all(isinstance(part, Tensor) and part.dim() == 2 and part.dtype in DTYPES for part in pair):
+            out = _convolve(self, pair[0], pair[1], edge_index, edge_type)
+    return type(self).forward(self, x, edge_index, edge_type) if out is None else out
+
+
+def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor | None:
+    batch, relations, num_targets = find_batch(edge_index), self.num_relations, own.shape[0]
+    if (
+        batch is None
+        or edge_type.shape != edge_index.shape[1:]
+        or edge_type.dtype not in (torch.int32, torch.int64)
+        or not batch.fits(edge_index, x.shape[0], num_targets)
+        or x.dtype != self.weight.dtype
+    ):
+        return None
+    edges = batch.view(edge_index)
+    few = are_few(edges.row, num_targets, relations, x.shape[1])
+    if not few and num_targets * relations * x.shape[1] > _MOST_ITEMS:
+        return None
+
+    def part() -> _Parted | Segments | _Stray:
+        made = (part_by_relation if few else _part)(edges, edge_type, num_targets, relations)
+        return _Stray(edge_type) if made is None else made
+
+    if edge_type.is_inference():
+        # Writes to such a tensor leave no trace.
+        parted = part()
+    else:
+        key = "relations", edge_type.data_ptr(), edge_type._version, edge_type.stride(), edges.row.numel(), num_targets
+        parted = batch.remember((*key, relations, few), part)
+    if isinstance(parted, _Stray):
+        return None
+    if type(self.aggr_module) is not aggr.SumAggregation and _takes_segments(self, parted):
+        return None
+    weight, reduce = self.weight, find_reduce(self)
+    if self.num_bases is not None:
+        weight = (self.comp @ weight.view(self.num_bases, -1)).view(relations, x.shape[1], self.out_channels)
+    if isinstance(parted, Segments):
+        out = convolve_segments(x, weight, parted, num_targets, reduce=reduce, num_blocks=self.num_blocks,
+                                max_degree=edges.max_degree)  # fmt: skip
+    else:
+        sums = aggregate(x, parted.indptr, parted.row, reduce=reduce, target=parted.target,
+                         max_degree=edges.max_degree)  # fmt: skip
+        if self.num_blocks is not None:
+            parts = sums.view(num_targets, relations, self.num_blocks, sums.shape[1] // self.num_blocks)
+            out = torch.einsum("trbi,rbio->tbo", parts, weight).reshape(num_targets, self.out_channels)
+        else:
+            out = sums.view(num_targets, relations * sums.shape[1]) @ weight.reshape(-1, self.out_channels)
+    # PyG adds relations up from zeros of torch's dtype on, which is wider than bfloat16.
+    out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
+    if self.root is not None:
+        at_once = out.dtype == own.dtype and not torch.is_autocast_enabled(own.device.type)
+        out = torch.addmm(out, own, self.root) if at_once else out + own @ self.root
+    return out if self.bias is None else out + self.bias
+
+
+def _takes_segments(self: Any, parted: _Parted | Segments) -> bool:
+    """Whether PyG multiplies segments by pyg-lib, and so takes means and maxima over all relations together."""
+    if not torch_geometric.typing.WITH_SEGMM or self.num_bases is not None or self.num_blocks is not None:
+        return False
+    asked: bool | None = torch_geometric.backend.use_segment_matmul
+    if asked is not None:
+        return asked
+    return torch_geometric.backend.use_segment_matmul_heuristic(self.num_relations, parted.most, *self.weight.shape[1:])
+
+
+def _part(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: int) -> _Parted | None:
+    """The edges by target and relation; None if a relation lies outside, which waits for the device once."""
+    if edge_type.numel() and bool(((edge_type < 0) | (edge_type >= relations)).any()):
+        return None
+    most = int(torch.bincount(edge_type).max()) if torch_geometric.typing.WITH_SEGMM and edge_type.numel() else 0
+    place, order = torch.sort(edges.target * relations + edge_type, stable=True)
+    return _Parted(compress(place, num_targets * relations), edges.row.index_select(0, order), place, edge_type,
+                   most)  # fmt: skip

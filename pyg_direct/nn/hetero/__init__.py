@@ -1,0 +1,6 @@
+"""Convolutions over many relations, joined into one.
+
+- `hetero_conv.py`: HeteroConv and models of `to_hetero`; the convolutions of a layer called together.
+- `joined_edges.py`: edges of relations one behind the other, and their results.
+- `gat.py`, `gcn.py`, `gin.py`, `sage.py`: one convolution over several relations.
+"""

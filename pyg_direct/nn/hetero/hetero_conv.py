@@ -1,0 +1,374 @@
+"""HeteroConv and models of `to_hetero` over sorted edges: a layer's sums that are alike in one launch.
+
+Rows of all types stand one behind the other, and so do the targets of all relations. Edges of a batch are joined
+once for the layers that share them.
+
+`to_hetero` writes a model out as a graph of calls. Consecutive calls of a layer's convolutions, one per relation,
+become one call in a second graph over the same modules. An accelerated model runs the second graph. It is part of
+the class that torch makes for each such model, so copies and pickles are without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch_geometric.nn import HeteroConv, conv
+from torch_geometric.nn.conv.hetero_conv import group
+
+from pyg_direct.nn.conv import gat, gcn, gin, sage
+from pyg_direct.nn.dispatch import find_reduce, is_plain, propagate, wins_on_cpu
+from pyg_direct.nn.hetero import gat as joined_attention, gcn as joined_gcn, gin as joined_gin, gin as joined_gine
+from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_edges
+from pyg_direct.nn.hetero.sage import Matrices, TypedEdges, convolve_relations
+from pyg_direct.nn.module_state import attach, detach, is_attached
+from pyg_direct.nn.sorted_edges import find_batch
+from pyg_direct.nn.trimming import has_hooks
+from pyg_direct.ops.aggregate.sum import DTYPES
+from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
+
+
+class Call(NamedTuple):
+    """What a convolution of a relation is called with.
+
+    Attributes:
+        conv: The convolution.
+        x: Rows as it takes them.
+        edge_index: Its edges.
+        edge_attr: What belongs to them, where it is told.
+    """
+
+    conv: Any
+    x: Any
+    edge_index: Any
+    edge_attr: Any = None
+
+    def make(self) -> Tensor:
+        """What it returns."""
+        more = {} if self.edge_attr is None else {"edge_attr": self.edge_attr}
+        made: Tensor = self.conv(self.x, self.edge_index, **more)
+        return made
+
+
+# Matrices of a class, that of the sums and that of a target's own row.
+_MATRICES: dict[type, tuple[str, str]] = {conv.SAGEConv: ("lin_l", "lin_r"), conv.GraphConv: ("lin_rel", "lin_root")}
+
+
+def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
+    """What replaces `forward` of a HeteroConv in an accelerated model."""
+    out, attributes = None, kwargs_dict.get("edge_attr_dict", {})
+    if len(args_dict) == 2 and kwargs_dict.keys() <= {"edge_attr_dict"} and not is_recorded():
+        x_dict, edge_index_dict = args_dict
+        kinds = [kind for kind in self.convs.keys() if kind in edge_index_dict]  # noqa: SIM118
+        # What has no rows is refused by PyG, which also makes other arguments of what is told by type of node.
+        if all(kind[0] in x_dict or kind[-1] in x_dict for kind in kinds) and all(
+            isinstance(kind, tuple) and (kind not in self.convs or kind in edge_index_dict) for kind in attributes
+        ):
+            groups: dict[str, list[int]] = {}
+            for number, kind in enumerate(kinds):
+                groups.setdefault(kind[-1], []).append(number)
+            calls = [Call(self.convs[kind], _rows_of(kind, x_dict), edge_index_dict[kind], attributes.get(kind))
+                     for kind in kinds]  # fmt: skip
+            out = _convolve_groups(calls, groups, self.aggr)
+    return type(self).forward(self, *args_dict, **kwargs_dict) if out is None else out
+
+
+def _rows_of(kind: Any, x_dict: Any) -> Any:
+    """What HeteroConv gives the convolution of a relation."""
+    return x_dict[kind[0]] if kind[0] == kind[-1] else (x_dict.get(kind[0]), x_dict.get(kind[-1]))
+
+
+def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str | None) -> dict[str, Tensor] | None:
+    """Rows of each target type, of the results of the relations into it; None where each relation is by itself."""
+    alike = _find_alike(calls)
+    if alike and aggr in ("sum", "mean") and _is_layer(alike, len(calls)):
+        outs = _convolve(alike[0].relations, list(groups.values()))
+        return {kind: out / len(groups[kind]) if aggr == "mean" and len(groups[kind]) > 1 else out
+                for kind, out in zip(groups, outs, strict=True)}  # fmt: skip
+    results = _convolve_alike(calls, alike)
+    if results is None:
+        return None
+    return {kind: group([results[i] for i in numbers], aggr) for kind, numbers in groups.items()}
+
+
+def convolve_together(calls: Sequence[Call]) -> list[Tensor] | None:
+    """What convolutions of a layer return, those that are alike in one launch.
+
+    Args:
+        calls: That of each relation.
+
+    Returns:
+        Rows of the targets of each; None where each is by itself.
+    """
+    return _convolve_alike(calls, _find_alike(calls))
+
+
+class _Kind(NamedTuple):
+    """How convolutions of a class go together.
+
+    Attributes:
+        name, method: What is replaced of an accelerated one, and by what.
+        read: What relations must have in common, of (convolution, rows of its sources, rows of its targets), and what
+            belongs to edges.
+        convolve: Results of relations that have it; None where each is faster by itself.
+        finish: What makes of each of them that which the convolution returns.
+        takes_attributes: Whether edges have rows.
+    """
+
+    name: str
+    method: Callable[..., Any]
+    read: Callable[..., Hashable]
+    convolve: Callable[[Sequence[Relation]], list[Tensor] | None]
+    finish: Callable[[Any, Tensor], Tensor] | None = None
+    takes_attributes: bool = False
+
+
+class _Alike(NamedTuple):
+    """Relations of one launch, and their places among the calls."""
+
+    kind: _Kind
+    numbers: list[int]
+    relations: list[Relation]
+
+
+def _find_alike(calls: Sequence[Call]) -> list[_Alike]:
+    """Relations that go together, two or more each: the sums of one take one launch anyway."""
+    found: dict[Hashable, _Alike] = {}
+    for number, (module, x, edge_index, attribute) in enumerate(calls):
+        kind, rows = _KINDS.get(type(module)), x if isinstance(x, tuple) else (x, x)
+        if (
+            kind is None
+            or kind.takes_attributes != isinstance(attribute, Tensor)
+            or len(rows) != 2
+            or not is_accelerated(module)
+            or not is_plain(module, edge_index)
+        ):
+            continue
+        sources, own = rows
+        if not (isinstance(sources, Tensor) and isinstance(own, Tensor) and sources.dim() == own.dim() == 2
+                and sources.device == own.device == edge_index.device):  # fmt: skip
+            continue
+        batch = find_batch(edge_index)
+        if batch is None or not batch.fits(edge_index, sources.shape[0], own.shape[0]):
+            continue
+        if kind.takes_attributes and attribute.shape[:1] != edge_index.shape[1:]:
+            continue
+        common = kind.read(module, sources, own, *([attribute] if kind.takes_attributes else []))
+        if common is not None:
+            # Classes of one kind sum together.
+            alike = found.setdefault((kind, sources.device, common), _Alike(kind, [], []))
+            alike.numbers.append(number)
+            alike.relations.append(Relation(module, batch, edge_index, sources, own, attribute))
+    return [alike for alike in found.values() if len(alike.numbers) > 1]
+
+
+def _convolve_alike(calls: Sequence[Call], alike: Sequence[_Alike]) -> list[Tensor] | None:
+    """Results of all calls, those that are not alike one by one; None if none are alike."""
+    if not alike:
+        return None
+    outs: dict[int, tuple[_Kind, Tensor]] = {}
+    for kind, numbers, relations in alike:
+        made = kind.convolve(relations)
+        if made is not None:
+            outs.update((i, (kind, out)) for i, out in zip(numbers, made, strict=True))
+    results: list[Tensor] = []
+    # In their order, which that of random numbers is.
+    for number, call in enumerate(calls):
+        if number not in outs:
+            results.append(call.make())
+            continue
+        kind, out = outs[number]
+        results.append(out if kind.finish is None else kind.finish(call.conv, out))
+    return results
+
+
+def is_accelerated(module: Any) -> bool:
+    """Whether a convolution is one of ours that nothing looks at, and does nothing before its sum."""
+    kind = _KINDS.get(type(module))
+    return (
+        kind is not None
+        and is_attached(module, kind.name, kind.method)
+        and not has_hooks(module)
+        and getattr(module, "root_weight", True)
+        and not getattr(module, "project", False)
+    )
+
+
+def takes_attributes(module: Any) -> bool:
+    """Whether a convolution that goes with others is told what belongs to edges."""
+    return _KINDS[type(module)].takes_attributes
+
+
+def _is_layer(alike: list[_Alike], count: int) -> bool:
+    """Whether all relations are SAGEConv or GraphConv that go together, whose results are added where they lie."""
+    return len(alike[0].numbers) == count and alike[0].kind is _SUMS and not any(
+        getattr(relation.conv, "normalize", False) for relation in alike[0].relations)  # fmt: skip
+
+
+def _read(module: Any, x: Tensor, own: Tensor) -> Hashable:
+    """What SAGEConv and GraphConv must have in common to be summed together; None for those summed by themselves."""
+    reduce = find_reduce(module)
+    if (
+        reduce not in ("sum", "mean")
+        or x.dtype not in DTYPES
+        or not sage._are_matrices(*_matrices(module), (x, own))
+        or not (runs_on_gpu(x) or wins_on_cpu(x))
+    ):
+        return None
+    return reduce, x.shape[1], x.dtype
+
+
+def _matrices(module: Any) -> tuple[Any, Any]:
+    """That of the sums and that of a target's own row."""
+    first, second = _MATRICES[type(module)]
+    return getattr(module, first), getattr(module, second)
+
+
+def _convolve_each(relations: Sequence[Relation]) -> list[Tensor]:
+    outs = _convolve(relations, [[number] for number in range(len(relations))])
+    return [F.normalize(out, p=2.0, dim=-1) if getattr(relation.conv, "normalize", False) else out
+            for out, relation in zip(outs, relations, strict=True)]  # fmt: skip
+
+
+def _convolve(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor]:
+    """Results of SAGEConv and GraphConv, added up by group."""
+    tables = Tables.of(relations)
+    num_sources = len(tables.tables)
+    tracked = torch.is_grad_enabled() and any(table.requires_grad for table in tables.tables)
+    joined = join_edges(relations, tables.starts, tables.num_rows)
+    edges = TypedEdges(joined.indptr, joined.row, joined.target, joined.sizes, tables.places, tables.add_own(relations),
+                       num_sources, groups, joined.max_degree)  # fmt: skip
+    pairs = [_matrices(relation.conv) for relation in relations]
+    matrices = [Matrices(first.weight, first.bias, second.weight) for first, second in pairs]
+    return convolve_relations(tables.tables, matrices, edges, reduce=find_reduce(relations[0].conv),
+                              transposed=joined.transpose(tracked))  # fmt: skip
+
+
+_SUMS = _Kind("forward", sage.forward, _read, _convolve_each)
+_KINDS: dict[type, _Kind] = {
+    conv.SAGEConv: _SUMS,
+    conv.GraphConv: _SUMS,
+    conv.GINConv: _Kind("forward", gin.forward, joined_gin.read, joined_gin.convolve, joined_gin.finish),
+    conv.GINEConv: _Kind("propagate", propagate, joined_gine.read, joined_gine.convolve, joined_gin.finish, True),
+    conv.GATConv: _Kind("forward", gat.forward, joined_attention.read, joined_attention.convolve),
+    conv.GATv2Conv: _Kind("forward", gat.forward, joined_attention.read, joined_attention.convolve_v2),
+    conv.GCNConv: _Kind("forward", gcn.forward, joined_gcn.read, joined_gcn.convolve),
+}
+
+
+def watch_relations(module: torch.nn.Module) -> None:
+    """Let a HeteroConv sum its relations in one launch where its convolutions allow it."""
+    if type(module) is HeteroConv and "forward" not in module.__dict__:
+        attach(module, forward=forward)
+
+
+def forget_relations(module: torch.nn.Module) -> None:
+    """The opposite of `watch_relations`."""
+    if is_attached(module, "forward", forward):
+        detach(module, "forward")
+
+
+class _Together(torch.nn.Module):
+    """Convolutions of a layer, given (rows, edges, what belongs to edges) of each in turn."""
+
+    def __init__(self, convs: list[Any]) -> None:
+        super().__init__()
+        # In a tuple, so that they belong to the model alone.
+        self.convs = tuple(convs)
+
+    def forward(self, *given: Any) -> list[Tensor]:
+        """What each of them returns."""
+        calls = [Call(*parts) for parts in zip(self.convs, given[::3], given[1::3], given[2::3], strict=True)]
+        outs = convolve_together(calls)
+        return [call.make() for call in calls] if outs is None else outs
+
+
+def watch_graph(model: torch.nn.Module) -> None:
+    """Let a model of `to_hetero` sum the relations of a layer in one launch where its convolutions allow it."""
+    if not isinstance(model, fx.GraphModule) or hasattr(type(model).forward, "plain"):
+        return
+    # Anything that such a graph reads of its model but modules may be another tensor later.
+    if any(node.op == "get_attr" for node in model.graph.nodes):
+        return
+    groups = list(_find_groups(model))
+    if not groups:
+        return
+    graph = fx.Graph()
+    places: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(model.graph, places))
+    modules: dict[str, Any] = {}
+    for number, nodes_together in enumerate(groups):
+        name = f"together_{number}"
+        modules[name] = _Together([model.get_submodule(str(node.target)) for node in nodes_together])
+        nodes = [places[node] for node in nodes_together]
+        with graph.inserting_before(nodes[0]):
+            call = graph.call_module(name, tuple(part for node in nodes for part in _list_given(node)))
+            for i, node in enumerate(nodes):
+                node.replace_all_uses_with(graph.call_function(_take, (call, i)))
+        for node in nodes:
+            graph.erase_node(node)
+    modules |= {str(node.target): model.get_submodule(str(node.target)) for node in graph.nodes
+                if node.op == "call_module" and node.target not in modules}  # fmt: skip
+    fast, plain = fx.GraphModule(modules, graph), type(model).forward
+    held = list(_list_modules(model))
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_recorded() or self is not model or any(of.get(name) is not m for of, name, m in held):
+            return plain(self, *args, **kwargs)
+        return type(fast).forward(fast, *args, **kwargs)
+
+    forward.plain = plain  # type: ignore[attr-defined]
+    type(model).forward = forward  # type: ignore[method-assign]
+
+
+def _list_modules(model: fx.GraphModule) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """(owner's modules, name, module) of all that the graph calls and of their owners: others may take their places."""
+    paths = {path[: i + 1] for node in model.graph.nodes if node.op == "call_module"
+             for path in [tuple(str(node.target).split("."))] for i in range(len(path))}  # fmt: skip
+    for path in paths:
+        owner = model.get_submodule(".".join(path[:-1]))
+        yield owner._modules, path[-1], owner._modules[path[-1]]
+
+
+def _take(outs: list[Tensor], number: int) -> Tensor:
+    return outs[number]
+
+
+def _find_groups(model: fx.GraphModule) -> Iterator[list[fx.Node]]:
+    """Calls of accelerated convolutions of one layer that follow each other, none of which needs another's result."""
+    group: list[fx.Node] = []
+    for node in [*model.graph.nodes, None]:
+        fits = node is not None and _is_convolution(model, node)
+        if group and not (fits and _layer_of(node) == _layer_of(group[0]) and not set(node.all_input_nodes) & {*group}):
+            if len(group) > 1:
+                yield group
+            group = []
+        if fits:
+            group.append(node)
+
+
+def _is_convolution(model: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op != "call_module" or not 2 <= len(node.args) <= 3 or not node.kwargs.keys() <= {"edge_attr"}:
+        return False
+    module, attributes = model.get_submodule(str(node.target)), len(node.args) - 2 + len(node.kwargs)
+    return is_accelerated(module) and attributes == int(takes_attributes(module))
+
+
+def _list_given(node: fx.Node) -> list[Any]:
+    """(rows, edges, what belongs to edges) of a call."""
+    given = [*node.args, *node.kwargs.values()]
+    return given if len(given) == 3 else [*given, None]
+
+
+def _layer_of(node: fx.Node) -> str:
+    return str(node.target).rpartition(".")[0]
+
+
+def forget_graph(model: torch.nn.Module) -> None:
+    """The opposite of `watch_graph`."""
+    plain = getattr(type(model).forward, "plain", None)
+    if isinstance(model, fx.GraphModule) and plain is not None:
+        type(model).forward = plain  # type: ignore[method-assign]

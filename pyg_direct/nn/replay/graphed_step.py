@@ -1,0 +1,209 @@
+"""`GraphedStep`: training steps on sampled batches as one CUDA graph, launched at once.
+
+A step of a small model takes the CPU longer to launch than the GPU to compute. Batches of one layout
+(`nn/replay/padded_batch.py`) let the launches be recorded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn
+from pyg_direct.nn.replay.guards import find_norm_over_nodes
+from pyg_direct.nn.replay.padded_batch import PaddedBatch, PaddedTypes, Sizes, TypedSizes, read_sizes, read_typed_sizes
+from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
+
+_NAMES = ("x", "y", "edge_attr", "edge_weight")
+# Batches in a row of those that found no room, after which there is made more.
+_MISSES = 4
+
+
+class GraphedStep:
+    """Trains a model by whole steps that a GPU replays; call it with each batch of a `NeighborLoader`, with types or
+    without.
+
+    The first steps are ordinary ones, and tell how large batches are. Then a step is recorded as a CUDA graph over
+    places for batches that are a little larger, and batches are copied there. A batch that finds no room, such as the
+    last of an epoch, is an ordinary step; if that happens often, more room is made. Losses are those of ordinary steps
+    up to rounding. On a CPU all steps are ordinary. Where the GPU is what takes longer, as with PyG's own kernels,
+    nothing is won, and what fills the places costs a little.
+
+    Args:
+        model: Any PyG model of convolutions, which may be accelerated. Norms over all nodes would see those that fill
+            places left over, and are refused; so would other layers over all nodes, which are not known.
+        compute: `compute(batch)` runs the model on a batch and gives the loss, a number. It must read nothing back from
+            the GPU, use only what `names` lists, `edge_index`, `batch_size`, `num_sampled_nodes` and
+            `num_sampled_edges` of the batch, and of the results only the rows of the seeds, the first `batch_size`.
+            With types these are of each type and relation, such as `batch.x_dict`.
+        optimizer: Steps after each replay as usual; within it where all its groups are `capturable` with a tensor of
+            the GPU for the learning rate. Gradients of other parameters of the model are those of the last step too.
+        names: Attributes of nodes and edges to be copied; None takes `x`, `y`, `edge_attr` and `edge_weight`, those
+            that the batches have.
+        warm_up: Ordinary steps before one is recorded.
+        margin: How much larger batches may be than those seen.
+        spared: Multiprocessors that recorded matrix products leave to a loader that reads rows of the host, so that
+            neither waits for the other; None leaves what the features of this process take when a step is recorded, 0
+            none.
+
+    Attributes:
+        replayed, ordinary: Steps of both kinds so far.
+        reason: Why steps are not replayed, None where they may be.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+
+    Example:
+        >>> from torch_geometric.nn import GraphSAGE
+        >>> model = GraphSAGE(16, 32, num_layers=2, out_channels=4)
+        >>> def compute(batch):
+        ...     out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+        ...                 num_sampled_edges_per_hop=batch.num_sampled_edges)
+        ...     return torch.nn.functional.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])
+        >>> step = GraphedStep(model, compute, torch.optim.Adam(model.parameters()))
+        >>> # for batch in loader: loss = step(batch)
+    """
+
+    def __init__(self, model: torch.nn.Module, compute: Callable[[Any], Tensor], optimizer: torch.optim.Optimizer, *,
+                 names: Sequence[str] | None = None, warm_up: int = 8, margin: float = 0.02,
+                 spared: int | None = None) -> None:  # fmt: skip
+        if not callable(compute):
+            raise ArgumentTypeError(f"compute must be callable, got {compute!r}")
+        if not callable(getattr(optimizer, "step", None)):
+            raise ArgumentTypeError(f"optimizer must have step, as torch's, got {type(optimizer).__name__}")
+        if names is not None and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
+            raise ArgumentTypeError(f"names must be a list of names of attributes, or None, got {names!r}")
+        if warm_up < 1:
+            raise ArgumentError(f"warm_up must be at least 1, got {warm_up}")
+        if not 0 <= margin <= 1:
+            raise ArgumentError(f"margin must lie in [0, 1], got {margin}")
+        if spared is not None and spared < 0:
+            raise ArgumentError(f"spared must be at least 0 or None, got {spared}")
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise ArgumentError("model must be of one process, got DistributedDataParallel")
+        found = find_norm_over_nodes(model)
+        if found is not None:
+            raise ArgumentError(f"model must have no norm over all nodes, got {found}")
+        self.model, self.compute, self.optimizer = model, compute, optimizer
+        self._names, self._warm_up, self._margin, self._spared = names, warm_up, margin, spared
+        self.replayed = self.ordinary = 0
+        self.reason: str | None = None
+        self._largest: Sizes | TypedSizes | None = None
+        self._seen = self._missed = 0
+        self._padded: PaddedBatch | PaddedTypes | None = None
+        self._graph: Any = None
+        self._loss: Tensor | None = None
+        self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Train on a batch; its loss, without a gradient."""
+        if self._graph is None or self._padded is None or not self._padded.fill(batch):
+            self._note(batch)
+            return self._step(batch)
+        self.replayed, self._missed = self.replayed + 1, 0
+        self._graph.replay()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        if not self._steps_inside():
+            self.optimizer.step()
+        assert self._loss is not None, "kept with the graph"
+        return self._loss.clone()
+
+    def _step(self, batch: Any) -> Tensor:
+        """An ordinary step."""
+        self.ordinary += 1
+        self._forget_gradients()
+        loss = self.compute(batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def _note(self, batch: Any) -> None:
+        """Learn the size of a batch that is an ordinary step, and record once enough are known."""
+        sizes = read_sizes(batch) or read_typed_sizes(batch)
+        if sizes is None or self.reason is not None or _device_of(batch).type != "cuda":
+            return
+        largest: Any = self._largest
+        self._largest = largest.join(sizes) if largest is not None and largest.is_like(sizes) else sizes
+        self._seen += 1
+        self._missed += 1
+        if self._seen > self._warm_up if self._graph is None else self._missed >= _MISSES:
+            self._record(batch)
+
+    def _record(self, batch: Any) -> None:
+        assert self._largest is not None, "no batch was seen"
+        # The memory of an earlier graph serves the next.
+        self._graph = self._loss = self._padded = None
+        self._gradients, self._missed = [], 0
+        names = self._names
+        if names is None:
+            names = [name for name in _NAMES if any(isinstance(part._mapping.get(name), Tensor)
+                                                    for part in batch.stores)]  # fmt: skip
+        if isinstance(self._largest, TypedSizes):
+            self._padded = PaddedTypes(batch, self._largest, self._margin, names)
+        else:
+            self._padded = PaddedBatch(batch, self._largest, self._margin, names)
+        if not self._padded.fill(batch):
+            self._padded = None
+            return
+        self._forget_gradients()
+        try:
+            self.reason = find_wait(lambda: self._compute().backward())
+        finally:
+            self._forget_gradients()
+        if self.reason is not None:
+            self._padded = None
+            warn(f"steps are not replayed as a CUDA graph: {self.reason}", RuntimeWarning)
+            return
+        # What was computed of its edges must be computed within the graph.
+        self._padded.fill(batch)
+        recorder, losses = Recorder(_device_of(batch), self._spared), list[Tensor]()
+
+        def step() -> None:
+            losses.append(self._compute())
+            losses[0].backward()
+            if self._steps_inside():
+                self.optimizer.step()
+
+        try:
+            self._graph = recorder.record(step)
+        finally:
+            parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            self._gradients = [
+                (parameter, parameter.grad) for parameter in dict.fromkeys([*parameters, *self.model.parameters()])
+            ]
+            self._forget_gradients()
+        self._loss = losses[0].detach()
+
+    def _compute(self) -> Tensor:
+        """The loss of the batch in the places."""
+        assert self._padded is not None, "no places are made"
+        return self.compute(self._padded.data)
+
+    def _forget_gradients(self) -> None:
+        """Also those of parameters that the optimizer does not have: a graph would add to memory of their owner's."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
+
+    def _steps_inside(self) -> bool:
+        return steps_on_gpu(self.optimizer)
+
+
+def steps_on_gpu(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step may be a part of a CUDA graph: what is a number of the host's would stay as it was."""
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return not any(hooks) and all(
+        group.get("capturable", False) and isinstance(group.get("lr"), Tensor) and group["lr"].is_cuda
+        for group in optimizer.param_groups
+    )
+
+
+def _device_of(batch: Any) -> torch.device:
+    """Where the edges of a batch are."""
+    stores = batch.stores if isinstance(batch, Data) else batch.edge_stores
+    device: torch.device = stores[0]._mapping["edge_index"].device
+    return device

@@ -1,0 +1,339 @@
+"""Padded batches: their tensors keep their addresses and sizes, for any batch (`PaddedBatch`, `PaddedTypes`).
+
+Nodes and edges of each hop have places of their own. `PaddedTypes` also has places for each type of nodes and each
+relation. In `PaddedBatch`, places that a batch leaves over hold nodes that lead only to themselves. In
+`PaddedTypes` they hold nodes that lead to such nodes alone. They change no result of a model that looks at nodes
+and their neighbors alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.nn.sorted_edges import find_batch, register_sorted
+from pyg_direct.ops.aggregate.padding import Targets, fits, pad_edges
+
+# Edges of a target of which no bound is known, in places that are left over.
+FEW_EDGES = 16
+
+
+class Sizes(NamedTuple):
+    """Nodes and edges of each hop, or places for them."""
+
+    nodes: tuple[int, ...]
+    edges: tuple[int, ...]
+
+    def is_like(self, other: Any) -> bool:
+        """Whether both have as many hops."""
+        return isinstance(other, Sizes) and len(self.edges) == len(other.edges)
+
+    def join(self, other: Sizes) -> Sizes:
+        """The larger of both."""
+        return Sizes(*(tuple(map(max, *pair)) for pair in zip(self, other, strict=True)))
+
+    def widen(self, margin: float, num_seeds: int, most_edges: int) -> Sizes:
+        """Places for batches that are larger by a share, the seeds as many as they are."""
+        edges = tuple(count + math.ceil(count * margin) for count in self.edges)
+        # Room for the edges that a smaller batch leaves over.
+        spare = [math.ceil(4 * margin * count / most_edges) + 1 for count in edges]
+        nodes = tuple(count + math.ceil(count * margin) for count in self.nodes)
+        return Sizes((num_seeds + spare[0], *(max(place, count + extra) for place, count, extra in
+                                              zip(nodes[1:], self.nodes[1:], [*spare[1:], 0], strict=True))),
+                     edges)  # fmt: skip
+
+
+def read_sizes(batch: Any) -> Sizes | None:
+    """Sizes of a batch of our loaders whose edges are known to be sorted; None for any other."""
+    if type(batch) is not Data or not isinstance(getattr(batch, "edge_index", None), Tensor):
+        return None
+    known = find_batch(batch.edge_index)
+    nodes, edges = getattr(batch, "num_sampled_nodes", None), getattr(batch, "num_sampled_edges", None)
+    # Loaders of links tell of no seeds.
+    if known is None or nodes is None or edges is None or not isinstance(getattr(batch, "batch_size", None), int):
+        return None
+    if sum(edges) != batch.edge_index.shape[1] or sum(nodes) != batch.num_nodes:
+        return None
+    return Sizes(tuple(nodes), tuple(edges))
+
+
+def copy_hops(rows: Tensor, out: Tensor, counts: Sequence[int], places: Sequence[int]) -> None:
+    """Rows of each hop to its places, the first of them."""
+    first = begin = 0
+    for count, room in zip(counts, places, strict=True):
+        if count > 0:
+            out.narrow(0, begin, count).copy_(rows.narrow(0, first, count))
+        first, begin = first + count, begin + room
+
+
+class PaddedEdges:
+    """Places for the edges of batches of up to some size.
+
+    Args:
+        edge_index: Edges like those to come.
+        largest: Nodes and edges of each hop of the largest batches known.
+        margin: How much larger batches may be.
+        num_seeds: Seeds of a batch.
+        max_degree: Upper bound of the edges of a target, None where it is not known.
+
+    Attributes:
+        edge_index: The edges that a model is given; they keep their memory.
+        places: Places for nodes and edges of each hop.
+    """
+
+    def __init__(self, edge_index: Tensor, largest: Sizes, margin: float, num_seeds: int, max_degree: int | None
+                 ) -> None:  # fmt: skip
+        self._max_degree, self._most_edges = max_degree, max_degree or FEW_EDGES
+        self.places = largest.widen(margin, num_seeds, self._most_edges)
+        self.edge_index = edge_index.new_zeros(2, sum(self.places.edges))
+
+    def fill(self, edge_index: Tensor, sizes: Sizes) -> bool:
+        """Take edges over; False where they find no room, or are of another kind."""
+        if (
+            edge_index.dtype != self.edge_index.dtype
+            or edge_index.device != self.edge_index.device
+            or len(sizes.edges) != len(self.places.edges)
+            or not fits(*sizes, *self.places, self._most_edges)
+        ):
+            return False
+        pad_edges(edge_index, *sizes, *self.places, self.edge_index)
+        return True
+
+    def register(self) -> None:
+        """Tell that the edges are sorted, and forget what was known of those before."""
+        # Places left over give a target no more edges than others.
+        register_sorted(self.edge_index, *self.places, self._max_degree)
+
+
+class PaddedBatch:
+    """Places for batches of up to some size.
+
+    Args:
+        batch: A batch like those to come.
+        largest: Nodes and edges of each hop of the largest batches known.
+        margin: How much larger batches may be.
+        names: Attributes to take over, rows of nodes or of edges.
+
+    Attributes:
+        data: The batch that a model is given; its tensors keep their memory.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+
+    def __init__(self, batch: Data, largest: Sizes, margin: float, names: Sequence[str]) -> None:
+        known = find_batch(batch.edge_index)
+        assert known is not None, "edges are not known to be sorted"
+        self._num_seeds, self._names = batch.batch_size, tuple(names)
+        self._edges = PaddedEdges(batch.edge_index, largest, margin, self._num_seeds, known.max_degree)
+        self.places = places = self._edges.places
+        self.data, self._of_edges = Data(), dict[str, bool]()
+        for name in self._names:
+            rows = getattr(batch, name, None)
+            if not isinstance(rows, Tensor) or not (batch.is_node_attr(name) or batch.is_edge_attr(name)):
+                raise ArgumentError(f"names must be of tensors with a row for each node or edge, got {name!r}")
+            self._of_edges[name] = batch.is_edge_attr(name)
+            self.data[name] = rows.new_zeros(sum(self._read(name, places)), *rows.shape[1:])
+        self.data.edge_index = self._edges.edge_index
+        self.data.num_nodes = sum(places.nodes)
+        self.data.batch_size = self._num_seeds
+        self.data.num_sampled_nodes, self.data.num_sampled_edges = list(places.nodes), list(places.edges)
+
+    def fill(self, batch: Data) -> bool:
+        """Take a batch over; False where it finds no room, or is of another kind."""
+        sizes = read_sizes(batch)
+        if (
+            sizes is None
+            or batch.batch_size != self._num_seeds
+            or not all(self._matches(name, batch, sizes) for name in self._names)
+            or not self._edges.fill(batch.edge_index, sizes)
+        ):
+            return False
+        self._edges.register()
+        for name in self._names:
+            copy_hops(batch[name], self.data[name], self._read(name, sizes), self._read(name, self.places))
+        return True
+
+    def _read(self, name: str, sizes: Sizes) -> tuple[int, ...]:
+        """Rows of an attribute in each hop."""
+        return sizes.edges if self._of_edges[name] else sizes.nodes
+
+    def _matches(self, name: str, batch: Data, sizes: Sizes) -> bool:
+        given, own = getattr(batch, name, None), self.data[name]
+        if not isinstance(given, Tensor) or given.dtype != own.dtype or given.device != own.device:
+            return False
+        return given.shape == (sum(self._read(name, sizes)), *own.shape[1:])
+
+
+Relation = tuple[str, str, str]
+
+
+class TypedSizes(NamedTuple):
+    """Nodes of each type and edges of each relation in each hop, or places for them."""
+
+    nodes: dict[str, tuple[int, ...]]
+    edges: dict[Relation, tuple[int, ...]]
+
+    def is_like(self, other: Any) -> bool:
+        """Whether both are of the same types, relations and hops."""
+        return isinstance(other, TypedSizes) and _shape(self) == _shape(other)
+
+    def join(self, other: TypedSizes) -> TypedSizes:
+        """The larger of both."""
+        return TypedSizes(
+            {key: tuple(map(max, counts, other.nodes[key])) for key, counts in self.nodes.items()},
+            {key: tuple(map(max, counts, other.edges[key])) for key, counts in self.edges.items()},
+        )
+
+    def widen(self, margin: float, most_edges: dict[Relation, int]) -> TypedSizes:
+        """Places for batches that are larger by a share, with a node at least left over in each hop of each type."""
+        edges = {kind: tuple(_widen(count, margin) for count in counts) for kind, counts in self.edges.items()}
+        nodes = {}
+        for kind, counts in self.nodes.items():
+            # Room for the edges that a smaller batch leaves over.
+            into = [
+                [math.ceil(4 * margin * count / most_edges[relation]) for count in edges[relation]]
+                for relation in edges
+                if relation[-1] == kind
+            ]
+            spare = [1 + max(hop, default=0) for hop in zip(*into, strict=True)] if into else [1] * (len(counts) - 1)
+            nodes[kind] = tuple(max(_widen(count, margin), count + extra)
+                                for count, extra in zip(counts, [*spare, 1], strict=True))  # fmt: skip
+        return TypedSizes(nodes, edges)
+
+
+def _widen(count: int, margin: float) -> int:
+    return count + math.ceil(count * margin)
+
+
+def _shape(sizes: TypedSizes) -> tuple[dict[Any, int], dict[Any, int]]:
+    nodes, edges = ({key: len(counts) for key, counts in part.items()} for part in sizes)
+    return nodes, edges
+
+
+def read_typed_sizes(batch: Any) -> TypedSizes | None:
+    """Sizes of a batch with types of our loaders, whose edges are known to be sorted; None for any other."""
+    if type(batch) is not HeteroData or find_input(batch) is None:
+        return None
+    nodes: dict[str, tuple[int, ...]] = {}
+    edges: dict[Relation, tuple[int, ...]] = {}
+    for kind, store in batch.node_items():
+        counts = store._mapping.get("num_sampled_nodes")
+        if counts is None or sum(counts) != store.num_nodes:
+            return None
+        nodes[kind] = tuple(counts)
+    for relation, store in batch.edge_items():
+        counts, edge_index = store._mapping.get("num_sampled_edges"), store._mapping.get("edge_index")
+        if counts is None or not isinstance(edge_index, Tensor) or sum(counts) != edge_index.shape[1]:
+            return None
+        if edge_index.shape[1] > 0 and find_batch(edge_index) is None:
+            return None
+        edges[relation] = tuple(counts)
+    return TypedSizes(nodes, edges) if edges else None
+
+
+def find_input(batch: Any) -> str | None:
+    """The type of the seeds; None where there is none, as in batches around links."""
+    kinds = [kind for kind, store in batch.node_items() if isinstance(store._mapping.get("batch_size"), int)]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+class PaddedTypes:
+    """Places for batches with types, of up to some size.
+
+    Args:
+        batch: A batch like those to come.
+        largest: Nodes and edges of each hop of the largest batches known.
+        margin: How much larger batches may be.
+        names: Attributes to take over, rows of nodes or of edges, of the types and relations that have them.
+
+    Attributes:
+        data: The batch that a model is given; its tensors keep their memory.
+        places: Places of each hop.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+
+    def __init__(self, batch: HeteroData, largest: TypedSizes, margin: float, names: Sequence[str]) -> None:
+        self._input = find_input(batch)
+        assert self._input is not None, "a batch has seeds"
+        self._num_seeds: int = batch[self._input].batch_size
+        known = {kind: find_batch(batch[kind].edge_index) for kind in largest.edges}
+        self._max_degree = {kind: None if one is None else one.max_degree for kind, one in known.items()}
+        self._most_edges = {kind: degree or FEW_EDGES for kind, degree in self._max_degree.items()}
+        self.places = places = largest.widen(margin, self._most_edges)
+        self.data, self._names = HeteroData(), list[tuple[Any, str]]()
+        for kind, counts in (*places.nodes.items(), *places.edges.items()):
+            store, given = self.data[kind], batch[kind]
+            for name in names:
+                rows = given._mapping.get(name)
+                if rows is None:
+                    continue
+                if not isinstance(rows, Tensor) or not (
+                    given.is_node_attr(name) if kind in places.nodes else given.is_edge_attr(name)
+                ):
+                    raise ArgumentError(f"names must be of tensors with a row for each node or edge, got {name!r} of "
+                                        f"{kind!r}")  # fmt: skip
+                store[name] = rows.new_zeros(sum(counts), *rows.shape[1:])
+                self._names.append((kind, name))
+            if kind in places.nodes:
+                store.num_nodes, store.num_sampled_nodes = sum(counts), list(counts)
+            else:
+                store.edge_index = given.edge_index.new_zeros(2, sum(counts))
+                store.num_sampled_edges = list(counts)
+        missing = [name for name in names if all(name != own for _, own in self._names)]
+        if missing:
+            raise ArgumentError(f"names must be of tensors with a row for each node or edge, got {missing[0]!r}")
+        self.data[self._input].batch_size = self._num_seeds
+
+    def fill(self, batch: Any) -> bool:
+        """Take a batch over; False where it finds no room, or is of another kind."""
+        sizes, places = read_typed_sizes(batch), self.places
+        if (
+            sizes is None
+            or not sizes.is_like(places)
+            or find_input(batch) != self._input
+            or batch[self._input].batch_size != self._num_seeds
+            or not all(self._fits(kind, sizes) for kind in places.edges)
+            or any(count > room for kind, counts in sizes.nodes.items()
+                   for count, room in zip(counts, places.nodes[kind], strict=True))
+            or not all(self._matches(kind, name, batch, sizes) for kind, name in
+                       (*self._names, *((kind, "edge_index") for kind in places.edges)))
+        ):  # fmt: skip
+            return False
+        for kind, counts in sizes.edges.items():
+            out, (source, _, target) = self.data[kind].edge_index, kind
+            pad_edges(batch[kind].edge_index, sizes.nodes[source], counts, places.nodes[source], places.edges[kind],
+                      out, self._targets(kind, sizes))  # fmt: skip
+            # What was known of the batch before is forgotten.
+            register_sorted(out, places.nodes[source], places.edges[kind], self._max_degree[kind],
+                            places.nodes[target])  # fmt: skip
+        for key, name in self._names:
+            of_nodes = isinstance(key, str)
+            counts, room = (sizes.nodes[key], places.nodes[key]) if of_nodes else (sizes.edges[key], places.edges[key])
+            copy_hops(batch[key]._mapping[name], self.data[key]._mapping[name], counts, room)
+        return True
+
+    def _targets(self, kind: Relation, sizes: TypedSizes) -> Targets | None:
+        """The targets of a relation between two types."""
+        source, _, target = kind
+        return None if source == target else Targets(sizes.nodes[target], self.places.nodes[target])
+
+    def _fits(self, kind: Relation, sizes: TypedSizes) -> bool:
+        source = kind[0]
+        return fits(sizes.nodes[source], sizes.edges[kind], self.places.nodes[source], self.places.edges[kind],
+                    self._most_edges[kind], self._targets(kind, sizes))  # fmt: skip
+
+    def _matches(self, kind: Any, name: str, batch: HeteroData, sizes: TypedSizes) -> bool:
+        given, own = batch[kind]._mapping.get(name), self.data[kind]._mapping[name]
+        if not isinstance(given, Tensor) or given.dtype != own.dtype or given.device != own.device:
+            return False
+        if name == "edge_index":
+            return True
+        return given.shape == (sum(sizes.nodes[kind] if isinstance(kind, str) else sizes.edges[kind]), *own.shape[1:])

@@ -1,0 +1,160 @@
+"""PyG's classes make ours: `__new__` of a class returns an object of ours instead.
+
+The class stays what it is, so that every name that a program has for it makes ours: in modules that were imported
+before, in dictionaries, as a default argument, under a deprecated name. What ours does not offer goes PyG's own way.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch_geometric.data.data import BaseData
+
+from pyg_direct.errors import LoaderWarning
+from pyg_direct.loader.memory_placement import announce
+from pyg_direct.noedit.lazy_ids import show_ids
+
+# PyG's own code in these rooms makes loaders and samplers for itself, which it calls in its own way.
+_INNER = ("torch_geometric.loader.", "torch_geometric.sampler.", "torch_geometric.distributed.")
+
+
+class StandIn(NamedTuple):
+    """What is made instead of objects of a class of PyG's.
+
+    Attributes:
+        ours: Takes the arguments of PyG's class and those of `options` that its signature names.
+        options: Arguments beyond PyG's; `device="data"` is the device where the data is.
+        verbose: Whether every object made is told.
+    """
+
+    ours: type
+    options: Mapping[str, Any]
+    verbose: bool
+
+
+# By PyG's class.
+_STAND_INS: dict[type, StandIn] = {}
+
+
+def replace(original: type, stand_in: StandIn) -> None:
+    """Let a class of PyG's make ours from now on, also under the deprecated names that PyG derives a class for.
+
+    Objects of a class that the program derives stay PyG's, as do those for which ours raises `NotImplementedError`;
+    both are told once.
+    """
+    if original not in _STAND_INS and "__new__" not in vars(original):
+        # It stays: Python does not forget that a class had one, and refuses arguments when it is gone.
+        new = functools.partial(_make, original)
+        # Of the class it is read before that of `__init__`, as by PyG's data modules.
+        new.__signature__ = inspect.signature(original.__init__)  # type: ignore[attr-defined,misc]
+        original.__new__ = staticmethod(new)  # type: ignore[assignment]
+    _STAND_INS[original] = stand_in
+    if not issubclass(stand_in.ours, original):
+        # Of an abstract class, by which programs may ask for their samplers.
+        original.register(stand_in.ours)  # type: ignore[attr-defined]
+
+
+def give_back() -> None:
+    """Let all classes of PyG's make PyG's again."""
+    _STAND_INS.clear()
+
+
+def _make(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """An object of ours, or an empty one of `cls` for its own `__init__`; that alone is asked for without arguments."""
+    stand_in = _STAND_INS.get(original)
+    if stand_in is not None and (args or kwargs):
+        if cls is not original and not _is_alias(cls, original):
+            _tell_left(cls)
+        elif not str(sys._getframe(1).f_globals.get("__name__")).startswith(_INNER):
+            try:
+                return _make_ours(original, cls, stand_in, args, kwargs)
+            except NotImplementedError as error:
+                announce(f"{cls.__name__} left to PyG: {error}")
+    following: Any = super(original, cls).__new__
+    return following(cls) if following is object.__new__ else following(cls, *args, **kwargs)
+
+
+def _make_ours(original: type, cls: type, stand_in: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    arguments = _read_arguments(original, stand_in, args, kwargs)
+    with warnings.catch_warnings():
+        # A program of PyG's asks for workers as a matter of course.
+        warnings.simplefilter("ignore", LoaderWarning)
+        made = stand_in.ours(**arguments)
+    if cls is not original:
+        warnings.warn(f"'data.{cls.__name__}' is deprecated, use 'loader.{cls.__name__}' instead", stacklevel=3)
+    if stand_in.verbose:
+        where = getattr(made, "device", None)
+        announce(f"{cls.__name__} of {type(made).__module__}" + (f" on {where}" if where is not None else ""))
+    if cls in type(made).__mro__:
+        # Python calls `__init__` of what `__new__` returns, if that is of the class.
+        kind: Any = type(made)
+        made.__class__ = _made_class(kind)
+    return made
+
+
+@functools.cache
+def _made_class(ours: Any) -> Any:
+    """Class of an object of ours that is complete: the next `__init__` does nothing but make it ours again."""
+
+    def complete(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.__class__ = ours
+
+    return type(ours)(ours.__name__, (ours,), {"__init__": complete, "__module__": ours.__module__, "__slots__": ()})
+
+
+def _is_alias(cls: type, original: type) -> bool:
+    """Whether a class is a deprecated name of another, such as `torch_geometric.data.NeighborSampler`."""
+    return cls.__bases__ == (original,) and cls.__module__ == "torch_geometric.deprecation"
+
+
+def _tell_left(kind: type) -> None:
+    """Say of a class that is derived from PyG's that its objects are PyG's."""
+    room = kind.__module__.partition(".")[0]
+    if room == "torch_geometric" and kind not in _STAND_INS:
+        announce(f"{kind.__name__} left to PyG: there is none of ours")
+    elif room not in ("torch_geometric", __package__.partition(".")[0]):
+        announce(f"{kind.__name__} left to PyG: it is a class of the program, derived from PyG's")
+
+
+def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]
+                    ) -> dict[str, Any]:  # fmt: skip
+    """Arguments of ours, by name, for those of PyG's class."""
+    bound = inspect.signature(original.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
+    arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}
+    for name in ("self", "kwargs"):
+        arguments.pop(name, None)
+    taken = inspect.signature(stand_in.ours).parameters
+    options = {name: value for name, value in stand_in.options.items() if name in taken and value is not None}
+    if options.get("device") == "data":
+        options["device"] = _find_device(next(iter(arguments.values())))
+    if isinstance(next(iter(arguments.values()), None), tuple):
+        # Stores keep their rows themselves.
+        options.pop("feature_cache", None)
+    if "transform" in taken:
+        arguments["transform"] = partial(show_batch, arguments.get("transform"))
+    return {**options, **arguments}
+
+
+def _find_device(data: Any) -> Any:
+    """The GPU that a graph, or a part of it, lies on, else the CPU."""
+    parts = [part for store in data.stores for part in store.values()] if isinstance(data, BaseData) else [data]
+    for part in parts:
+        # Methods of `SparseTensor`, properties of tensors.
+        is_on_gpu, device = getattr(part, "is_cuda", False), getattr(part, "device", None)
+        if is_on_gpu() if callable(is_on_gpu) else is_on_gpu:
+            return device() if callable(device) else device
+    return "cpu"
+
+
+def show_batch(transform: Callable[[Any], Any] | None, *batch: Any) -> Any:
+    """The batch as PyG would hand it over, then the program's own transform; the old sampler's comes in three."""
+    shown = show_ids(batch[0] if len(batch) == 1 else batch)
+    if transform is None:
+        return shown
+    return transform(shown) if len(batch) == 1 else transform(*shown)

@@ -1,0 +1,106 @@
+"""Batch normalisation of what is rectified, in one pass over the snapshots' columns (see
+`kernels/aggregate/batch_norm.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pyg_direct.kernels.aggregate import batch_norm as kernels
+from pyg_direct.ops.run_kernel import MAX_BLOCKS, is_heard, is_ordinary, run_cpu, run_gpu, runs_on_gpu, threads_for
+
+# Numbers up to which the loop, in one thread, takes less time than torch, which shares rows out to several.
+_FEW = 2**17
+# Nodes up to which a GPU's blocks, each with all rows of its columns, take less time than torch's.
+_FEW_NODES = 2**12
+_NONE = np.empty(0, np.float32)
+_NOWHERE = np.empty((0, 0, 0), np.float32)
+
+
+def suits_loop(rows: Tensor) -> bool:
+    """Whether `normalise` takes rows `[N, W, H]` on a CPU, and less time for them than torch."""
+    return rows.numel() <= _FEW and rows.dtype == torch.float32 and not runs_on_gpu(rows)
+
+
+def suits_grid(like: Tensor, shape: Sequence[int]) -> bool:
+    """The same on a GPU, of rows of this shape."""
+    return (
+        like.dtype == torch.float32
+        and runs_on_gpu(like)
+        and shape[0] <= _FEW_NODES
+        and 0 < math.prod(shape) < 2**31
+        and is_ordinary()
+        and not is_heard(like)
+    )
+
+
+def normalise(rows: Tensor, scale: Tensor, shift: Tensor, eps: float, beside: Tensor, at: int,
+              norm: nn.BatchNorm1d | None = None, out: Tensor | None = None) -> Tensor:  # fmt: skip
+    """Normalise what checked contiguous fp32 rows `[N, W, H]` on a CPU are rectified, over the nodes of each snapshot;
+    mean and 1 / standard deviation, `[2, W, H]`. Has no gradient.
+
+    Args:
+        rows: The snapshots of a node side by side; left as they are.
+        scale, shift: Of what is normalised, `[H]`.
+        eps: What is added to variances.
+        beside: Where that goes to by time, to columns from `at` on: contiguous `[W, N, C]`.
+        at: First of these columns.
+        norm: Whose running statistics see the snapshot, the only one.
+        out: Where it goes to as well, like `rows`.
+    """
+    _, window, size = rows.shape
+    moments = rows.new_empty(2, window, size)
+    running: tuple[Any, Any, Any] = _NONE, _NONE, 0.0
+    if norm is not None:
+        assert window == 1, "statistics see one snapshot after the other"
+        running = norm.running_mean, norm.running_var, norm.momentum
+    with threads_for(0):
+        run_cpu(kernels.normalise_cpu, rows, scale.detach(), shift.detach(), eps, *running, moments,
+                _NOWHERE if out is None else out, beside, at)  # fmt: skip
+    return moments
+
+
+def normalise_on_gpu(rows: Tensor, scale: Tensor, shift: Tensor, eps: float,
+                     norm: nn.BatchNorm1d | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What `normalise` gives, like `rows`, and means and 1 / standard deviations. The count of `norm` goes on, too."""
+    num_nodes, window, size = rows.shape
+    out, moments = torch.empty_like(rows), rows.new_empty(2, window, size)
+    running: tuple[Any, ...] = rows.new_empty(0), rows.new_empty(0), rows.new_empty(0, dtype=torch.int64), 0.0
+    if norm is not None:
+        assert window == 1, "statistics see one snapshot after the other"
+        running = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum
+    run_gpu(kernels.normalise_gpu, _count_blocks(window, size), rows, scale.detach().contiguous(),
+            shift.detach().contiguous(), eps, *running,
+            num_nodes, window, size, moments, out)  # fmt: skip
+    return out, moments
+
+
+def pull_normalised(grad: Tensor, more: Tensor | None, rows: Tensor, moments: Tensor, scale: Tensor,
+                    begin: int = 0) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of `rows` of snapshots from `begin` on, on a GPU, of those of what they became.
+
+    Args:
+        grad: Of S snapshots, `[N, S, H]`.
+        more: What is to be added to it, if anything.
+        rows, moments, scale: What `normalise_on_gpu` was given, and gave.
+        begin: The first of these snapshots.
+
+    Returns:
+        `[N, S, H]`; and of scale and shift, and the sums of the former over nodes, `[3, S, H]`.
+    """
+    num_nodes, seen, size = grad.shape
+    out, parts = torch.empty_like(grad), grad.new_empty(3, seen, size)
+    more = grad.new_empty(0) if more is None else more
+    run_gpu(kernels.pull_normalise_gpu, _count_blocks(seen, size), grad, more, rows, moments,
+            scale.detach().contiguous(), num_nodes, rows.shape[1], begin, seen, size, out, parts)  # fmt: skip
+    return out, parts
+
+
+def _count_blocks(window: int, size: int) -> int:
+    return min(MAX_BLOCKS, window * -(-size // kernels.GPU_COLUMNS))

@@ -1,0 +1,97 @@
+"""Sampled batches in places of fixed size (see `kernels/aggregate/padding.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels.aggregate import padding as kernels
+from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu
+
+
+class Targets(NamedTuple):
+    """The targets of edges, where they are of another type than the sources.
+
+    Attributes:
+        nodes: New ones of each hop, H + 1 numbers.
+        places: Places for them, as many numbers.
+    """
+
+    nodes: Sequence[int]
+    places: Sequence[int]
+
+
+def pad_edges(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int],
+              edge_places: Sequence[int], out: Tensor, targets: Targets | None = None) -> None:  # fmt: skip
+    """Write the edges of a batch to places of fixed size for each hop; nothing waits for the GPU.
+
+    A node of hop h that is the i-th of its hop becomes the i-th of the places of hop h. Places left over hold edges
+    among nodes behind those of the batch, shared out evenly among them: loops, where there is one type of nodes. Edges
+    stay sorted by target.
+
+    Args:
+        edge_index: Local (source, target), int32 or int64 `[2, E]`, sorted by target; edges of hop h lead to the nodes
+            of hop h.
+        nodes: New nodes of each hop, seeds first, H + 1 numbers; of the sources' type.
+        edges: Edges of each hop, H numbers.
+        node_places, edge_places: Places for both, as many numbers.
+        out: `[2, sum(edge_places)]`, contiguous, of the dtype and device of `edge_index`.
+        targets: Those of the targets' type; None where it is that of the sources.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    num_hops = len(edges)
+    ends = Targets(nodes, node_places) if targets is None else targets
+    if not num_hops + 1 == len(nodes) == len(node_places) == len(edge_places) + 1:
+        raise ArgumentError(f"nodes and node_places must have one number more than edges and edge_places, got "
+                            f"{len(nodes)}, {len(node_places)}, {len(edges)} and {len(edge_places)}")  # fmt: skip
+    if not num_hops + 1 == len(ends.nodes) == len(ends.places):
+        raise ArgumentError(f"targets must have {num_hops + 1} numbers each, got {len(ends.nodes)} and "
+                            f"{len(ends.places)}")  # fmt: skip
+    if not fits(nodes, edges, node_places, edge_places, targets=targets):
+        raise ArgumentError(f"node_places and edge_places must hold {list(nodes)} nodes and {list(edges)} edges, and "
+                            f"a node more where edges are left over, got {list(node_places)} and "
+                            f"{list(edge_places)}")  # fmt: skip
+    if edge_index.shape != (2, sum(edges)) or out.shape != (2, sum(edge_places)) or not out.is_contiguous():
+        raise ArgumentError(f"edge_index and out must be [2, {sum(edges)}] and [2, {sum(edge_places)}], got "
+                            f"{tuple(edge_index.shape)} and {tuple(out.shape)}")  # fmt: skip
+    if out.dtype != edge_index.dtype or out.device != edge_index.device:
+        raise ArgumentError(f"out must be {edge_index.dtype} on {edge_index.device}, got {out.dtype} on {out.device}")
+    if out.numel() == 0:
+        return
+    row, target = (check_ids("edge_index", ids, sum(counts))
+                   for ids, counts in zip(edge_index.unbind(0), (nodes, ends.nodes), strict=True))  # fmt: skip
+    # Lists of equal length.
+    lists = [(0, *accumulate(counts)) for counts in (nodes, (*edges, 0), node_places, (*edge_places, 0), *ends)]
+    table = upload(torch.tensor([number for numbers in lists for number in numbers], device="cpu"), out.device)
+    if runs_on_gpu(out):
+        run_gpu(kernels.pad_edges_gpu, grid_for(sum(edge_places), out), row, target, table, num_hops,
+                int(targets is not None), out.view(-1))  # fmt: skip
+    else:
+        run_cpu(kernels.pad_edges_cpu, row, target, table, num_hops, int(targets is not None), out.view(-1))
+
+
+def fits(nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int], edge_places: Sequence[int],
+         most_edges: int | None = None, targets: Targets | None = None) -> bool:  # fmt: skip
+    """Whether a batch finds room, with at most `most_edges` of the edges left over for each of the nodes left over."""
+    counted, room = (*nodes, *edges), (*node_places, *edge_places)
+    ends = Targets(nodes, node_places) if targets is None else targets
+    if any(count > places for count, places in zip((*counted, *ends.nodes), (*room, *ends.places), strict=True)):
+        return False
+    for hop, (count, places) in enumerate(zip(edges, edge_places, strict=True)):
+        spare_nodes, spare_edges = ends.places[hop] - ends.nodes[hop], places - count
+        # Between two types they need a source too.
+        spare_sources = spare_nodes if targets is None else node_places[hop + 1] - nodes[hop + 1]
+        if spare_edges > 0 and (
+            min(spare_nodes, spare_sources) == 0 or (most_edges is not None and spare_edges > most_edges * spare_nodes)
+        ):
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Local ids and compressed rows, tensors in and tensors out: `bitmap.py`, `csr.py` and `relabel.py`."""

@@ -1,0 +1,369 @@
+"""Gather of table rows by id, on the device of the ids (see `kernels/rows/gather.py`).
+
+`RowReader` reads rows of one table for batch after batch. It computes once what `gather_rows` computes at each
+call.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.compiler.jit import SIMULATED, THREADS
+from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.kernels.local_ids.bitmap import WORD, rank_words_cpu, rank_words_gpu, sum_words_gpu
+from pyg_direct.kernels.rows import gather, gather as kernels
+from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, prepare_gpu, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.runtime.cuda.launch import OPEN
+from pyg_direct.runtime.host.pages import use_large_pages
+from pyg_direct.runtime.host.tensor_views import as_bytes
+
+# Dtypes whose rows can be read as float32.
+STORED = {torch.float16: gather.HALF, torch.bfloat16: gather.BFLOAT, torch.float8_e4m3fn: gather.FLOAT8}
+# What stored numbers are seen as, by their bytes.
+_UNIT = {1: torch.uint8, 2: torch.int16}
+# A piece of the output meets at most two rows, or three of bytes: shorter rows are read item by item.
+_SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 16, kernels.BYTES: 8}
+_SHORTEST_WIDE_ROW = 12
+# On a CPU torch copies this much faster than Numba's threads are woken; of more it would wake its own.
+FEW_BYTES = 1 << 16
+# Bytes that a CPU gathers in the time of an item that other threads are woken for.
+_LIGHT = 32
+
+
+Gather = Callable[[Tensor, Tensor], None]
+
+
+class Directory(NamedTuple):
+    """Which ids are hot, as a ranked bitmap.
+
+    Attributes:
+        bits: uint32 `[W]`, one bit an id.
+        ranks: int32 `[W]`, number of hot ids before each word.
+    """
+
+    bits: Tensor
+    ranks: Tensor
+
+    @classmethod
+    def of(cls, hot_ids: Tensor, num_rows: int) -> Directory:
+        """Directory of the ids in `hot_ids` (any order, unique), on their device."""
+        hot_ids = check_ids("hot_ids", hot_ids, num_rows).long()
+        mask = torch.zeros(-(-max(num_rows, 1) // WORD) * WORD, dtype=torch.bool, device=hot_ids.device)
+        mask[hot_ids] = True
+        weights = (2 ** torch.arange(WORD, device=hot_ids.device)).long()
+        bits = (mask.view(-1, WORD) * weights).sum(1).to(torch.uint32)
+        ranks = torch.empty(bits.numel(), dtype=torch.int32, device=hot_ids.device)
+        if runs_on_gpu(hot_ids):
+            grid = full_grid(hot_ids)
+            block_sums = torch.empty(grid, dtype=torch.int64, device=hot_ids.device)
+            run_gpu(sum_words_gpu, grid, bits, block_sums)
+            run_gpu(rank_words_gpu, grid, bits, block_sums, ranks)
+        else:
+            run_cpu(rank_words_cpu, bits, ranks, torch.empty(cpu_chunks(), dtype=torch.int64, device="cpu"))
+        return cls(bits, ranks)
+
+    def wait(self) -> Directory:
+        """The same once it is made, for reads on any stream: one that was read too early would lead anywhere."""
+        if self.bits.is_cuda:
+            torch.cuda.current_stream(self.bits.device).synchronize()
+        return self
+
+    @classmethod
+    @functools.cache
+    def empty(cls, device: torch.device) -> Directory:
+        """Directory of a single table."""
+        return cls(torch.empty(0, dtype=torch.uint32, device=device), torch.empty(0, dtype=torch.int32, device=device))
+
+    def to(self, device: torch.device) -> Directory:
+        """The same on another device."""
+        return Directory(self.bits.to(device), self.ranks.to(device))
+
+
+def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directory: Directory | None = None,
+                dtype: torch.dtype | None = None, exponents: Tensor | None = None, out: Tensor | None = None,
+                errors: Tensor | None = None, max_blocks: int | None = None) -> Tensor:  # fmt: skip
+    """Rows `ids` of one table, or of hot rows over a table of all rows.
+
+    Args:
+        hot: The table `[N, ...]`, or the hot rows in ascending order of their ids; contiguous.
+        ids: int32 or int64 `[n]`, on the device that does the work.
+        cold: The table `[N, ...]` where `hot` holds a part of it, readable by that device.
+        directory: Which ids are hot; needed with `cold`.
+        dtype: float32 to widen rows stored as float16, bfloat16 or float8_e4m3fn; None for the table's own.
+        exponents: uint8 `[N]` on the same device, needed to widen float8_e4m3fn: row `i` is to be multiplied by
+            `2 ** (exponents[i] - 127)`.
+        out: Where to write, `[n, ...]` of the result's dtype, contiguous; made when None.
+        errors: On a GPU: int64 `[1]` that gets the lowest position of an id out of range (its row is zero).
+            Ids on the CPU are checked before anything is written.
+        max_blocks: On a GPU: cap of the grid, for reads over the link beside other work.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    is_single, num_rows = cold is None, (hot if cold is None else cold).shape[0]
+    ids = check_ids("ids", ids, num_rows)
+    if (cold is None) != (directory is None):
+        raise ArgumentError(f"directory must say which ids are hot where cold is given, got {directory}")
+    stored_dtype, row = hot.dtype, hot.shape[1:]
+    if directory is None or cold is None:
+        # Nothing is read from a second table.
+        cold, directory = hot, Directory.empty(ids.device)
+    elif cold.dtype != stored_dtype or cold.shape[1:] != row:
+        raise ArgumentError(
+            f"cold must have the row {tuple(row)} of {stored_dtype} of hot, got {tuple(cold.shape[1:])} of {cold.dtype}"
+        )
+    if not hot.is_contiguous() or not cold.is_contiguous():
+        raise ArgumentError("hot and cold must be contiguous, got a strided tensor")
+    dtype = stored_dtype if dtype is None else dtype
+    exponents = check_widening(stored_dtype, dtype, exponents, num_rows, ids.device)
+    shape = (ids.numel(), *row)
+    if out is None:
+        out = use_large_pages(torch.empty(shape, dtype=dtype, device=ids.device))
+    elif out.shape != shape or out.dtype != dtype or not out.is_contiguous() or out.device != ids.device:
+        raise ArgumentError(
+            f"out must be contiguous {shape} of {dtype} on {ids.device}, got {tuple(out.shape)} of {out.dtype} on "
+            f"{out.device}"
+        )
+    if out.numel() == 0:
+        return out
+    if runs_on_gpu(ids):
+        if errors is None:
+            errors = unread_errors(ids.device)
+        choose_gather(hot, cold, directory, dtype, exponents, errors, max_blocks, out.data_ptr())(ids, out)
+    elif dtype != stored_dtype:
+        unit = _UNIT[hot.dtype.itemsize]
+        run_cpu(kernels.widen_rows_cpu, *(rows_in_units(t, unit) for t in (hot, cold)), *directory, ids,
+                STORED[hot.dtype], exponents, rows_in_units(out, torch.uint32))  # fmt: skip
+    else:
+        unit = widest_unit(hot, cold, out, (torch.int64, torch.int32, torch.int16, torch.uint8))
+        if is_single and out.numel() * out.element_size() <= FEW_BYTES:
+            torch.index_select(rows_in_units(hot, unit), 0, ids, out=rows_in_units(out, unit))
+            return out
+        with threads_for(out.numel() * out.element_size() // _LIGHT):
+            run_cpu(kernels.gather_rows_cpu, *(rows_in_units(t, unit) for t in (hot, cold)), *directory, ids,
+                    rows_in_units(out, unit))  # fmt: skip
+    return out
+
+
+def prepare_read(table: Tensor, ids: Tensor, out: Tensor, positions: Tensor | None = None
+                 ) -> Callable[[int, int], None]:  # fmt: skip
+    """A loop that reads rows `ids[begin:end]` of a table into memory of the CPU; nothing is checked, and any thread may
+    run it. Threads that share a read so look at its tensors once.
+
+    Args:
+        table, ids: As of `gather_rows`, on the CPU.
+        out: Where to write, `[n, ...]`; with `positions` of any length.
+        positions: Row `ids[i]` goes to `out[positions[i]]`, int64 `[n]`; None for `out[i]`.
+    """
+    units = (torch.int64, torch.int32, torch.int16, torch.uint8) if positions is None else (torch.int32, torch.uint8)
+    unit = widest_unit(table, table, out, units)
+    rows, target, numbers = rows_in_units(table, unit).numpy(), rows_in_units(out, unit).numpy(), ids.numpy()
+    bits, ranks = (part.numpy() for part in Directory.empty(ids.device))
+    places = None if positions is None else positions.numpy()
+
+    def read(begin: int, end: int) -> None:
+        if places is None:
+            kernels.gather_rows_cpu(rows, rows, bits, ranks, numbers[begin:end], target[begin:end])
+        else:
+            kernels.place_rows_cpu(rows, numbers[begin:end], places[begin:end], target)
+
+    return read
+
+
+def check_widening(stored_dtype: torch.dtype, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
+                    device: torch.device) -> Tensor:  # fmt: skip
+    """The exponents of the rows, empty where there are none."""
+    if dtype == stored_dtype:
+        return _no_exponents(device)
+    if dtype != torch.float32 or stored_dtype not in STORED:
+        raise ArgumentError(
+            f"dtype must be float32 over rows of {_names(STORED)}, or {stored_dtype} as hot, got {dtype}"
+        )
+    if stored_dtype != torch.float8_e4m3fn:
+        return _no_exponents(device)
+    if (exponents is None or exponents.shape != (num_rows,) or exponents.dtype != torch.uint8
+            or exponents.device != device or not exponents.is_contiguous()):  # fmt: skip
+        got = "None" if exponents is None else f"{tuple(exponents.shape)} of {exponents.dtype} on {exponents.device}"
+        raise ArgumentError(f"exponents must be contiguous ({num_rows},) of torch.uint8 on {device}, got {got}")
+    return exponents
+
+
+@functools.cache
+def _no_exponents(device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=device)
+
+
+# Where kernels report bad ids that nobody asked for. Filling a new one would be a kernel of its own.
+_UNREAD: dict[torch.device, Tensor] = {}
+
+
+def unread_errors(device: torch.device) -> Tensor:
+    """Where kernels report bad ids that nobody asks for."""
+    errors = _UNREAD.get(device)
+    if errors is None:
+        errors = torch.full((1,), NO_POSITION, dtype=torch.int64, device=device)
+        # What is made while a graph is captured belongs to that graph.
+        if device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
+            _UNREAD[device] = errors
+    return errors
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def _row_bytes(tensor: Tensor) -> int:
+    return math.prod(tensor.shape[1:]) * tensor.element_size()
+
+
+def widest_unit(hot: Tensor, cold: Tensor, out: Tensor, units: tuple[torch.dtype, ...]) -> torch.dtype:
+    """The first of `units` in which rows of all three tables can be counted, as they lie."""
+    alignment = _row_bytes(out) | hot.data_ptr() | cold.data_ptr() | out.data_ptr()
+    return next(u for u in units if alignment % u.itemsize == 0)
+
+
+def rows_in_units(tensor: Tensor, unit: torch.dtype) -> Tensor:
+    """The same rows `[N, units]`, whatever their shape and dtype."""
+    width = _row_bytes(tensor) // unit.itemsize
+    if tensor.numel() == 0:
+        return torch.empty(0, width, dtype=unit, device=tensor.device)
+    return _flat(tensor, unit).view(-1, width)
+
+
+def _flat(tensor: Tensor, unit: torch.dtype) -> Tensor:
+    return as_bytes(tensor.detach().contiguous()).view(unit)
+
+
+def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None, dtype: torch.dtype,
+                  exponents: Tensor | None, errors: Tensor, max_blocks: int | None, address: int = 0,
+                  strands: int = 1) -> Gather:  # fmt: skip
+    """The read of rows of these tables on a GPU as (ids, out) -> None, with all that depends on the tables settled.
+
+    It chooses the shape of the grid: items for short rows, whole stores for GPU memory, whole reads for the link.
+    Nothing is checked, and the tables must stay where they are. `address` is that of the output; 0 stands for any that
+    torch allocates. `strands`: places of a list of ids that are read from at once, where all rows lie in GPU memory.
+    """
+    if directory is None or cold is None:
+        cold, directory = hot, Directory.empty(hot.device)
+    exponents = _no_exponents(hot.device) if exponents is None else exponents
+    num_rows, stored_dtype = cold.shape[0], hot.dtype
+    source_bytes, row_bytes = _row_bytes(hot), math.prod(hot.shape[1:]) * dtype.itemsize
+    hot_address, cold_address = hot.data_ptr(), cold.data_ptr()
+    alignment = hot_address | cold_address
+    if dtype != stored_dtype:
+        kind, is_short = STORED[stored_dtype], row_bytes < _SHORTEST_WIDE_ROW
+        is_odd = bool(row_bytes % kernels.PIECE or alignment % (4 * stored_dtype.itemsize))
+    else:
+        alignment |= row_bytes | address
+        kind = kernels.BYTES if alignment % 4 else kernels.WORDS if alignment % 16 else kernels.ALIGNED
+        is_short = row_bytes < _SHORTEST_ROW[kind]
+        is_odd = kind == kernels.BYTES
+    most_blocks = (3 if SIMULATED else 2**31 - 1) if max_blocks is None else max_blocks
+    if SIMULATED or is_short:
+        return _choose_items(hot, cold, directory, dtype, num_rows, exponents, errors, most_blocks, address)
+    tables = hot, cold
+    # A grid with a cap reads the link, as one of two tables mostly does.
+    if max_blocks is not None or directory.bits.numel() > 0 or address % kernels.PIECE != 0:
+        lane_bits = group_bits(row_bytes)
+        args = (hot_address, cold_address, *directory, OPEN, num_rows, source_bytes, row_bytes, lane_bits, kind,
+                exponents, OPEN, errors)  # fmt: skip
+        launch = launch_long = prepare_gpu(kernels.gather_groups_gpu, *args)
+        if 1 << lane_bits >= kernels.ROWS and kind != kernels.BYTES:
+            launch_long = prepare_gpu(kernels.gather_listed_gpu, *args)
+        lanes, share = 1 << lane_bits, kernels.ROWS * kernels.WIDE
+
+        def read_groups(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:
+            grid = -(-ids.numel() * lanes // share)
+            if grid <= most_blocks:
+                # All rows are asked for at once.
+                launch(grid, (ids, out.data_ptr()))
+            else:
+                launch_long(most_blocks, (ids, out.data_ptr()))
+
+        return read_groups
+    kernel, pieces = (kernels.gather_odd_pieces_gpu, 1) if is_odd else (kernels.gather_pieces_gpu, 2)
+    order = () if is_odd else (strands,)
+    launch = prepare_gpu(kernel, hot_address, OPEN, num_rows, source_bytes, row_bytes, kind, *order, exponents, OPEN,
+                         errors)  # fmt: skip
+    share = pieces * kernels.PIECE * THREADS
+
+    def read_pieces(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:
+        launch(-(-ids.numel() * row_bytes // share), (ids, out.data_ptr()))
+
+    return read_pieces
+
+
+def group_bits(row_bytes: int) -> int:
+    """Logarithm of the threads that read a row over the link: one for each piece, at most a warp."""
+    return min(5, (-(-row_bytes // kernels.PIECE) - 1).bit_length())
+
+
+def _choose_items(hot: Tensor, cold: Tensor, directory: Directory, dtype: torch.dtype, num_rows: int,
+                  exponents: Tensor, errors: Tensor, most_blocks: int, address: int) -> Gather:  # fmt: skip
+    row_bytes = math.prod(hot.shape[1:]) * dtype.itemsize
+    if dtype == hot.dtype:
+        alignment = row_bytes | hot.data_ptr() | cold.data_ptr() | address
+        unit = target_unit = next(u for u in (torch.uint32, torch.int16, torch.uint8) if alignment % u.itemsize == 0)
+        widening: tuple[int | Tensor, ...] = ()
+        kernel = kernels.gather_items_gpu
+    else:
+        unit, target_unit = _UNIT[hot.dtype.itemsize], torch.uint32
+        widening = STORED[hot.dtype], exponents
+        kernel = kernels.widen_items_gpu
+    width, tables = row_bytes // target_unit.itemsize, (_flat(hot, unit), _flat(cold, unit))
+    launch = prepare_gpu(kernel, *tables, *directory, OPEN, num_rows, width, *widening, OPEN, errors)
+
+    def read_items(ids: Tensor, out: Tensor) -> None:
+        target = out.view(target_unit) if dtype.itemsize == target_unit.itemsize else _flat(out, target_unit)
+        launch(min(most_blocks, -(-ids.numel() * width // THREADS)), (ids, target.view(-1)))
+
+    return read_items
+
+
+def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
+    """Few rows `[n, ...]` of a contiguous table, both on the CPU, in one step of torch's.
+
+    None where `gather_rows` must read them: they are many, an id names none, or torch does not know the dtype.
+    """
+    if ids.numel() * table.stride(0) * table.element_size() > FEW_BYTES:
+        return None
+    try:
+        return table.index_select(0, ids)
+    except (IndexError, RuntimeError):
+        return None
+
+
+class RowReader:
+    """`gather_rows` on a GPU for ids that need no check but that of the kernel.
+
+    Args:
+        hot, cold, directory, dtype, exponents: As in `gather_rows`; the tables must stay where they are.
+        errors: int64 `[1]` that gets the lowest position of an id out of range.
+        max_blocks: Cap of the grid; None for none.
+        strands: As in `choose_gather`.
+    """
+
+    def __init__(self, hot: Tensor, cold: Tensor | None, directory: Directory | None, errors: Tensor,
+                 max_blocks: int | None, *, dtype: torch.dtype | None = None,
+                 exponents: Tensor | None = None, strands: int = 1) -> None:  # fmt: skip
+        dtype = hot.dtype if dtype is None else dtype
+        # What torch makes like another tensor costs it half of what it makes of a dtype and a device.
+        self._row, self._like = tuple(hot.shape[1:]), torch.empty(0, dtype=dtype, device=hot.device)
+        num_rows = hot.shape[0] if cold is None else cold.shape[0]
+        exponents = check_widening(hot.dtype, dtype, exponents, num_rows, hot.device)
+        self._gather = choose_gather(hot, cold, directory, dtype, exponents, errors, max_blocks, strands=strands)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Rows `[n, ...]` of `ids`, int64 `[n]`, contiguous and on the GPU."""
+        out = self._like.new_empty((ids.shape[0], *self._row))
+        if out.numel() > 0:
+            self._gather(ids, out)
+        return out

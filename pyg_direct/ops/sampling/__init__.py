@@ -1,0 +1,7 @@
+"""Draws, tensors in and tensors out.
+
+- `uniform.py`, `hetero.py`: one hop of one relation, and one hop over many relations.
+- `random.py`: draws and permutations of a key.
+- `partition.py`, `remote_edges.py`: nodes by owner, and the answers of owners.
+- `expected_reads.py`: expected reads of rows.
+"""

@@ -1,0 +1,206 @@
+"""One hop over a work list of many relations (see `kernels/sampling/hetero.py`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.compiler.jit import THREADS
+from pyg_direct.kernels.sampling import hetero as kernels, weighted_gpu
+from pyg_direct.kernels.sampling.excluded_edges import find_edges_cpu, find_edges_gpu
+from pyg_direct.kernels.sampling.weighted import sum_weights_cpu
+from pyg_direct.kernels.sampling.worklist import COLUMNS, FANOUT, FIRST, RELATION
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
+
+# Items a block of a small hop takes, so that all multiprocessors have some.
+_ITEMS_PER_BLOCK = 8
+# Edges above which waiting for their number is cheaper than memory for the worst case.
+_LARGE_BOUND = 1 << 24
+
+
+class Rows(NamedTuple):
+    """Rows of all relations, on one device; an array of no use is empty.
+
+    Attributes:
+        indptr: int64 `[S + 1]`, S rows of all relations, relation after relation.
+        indices: Neighbors in the id space of all types, int32 or int64 `[E]`.
+        edge_ids: Edge ids within the relation, int32 or int64 `[E]`; empty: the position in the relation.
+        node_time: int64 `[N]`, N the size of the id space.
+        edge_time: int64 `[E]`. Rows of timed relations are sorted by time.
+        edge_weight: float32 or float64 `[E]`.
+        weight_before: Sum of the weights before each edge in its row, float64 `[E]`; for draws with replacement.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    edge_ids: Tensor
+    node_time: Tensor
+    edge_time: Tensor
+    edge_weight: Tensor
+    weight_before: Tensor
+
+
+class Frontier(NamedTuple):
+    """Nodes to expand, type after type.
+
+    Attributes:
+        rows: Ids within their types, int64 `[F]`.
+        trees: Trees they belong to, int64 `[F]`; empty where trees are not told apart.
+        seed_times: Time of each tree, or of each node where flags say so (`BY_PLACE`), int64; empty without times.
+        tree_shift: Place of the tree among the bits of an identity.
+        places: Where the rows of these nodes stand among those of their relation, int64 `[F]`, for rows that are not
+            those of all nodes; None: at their ids.
+    """
+
+    rows: Tensor
+    trees: Tensor
+    seed_times: Tensor
+    tree_shift: int
+    places: Tensor | None = None
+
+
+class Rules(NamedTuple):
+    """How edges are chosen: with replacement; the last ones by time; strictly before the seed; window, -1 for none."""
+
+    replace: bool
+    last: bool
+    strict: bool
+    window: int
+
+
+class Picked(NamedTuple):
+    """Edges in the order of the work list; only the first ends[-1] items of the arrays are edges.
+
+    Attributes:
+        sources: Neighbors as identities (`kernels/sampling/worklist.py`), int64 `[at least E']`.
+        ids: Edge ids within the relation, int64 `[at least E']`.
+        targets: Local ids of the nodes expanded, int64 `[at least E']`.
+        ends: Where the edges of each entry of the work list begin, and the end of the last, int64 `[A + 1]`.
+        offsets: The same for each item, int64 `[I + 1]`; None where there is none.
+    """
+
+    sources: Tensor
+    ids: Tensor
+    targets: Tensor
+    ends: Tensor
+    offsets: Tensor | None = None
+
+
+def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, hop: int,
+               entries: Tensor | None = None, most_neighbors: np.ndarray | None = None,
+               excluded: Tensor | None = None) -> Picked:  # fmt: skip
+    """Pick edges of every item of a work list; equal keys in it give equal picks on any device.
+
+    Waits for the GPU only where the number of edges has no bound, or a large one.
+
+    Args:
+        work: The work list, int64 `[(A + 1) * COLUMNS]`, on the host.
+        hop: Number of the hop; hops of one key draw independently.
+        entries: The work list on the device, where it is there already.
+        most_neighbors: Upper bound of the neighbors of a row of each relation, int64 `[R]`; None for none.
+        excluded: Edges that no item picks, as `find_edges` lists them; None for none.
+    """
+    device, num_items, on_gpu = frontier.rows.device, int(work[-COLUMNS]), runs_on_gpu(frontier.rows)
+    entries = upload(work, device) if entries is None else entries
+    starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
+    replace, last, strict = int(rules.replace), int(rules.last), int(rules.strict)
+    places = frontier.rows if frontier.places is None else frontier.places
+    excluded = frontier.rows[:0] if excluded is None else excluded
+    arguments = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, places,
+                 frontier.trees, frontier.seed_times, excluded, replace, last, strict, rules.window)  # fmt: skip
+    if on_gpu:
+        run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *arguments, starts, sizes, counts)
+    else:
+        run_cpu(kernels.count_items_cpu, *arguments, cpu_chunks(), starts, sizes, counts)
+    offsets = torch.zeros(num_items + 1, dtype=torch.int64, device=device)
+    torch.cumsum(counts, 0, out=offsets[1:])
+    ends = offsets.index_select(0, entries[::COLUMNS])
+    most = _bound_edges(work, None if rules.replace else most_neighbors) if on_gpu else None
+    capacity = int(offsets[-1]) if most is None else most
+    draws, sources, ids, targets = torch.empty(4, capacity, dtype=torch.int64, device=device).unbind()
+    if capacity == 0:
+        return Picked(sources, ids, targets, ends, offsets)
+    is_weighted = rows.edge_weight.numel() > 0
+    scores = None
+    if is_weighted or not on_gpu:
+        scores = torch.empty(capacity if is_weighted else 0, dtype=torch.float64, device=device)
+    if not on_gpu:
+        run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, rows.indices,
+                rows.edge_ids, rows.edge_weight, rows.weight_before, excluded, frontier.rows, frontier.trees, starts,
+                sizes, offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
+        return Picked(sources, ids, targets, ends, offsets)
+    if is_weighted:
+        run_gpu(weighted_gpu.pick_weighted_gpu, grid_for(num_items, starts), hop, replace, entries, rows.edge_weight,
+                rows.weight_before, excluded, frontier.rows, frontier.trees, starts, sizes, offsets, scores,
+                draws)  # fmt: skip
+        if not rules.replace:
+            run_gpu(weighted_gpu.pick_long_rows_gpu, min(full_grid(starts), num_items), hop, entries, rows.edge_weight,
+                    excluded, frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
+    repeats = torch.empty(capacity, dtype=torch.uint8, device=device)
+    grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
+    run_gpu(kernels.pick_items_gpu, grid, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
+            excluded, frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids,
+            targets)  # fmt: skip
+    return Picked(sources, ids, targets, ends, offsets)
+
+
+def _bound_edges(work: np.ndarray, most_neighbors: np.ndarray | None) -> int | None:
+    """The most edges that a work list can give; None where that has no bound, or one not worth its memory."""
+    table = work.reshape(-1, COLUMNS)
+    picks = table[:-1, FANOUT]
+    if most_neighbors is not None:
+        # Where all neighbors are taken the longest row says too little of the others.
+        picks = np.minimum(picks, most_neighbors[table[:-1, RELATION]])
+    bound = int(np.dot(np.diff(table[:, FIRST]), picks))
+    return bound if picks.size and picks.min() >= 0 and bound <= _LARGE_BOUND else None
+
+
+def find_edges(rows: Rows, segments: Tensor, neighbors: Tensor, batches: Tensor) -> Tensor:
+    """Find the edges of rows that lead to neighbors, parallel ones too, for `pick_edges` to leave out.
+
+    Args:
+        segments: Row of each pair, int64 `[P]`; pairs may repeat.
+        neighbors: Neighbor of each pair, in the id space of all types, int64 `[P]`.
+        batches: Number of the batch of each pair, int64 `[P]`.
+
+    Returns:
+        batch * E + position of each edge, ascending, int64 `[X]`. Waits for a GPU.
+    """
+    num_rows, device = rows.indptr.numel() - 1, segments.device
+    order = neighbors.argsort()
+    keys = (batches * num_rows + segments)[order]
+    keys, by_row = keys.sort(stable=True)
+    neighbors = neighbors[order[by_row]]
+    listed, sizes = keys.unique_consecutive(return_counts=True)
+    bounds, offsets = (torch.zeros(listed.numel() + 1, dtype=torch.int64, device=device) for _ in range(2))
+    torch.cumsum(sizes, 0, out=bounds[1:])
+    found = offsets[:0]
+    if not listed.numel():
+        return found
+
+    def run() -> Tensor:
+        counts = torch.zeros(listed.numel(), dtype=torch.int64, device=device)
+        arguments = (num_rows, rows.indptr, rows.indices, listed, bounds, neighbors, offsets, counts, found)
+        if runs_on_gpu(segments):
+            run_gpu(find_edges_gpu, min(full_grid(segments), listed.numel()), *arguments)
+        else:
+            run_cpu(find_edges_cpu, *arguments)
+        return counts
+
+    # Counted, then listed.
+    torch.cumsum(run(), 0, out=offsets[1:])
+    found = torch.empty(int(offsets[-1]), dtype=torch.int64, device=device)
+    if found.numel():
+        run()
+    return found.sort().values if runs_on_gpu(segments) else found
+
+
+def sum_weights(indptr: Tensor, edge_weight: Tensor) -> Tensor:
+    """Sum of the weights before each edge in its row, float64 `[E]` on the CPU; the same wherever it is used."""
+    weight_before = torch.empty(edge_weight.numel(), dtype=torch.float64, device="cpu")
+    run_cpu(sum_weights_cpu, indptr.cpu(), edge_weight.cpu(), weight_before)
+    return weight_before

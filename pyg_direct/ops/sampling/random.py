@@ -1,0 +1,91 @@
+"""Draws and permutations as functions of a key (see `kernels/sampling/random.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels.batch_counters import SHUFFLE_DRAW
+from pyg_direct.kernels.sampling.random import draw_bits_cpu, draw_bits_gpu, draw_bounded_cpu, draw_bounded_gpu
+from pyg_direct.ops.argument_checks import check_ids, check_key
+from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.typing import Device
+
+_M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
+_MASK = 0xFFFFFFFF
+
+
+def derive_key(key: int, item: int, slot: Any) -> Any:
+    """`draw(key, item, slot)` in Python integers: an unsigned 64-bit key for what `item` and `slot` number.
+
+    For slots in an array of NumPy, uint64, the key of each.
+    """
+    c0, c1 = item & _MASK, (item >> 32) & _MASK
+    c2, c3 = slot & _MASK, (slot >> 32) & _MASK
+    k0, k1 = key & _MASK, (key >> 32) & _MASK
+    for _ in range(10):
+        low, high = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = (high >> 32) ^ c1 ^ k0, high & _MASK, (low >> 32) ^ c3 ^ k1, low & _MASK
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return c0 | (c1 << 32)
+
+
+def draw_bits(items: Tensor, *, key: int, slot: int = 0) -> Tensor:
+    """64 random bits for each item, as int64 `[n]` on the device of `items`.
+
+    Args:
+        items: int64 `[n]`.
+        key: Unsigned 64-bit key; equal keys give equal bits on any device.
+        slot: Number of the draw of an item.
+    """
+    items = check_ids("items", items).long()
+    out = torch.empty_like(items)
+    check_key("key", key)
+    if items.numel() == 0:
+        return out
+    if runs_on_gpu(items):
+        run_gpu(draw_bits_gpu, grid_for(items.numel(), items), key, items, slot, out)
+    else:
+        with threads_for(items.numel()):
+            run_cpu(draw_bits_cpu, np.uint64(key), items, slot, out)
+    return out
+
+
+def draw_below(items: Tensor, bound: int, *, key: int, slot: int = 0) -> Tensor:
+    """A uniform integer in [0, bound) for each item, int64 `[n]` on the device of `items`.
+
+    Args:
+        items: int64 `[n]`.
+        bound: At least 1.
+        key: Unsigned 64-bit key; equal keys give equal integers on any device.
+        slot: Number of the draw of an item.
+    """
+    items = check_ids("items", items).long()
+    if bound < 1:
+        raise ArgumentError(f"bound must be at least 1, got {bound}")
+    out = torch.empty_like(items)
+    check_key("key", key)
+    if items.numel() == 0:
+        return out
+    if runs_on_gpu(items):
+        run_gpu(draw_bounded_gpu, grid_for(items.numel(), items), key, items, slot, bound, out)
+    else:
+        with threads_for(items.numel()):
+            run_cpu(draw_bounded_cpu, np.uint64(key), items, slot, bound, out)
+    return out
+
+
+def permute(count: int, *, key: int, device: Device = "cpu") -> Tensor:
+    """A uniform permutation of 0 .. count-1, int64 `[count]` on the CPU: positions in the order of their draws.
+
+    Args:
+        count: Number of positions.
+        key: Unsigned 64-bit key; equal keys give equal permutations.
+        device: Where the work is done.
+    """
+    bits = draw_bits(torch.arange(count, device=device), key=check_key("key", key), slot=SHUFFLE_DRAW)
+    return bits.sort(stable=True).indices.cpu()

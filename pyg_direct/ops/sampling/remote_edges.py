@@ -1,0 +1,150 @@
+"""Answers of owners in bytes, and the edges of a hop from the answers of all (see `kernels/sampling/remote_edges.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.kernels.sampling import remote_edges as kernels
+from pyg_direct.kernels.sampling.worklist import COLUMNS, FIRST, FRONT
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import cpu_chunks, grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.sampling.hetero import Picked
+from pyg_direct.runtime.host.tensor_views import align
+
+
+class Wire(NamedTuple):
+    """Dtypes of answers: of the numbers of edges, uint8 or int32; of neighbors and edge ids, int32 or int64."""
+
+    counts: torch.dtype
+    words: torch.dtype
+
+
+class Layout(NamedTuple):
+    """Where the answers of some lie in one memory, one after the other.
+
+    Attributes:
+        table: See `kernels/sampling/remote_edges.py`.
+        sizes: Bytes of each.
+        num_items, num_edges: Of all.
+    """
+
+    table: np.ndarray
+    sizes: np.ndarray
+    num_items: int
+    num_edges: int
+
+    @classmethod
+    def of(cls, num_items: np.ndarray, num_edges: np.ndarray, wire: Wire) -> Layout:
+        """The layout of answers with so many items and edges, int64 `[P]`."""
+        counted, listed = align(num_items * wire.counts.itemsize), align(num_edges * wire.words.itemsize)
+        sizes = counted + 2 * listed
+        table = np.zeros((len(sizes) + 1, kernels.PLACES), np.int64)
+        np.cumsum(num_items, out=table[1:, kernels.ITEM])
+        np.cumsum(num_edges, out=table[1:, kernels.EDGE])
+        begins = np.cumsum(sizes) - sizes
+        table[:-1, kernels.COUNTS] = begins // wire.counts.itemsize
+        table[:-1, kernels.SOURCES] = (begins + counted) // wire.words.itemsize
+        table[:-1, kernels.IDS] = (begins + counted + listed) // wire.words.itemsize
+        return cls(table, sizes, int(table[-1, kernels.ITEM]), int(table[-1, kernels.EDGE]))
+
+
+def pack_edges(picked: Picked, trees: Tensor, layout: Layout, wire: Wire, out: Tensor) -> None:
+    """Write picked edges as answers.
+
+    Args:
+        picked: Edges, with offsets of each item.
+        trees: What is taken off the sources, by target, int64; empty for nothing.
+        layout: Where they go, by asker; items and edges of the picked.
+        wire: Dtypes.
+        out: uint8, the sizes of the layout together.
+    """
+    if layout.num_items == 0:
+        return
+    assert picked.offsets is not None
+    arguments = (upload(layout.table.reshape(-1), out.device), picked.offsets, picked.sources, picked.ids,
+                 picked.targets, trees)  # fmt: skip
+    views = out.view(wire.counts), out.view(wire.words)
+    if runs_on_gpu(out):
+        grid = grid_for(max(layout.num_items, layout.num_edges), out)
+        run_gpu(kernels.pack_edges_gpu, grid, *arguments, layout.num_edges, *views)
+    else:
+        run_cpu(kernels.pack_edges_cpu, *arguments, cpu_chunks(), *views)
+
+
+class Asked(NamedTuple):
+    """What owners were asked for.
+
+    Attributes:
+        work: The work list of the hop.
+        types: Which type each entry of it expands, int64 `[A]`.
+        counts: Nodes that each owner has of each type, int64 `[P, T]`.
+        order: Their places in the frontier, owner after owner and type after type within each, int64 `[F]`.
+        trees: Trees of the frontier, int64 `[F]`, or empty.
+        tree_shift: Place of the tree among the bits of an identity.
+    """
+
+    work: np.ndarray
+    types: np.ndarray
+    counts: np.ndarray
+    order: Tensor
+    trees: Tensor
+    tree_shift: int
+
+    @property
+    def num_items(self) -> np.ndarray:
+        """Items of each owner, int64 `[P]`."""
+        return self.counts[:, self.types].sum(1)
+
+    def segments(self, layout: Layout) -> np.ndarray:
+        """Segments of the answers' items (see `kernels/sampling/remote_edges.py`)."""
+        sizes, entries = self.counts[:, self.types], self.work.reshape(-1, COLUMNS)[:-1]
+        begins = (np.cumsum(self.counts) - self.counts.reshape(-1)).reshape(self.counts.shape)[:, self.types]
+        found = np.zeros((sizes.size + 1, kernels.SEGMENT), np.int64)
+        np.cumsum(sizes, out=found[1:, kernels.BEGIN])
+        found[:-1, kernels.ORDER] = begins.reshape(-1)
+        found[:-1, kernels.SHIFT] = np.tile(entries[:, FIRST] - entries[:, FRONT], len(sizes))
+        shifts = layout.table[:-1, kernels.COUNTS] - layout.table[:-1, kernels.ITEM]
+        found[:-1, kernels.AT] = found[:-1, kernels.BEGIN] + shifts.repeat(sizes.shape[1])
+        return found.reshape(-1)
+
+
+def join_edges(asked: Asked, layout: Layout, wire: Wire, answers: Tensor) -> Picked:
+    """The edges of all answers in the order of the work list.
+
+    Args:
+        asked: What they answer.
+        layout: Where they lie, by owner.
+        wire: Dtypes.
+        answers: uint8, the sizes of the layout together.
+    """
+    device, num_items = answers.device, layout.num_items
+    # Items in the order of the answers, and in that of the work list.
+    numbers = torch.zeros(2, num_items + 1, dtype=torch.int64, device=device)
+    items = torch.empty(num_items, dtype=torch.int64, device=device)
+    sources, ids, targets = torch.empty(3, layout.num_edges, dtype=torch.int64, device=device).unbind()
+    if num_items == 0:
+        return Picked(sources, ids, targets, numbers[1][:1], numbers[1])
+    # On their way together.
+    tables = asked.work, asked.segments(layout), layout.table.reshape(-1)
+    work, segments, table = upload(np.concatenate(tables), device).split([len(words) for words in tables])
+    place = segments, asked.order, answers.view(wire.counts), *numbers.unbind(), items
+    on_gpu = runs_on_gpu(answers)
+    if on_gpu:
+        run_gpu(kernels.place_counts_gpu, grid_for(num_items, answers), *place)
+    else:
+        run_cpu(kernels.place_counts_cpu, *place)
+    before, offsets = numbers.cumsum(1).unbind()
+    ends = offsets[work[FIRST::COLUMNS]]
+    if layout.num_edges > 0:
+        join = (table, before, offsets, items, work, asked.trees, asked.tree_shift,
+                answers.view(wire.words))  # fmt: skip
+        if on_gpu:
+            run_gpu(kernels.join_edges_gpu, grid_for(layout.num_edges, answers), *join, sources, ids, targets)
+        else:
+            run_cpu(kernels.join_edges_cpu, *join, cpu_chunks(), sources, ids, targets)
+    return Picked(sources, ids, targets, ends, offsets)

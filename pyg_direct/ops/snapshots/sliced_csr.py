@@ -1,0 +1,289 @@
+"""Sliced CSR (PiPAD, section 4.1): edges by target, each row cut into slices of at most 32.
+
+Rows without edges take no room, and work is balanced because a slice is bounded. A slice belongs to one row. If the
+edges of several snapshots lie in one structure, it also belongs to one snapshot.
+
+`Arrays` is the base of structures made of several tensors: their bytes, and copies of them on other devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.aggregate.operators import LongRows
+from pyg_direct.ops.local_ids.csr import compress_offsets as compress, repeat_each
+from pyg_direct.ops.snapshots.overlap import EdgeUnion
+from pyg_direct.ops.snapshots.scaled_csr import CSR
+
+_Self = TypeVar("_Self", bound="Arrays")
+
+
+class Arrays:
+    """Base of dataclasses some of whose fields are tensors."""
+
+    def list_arrays(self) -> dict[str, Tensor]:
+        """The tensors, by field."""
+        values = {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(t.numel() * t.element_size() for t in self.list_arrays().values())
+
+    def copy_arrays(self: _Self, copy: Callable[[Tensor], Tensor]) -> _Self:
+        """The same of copies of all tensors."""
+        return cast(_Self, replace(cast(Any, self), **{n: copy(tensor) for n, tensor in self.list_arrays().items()}))
+
+
+SLICE = 32
+# Bit 31 of a slice's row: the row has more than one slice.
+_SEVERAL = -(2**31)
+_MOST = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedCSR(Arrays):
+    """Edges of one graph, or of a group of snapshots, in slices.
+
+    Attributes:
+        rows: Target of each slice, int32 `[slices]`; negative (bit 31 set) where that target, or that target in that
+            snapshot, has several slices. Ascending but for that bit.
+        offsets: First edge of each slice and, behind, their number, int32 `[slices + 1]`.
+        cols: Source of each edge, int32 `[nnz]`.
+        num_rows: N.
+        num_snapshots: S, the snapshots of the group.
+        weight: fp32 or float64 `[nnz, 1]`, one weight an edge in all snapshots, or `[nnz, S]`; None for ones.
+        snapshot: To which snapshot a slice belongs, uint8 `[slices]`; None where slices belong to all.
+        presence: In which snapshots an edge is present, one bit each, uint8 `[nnz]`; None where in all.
+        long_rows: How many rows (of a snapshot, where slices belong to them) are long, and how many slices
+            `LongRows` cuts them into; None where nobody counted.
+    """
+
+    rows: Tensor
+    offsets: Tensor
+    cols: Tensor
+    num_rows: int
+    num_snapshots: int = 1
+    weight: Tensor | None = None
+    snapshot: Tensor | None = None
+    presence: Tensor | None = None
+    long_rows: tuple[int, int] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all arrays, and of those that `csr` made beside them."""
+        made: CSR | None = self.__dict__.get("csr")
+        beside = () if made is None else (array for array in made.list_arrays() if array is not self.cols)
+        return super().num_bytes + sum(array.numel() * array.element_size() for array in beside)
+
+    @property
+    def num_slices(self) -> int:
+        """Number of slices."""
+        return self.rows.numel()
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges held; those of exclusives in their snapshots, others once."""
+        return self.cols.numel()
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> SlicedCSR:
+        """A copy on a device, or this where it is there."""
+        if self.cols.device == device:
+            return self
+        return self.copy_arrays(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def expand_rows(self) -> Tensor:
+        """Target of each edge, int64 `[nnz]`."""
+        return self._of_edges(self.rows.long() & (_MOST - 1))
+
+    def _of_edges(self, of_slices: Tensor) -> Tensor:
+        return repeat_each(of_slices, self.offsets.diff(), self.num_edges)
+
+    def list_owners(self) -> Tensor | None:
+        """To which snapshot each edge belongs, `[nnz]`; None where edges belong to all."""
+        return None if self.snapshot is None else self._of_edges(self.snapshot)
+
+    def segments(self) -> Tensor:
+        """Target of each slice, or target * S + snapshot where slices belong to snapshots, int64 `[slices]`."""
+        rows = self.rows.long() & (_MOST - 1)
+        return rows if self.snapshot is None else rows * self.num_snapshots + self.snapshot
+
+    def to_csr(self) -> tuple[Tensor, Tensor]:
+        """Offsets int32 `[N + 1]` and sources int32 `[nnz]`; where slices belong to snapshots, those of a graph whose
+        node i * S + t is node i in snapshot t.
+        """
+        rows, count, cols = self.rows & (_MOST - 1), self.num_rows, self.cols
+        if self.snapshot is not None:
+            count *= self.num_snapshots
+            rows = rows * self.num_snapshots + self.snapshot
+            cols = cols * self.num_snapshots + self._of_edges(self.snapshot)
+        return self.offsets.index_select(0, compress(rows, count)), cols
+
+    @cached_property
+    def csr(self) -> CSR:
+        """`to_csr` on a GPU, kept; where snapshots lack edges, the uppermost bits of sources tell who has them."""
+        indptr, cols = self.to_csr()
+        if self.presence is None:
+            return CSR.of(indptr, cols, self.long_rows)
+        shift = 32 - self.num_snapshots
+        return CSR.of(indptr, torch.add(cols, self.presence, alpha=1 << shift), self.long_rows, shift)
+
+    @cached_property
+    def loop_arrays(self) -> tuple[Any, ...]:
+        """What CPU loops take of it, in their order, made once; empty arrays for what it lacks."""
+        none, weight = torch.empty(0, dtype=torch.uint8, device="cpu"), self.weight
+        others = (none if array is None else array for array in (self.snapshot, self.presence))
+        weights, each = (torch.empty(0, device="cpu"), 0) if weight is None else (weight.reshape(-1), weight.shape[1])
+        return (*(a.numpy() for a in (self.rows, self.offsets, self.cols, weights)), each, *(a.numpy() for a in others))
+
+    def transpose(self) -> SlicedCSR:
+        """The same edges with sources and targets exchanged."""
+        rows, cols = self.cols.long(), self.expand_rows()
+        snapshot = None if self.snapshot is None else self._of_edges(self.snapshot)
+        segments = rows if snapshot is None else rows * self.num_snapshots + snapshot
+        # Edges come by target, so that a stable sort leaves those of a source ascending.
+        segments, order = torch.sort(segments, stable=True)
+        return _cut(
+            segments,
+            cols.index_select(0, order).int(),
+            self.num_rows,
+            self.num_snapshots,
+            None if self.weight is None else self.weight.index_select(0, order),
+            snapshot is not None,
+            None if self.presence is None else self.presence.index_select(0, order),
+        )
+
+    def equals(self, other: SlicedCSR) -> bool:
+        """Whether both hold the same edges in the same order; waits for their device."""
+        mine, theirs = self.list_arrays(), other.list_arrays()
+        return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def _cut(segments: Tensor, cols: Tensor, num_rows: int, num_snapshots: int, weight: Tensor | None = None,
+         by_snapshot: bool = False, presence: Tensor | None = None) -> SlicedCSR:  # fmt: skip
+    """Slices of ascending segments: rows, or with `by_snapshot` row * S + snapshot."""
+    if max(num_rows, cols.numel()) >= _MOST:
+        raise ArgumentError(f"a structure must have less than 2**31 rows and edges, got {num_rows} and {cols.numel()}")
+    ids, counts = torch.unique_consecutive(segments, return_counts=True)
+    total = int(count_slices(counts).sum())
+    return slice_counts(ids, counts, total, cols, num_rows, num_snapshots, weight, by_snapshot, presence,
+                        LongRows.measure(counts))  # fmt: skip
+
+
+def count_slices(counts: Tensor) -> Tensor:
+    """Slices of segments of so many edges."""
+    return (counts + (SLICE - 1)) // SLICE
+
+
+def place_slices(counts: Tensor, num_slices: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The segment and the first edge of each slice, and whether a segment has several; a GPU is not waited for.
+
+    Args:
+        counts: Edges of each segment, int64 `[R]`.
+        num_slices: Slices of all of them.
+    """
+    of_segments = count_slices(counts)
+    segment = repeat_each(torch.arange(counts.numel(), device=counts.device), of_segments, num_slices)
+    # The number of a slice within its segment.
+    number = torch.arange(num_slices, device=counts.device) - (of_segments.cumsum(0) - of_segments)[segment]
+    return segment, (counts.cumsum(0) - counts)[segment] + SLICE * number, of_segments > 1
+
+
+def flag_rows(rows: Tensor, has_several: Tensor) -> Tensor:
+    """Targets as slices tell them, int32."""
+    return torch.where(has_several, rows + _SEVERAL, rows).int()
+
+
+def slice_counts(segments: Tensor, counts: Tensor, num_slices: int, cols: Tensor, num_rows: int, num_snapshots: int,
+                 weight: Tensor | None = None, by_snapshot: bool = False, presence: Tensor | None = None,
+                 long_rows: tuple[int, int] | None = None) -> SlicedCSR:  # fmt: skip
+    """Slices of edges that lie segment by segment; a GPU is not waited for.
+
+    Args:
+        segments: Rows, or with `by_snapshot` row * S + snapshot, ascending, int64 `[R]`.
+        counts: Edges of each, int64 `[R]`.
+        num_slices: Slices of all of them.
+        cols: Source of each edge, int32 `[nnz]`.
+        num_rows, num_snapshots, weight, presence, long_rows: As of `SlicedCSR`.
+        by_snapshot: Whether slices belong to snapshots.
+    """
+    segment, first, has_several = place_slices(counts, num_slices)
+    starts = torch.empty(num_slices + 1, dtype=torch.int32, device=cols.device)
+    starts[:num_slices] = first
+    # A number set at an index would be copied from the host.
+    starts[num_slices:].fill_(cols.numel())
+    rows, snapshot = segments, None
+    if by_snapshot:
+        rows, snapshot = segments // num_snapshots, (segments % num_snapshots).to(torch.uint8)[segment]
+    flagged = flag_rows(rows, has_several)[segment]
+    return SlicedCSR(flagged, starts, cols.contiguous(), num_rows, num_snapshots, weight, snapshot, presence, long_rows)
+
+
+def slice_keys(keys: Tensor, num_rows: int, weight: Tensor | None = None, presence: Tensor | None = None,
+               num_snapshots: int = 1) -> SlicedCSR:  # fmt: skip
+    """Slices of edges given as ascending keys target * N + source.
+
+    Args:
+        keys: int64 `[nnz]`.
+        num_rows: N.
+        weight: fp32 `[nnz, 1]` or `[nnz, S]`, or None for ones.
+        presence: uint8 `[nnz]`, or None where every snapshot has every edge.
+        num_snapshots: S.
+    """
+    rows = torch.div(keys, max(1, num_rows), rounding_mode="floor")
+    return _cut(rows, (keys - rows * num_rows).int(), num_rows, num_snapshots, weight, False, presence)
+
+
+def slice_apart(keys: Sequence[Tensor], num_rows: int, weight: Tensor | None = None) -> SlicedCSR:
+    """Slices of several graphs as those of one: node i of graph t is t * N + i.
+
+    Args:
+        keys: Ascending keys target * N + source of each graph, int64.
+        num_rows: N; its square times the number of graphs must be less than 2**63.
+        weight: fp32 `[nnz]` of all of them, or None for ones.
+    """
+    weight = None if weight is None else weight.unsqueeze(1)
+    if len(keys) == 1:
+        return slice_keys(keys[0], num_rows, weight)
+    joined = torch.cat([part + t * num_rows * num_rows if t else part for t, part in enumerate(keys)])
+    rows = torch.div(joined, max(1, num_rows), rounding_mode="floor")
+    counts = [part.numel() for part in keys]
+    before = torch.tensor([[t * num_rows for t in range(len(keys))], counts], device=joined.device)
+    cols = joined - rows * num_rows + repeat_each(before[0], before[1], joined.numel())
+    return _cut(rows, cols.int(), len(keys) * num_rows, 1, weight)
+
+
+def slice_union(union: EdgeUnion, num_rows: int, weight: Tensor | None = None) -> SlicedCSR:
+    """The union of a group under its mask, one byte an edge."""
+    presence = union.presence if union.num_snapshots > 1 else None
+    return slice_keys(union.keys, num_rows, weight, presence, union.num_snapshots)
+
+
+def slice_exclusives(keys: Tensor, presence: Tensor, num_rows: int, num_snapshots: int,
+                     weight: Tensor | None = None) -> SlicedCSR:  # fmt: skip
+    """Edges of a group that are not shared, each once for every snapshot that has it, in one structure.
+
+    Args:
+        keys: Ascending keys, int64 `[E]`.
+        presence: In which snapshots, uint8 `[E]`.
+        num_rows: N.
+        num_snapshots: S.
+        weight: fp32 `[E, 1]` or `[E, S]`, or None for ones; the structure holds `[nnz, 1]`.
+    """
+    bits = torch.arange(num_snapshots, dtype=torch.uint8, device=keys.device)
+    edge, snapshot = (presence.unsqueeze(1) >> bits & 1).nonzero(as_tuple=True)
+    rows = torch.div(keys, max(1, num_rows), rounding_mode="floor")
+    cols = (keys - rows * num_rows).int()
+    segments, order = torch.sort(rows[edge] * num_snapshots + snapshot, stable=True)
+    edge, snapshot = edge[order], snapshot[order]
+    if weight is not None:
+        weight = weight[edge, snapshot if weight.shape[1] > 1 else 0].unsqueeze(1)
+    return _cut(segments, cols[edge], num_rows, num_snapshots, weight, True)

@@ -1,0 +1,384 @@
+"""`Communicator`: the one ordered way to other processes, apart from the collectives of the training program."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, IdError, RankError
+from pyg_direct.runtime.comm.formation import Formation, failures_told, name_ranks
+from pyg_direct.runtime.comm.gloo_sockets import Connections
+from pyg_direct.runtime.comm.heartbeat import Pulse
+
+_MOST_WORDS = 1 << 12
+# Words of a row at least: how the process does, and one more.
+_LEAST_WIDTH = 2
+# How often who waits for an exchange looks whether the others are alive, in seconds.
+_LOOK = 1.0
+# Seconds that a process that failed waits for its threads.
+_END = 5.0
+# The headers that processes begin with when one of them failed are below this.
+_FAILED = -1
+_HOST = torch.device("cpu")
+
+
+class Communicator:
+    """Exchanges bytes with all processes of a group, in an order that is the same in all of them.
+
+    It has a process group of its own and one thread that does one thing after the other, so that batches made ahead
+    never meet the collectives of DDP, and those of two loaders never each other, as long as the program asks for them
+    in one order everywhere. What one process fails at is told to the others before they wait for it.
+
+    Processes meet on the host, by Gloo, also where bytes go by NCCL: a kernel of NCCL that waits for a process which
+    comes later holds up what has to wait for all that runs on its GPU, such as the first matrix product of a program,
+    and that process may come later because of just this.
+
+    Args:
+        group: Ranks of this group take part, and each of them makes its communicator; None for all. With NCCL all other
+            processes must make one at the same time.
+        device: Of the tensors that are exchanged.
+        backend: Of the bytes, `nccl` or `gloo`; by default NCCL for tensors on GPUs, else Gloo, which moves them over
+            the host. Gloo listens on the loopback where all processes are on one host, unless `GLOO_SOCKET_IFNAME` is
+            set.
+        timeout: Seconds that an exchange waits for the slowest process, and that all have to come at first.
+        silence: Seconds that it waits for one that gives no sign of life, over Gloo.
+
+    Raises:
+        ArgumentError: there is no process group, or a wrong argument; the others hear of the latter.
+        RankError: another process failed before the group was formed, is gone, or does not come.
+
+    Partners are the other ranks, ascending, then this one: what is for others lies in one piece.
+
+    Attributes:
+        rank, size: This process in the group, and their number.
+        width: Words of the rows that processes begin an exchange with, equal in all.
+        sent: Bytes sent to other processes so far, by what they are.
+    """
+
+    def __init__(self, group: Any = None, *, device: torch.device, backend: str | None = None,
+                 timeout: float = 600, silence: float = 30) -> None:  # fmt: skip
+        if not dist.is_available() or not dist.is_initialized():
+            raise ArgumentError("a process group must be there before graphs are opened in parts; call "
+                                "torch.distributed.init_process_group first")  # fmt: skip
+        backend = ("nccl" if device.type == "cuda" else "gloo") if backend is None else backend
+        # Not kept by this.
+        self._find_world: Callable[[], Any] = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
+        ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+        if dist.get_rank() not in ranks:
+            raise ArgumentError(f"group must have this process, rank {dist.get_rank()}, as a member, got ranks {ranks}")
+        with failures_told(group):
+            _check(device, backend, silence)
+        self.device, self._wire = device, device if backend == "nccl" else _HOST
+        self._connections = Connections()
+        self._ranks, self._silence = ranks, silence
+        self._pulse: Pulse | None = None
+        self.rank, self.size = ranks.index(dist.get_rank()), len(ranks)
+        self._word_group: Any = None
+        self._own_group: Any = None
+        if self.size > 1:
+            self._join(backend, timeout)
+        self._is_open = True
+        self.width = _LEAST_WIDTH
+        self.sent: Counter[str] = Counter()
+        self._memory: dict[str, Tensor] = {}
+        self._broken: str | None = None
+        self._turns: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # What goes on until it is cut short, in the order in which it began.
+        self._followed: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Not one that Python waits for at its end: a process that failed must be gone, so that others hear of it.
+        self._worker = threading.Thread(target=self._work, name="pyg_direct_exchange", daemon=True)
+        self._worker.start()
+        atexit.register(self.close)
+
+    def _join(self, backend: str, timeout: float) -> None:
+        """Form the groups, of which a process that fails or dies meanwhile is named."""
+        formation = Formation(self._ranks, timeout, self._silence)
+        try:
+            self._word_group = self._own_group = formation.join(self._connections)
+            if backend == "nccl":
+                self._own_group = formation.watch(
+                    partial(dist.new_group, self._ranks, timeout=timedelta(seconds=timeout), backend=backend)
+                )
+        except BaseException:
+            self._connections.give_up()
+            formation.abandon()
+            raise
+        self._pulse = formation.pulse
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither closed nor lost its group with that of the program."""
+        return self._is_open and dist.is_initialized() and dist.group.WORLD is self._find_world()
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Have something done in its turn; every process must ask for the same in the same order."""
+        done: Future[Any] = Future()
+        if not self._is_open:
+            raise ArgumentError("the graph is closed, and so is its way to other processes")
+        # What the caller's stream still does, writing rows for one, comes before.
+        waits = self._stream is not None and not torch.cuda.is_current_stream_capturing()
+        event = torch.cuda.current_stream(self.device).record_event() if waits else None
+        self._turns.put((done, event, fn, args))
+        return done
+
+    def follow(self, steps: Any) -> None:
+        """Call `cut` of these when this is closed, as long as somebody else holds them."""
+        self._followed[steps] = None
+
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Have something done in its turn and wait for it; at once where its turn is now."""
+        if threading.current_thread() is self._worker:
+            return fn(*args)
+        return self.submit(fn, *args).result()
+
+    def _work(self) -> None:
+        while (turn := self._turns.get()) is not None:
+            self._run(*turn)
+
+    def _run(self, done: Future[Any], event: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            if self._stream is None:
+                result = fn(*args)
+            else:
+                with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                    if event is not None:
+                        event.wait()
+                    result = fn(*args)
+                    self._stream.synchronize()
+        except BaseException as error:
+            # First to who waits here: the others may take their time to listen.
+            done.set_exception(error)
+            if not isinstance(error, RankError):
+                self._tell(f"{type(error).__name__}: {error}")
+            return
+        done.set_result(result)
+
+    def widen(self, width: int) -> None:
+        """Have rows of at least so many words; all processes do so between the same exchanges."""
+        self.width = max(self.width, width)
+
+    def agree(self, value: int) -> list[int]:
+        """A number of each process, at least 0, by rank."""
+        rows = self.make_rows(torch.device("cpu"))
+        rows[: self.size, 1] = value
+        found: list[int] = self.meet(rows)[1][:, 1].tolist()
+        return [*found[: self.rank], found[-1], *found[self.rank : -1]]
+
+    def exchange(self, parts: Sequence[Tensor], what: str) -> list[Tensor]:
+        """Send part r to rank r, and get what each rank has for this one; that of this rank is handed over as it is.
+
+        Args:
+            parts: uint8 `[n]`, one for each rank.
+            what: What the bytes are, for `sent`.
+
+        Raises:
+            RankError: another process failed or is gone.
+        """
+        others = [part for rank, part in enumerate(parts) if rank != self.rank]
+        rows = self.make_rows(torch.device("cpu"))
+        rows[: self.size, 1] = torch.tensor([*(part.numel() for part in others), 0], device="cpu")
+        sent, found = (table[:, 1].tolist() for table in self.meet(rows))
+        received = self.swap(torch.cat(others or [parts[0][:0]]), sent, found, what).clone().split(found)
+        return [*received[: self.rank], parts[self.rank], *received[self.rank : -1]]
+
+    def make_rows(self, device: torch.device) -> Tensor:
+        """Zeros for `meet`."""
+        return torch.zeros(2 * self.size - 1, self.width, dtype=torch.int64, device=device)
+
+    def meet(self, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Exchange a row of words with each partner; told of failures before anything else is waited for.
+
+        Args:
+            rows: int64 `[2 * size - 1, width]`, on the device or the CPU: a row for each partner, and room for those of
+                the others. The first word of all rows is 0, or below where this process cannot go on. That for this
+                process itself comes back.
+
+        Returns:
+            (these rows, those that the partners have for this process), on the host; one wait for the GPU.
+
+        Raises:
+            RankError: another process failed or is gone.
+            IdError: this process cannot go on.
+        """
+        if self._broken is not None:
+            raise RankError(self._broken)
+        ones = [1] * (self.size - 1)
+        rows = rows.cpu()
+        if ones:
+            self._all_to_all(rows[: self.size - 1], ones, ones, rows[self.size :], in_words=True)
+        table = rows.numpy()
+        sent, found = table[: self.size], np.concatenate([table[self.size :], table[self.size - 1 : self.size]])
+        if found[:, 0].min() < 0:
+            self._hear(found[:, 0])
+        return sent, found
+
+    def _hear(self, status: np.ndarray) -> None:
+        """What those who failed say, by partner."""
+        sizes_back = np.maximum(0, _FAILED - status[:-1]).tolist()
+        none = torch.empty(0, dtype=torch.uint8, device="cpu")
+        texts = self._all_to_all(none, [0] * len(sizes_back), sizes_back, in_words=True)
+        reason = bytes(texts.tolist()).decode(errors="replace") or "it was asked for ids that it does not hold"
+        if status[-1] < 0:
+            self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
+            raise IdError("ids must be held by this part, got others")
+        failed = next(partner for partner, word in enumerate(status) if word < 0)
+        self._broken = f"rank {self._ranks[failed + (failed >= self.rank)]} failed: {reason}"
+        raise RankError(self._broken)
+
+    def swap(self, data: Tensor, sizes: Sequence[int], sizes_back: Sequence[int], what: str) -> Tensor:
+        """Send bytes to partners who know how many come, and get theirs; waits for no GPU.
+
+        Args:
+            data: uint8, for partner after partner.
+            sizes, sizes_back: Bytes for and from each; the last of both are those for this process.
+            what: What the bytes are, for `sent`. What came is valid until the next ones of the same.
+        """
+        if self.size == 1:
+            return data
+        own = sizes[-1]
+        here, back = data.numel() - own, sum(sizes_back[:-1])
+        out = self._take(what, back + own)
+        received = self._all_to_all(data[:here], sizes[:-1], sizes_back[:-1], out[:back])
+        if received.data_ptr() != out.data_ptr():
+            out[:back] = received
+        if own:
+            out[back:] = data[here:]
+        self.sent[what] += here
+        return out
+
+    def _take(self, name: str, num_bytes: int) -> Tensor:
+        """Memory that is used again and again."""
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < num_bytes:
+            memory = torch.empty(num_bytes + num_bytes // 4, dtype=torch.uint8, device=self.device)
+            self._memory[name] = memory
+        return memory[:num_bytes]
+
+    def _tell(self, reason: str) -> None:
+        """Tell the others that this process failed; they are about to meet."""
+        if self._broken is not None or self.size == 1:
+            # Alone, nobody is out of step.
+            return
+        self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
+        text = torch.tensor(list(reason.encode()[:_MOST_WORDS]), dtype=torch.uint8, device="cpu")
+        others = self.size - 1
+        try:
+            words = torch.zeros(others, self.width, dtype=torch.int64, device="cpu")
+            words[:, 0] = _FAILED - text.numel()
+            found = self._all_to_all(words, [1] * others, [1] * others, in_words=True)[:, 0].tolist()
+            sizes_back = [max(0, _FAILED - word) for word in found]
+            self._all_to_all(text.repeat(others), [text.numel()] * others, sizes_back, in_words=True)
+        except RankError:
+            # What went wrong here is what the user should see.
+            return
+
+    def _all_to_all(self, sent: Tensor, sizes: Sequence[int], sizes_back: Sequence[int], out: Tensor | None = None, *,
+                    in_words: bool = False) -> Tensor:  # fmt: skip
+        """Rows for and from each of the others, on the host if `in_words`; where `out` lies where they arrive, they
+        arrive there.
+        """
+        wire, group = (_HOST, self._word_group) if in_words else (self._wire, self._own_group)
+        sent = sent.to(wire).contiguous()
+        if out is None or out.device != wire:
+            out = sent.new_empty((sum(sizes_back), *sent.shape[1:]))
+        by_rank, back_by_rank = ([*given[: self.rank], 0, *given[self.rank :]] for given in (sizes, sizes_back))
+        try:
+            waits = self._pulse is not None and wire.type == "cpu"
+            if waits:
+                # Not one that torch knows by a name, which would take all processes of the default group to make.
+                self._wait(group.alltoall_base(out, sent, back_by_rank, by_rank, dist.AllToAllOptions()))
+            else:
+                dist.all_to_all_single(out, sent, back_by_rank, by_rank, group)
+        except RankError as error:
+            self._broken = str(error)
+            self._connections.give_up()
+            raise
+        except RuntimeError as error:
+            self._broken = self._call_roll(error)
+            raise RankError(self._broken) from error
+        return out
+
+    def _wait(self, work: Any) -> None:
+        """Wait for an exchange as long as the others are alive."""
+        assert self._pulse is not None
+        while not work.is_completed():
+            try:
+                work.wait(timedelta(seconds=_LOOK))
+            except RuntimeError:
+                if work.is_completed():
+                    break
+                self._pulse.watch()
+                if silent := self._pulse.find_silent():
+                    reason = f"no sign of life for {self._silence:g} seconds"
+                    raise RankError(self._accuse(silent, reason)) from None
+        self._pulse.rest()
+        # Has what was received in place, or raises what went wrong.
+        work.wait()
+
+    def _call_roll(self, error: Exception) -> str:
+        """Which process is gone, as far as the store of the group can tell."""
+        # Not where this process is what ends.
+        missing = self._pulse.call_roll() if self._pulse is not None and self._is_open else []
+        return self._accuse(missing, str(error)) if missing else f"an exchange with other ranks failed: {error}"
+
+    def _accuse(self, missing: list[int], reason: str) -> str:
+        """Who is gone, in words, told to the others: they might find this process gone first."""
+        assert self._pulse is not None
+        gone = self._pulse.tell_gone(missing)
+        if self.rank in gone:
+            return f"rank {self._ranks[self.rank]}, this process, was silent for so long that the others gave it up"
+        return f"{name_ranks(self._ranks, gone)} is gone: {reason}"
+
+    def _stop_pulse(self) -> None:
+        if self._pulse is not None:
+            self._pulse.stop()
+
+    def close(self) -> None:
+        """Do what was asked for, then end the thread and the group; all processes call it.
+
+        At the end of a program it is called by itself, unless the program failed: then the others should hear of it.
+        """
+        if not self._is_open:
+            return
+        if not hasattr(sys, "last_type"):
+            # While an iterator is held the others count on this process: it takes part in their batches.
+            for steps in list(self._followed):
+                steps.cut()
+        self._is_open = False
+        atexit.unregister(self.close)
+        self._turns.put(None)
+        if hasattr(sys, "last_type"):
+            # The thread must not come back from an exchange while Python ends.
+            self._connections.give_up()
+            self._worker.join(_END if self._wire.type == "cpu" else 0)
+            self._stop_pulse()
+            return
+        self._worker.join()
+        self._memory.clear()
+        self._stop_pulse()
+        own, words = self._own_group, self._word_group
+        self._own_group = self._word_group = None
+        if own is not words and dist.is_initialized():
+            dist.destroy_process_group(own)
+
+
+def _check(device: torch.device, backend: str, silence: float) -> None:
+    if backend not in ("gloo", "nccl") or (backend == "nccl" and device.type != "cuda"):
+        raise ArgumentError(f"backend must be gloo, or nccl with tensors on GPUs, got {backend!r} on {device}")
+    if not silence > 0:
+        raise ArgumentError(f"silence must be above 0 seconds, got {silence}")

@@ -1,0 +1,239 @@
+"""`Formation`: how the processes of a group meet and connect over Gloo, told at once where one of them cannot."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from pyg_direct.errors import RankError
+from pyg_direct.runtime.comm.gloo_sockets import Connections, describe_network, on_loopback
+from pyg_direct.runtime.comm.heartbeat import Pulse, open_store
+
+T = TypeVar("T")
+# How often a group is joined anew whose connections were lost: a busy machine drops some.
+_ATTEMPTS = 4
+# Seconds that an attempt may take at least, whatever the silence: connecting takes long on a busy machine.
+_LEAST = 10.0
+# Seconds between two looks at the words of the others, growing, and at whether they are alive.
+_FIRST_PAUSE, _LAST_PAUSE, _LOOK = 0.002, 0.25, 0.25
+# Seconds that somebody who fails waits for the store that keeps the group together.
+_PATIENCE = 5.0
+# Seconds that the thread of a group that is not formed is waited for.
+_END = 2.0
+_FAILED = "failed"
+
+
+class _Names:
+    """Names of groups, equal in their members, where each of these forms its groups in one order."""
+
+    def __init__(self) -> None:
+        self._find_world: Callable[[], Any] = lambda: None
+        self._numbers: Counter[tuple[int, ...]] = Counter()
+
+    def make(self, ranks: Sequence[int]) -> str:
+        """A name for the next group of these ranks."""
+        # Another default group may have processes that made no group before.
+        if self._find_world() is not dist.group.WORLD:
+            self._find_world, self._numbers = weakref.ref(dist.group.WORLD), Counter()
+        members = tuple(ranks)
+        self._numbers[members] += 1
+        # The store of torchrun's agent outlives the processes that it starts anew.
+        started = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
+        return hashlib.sha256(repr((started, members, self._numbers[members])).encode()).hexdigest()[:24]
+
+
+_NAMES = _Names()
+
+
+class Formation:
+    """Joins the processes of a group; all of them make one for the same ranks, in one order.
+
+    Whoever has come gives signs of life, and says what became of its connections. So a process that dies is named after
+    its silence, one that fails at once, one that never comes after the timeout; lost connections are made anew.
+
+    Args:
+        ranks: Members by rank in the default group, this process among them.
+        timeout: Seconds to wait for those who have not come, and for all to be joined.
+        silence: Seconds without a sign of life after which a process is gone.
+
+    Attributes:
+        pulse: Signs of life of the members, from `join` on.
+    """
+
+    def __init__(self, ranks: Sequence[int], timeout: float, silence: float) -> None:
+        self._ranks, self._timeout, self._silence = list(ranks), timeout, silence
+        self._rank = self._ranks.index(dist.get_rank())
+        self._name = _NAMES.make(ranks)
+        self._until = time.monotonic() + timeout
+        self._is_given_up = False
+        self._store: Any = None
+        self._thread: threading.Thread | None = None
+        self.pulse: Pulse | None = None
+
+    def join(self, connections: Connections) -> Any:
+        """A process group of Gloo that has all members.
+
+        Args:
+            connections: Notes those of the group.
+
+        Raises:
+            RankError: one of them failed, is gone, or does not come; named where it is known.
+        """
+        try:
+            self.pulse = Pulse(self._name, self._rank, len(self._ranks), self._silence)
+            self.pulse.wait_for_beat()
+        except (RuntimeError, dist.DistError) as error:
+            raise RankError(f"{name_ranks(self._ranks, [0])} is gone: {error}") from error
+        try:
+            return self.watch(partial(self._join, connections))
+        except RankError:
+            raise
+        except (RuntimeError, dist.DistError) as error:
+            # The store fails with the process that keeps it.
+            raise RankError(f"{name_ranks(self._ranks, [0])} is gone: {error}") from error
+
+    def watch(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which waits for the others in a thread of its own while these are alive.
+
+        Raises:
+            RankError: one of them failed or is gone. The thread ends at its own timeout then.
+        """
+        assert self.pulse is not None
+        found: list[T] = []
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:
+                failures.append(error)
+
+        thread = self._thread = threading.Thread(target=run, name="pyg_direct_formation", daemon=True)
+        thread.start()
+        self.pulse.watch()
+        while thread.is_alive():
+            thread.join(_LOOK)
+            if thread.is_alive() and (missing := self.pulse.gone or self.pulse.find_silent()):
+                missing = self.pulse.tell_gone(missing)
+                reason = f"no sign of life for {self._silence:g} seconds while the group was formed"
+                raise RankError(f"{name_ranks(self._ranks, missing)} is gone: {reason}")
+        self.pulse.rest()
+        if failures:
+            raise failures[0]
+        return found[0]
+
+    def abandon(self) -> None:
+        """Give no more signs of life, and wait a moment for what still goes on."""
+        self._is_given_up = True
+        if self.pulse is not None:
+            self.pulse.stop()
+        if self._thread is not None:
+            self._thread.join(_END)
+
+    def _join(self, connections: Connections) -> Any:
+        limit = min(self._timeout, max(self._silence, _LEAST))
+        # Not the connection of the pulse, which must beat while Gloo waits for words of others.
+        store = self._store = _open_board(self._name, limit)
+        word = describe_network()
+        self._say(f"came/{self._rank}", word)
+        words = self._hear("came", "")
+        reason = ""
+        for attempt in range(_ATTEMPTS):
+            again = f"again/{attempt}"
+            try:
+                # Only those of Gloo: the store of all may be kept by this process.
+                with on_loopback(all(other == word for other in words or [])), connections.opened():
+                    group = dist.ProcessGroupGloo(PrefixStore(f"gloo/{attempt}", store), self._rank, len(self._ranks),
+                                                  timedelta(seconds=limit))  # fmt: skip
+            except RuntimeError as error:
+                self._say(again, f"rank {self._ranks[self._rank]}: {error}")
+            else:
+                self._say(f"formed/{attempt}/{self._rank}", "")
+                if self._hear(f"formed/{attempt}", again) is not None:
+                    # An exchange may take longer.
+                    group._set_default_timeout(timedelta(seconds=self._timeout))
+                    return group
+                del group
+            reason = store.get(again).decode(errors="replace")
+            # Nobody begins anew before all have left the attempt that failed.
+            self._say(f"left/{attempt}/{self._rank}", "")
+            self._hear(f"left/{attempt}", "")
+        raise RankError(f"the processes could not be joined in {_ATTEMPTS} attempts, at last {reason}")
+
+    def _say(self, key: str, word: str) -> None:
+        self._store.set(key, word)
+
+    def _hear(self, what: str, again: str) -> list[str] | None:
+        """What each member said; None where one has said `again` instead."""
+        keys = [f"{what}/{rank}" for rank in range(len(self._ranks))]
+        pause = _FIRST_PAUSE
+        while True:
+            # Before the words: one who comes late finds those of members that have given up.
+            if self._store.check([_FAILED]):
+                raise RankError(self._store.get(_FAILED).decode(errors="replace"))
+            if self._store.check(keys):
+                return [self._store.get(key).decode() for key in keys]
+            if again and self._store.check([again]):
+                return None
+            if self._is_given_up:
+                raise RankError("the group is not formed any more")
+            if time.monotonic() > self._until:
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                if missing:
+                    words = (f"{name_ranks(self._ranks, missing)} did not come within {self._timeout:g} seconds to "
+                             "form a group with the others")  # fmt: skip
+                    self._say(_FAILED, words)
+                    raise RankError(words)
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LAST_PAUSE)
+
+
+@contextmanager
+def failures_told(group: Any = None) -> Iterator[None]:
+    """Tell the members of a group, who come or wait to form it, what this process fails at inside.
+
+    Stands before a `Formation`; takes its place where it fails.
+
+    Args:
+        group: The process group of the members; None for all, if there is a default group.
+    """
+    try:
+        yield
+    except Exception as error:
+        if dist.is_available() and dist.is_initialized():
+            _tell_failure(dist.get_process_group_ranks(dist.group.WORLD if group is None else group), error)
+        raise
+
+
+def _tell_failure(ranks: Sequence[int], error: Exception) -> None:
+    own = dist.get_rank()
+    if own not in ranks or len(ranks) == 1:
+        return
+    name = _NAMES.make(ranks)
+    try:
+        _open_board(name, _PATIENCE).set(_FAILED, f"rank {own} failed: {type(error).__name__}: {error}")
+    except (RuntimeError, dist.DistError):
+        # What went wrong here is what the user should see.
+        return
+
+
+def name_ranks(ranks: Sequence[int], members: Sequence[int]) -> str:
+    """Members of a group by rank in the default group, in words."""
+    names = f"rank {', '.join(str(ranks[member]) for member in members)}"
+    return names + (", or what keeps the group together," if 0 in members else "")
+
+
+def _open_board(name: str, timeout: float) -> Any:
+    return PrefixStore(f"pyg_direct/{name}/board", open_store(timeout))

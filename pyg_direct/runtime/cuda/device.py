@@ -1,0 +1,123 @@
+"""Which device is meant, and what it can do."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
+from pyg_direct.runtime.cuda.driver import call, load_driver
+from pyg_direct.typing import Device
+
+# torch keeps an index in a byte and lets larger ones wrap around.
+_MOST_GPUS = 127
+
+
+def resolve_device(device: Device = None) -> torch.device:
+    """The device meant by an argument; `None` is the current GPU if there is one, else the CPU.
+
+    Raises:
+        DeviceError: a GPU was asked for and there is none, or none with that index.
+        ArgumentError: the name is not a device, or not one of cpu and cuda.
+    """
+    if device is None:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
+        raise ArgumentTypeError(f"device must be a torch.device, a name or a GPU index, got {device!r}")
+    try:
+        resolved = torch.device("cuda", min(device, _MOST_GPUS)) if isinstance(device, int) else torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(f"device must name a torch device, got {device!r}") from error
+    if resolved.type == "cpu":
+        return torch.device("cpu")
+    if resolved.type != "cuda":
+        raise ArgumentError(f"device must be a CPU or a CUDA device, got {device!r}")
+    shown = device if isinstance(device, int) else repr(str(device))
+    if not torch.cuda.is_available():
+        raise DeviceError(f"device={shown} asks for a GPU, but torch.cuda.is_available() is False here: leave device "
+                          "out to use the CPU, or run `pyg-direct doctor`")  # fmt: skip
+    index = device if isinstance(device, int) else resolved.index
+    index = torch.cuda.current_device() if index is None else index
+    if index >= torch.cuda.device_count():
+        raise DeviceError(f"device={shown} asks for GPU {index}, but there are {torch.cuda.device_count()}")
+    return torch.device("cuda", index)
+
+
+class Abilities(NamedTuple):
+    """What decides where rows can live for a GPU."""
+
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    managed_without_migration: bool
+    reads_pageable_memory: bool
+    driver_version: int
+
+
+@functools.cache
+def abilities(index: int) -> Abilities:
+    """Facts about GPU `index`, from the driver."""
+    driver = load_driver()
+    attribute = driver.CUdevice_attribute
+    device = call("cuDeviceGet", index)
+
+    def read(name: str) -> int:
+        return int(call("cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
+
+    return Abilities(
+        compute_capability=(read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")),
+        multiprocessors=read("MULTIPROCESSOR_COUNT"),
+        managed_without_migration=bool(read("CONCURRENT_MANAGED_ACCESS")),
+        reads_pageable_memory=bool(read("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")),
+        driver_version=int(call("cuDriverGetVersion")),
+    )
+
+
+@functools.cache
+def _primary_context(index: int) -> Any:
+    return call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", index))
+
+
+def bind_thread(index: int) -> bool:
+    """Give this thread torch's context on GPU `index` when it has none: torch only does so at its own first call.
+
+    Returns:
+        Whether it had none.
+    """
+    has_none = int(call("cuCtxGetCurrent")) == 0
+    if has_none:
+        call("cuCtxSetCurrent", _primary_context(index))
+    return has_none
+
+
+def count_allocated(device: int | torch.device) -> tuple[int, int, int]:
+    """Bytes of a GPU that tensors have, the most that they had, and those that torch has of the driver.
+
+    As `torch.cuda.memory_allocated` and its like tell, each of which lists all that torch counts, in a quarter of a
+    millisecond.
+    """
+    counts = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated = counts["allocated_bytes"]["all"]
+    return allocated["current"], allocated["peak"], counts["reserved_bytes"]["all"]["current"]
+
+
+def free_bytes(index: int) -> int:
+    """Bytes of GPU memory that a new tensor could get: free in the driver plus cached by torch, or what is left of the
+    share that the process may use (`torch.cuda.set_per_process_memory_fraction`), whichever is less.
+    """
+    free, total = torch.cuda.mem_get_info(index)
+    allocated, _, reserved = count_allocated(index)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(index) * total)
+    return max(0, min(free + reserved, allowed) - allocated)
+
+
+# What matrix products take before a model does: on a Hopper GPU 32 MiB forwards and as much backwards.
+_WORKSPACES = 128 << 20
+
+
+def budget_of(free: int) -> int:
+    """Bytes of `free` GPU memory that graph data may take when nobody says: a quarter stays free for the model, at
+    least 8 GiB, but at most half, or the 128 MiB that libraries take.
+    """
+    return free - max(free // 4, min(8 << 30, free // 2), min(_WORKSPACES, free))

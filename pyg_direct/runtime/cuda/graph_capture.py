@@ -1,0 +1,163 @@
+"""CUDA graphs of what torch enqueues on a GPU, with the settings that a capture needs.
+
+`CapturedGraph` is a sequence of our kernels, captured once and replayed with one submission. `waits_refused`
+refuses, and `find_wait` finds, work that waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pyg_direct.runtime.cuda.device import bind_thread
+from pyg_direct.runtime.cuda.driver import call, load_driver, tolerate_captures
+from pyg_direct.runtime.cuda.sm_budget import count_spared, products_leave
+
+
+def fill_words(tensor: torch.Tensor, word: int, stream: int) -> None:
+    """Enqueue: set every 32-bit word of a tensor (done at once for one on the CPU)."""
+    if not tensor.is_cuda:
+        tensor.view(torch.int32).fill_(word)
+        return
+    call("cuMemsetD32Async", tensor.data_ptr(), word, tensor.numel() * tensor.element_size() // 4, stream)
+
+
+class CapturedGraph:
+    """What `record(stream)` enqueues, as one replayable graph.
+
+    Capture runs on a stream of its own in thread-local mode, so that it neither sees nor disturbs work, captures
+    and allocations of other streams and threads. The tensors used must outlive the graph and keep their addresses.
+    """
+
+    def __init__(self, record: Callable[[int], None], index: int) -> None:
+        driver = load_driver()
+        self.index = index
+        with torch.cuda.device(index):
+            bind_thread(index)
+            stream = call("cuStreamCreate", int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            collects = gc.isenabled()
+            # Tensors that the collector frees meanwhile would make torch ask for events, which ends a capture.
+            gc.disable()
+            try:
+                mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+                call("cuStreamBeginCapture", stream, mode)
+                try:
+                    record(int(stream))
+                finally:
+                    graph = call("cuStreamEndCapture", stream)
+                self.num_nodes = int(driver.cuGraphGetNodes(graph)[2])
+                self._executable: Any = call("cuGraphInstantiate", graph, 0)
+                call("cuGraphDestroy", graph)
+            finally:
+                if collects:
+                    gc.enable()
+                call("cuStreamDestroy", stream)
+        self._launch = driver.cuGraphLaunch
+
+    def replay(self, stream: int | None = None) -> None:
+        """Enqueue all of it on `stream`, or on torch's current stream."""
+        if stream is None:
+            stream = torch._C._cuda_getCurrentRawStream(self.index)
+        if self._launch(self._executable, stream)[0]:
+            # Once more, for the error, or because this thread is new.
+            bind_thread(self.index)
+            call("cuGraphLaunch", self._executable, stream)
+
+    def __del__(self) -> None:
+        executable = getattr(self, "_executable", None)
+        if executable is not None:
+            with contextlib.suppress(Exception), tolerate_captures():
+                call("cuGraphExecDestroy", executable)
+
+
+@contextmanager
+def waits_refused() -> Iterator[None]:
+    """Operations of torch that wait for the GPU raise RuntimeError before they do, in all threads.
+
+    Asked before a recording: one that fails leaves torch's allocator waiting for its end, and no memory returns.
+    """
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # That not all waits are found.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+@contextmanager
+def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Capture what the block enqueues, on a stream that has nothing else to do.
+
+    `torch.cuda.graph` gives all memory that torch has cached back to the driver before, on the GPU and of the host: the
+    more other work has left there the longer that takes, and then the longer until it is there again. Who runs out of
+    memory here may call `torch.cuda.empty_cache` and capture anew. Other threads may allocate and wait meanwhile.
+    """
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+
+class Recorder:
+    """Records CUDA graphs that are replayed in the order in which they were recorded, in one piece of memory.
+
+    Args:
+        device: The GPU.
+        spared: Multiprocessors that recorded matrix products leave to a loader that reads rows of the host; None leaves
+            what the features of this process take now.
+    """
+
+    def __init__(self, device: torch.device, spared: int | None = None) -> None:
+        self._device, self._spared = device, spared
+        # Torch's own stream for it is one of the GPU that was current when it was first asked for.
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], None]) -> Any:
+        """A graph of what `work` enqueues, to be asked for `replay()`; nothing of it is computed before.
+
+        Raises:
+            RuntimeError: the work waits for the GPU, see `find_wait`.
+        """
+        graph = torch.cuda.CUDAGraph()
+        gc.collect()
+        torch.cuda.synchronize(self._device)
+        # Casts that a caller's autocast keeps belong to the step before, and those of a recording to the graph.
+        torch.clear_autocast_cache()
+        spared = count_spared(self._device.index) if self._spared is None else self._spared
+        try:
+            # The second makes the GPU the current one, and its stream what it was, also after an error.
+            with (
+                products_leave(spared, self._device),
+                torch.cuda.stream(torch.cuda.current_stream(self._device)),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                work()
+        finally:
+            torch.clear_autocast_cache()
+        return graph
+
+
+def find_wait(work: Callable[[], None], failures: type[Exception] = RuntimeError) -> str | None:
+    """Why work cannot be recorded, which is done for once: it waits for the GPU, or fails. None where it does not.
+
+    Args:
+        failures: Errors that are an answer.
+    """
+    try:
+        with waits_refused():
+            work()
+    except failures as error:
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return None

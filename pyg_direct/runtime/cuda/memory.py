@@ -1,0 +1,486 @@
+"""Memory of arrays: GPU memory, unified memory, page-locked memory, ordinary memory, or a file.
+
+Unified memory here never migrates. It is advised to stay on the CPU and is mapped into every GPU that uses it, in 2
+MB pages. This lets random reads from a kernel run at the rate of the link (PyTorch-Direct, section 4.2).
+
+`UnifiedPool` reuses unified memory, so that temporary tensors cost no call of the driver (PyTorch-Direct, section
+4.4). A block without references goes to a list by its size, with events of the streams that may still read it. It
+is given out again when the events have passed. The memory in the lists is bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CudaError,
+    DeviceError,
+    ForkedProcessError,
+    MemoryLimitError,
+    PlacementWarning,
+    warn,
+)
+from pyg_direct.progress import Bar, show_wait
+from pyg_direct.runtime.cuda.device import abilities, bind_thread, resolve_device
+from pyg_direct.runtime.cuda.driver import advise, call, load_driver, tolerate_captures
+from pyg_direct.runtime.cuda.peer_memory import see_peer
+from pyg_direct.runtime.host.memory import total_bytes
+from pyg_direct.runtime.host.pages import allocating_on, choose_nodes, give_back, put_on, use_large_pages
+from pyg_direct.runtime.host.tensor_views import as_bytes, view_address
+from pyg_direct.typing import Device
+
+PLACEMENTS = ("cuda", "unified", "pinned", "cpu", "mmap")
+# What is tried when a placement cannot be had, in this order.
+FALLBACK = {"unified": ("pinned", "cpu"), "pinned": ("cpu",)}
+_FILL_BYTES = 256 << 20
+# Smaller tensors may share pages with others of the allocator, so theirs are not given back early.
+_RELEASE_BYTES = 64 << 20
+
+
+_BLOCKS: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+
+
+class Block:
+    """A piece of memory with an owner: allocated whole, freed when its last view is gone.
+
+    Attributes:
+        placement: One of `PLACEMENTS`, the one that was obtained.
+        num_bytes: Its size.
+        device: The GPU it belongs to or was made for; None for `cpu` and `mmap`.
+    """
+
+    def __init__(self, placement: str, num_bytes: int, device: torch.device | None) -> None:
+        self.placement = placement
+        self.num_bytes = num_bytes
+        self.device = device
+        self._process = os.getpid()
+        self._keep: Any = None
+        self._address = 0
+        self._users: set[int] = set()
+        # Set by a pool that takes the memory when this block goes, after what these streams still do with it.
+        self.recycle: Callable[[Block], None] | None = None
+        self.streams: dict[int, torch.cuda.Stream] = {}
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte.
+
+        Raises:
+            ForkedProcessError: this process was forked from the one that allocated GPU-visible memory.
+        """
+        self.check_process()
+        return self._address
+
+    def check_process(self) -> None:
+        """Refuse GPU-visible memory in a forked child, which would end by SIGBUS on touching it."""
+        if self._process != os.getpid() and self.placement in ("cuda", "unified", "pinned"):
+            raise ForkedProcessError(
+                f"{self.placement} memory of process {self._process} was used in its forked child {os.getpid()}, which "
+                "the CUDA driver cannot serve; start the child with the 'spawn' method, or keep num_workers=0"
+            )
+
+    def view_on_cpu(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """A CPU tensor over the same bytes; keeps this block alive.
+
+        Raises:
+            ArgumentError: the block lies in GPU memory or is too small.
+        """
+        if self.placement == "cuda":
+            raise ArgumentError("placement must be one the CPU can read, got 'cuda'")
+        self._check_size(dtype, shape)
+        if isinstance(self._keep, Tensor):
+            return self._keep[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
+        if self.num_bytes == 0 or 0 in shape:
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+        buffer = (ctypes.c_uint8 * self.num_bytes).from_address(self.address)
+        buffer._owner = self  # type: ignore[attr-defined]
+        flat = torch.frombuffer(buffer, dtype=torch.uint8)
+        return flat[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
+
+    def view_on_gpu(self, dtype: torch.dtype, shape: Sequence[int], device: Device = None) -> Tensor:
+        """A CUDA tensor over the same bytes, without copying; keeps this block alive.
+
+        Args:
+            dtype, shape: Of the tensor, which takes the first bytes.
+            device: The GPU that reads them, by default the one that the block was made for. Of a block in the memory of
+                another GPU, its kernels read over NVLink or PCIe.
+
+        Raises:
+            ArgumentError: a GPU cannot read this placement (`cpu`, `mmap`).
+            DeviceError: this GPU cannot read the memory of that one.
+        """
+        if self.placement in ("cpu", "mmap"):
+            raise ArgumentError(f"placement must be one a GPU can read, got {self.placement!r}")
+        self.check_process()
+        self._check_size(dtype, shape)
+        target = self.device if device is None else resolve_device(device)
+        assert target is not None and target.index is not None
+        if self.placement == "cuda":
+            assert isinstance(self._keep, Tensor)
+            flat = self._keep if target == self._keep.device else see_peer(self._keep, target)
+            return flat[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
+        if self.num_bytes == 0 or 0 in shape:
+            return torch.empty(tuple(shape), dtype=dtype, device=target)
+        bind_thread(target.index)
+        self.let_use(target)
+        address = self.address
+        if self.placement == "pinned":
+            address = int(call("cuMemHostGetDevicePointer", self.address, 0))
+        with torch.cuda.device(target):
+            flat = view_address(address, self.num_bytes, target, self)
+        return flat[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
+
+    def let_use(self, device: torch.device) -> None:
+        """Map unified memory into one more GPU, so that its reads neither fault nor migrate pages."""
+        if self.placement != "unified" or device.index in self._users:
+            return
+        advise(self.address, self.num_bytes, "SetAccessedBy", device.index)
+        self._users.add(device.index)
+
+    def _check_size(self, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        if _count_bytes(dtype, shape) > self.num_bytes:
+            raise ArgumentError(f"shape must fit the block of {self.num_bytes} bytes, got {tuple(shape)} of {dtype}")
+
+    def __getstate__(self) -> Any:
+        raise ArgumentTypeError(f"a block of {self.placement} memory cannot be pickled; send its CPU view instead")
+
+    def __del__(self) -> None:
+        # In a forked child, and while the interpreter goes down, the memory is not ours to free.
+        if getattr(self, "_address", 0) and self._process == os.getpid():
+            with contextlib.suppress(Exception), tolerate_captures():
+                if self.recycle is not None:
+                    self.recycle(self)
+                if self._address:
+                    self._free()
+
+    def hand_over(self) -> Block:
+        """The same memory in a new block; this one is left without."""
+        block = Block(self.placement, self.num_bytes, self.device)
+        block._address, self._address = self._address, 0
+        block._users = self._users
+        _BLOCKS[block._address] = block
+        return block
+
+    def _free(self) -> None:
+        address, self._address = self._address, 0
+        if self.device is not None and self.device.index is not None:
+            bind_thread(self.device.index)
+        if self.placement == "unified":
+            with torch.cuda.device(self.device):
+                call("cuMemFree", address)
+        elif self.placement == "pinned":
+            if self._keep is not None:
+                call("cuMemHostUnregister", address)
+            else:
+                call("cuMemFreeHost", address)
+
+
+def _count_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False,
+             path: str | os.PathLike[str] | None = None) -> Block:  # fmt: skip
+    """Allocate memory in exactly this placement.
+
+    Args:
+        num_bytes: Size, at least 0.
+        placement: `cuda`, `unified`, `pinned`, `cpu` or `mmap`.
+        device: The GPU that will use it; ignored for `cpu` and `mmap`.
+        shared: For `pinned` and `cpu`: visible to other processes through its CPU view.
+        path: For `mmap`: the file, made with this size when it does not exist.
+
+    Raises:
+        ArgumentError, DeviceError, MemoryLimitError, CudaError: see the message; nothing stays allocated.
+    """
+    if placement not in PLACEMENTS:
+        raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
+    if num_bytes < 0:
+        raise ArgumentError(f"num_bytes must be at least 0, got {num_bytes}")
+    if placement in ("cpu", "mmap"):
+        block = Block(placement, num_bytes, None)
+        block._keep = _map_file(path, num_bytes) if placement == "mmap" else _empty_bytes(num_bytes, shared, None)
+        return block
+    target = resolve_device("cuda" if device is None else device)
+    if target.type != "cuda":
+        raise DeviceError(f"placement={placement!r} needs a GPU, got device={str(device)!r}")
+    block = Block(placement, num_bytes, target)
+    with torch.cuda.device(target):
+        bind_thread(target.index)
+        if placement == "cuda":
+            try:
+                block._keep = torch.empty(num_bytes, dtype=torch.uint8, device=target)
+            except torch.OutOfMemoryError as error:
+                raise MemoryLimitError(f"num_bytes must fit free GPU memory, got {num_bytes}: {error}") from error
+        elif num_bytes > 0:
+            with show_wait(f"allocating {placement} memory", items=num_bytes // 64):
+                _allocate_on_host(block, shared)
+            _BLOCKS[block.address] = block
+    return block
+
+
+def _allocate_on_host(block: Block, shared: bool) -> None:
+    driver = load_driver()
+    assert block.device is not None
+    # What is free is not asked: the system frees what it can.
+    most = total_bytes()
+    if block.num_bytes > most:
+        raise MemoryLimitError(f"num_bytes must fit the {most} bytes of host memory, got {block.num_bytes} for "
+                               f"{block.placement} memory")  # fmt: skip
+    if block.placement == "unified":
+        if not abilities(block.device.index).managed_without_migration:
+            raise DeviceError("this GPU cannot share managed memory with the CPU (concurrentManagedAccess is 0)")
+        flags = int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
+        block._address = int(call("cuMemAllocManaged", block.num_bytes, flags))
+        advise(block._address, block.num_bytes, "SetPreferredLocation", -1)
+        nodes = choose_nodes(block.num_bytes, block.device.index)
+        if len(nodes) == 1:
+            # Older drivers know the CPU as a whole alone.
+            with contextlib.suppress(CudaError, AttributeError):
+                advise(block._address, block.num_bytes, "SetPreferredLocation", -1, nodes[0])
+        block.let_use(block.device)
+    elif shared:
+        block._keep = _empty_bytes(block.num_bytes, shared, block.device.index)
+        call("cuMemHostRegister", block._keep.data_ptr(), block.num_bytes, 0x01 | 0x02)
+        block._address = block._keep.data_ptr()
+    else:
+        with allocating_on(choose_nodes(block.num_bytes, block.device.index)):
+            block._address = int(call("cuMemHostAlloc", block.num_bytes, 0x01 | 0x02))
+
+
+def _empty_bytes(num_bytes: int, shared: bool, index: int | None) -> Tensor:
+    try:
+        flat = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+        flat = flat.share_memory_() if shared else use_large_pages(flat)
+    except RuntimeError as error:
+        raise MemoryLimitError(f"num_bytes must fit host memory, got {num_bytes}: {error}") from error
+    # Smaller memory may share its pages with others of the allocator.
+    if num_bytes >= _RELEASE_BYTES:
+        put_on(flat.data_ptr(), num_bytes, choose_nodes(num_bytes, index))
+    return flat
+
+
+def _map_file(path: str | os.PathLike[str] | None, num_bytes: int) -> Tensor:
+    if path is None:
+        raise ArgumentError("path must name a file for placement='mmap', got None")
+    file = Path(path)
+    if not file.exists():
+        with file.open("wb") as handle:
+            handle.truncate(num_bytes)
+    if file.stat().st_size < num_bytes:
+        raise ArgumentError(f"path must name a file of at least {num_bytes} bytes, {file} has {file.stat().st_size}")
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(num_bytes,)))
+
+
+def allocate_or_fall_back(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False) -> Block:
+    """As `allocate`, but unified falls back to pinned and pinned to cpu, with one warning that says why."""
+    reasons = []
+    for attempt in (placement, *FALLBACK.get(placement, ())):
+        try:
+            block = allocate(num_bytes, attempt, device, shared=shared)
+        except (CudaError, DeviceError) as error:
+            reasons.append(f"{attempt}: {error}")
+            continue
+        if reasons:
+            note = "; the CPU will gather rows, which is slower" if attempt == "cpu" else ""
+            warn(f"placement={placement!r} fell back to {attempt!r} ({'; '.join(reasons)}){note}", PlacementWarning)
+        return block
+    raise MemoryLimitError(f"placement={placement!r} and its fall-backs could not be had: {'; '.join(reasons)}")
+
+
+def find_block(tensor: Tensor) -> Block | None:
+    """The unified or page-locked block that a CPU tensor is a whole view of, if there is one."""
+    if tensor.is_cuda or not tensor.is_contiguous():
+        return None
+    block = _BLOCKS.get(tensor.data_ptr())
+    if block is None or _count_bytes(tensor.dtype, tensor.shape) > block.num_bytes:
+        return None
+    return block
+
+
+def fill(target: Tensor, source: Tensor, *, what: str = "rows", release: bool = False) -> None:
+    """Copy `source` into `target` chunk by chunk, on all cores; shows a bar when it takes long.
+
+    Args:
+        target: Tensor over the destination; same shape and dtype as `source`.
+        source: CPU tensor, possibly over a file.
+        what: Noun for the bar.
+        release: Give the pages of `source` back as they are copied, so that both are never held whole; its
+            contents are undefined afterwards.
+    """
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise ArgumentError(
+            f"source must have shape {tuple(target.shape)} and dtype {target.dtype}, "
+            f"got {tuple(source.shape)} and {source.dtype}"
+        )
+    total = source.numel() * source.element_size()
+    if source.dim() == 0 or total <= _FILL_BYTES:
+        target.copy_(source)
+        return
+    rows = max(1, _FILL_BYTES * len(source) // total)
+    with Bar(total, f"placing {what}", "B") as bar:
+        begin = 0
+        try:
+            while begin < len(source):
+                piece = source[begin : begin + rows]
+                target[begin : begin + rows].copy_(piece)
+                begin += rows
+                if release:
+                    give_back(piece)
+                bar.update(piece.numel() * piece.element_size())
+        except BaseException:
+            if release:
+                # The first pages of the source are gone: the target must end up whole, also on Ctrl-C.
+                target[begin:].copy_(source[begin:])
+            raise
+
+
+def _owns_storage(tensor: Tensor) -> bool:
+    """Whether this tensor alone sees its memory, and torch allocated it (NumPy or a file may see it otherwise)."""
+    storage = tensor.untyped_storage()
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return (
+        count is not None
+        and storage.resizable()
+        and not tensor.is_shared()
+        and tensor.is_contiguous()
+        and storage.nbytes() == tensor.numel() * tensor.element_size() >= _RELEASE_BYTES
+        # One count for the tensor and one for the storage object in hand.
+        and count(storage._cdata) <= 2
+    )
+
+
+def move(tensor: Tensor, placement: str, device: Device = None, *, what: str = "rows") -> Block:
+    """Move a CPU tensor's bytes into host memory that a GPU reads; the tensor itself becomes a view of them.
+
+    So rows are not held twice. Memory that only this tensor sees is given back while it is copied; if another
+    tensor or array sees it, that one keeps the old bytes. A tensor that already is a view of such memory stays.
+
+    Args:
+        tensor: CPU tensor without gradient; `tensor.data` is replaced.
+        placement: `unified` or `pinned`; falls back as `allocate_or_fall_back` does.
+    """
+    known = find_block(tensor)
+    if known is not None:
+        return known
+    block = allocate_or_fall_back(tensor.numel() * tensor.element_size(), placement, device)
+    if block.placement == "cpu":
+        # Ordinary memory is what the tensor has already.
+        block._keep = as_bytes(tensor.detach().contiguous())
+        return block
+    target = block.view_on_cpu(tensor.dtype, tensor.shape)
+    release = _owns_storage(tensor)
+    try:
+        fill(target, tensor, what=what, release=release)
+    except BaseException:
+        if release:
+            tensor.data = target
+        raise
+    tensor.data = target
+    return block
+
+
+# Larger blocks are given back to the driver: they are tables, not temporary tensors.
+_MOST_BYTES = 1 << 30
+# All that lies unused, at most.
+_MOST_KEPT = 2 << 30
+_LEAST_BYTES = 4096
+_STEP = 2 << 20
+
+
+def round_size(num_bytes: int) -> int:
+    """The size that a request is given: powers of two up to 2 MiB, the pages of a GPU, then whole ones of these."""
+    if num_bytes <= _STEP:
+        return max(_LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
+    return -(-num_bytes // _STEP) * _STEP
+
+
+class _Freed:
+    """Memory that waits for its next user."""
+
+    def __init__(self, block: Block, events: list[torch.cuda.Event]) -> None:
+        self.block, self.events = block, events
+
+
+class UnifiedPool:
+    """Unified memory of all GPUs of a process, recycled.
+
+    Attributes:
+        num_allocated, num_recycled: Requests that the driver served, and that a list served.
+    """
+
+    def __init__(self) -> None:
+        self._lists: dict[tuple[torch.device, int], list[_Freed]] = defaultdict(list)
+        self._lock = threading.RLock()
+        self._kept = 0
+        self.num_allocated = self.num_recycled = 0
+
+    def take(self, num_bytes: int, device: torch.device | None) -> Block:
+        """A block of at least so many bytes: unified, or what it falls back to.
+
+        Raises:
+            MemoryLimitError: host memory does not hold it.
+        """
+        if device is None or num_bytes == 0 or num_bytes > _MOST_BYTES:
+            return allocate_or_fall_back(num_bytes, "cpu" if device is None else "unified", device)
+        size = round_size(num_bytes)
+        with self._lock:
+            freed = self._lists[device, size]
+            # The one that was given back first is most likely no longer read.
+            found = freed.pop(0) if freed else None
+            self._kept -= size if found else 0
+        if found is None:
+            try:
+                block = allocate_or_fall_back(size, "unified", device)
+            except CudaError:
+                self.clear()
+                block = allocate_or_fall_back(size, "unified", device)
+            self.num_allocated += 1
+        else:
+            for event in found.events:
+                event.synchronize()
+            block = found.block
+            self.num_recycled += 1
+        if block.placement == "unified":
+            block.recycle = self._put
+        return block
+
+    def _put(self, block: Block) -> None:
+        """Keep the memory of a block that is about to go, in a block of its own."""
+        assert block.device is not None
+        with self._lock:
+            if self._kept + block.num_bytes > _MOST_KEPT or torch.cuda.is_current_stream_capturing():
+                return
+            events = []
+            for stream in block.streams.values():
+                event = torch.cuda.Event()
+                event.record(stream)
+                events.append(event)
+            self._lists[block.device, block.num_bytes].append(_Freed(block.hand_over(), events))
+            self._kept += block.num_bytes
+
+    def clear(self) -> None:
+        """Give all unused memory back to the driver."""
+        with self._lock:
+            self._lists.clear()
+            self._kept = 0
+
+
+POOL = UnifiedPool()

@@ -1,0 +1,101 @@
+"""Tensor views over memory: on a named device, as bytes, or outside inference mode.
+
+`view_address` makes a tensor over memory whose device is named, through DLPack, which names the device beside the
+address. Torch takes the device of the address. If one GPU was given the memory and another reads it, torch makes a
+tensor of the first. It copies the tensor whole if the second is requested.
+
+`as_bytes` views tensors as the bytes that they lie in. `ordinary_tensors` makes tensors that outlive a user's
+`torch.inference_mode`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import ContextDecorator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Numbers of DLPack's `DLDeviceType`.
+_KINDS = {"cpu": 1, "cuda": 2}
+
+
+class _Head(ctypes.Structure):
+    """How a `DLManagedTensor` begins."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
+
+
+def view_address(address: int, num_bytes: int, device: torch.device, owner: Any) -> Tensor:
+    """All bytes from an address on as a tensor of `device`, uint8 `[num_bytes]`, without touching them.
+
+    Args:
+        address: Of memory that `device` reads.
+        num_bytes: At least 1.
+        device: The CPU, or a GPU with its index.
+        owner: Kept as long as the tensor or a view of it.
+    """
+    buffer = (ctypes.c_uint8 * num_bytes).from_address(address)
+    buffer._owner = owner  # type: ignore[attr-defined]
+    # Torch's own capsule, whose end lets the buffer go.
+    capsule = torch.utils.dlpack.to_dlpack(torch.frombuffer(buffer, dtype=torch.uint8))  # type: ignore[attr-defined]
+    head = _Head.from_address(_find_pointer(capsule, b"dltensor"))
+    assert head.data == address, f"DLPack begins with {head.data:#x}, not with the address {address:#x}"
+    head.device_type, head.device_id = _KINDS[device.type], device.index or 0
+    tensor: Tensor = torch.from_dlpack(capsule)  # type: ignore[attr-defined]
+    return tensor
+
+
+_find_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_find_pointer.restype, _find_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+# Arrays in one run of bytes begin at multiples of it, which views of the widest dtype, complex128, need.
+ALIGNMENT = 16
+_Sizes = TypeVar("_Sizes", int, np.ndarray)
+
+
+def align(num_bytes: _Sizes) -> _Sizes:
+    """How far the next array begins behind one of so many bytes."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor of any dtype, uint8 `[n]`, over the same memory."""
+    flat = tensor.detach().view(-1)
+    if flat.numel() == 1:
+        # torch calls one item contiguous whatever its stride.
+        flat = flat.as_strided((1,), (1,))
+    return flat.view(torch.uint8)
+
+
+class ordinary_tensors(ContextDecorator):  # noqa: N801
+    """`with ordinary_tensors():` what is made inside can be written, and kept for a backward, anywhere.
+
+    Buffers, plans and placed rows are often first needed by an evaluation in `torch.inference_mode`, whose tensors
+    training could not use.
+    """
+
+    def __enter__(self) -> None:
+        self._modes: list[Any] = []
+        if torch.is_inference_mode_enabled():
+            self._modes = [torch.inference_mode(False), torch.no_grad()]
+        for mode in self._modes:
+            mode.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+
+    def _recreate_cm(self) -> ordinary_tensors:
+        # One for each call: calls nest.
+        return ordinary_tensors()
+
+
+def version_of(tensor: Any) -> int:
+    """Changes with every write to a tensor; 0 for those of `torch.inference_mode`, which do not count them."""
+    if not isinstance(tensor, torch.Tensor) or tensor.is_inference():
+        return 0
+    return tensor._version

@@ -1,0 +1,596 @@
+"""Graph input of a sampler: sizes, edges, times and weights of `Data`, `HeteroData` or a pair of stores.
+
+`read_stores` reads PyG's stores (`FeatureStore`, `GraphStore`): relations, edges, tables and times. `tell_count`
+says where the number of nodes comes from, for errors about ids outside it.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, TensorAttr, remote_backend_utils
+from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.typing import SparseTensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.feature_store import FeatureStore as OwnStore
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.graph.pyg_edges import as_rows, check_adjacency, derive, find_edges
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.ops.content_hash import Content, has_content, read_content
+from pyg_direct.runtime.cuda.device import free_bytes
+from pyg_direct.runtime.host.tensor_views import version_of
+from pyg_direct.sampling.negative_links import Edges, EdgeSet
+
+# Of several layouts of a relation, the one that needs no sorting comes first.
+_PREFERENCE = (EdgeLayout.CSC, EdgeLayout.COO, EdgeLayout.CSR)
+
+
+def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None) -> tuple[Any, Any, Any, Any]:
+    """(number of nodes, edges, times of nodes, times of edges) of a graph in stores.
+
+    Edge ids are positions in the layout that the store keeps.
+
+    Raises:
+        ArgumentError: no times of that name, or of nodes and edges at once; a table of ours with too few rows; edges
+            without types that have no size.
+    """
+    best: dict[Any, Any] = {}
+    for attr in graph.get_all_edge_attrs():
+        known = best.get(attr.edge_type)
+        if known is None or _PREFERENCE.index(attr.layout) < _PREFERENCE.index(known.layout):
+            best[attr.edge_type] = attr
+    edges = {edge_type: _read_layout(graph, attr) for edge_type, attr in best.items()}
+    if list(edges) == [None]:
+        size = best[None].size
+        if size is None or None in size:
+            raise ArgumentError(
+                "edges in the graph store must have a size, size=(num_nodes, num_nodes), as nothing else tells the "
+                f"number of nodes, got {size}"
+            )
+        num_nodes: Any = max(size)
+        _check_tables(features, {None: num_nodes}, edges)
+        node_time, edge_time = _read_times(features, time_attr, num_nodes, edges)
+        return num_nodes, edges[None], node_time, edge_time
+    names = [attr.group_name for attr in features.get_all_tensor_attrs() if isinstance(attr.group_name, str)]
+    names += [edge_type[end] for edge_type in edges for end in (0, 2)]
+    num_nodes = {name: int(remote_backend_utils.num_nodes(features, graph, name)) for name in dict.fromkeys(names)}
+    _check_tables(features, num_nodes, edges)
+    node_time, edge_time = _read_times(features, time_attr, num_nodes, edges)
+    return num_nodes, edges, node_time, edge_time
+
+
+def list_relations(graph: GraphStore | None) -> list[Any]:
+    """The relations that a store has edges of; [None] where there are no types, or no store."""
+    if graph is None:
+        return [None]
+    return list(dict.fromkeys(attr.edge_type for attr in graph.get_all_edge_attrs()))
+
+
+def list_links(graph: GraphStore | None, edge_type: Any) -> Tensor:
+    """The edges of a relation, or of a graph without types for None, as the store lists them: `[2, E]`.
+
+    Raises:
+        ArgumentError: the store has none of that name, or there is no store.
+    """
+    if graph is None:
+        raise ArgumentError(
+            f"edge_label_index must have the links where data has no GraphStore to list them, got {edge_type}"
+        )
+    edge_type, known = None if edge_type is None else tuple(edge_type), list_relations(graph)
+    if edge_type not in known:
+        raise ArgumentError(f"edge_label_index must name a known relation, got {edge_type} of {known}")
+    rows, cols, _ = graph.coo([edge_type])
+    return torch.stack([rows, cols] if edge_type is None else [rows[edge_type], cols[edge_type]])
+
+
+def _read_layout(graph: GraphStore, attr: Any) -> Any:
+    first, second = graph.get_edge_index(attr)
+    if attr.layout == EdgeLayout.COO:
+        whole = first._base
+        is_list = whole is not None and whole is second._base and type(whole) is Tensor and whole.dim() == 2
+        if is_list and all(part.data_ptr() == row.data_ptr() and part.shape == row.shape and part.dtype == row.dtype
+                           and part.stride() == row.stride()
+                           for part, row in zip((first, second), whole, strict=False)) and len(whole) == 2:  # fmt: skip
+            # What the store has, of which writes are seen.
+            return whole
+        return torch.stack([first, second])
+    if attr.layout == EdgeLayout.CSC:
+        return {"indptr": second, "indices": first, "direction": "in"}
+    return {"indptr": first, "indices": second, "direction": "out"}
+
+
+def count_edges(edges: Any) -> int:
+    """Edges of what `read_stores` gives for a relation."""
+    return int(edges["indices"].numel() if isinstance(edges, dict) else edges.shape[1])
+
+
+def _check_tables(features: FeatureStore, num_nodes: dict[Any, int], edges: dict[Any, Any]) -> None:
+    """Refuse tables that have no row for some nodes or edges; other stores than ours may keep rows in a way of their
+    own."""
+    if not isinstance(features, OwnStore):
+        return
+    for attr in features.get_all_tensor_attrs():
+        kind, what, num_rows = attr.group_name, "nodes", features.find(attr).shape[0]
+        needed = num_nodes.get(kind) if kind is None or isinstance(kind, str) else None
+        if kind is None and is_edge_attr(attr, num_rows, num_nodes[None], count_edges(edges[None])):
+            what, needed = "edges", count_edges(edges[None])
+        elif needed is None and kind in edges:
+            what, needed = "edges", count_edges(edges[kind])
+        if needed is not None and num_rows < needed:
+            table = f"{attr.attr_name!r}" if kind is None else f"{attr.attr_name!r} of {kind!r}"
+            raise ArgumentError(
+                f"the table {table} in the feature store must have a row for each of the {needed} {what} of the graph "
+                f"store, got {num_rows}: put one with more rows, or edges of a smaller size"
+            )
+
+
+def _read_times(features: FeatureStore, time_attr: str | None, num_nodes: Any, edges: dict[Any, Any]
+                ) -> tuple[Any, Any]:  # fmt: skip
+    if time_attr is None:
+        return None, None
+    found = [copy.copy(attr) for attr in features.get_all_tensor_attrs() if attr.attr_name == time_attr]
+    if not found:
+        raise ArgumentError(f"time_attr must name an attribute of the feature store, got {time_attr!r}")
+    for attr in found:
+        attr.index = None
+    values = features.multi_get_tensor(found)
+    if list(edges) == [None]:
+        is_edge = is_edge_attr(found[0], len(values[0]), num_nodes, count_edges(edges[None]))
+        return (None, values[0]) if is_edge else (values[0], None)
+    node_time = {a.group_name: v for a, v in zip(found, values, strict=True) if isinstance(a.group_name, str)}
+    edge_time = {tuple(a.group_name): v for a, v in zip(found, values, strict=True)
+                 if not isinstance(a.group_name, str)}  # fmt: skip
+    if node_time and edge_time:
+        raise ArgumentError(f"time_attr must name times of nodes or of edges, {time_attr!r} names both")
+    return node_time or None, edge_time or None
+
+
+def is_edge_attr(attr: TensorAttr, num_rows: int, num_nodes: int, num_edges: int) -> bool:
+    """Whether an attribute of a graph without types belongs to its edges: by its rows, else by its name."""
+    if num_nodes == num_edges:
+        return "edge" in str(attr.attr_name)
+    return num_rows == num_edges
+
+
+# What PyG counts the rows of where nobody says how many nodes there are, in the order of the attributes.
+_KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")
+
+
+def tell_count(message: str, data: Any) -> str:
+    """A message about ids that are not below num_nodes, and which attribute told that number.
+
+    Args:
+        message: It names the number as `(num_nodes)`, or with the type as `(num_nodes['paper'])`.
+        data: The graph; others than PyG's `Data` and `HeteroData` tell nothing.
+    """
+    if ", got -" in message:
+        return message
+    if isinstance(data, Data) and "(num_nodes)" in message:
+        return f"{message}: {_tell_store(data._store, 'data')}"
+    for kind in data.node_types if isinstance(data, HeteroData) else ():
+        if f"(num_nodes[{kind!r}])" in message:
+            return f"{message}: {_tell_store(data[kind], f'data[{kind!r}]')}"
+    return message
+
+
+def _tell_store(store: Any, name: str) -> str:
+    if "num_nodes" in store:
+        return f"{name}.num_nodes was set to {store['num_nodes']}; edges may only name nodes below it"
+    keys = [key for key, value in store.items() if hasattr(value, "shape") or key == "tf"]
+    told = [key for key in keys if key in _KEYS] or [key for key in keys if "node" in key]
+    if told:
+        rows = f"{name}.{told[0]}"
+        return f"{name}.num_nodes is not set, so the rows of {rows} tell it; give {rows} a row for each node"
+    return f"{name}.num_nodes is not set; set it"
+
+
+_TOPOLOGIES: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], weakref.ref[HeteroTopo], list[Content]]] = {}
+
+
+@dataclass(eq=False)
+class Parts:
+    """A graph in parts: by node type and relation, or bare for a homogeneous one.
+
+    Attributes:
+        num_nodes: Number of nodes.
+        edges: Edge lists, sparse tensors, or (indptr, indices, edge ids) that a store keeps by row.
+        node_time, edge_time: Times, at most one of both.
+        edge_weight: Weights.
+        names: What the user calls these three, by what they are called here.
+        data: Whose parts they are, for messages.
+    """
+
+    num_nodes: int | dict[str, int]
+    edges: Any
+    node_time: Any = None
+    edge_time: Any = None
+    edge_weight: Any = None
+    names: dict[str, str] = field(default_factory=dict)
+    data: Any = None
+
+    @property
+    def is_hetero(self) -> bool:
+        """Whether it has types."""
+        return isinstance(self.num_nodes, dict)
+
+    @property
+    def is_temporal(self) -> bool:
+        """Whether nodes or edges have times."""
+        return self.node_time is not None or self.edge_time is not None
+
+    def open(self, direction: str, is_sorted: bool) -> HeteroTopo:
+        """The topology; samplers over the same tensors share one.
+
+        Args:
+            direction: `in` or `out`.
+            is_sorted: See `HeteroTopo`.
+        """
+        parts = (self.num_nodes, self.edges, self.node_time, self.edge_time, self.edge_weight)
+        sources: list[Any] = []
+        key = (*(_note(part, sources) for part in parts), direction, is_sorted)
+        known = _TOPOLOGIES.get(key)
+        if known is not None and known[1]() is not None:
+            alive = [ref() for ref in known[0]]
+            if all(a is b for a, b in zip(alive, sources, strict=True)) and all(map(has_content, sources, known[2])):
+                return known[1]()  # type: ignore[return-value]
+        contents = list(map(read_content, sources))
+        if self.is_hetero:
+            edges: Any = {name: _read_edges(value, direction) for name, value in self.edges.items()}
+        else:
+            edges = _read_edges(self.edges, direction)
+        try:
+            topology = HeteroTopo(self.num_nodes, edges, node_time=self.node_time, edge_time=self.edge_time,
+                                  edge_weight=self.edge_weight, direction=direction, is_sorted=is_sorted)  # fmt: skip
+        except (ArgumentError, ArgumentTypeError) as error:
+            raise type(error)(tell_count(_rename(str(error), self.names), self.data)) from error
+        gone = [k for k, (refs, made, _) in _TOPOLOGIES.items() if made() is None or any(r() is None for r in refs)]
+        for old in gone:
+            del _TOPOLOGIES[old]
+        _TOPOLOGIES[key] = [weakref.ref(source) for source in sources], weakref.ref(topology), contents
+        return topology
+
+    def edge_set(self, edge_type: EdgeType | None, num_sources: int, num_targets: int, device: torch.device) -> Edges:
+        """The edges of a relation, of all edges for None, to be avoided on a device."""
+        edges = _read_edges(self.edges if edge_type is None else self.edges[edge_type], "coo")
+        return EdgeSet(edges[0].to(device), edges[1].to(device), num_sources, num_targets)
+
+    def is_reverse(self, edge_type: EdgeType, other: EdgeType) -> bool | None:
+        """Whether a relation has the edges of another turned round, and no more; None where that is not known."""
+        num_sources, num_targets = self.num_nodes[edge_type[0]], self.num_nodes[edge_type[-1]]  # type: ignore[index]
+        if edge_type not in self.edges or num_sources * num_targets >= 2**63:
+            return False
+        ends = _read_edges(self.edges[edge_type], "coo"), _read_edges(self.edges[other], "coo").flip(0)
+        first, second = ((pairs[0].cpu().long() * num_targets + pairs[1].cpu().long()).unique() for pairs in ends)
+        return torch.equal(first, second)
+
+
+def _rename(message: str, names: Mapping[str, str]) -> str:
+    """A message about `name['paper']` as one about what the user calls it, of 'paper'."""
+    name, kind, rest = re.fullmatch(r"(\w*)(?:\[(.*?)\])?(.*)", message, re.DOTALL).groups()  # type: ignore[union-attr]
+    return message if name not in names else names[name] + (f" of {kind}" if kind else "") + rest
+
+
+def _note(part: Any, sources: list[Any]) -> Any:
+    """What tells a part from others; the tensors it is made of are added to `sources`."""
+    if isinstance(part, dict):
+        return tuple((name, _note(value, sources)) for name, value in part.items())
+    if isinstance(part, tuple):
+        return tuple(_note(value, sources) for value in part)
+    if part is None or isinstance(part, (int, str)):
+        return part
+    sources.append(part)
+    return id(part), version_of(part)
+
+
+def find_places(store: Any, name: str) -> Tensor | None:
+    """Where the edges of `adj_t`, whose order ids of edges are, stand among those of `edge_index`, whose order
+    attributes have: int64 `[E]`; None where both are the same, or there is one alone.
+
+    Args:
+        store: The store of a graph or relation.
+        name: What it is called in messages.
+
+    Raises:
+        ArgumentError: an edge of `adj_t` is none of `edge_index`.
+    """
+    adj_t, edge_index = store.get("adj_t"), store.get("edge_index")
+    if adj_t is None or edge_index is None:
+        return None
+    places: Tensor | None = derive("places", _match_edges, as_rows(adj_t), edge_index)
+    if places is not None and bool((places < 0).any()):
+        source, target = _read_edges(as_rows(adj_t), "coo")[:, int((places < 0).nonzero()[0])].tolist()
+        raise ArgumentError(
+            f"{name}.edge_index must hold every edge of {name}.adj_t, which is sampled, as attributes "
+            f"of edges go by edge_index, got none from {source} to {target}: delete one of both"
+        )
+    return places
+
+
+def _match_edges(adj_t: Any, edge_index: Tensor) -> Tensor | None:
+    """As `find_places`; -1 for an edge that is not there. Of parallel edges the first stands for the first."""
+    own, given = _read_edges(adj_t, "coo").long(), _read_edges(edge_index, "coo").long()
+    own = own.to(given.device)
+    if own.shape == given.shape and torch.equal(own, given):
+        return None
+    size = int(torch.cat([own[1], given[1]]).max()) + 1 if own.numel() + given.numel() else 1
+    wanted, order = (own[0] * size + own[1]).sort(stable=True)
+    known, places = (given[0] * size + given[1]).sort(stable=True)
+    # Where an edge's parallel ones begin, and which of them it is.
+    turns = torch.arange(len(wanted), device=wanted.device) - torch.searchsorted(wanted, wanted)
+    at = torch.searchsorted(known, wanted) + turns
+    found = torch.full_like(order, -1)
+    is_there = at < len(known)
+    is_there[is_there.clone()] = known[at[is_there]] == wanted[is_there]
+    found[order[is_there]] = places[at[is_there]]
+    return found
+
+
+def place_rows(store: Any, name: str, device: torch.device) -> Tensor | None:
+    """As `find_places`, on a device, for the attributes of edges; None where there are none.
+
+    Raises:
+        ArgumentError: an edge of `adj_t` is none of `edge_index`.
+    """
+    if "adj_t" not in store or not any(store.is_edge_attr(key) for key in store if key not in ("edge_index", "adj_t")):
+        return None
+    places = find_places(store, name)
+    return None if places is None else derive(f"places on {device}", partial(Tensor.to, device=device), places)
+
+
+def place_values(store: Any, name: str, values: Tensor) -> Tensor:
+    """Values of edges, which go by `edge_index`, in the order of ids of edges; as they are where that is the same."""
+    places = find_places(store, name) if isinstance(values, Tensor) else None
+    return values if places is None else derive("values", _take, values, places)
+
+
+def _take(values: Tensor, places: Tensor) -> Tensor:
+    return values.index_select(0, places.to(values.device))
+
+
+def check_graph(data: Any, is_sampled: bool = True) -> None:
+    """Refuse what loaders do not know.
+
+    Args:
+        data: The graph.
+        is_sampled: Whether its edges are read; a sampler that has its own needs no `GraphStore` beside the features.
+
+    Raises:
+        ArgumentTypeError: another kind of graph, or a `Feature` in it.
+    """
+    if isinstance(data, (Data, HeteroData)):
+        refuse_features(data)
+        return
+    found = type(data).__name__
+    if isinstance(data, (tuple, list)):
+        names = [type(part).__name__ for part in data]
+        is_graph = len(data) == 2 and (isinstance(data[1], GraphStore) or (data[1] is None and not is_sampled))
+        if is_graph and isinstance(data[0], FeatureStore):
+            return
+        found += f" of {len(data)}"
+        if len(data) == 2 and not isinstance(data[0], FeatureStore):
+            found += f", whose first is a {names[0]} and no FeatureStore"
+        elif len(data) == 2:
+            found += f", whose second is a {names[1]} and no GraphStore, as Data(edge_index=..., num_nodes=...) is one"
+    is_several = isinstance(data, Dataset) or (isinstance(data, (tuple, list)) and all(
+        isinstance(part, (Data, HeteroData)) for part in data[:2]))  # fmt: skip
+    hint = ": give one of its graphs, such as data[0]" if is_several and len(data) else ""
+    raise ArgumentTypeError("data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got "
+                            f"{found}{hint}")  # fmt: skip
+
+
+def refuse_features(data: Any) -> None:
+    """Refuse a `Feature` among the attributes of a `Data` or `HeteroData`, whose batches would have it whole.
+
+    Raises:
+        ArgumentTypeError: there is one.
+    """
+    for store in data.stores:
+        kind = store._key
+        for name, value in store.items():
+            if isinstance(value, Feature):
+                owner, graph = ("data", "Data") if kind is None else (f"data[{kind!r}]", "HeteroData")
+                raise ArgumentTypeError(
+                    f"{owner}.{name} must be a tensor, got a Feature: put it in a store, store = pyg_direct."
+                    f"FeatureStore(); store[{kind!r}, {name!r}, None] = feature, and give (store, {graph}(...)) with "
+                    "edge_index and num_nodes alone"
+                )
+
+
+def read_parts(data: Any, time_attr: str | None = None, weight_attr: str | None = None) -> Parts:
+    """The parts of a graph that sampling needs.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: another kind of graph, or an attribute that is not there.
+    """
+    check_graph(data)
+    for name, attr in (("time_attr", time_attr), ("weight_attr", weight_attr)):
+        if attr is not None and not isinstance(attr, str):
+            raise ArgumentTypeError(f"{name} must be the name of an attribute, got {attr!r}")
+    parts = _read_parts(data, time_attr, weight_attr)
+    times = f"time_attr={time_attr!r}"
+    parts.data = data
+    parts.names = {"node_time": times, "edge_time": times, "edge_weight": f"weight_attr={weight_attr!r}",
+                   "edges": "edge_index"}  # fmt: skip
+    return parts
+
+
+def _read_parts(data: Any, time_attr: str | None, weight_attr: str | None) -> Parts:
+    if isinstance(data, Data):
+        return _read_data(data, time_attr, weight_attr)
+    if isinstance(data, HeteroData):
+        return _read_hetero(data, time_attr, weight_attr)
+    if weight_attr is not None:
+        raise NotImplementedError(f"weight_attr={weight_attr!r} with (FeatureStore, GraphStore), as in PyG")
+    assert isinstance(data[0], FeatureStore)
+    return Parts(*read_stores(data[0], data[1], time_attr))
+
+
+def count_nodes(data: Data) -> int:
+    """The number of nodes of a `Data`.
+
+    Raises:
+        ArgumentError: nothing that it holds tells.
+    """
+    if data.num_nodes is None:
+        raise ArgumentError("data must know its number of nodes; set data.num_nodes")
+    return int(data.num_nodes)
+
+
+def _read_data(data: Data, time_attr: str | None, weight_attr: str | None) -> Parts:
+    edges = find_edges(data)
+    parts = Parts(count_nodes(data), torch.empty(2, 0, dtype=torch.int64, device="cpu") if edges is None else edges)
+    for name, attr in (("time_attr", time_attr), ("weight_attr", weight_attr)):
+        if attr is not None and attr not in data:
+            raise ArgumentError(f"{name} must name an attribute of data, got {attr!r}")
+    if time_attr is not None:
+        if data.is_node_attr(time_attr):
+            parts.node_time = data[time_attr]
+        elif data.is_edge_attr(time_attr):
+            parts.edge_time = place_values(data._store, "data", data[time_attr])
+        else:
+            raise ArgumentError(f"time_attr must name times of nodes or edges, {time_attr!r} is neither")
+    if weight_attr is not None:
+        parts.edge_weight = place_values(data._store, "data", data[weight_attr])
+    return parts
+
+
+def _read_hetero(data: HeteroData, time_attr: str | None, weight_attr: str | None) -> Parts:
+    edges = {}
+    for edge_type, store in data.edge_items():
+        if "edge_index" in store or "adj_t" in store:
+            edges[edge_type] = find_edges(store)
+    num_nodes = {kind: int(_count_met(kind, edges) if store.num_nodes is None else store.num_nodes)
+                 for kind, store in data.node_items()}  # fmt: skip
+    parts = Parts(num_nodes, edges)
+    if time_attr is not None:
+        node_time = {kind: store[time_attr] for kind, store in data.node_items() if time_attr in store}
+        edge_time = {kind: place_values(data[kind], f"data[{kind}]", data[kind][time_attr])
+                     for kind in edges if time_attr in data[kind]}  # fmt: skip
+        if node_time and edge_time:
+            raise ArgumentError(f"time_attr must name times of nodes or of edges, {time_attr!r} names both")
+        if not node_time and not edge_time:
+            raise ArgumentError(f"time_attr must name an attribute of nodes or edges, got {time_attr!r}")
+        parts.node_time, parts.edge_time = node_time or None, edge_time or None
+    if weight_attr is not None:
+        parts.edge_weight = {kind: place_values(data[kind], f"data[{kind}]", data[kind][weight_attr])
+                             for kind in edges if weight_attr in data[kind]}  # fmt: skip
+        if not parts.edge_weight:
+            raise ArgumentError(f"weight_attr must name an attribute of edges, got {weight_attr!r}")
+    return parts
+
+
+def _count_met(kind: str, edges: Mapping[EdgeType, Any]) -> int:
+    """Nodes of a type that does not say how many it has, from its edges, as PyG guesses."""
+    counts = [0]
+    for edge_type, value in edges.items():
+        for end in (0, 2):
+            if edge_type[end] != kind:
+                continue
+            if not isinstance(value, Tensor) or value.layout != torch.strided:
+                sizes = value.sparse_sizes() if isinstance(value, SparseTensor) else value.shape
+                counts.append(int(sizes[1 - end // 2]))
+            elif value.numel():
+                counts.append(int(value[end // 2].max()) + 1)
+    return max(counts)
+
+
+def _read_edges(edges: Any, form: str) -> Any:
+    """An edge list `[2, E]`, sources first, or for `in` and `out` rows that are expanded so, as they are."""
+    if isinstance(edges, Mapping):
+        # What a store keeps by row or column, and which of both.
+        indptr, indices = edges["indptr"], edges["indices"]
+        if form == edges["direction"]:
+            return indptr.long(), indices, None
+        expanded = torch.arange(indptr.numel() - 1, device=indptr.device).repeat_interleave(indptr.long().diff())
+        ends = (indices, expanded) if edges["direction"] == "in" else (expanded, indices)
+        return torch.stack([ends[0].to(expanded.dtype), ends[1].to(expanded.dtype)])
+    if isinstance(edges, SparseTensor):
+        indptr, indices, _ = edges.csr()
+        return _read_edges({"indptr": indptr, "indices": indices, "direction": "in"}, form)
+    if isinstance(edges, Tensor) and edges.layout == torch.sparse_csr:
+        rows = {"indptr": edges.crow_indices(), "indices": edges.col_indices(), "direction": "in"}
+        return _read_edges(rows, form)
+    if isinstance(edges, Tensor) and edges.layout == torch.strided:
+        return edges.as_tensor() if hasattr(edges, "as_tensor") and hasattr(edges, "sparse_size") else edges
+    check_adjacency(edges, "adj_t")
+    raise ArgumentTypeError(
+        f"edge_index must be a tensor [2, E], a SparseTensor or a sparse CSR tensor, got {type(edges).__name__}"
+    )
+
+
+def settle_filter(filter_per_worker: bool | None, data: Any) -> bool:
+    """What PyG makes of None: True unless the graph lies on a GPU. PyG's own word about it sets up logging for all."""
+    if filter_per_worker is None:
+        return not (isinstance(data, Data | HeteroData) and data.is_cuda)
+    return filter_per_worker
+
+
+_COMPRESSED: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo], Content]] = {}
+
+
+# Compressing on the GPU takes about this many bytes an edge at its peak.
+_COMPRESS_BYTES = 64
+
+
+def read_topology(data: Data, device: torch.device) -> CSRTopo:
+    """The topology of a graph; loaders over the same edges share one."""
+    edges = find_edges(data)
+    if edges is None:
+        return CSRTopo(torch.empty(2, 0, dtype=torch.int64, device="cpu"), num_nodes=int(data.num_nodes))
+    if isinstance(edges, np.ndarray):
+        raise ArgumentTypeError("data.edge_index must be a tensor, got ndarray")
+    key = (id(edges), version_of(edges), int(data.num_nodes), device)
+    known = _COMPRESSED.get(key)
+    if known is not None and known[0]() is edges and known[1]() is not None and has_content(edges, known[2]):
+        return known[1]()  # type: ignore[return-value]
+    content = read_content(edges)
+    if isinstance(edges, Tensor) and edges.layout == torch.strided:
+        try:
+            topology = _compress(edges, int(data.num_nodes), device)
+        except IdError as error:
+            raise IdError(tell_count(str(error), data)) from error
+    else:
+        check_adjacency(edges, "data.edge_index" if "adj_t" not in data else "data.adj_t")
+        topology = CSRTopo(edges)
+        if topology.node_count != data.num_nodes:
+            raise ArgumentError(
+                f"data.num_nodes must equal the rows {topology.node_count} of adj_t, got {data.num_nodes}"
+            )
+    remember(_COMPRESSED, key, edges, topology, content)
+    return topology
+
+
+def _compress(edges: Tensor, num_nodes: int, device: torch.device) -> CSRTopo:
+    """The topology of a list of edges, made on the GPU where there is room."""
+    if device.type == "cuda" and edges.shape[-1] * _COMPRESS_BYTES < free_bytes(device.index) // 2:
+        try:
+            return CSRTopo(edges.to(device), num_nodes=num_nodes)
+        except torch.OutOfMemoryError:
+            # What is free need not be in one piece, and may have been taken meanwhile.
+            pass
+        torch.cuda.empty_cache()
+    return CSRTopo(edges.cpu(), num_nodes=num_nodes)
+
+
+def remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: Any, value: Any, content: Any) -> None:
+    """Keep what was made of a source in a table, without keeping either alive; those that are gone leave it.
+
+    Args:
+        content: What the source held; None where the value is the source itself, elsewhere.
+    """
+    for old in [k for k, (ref, made, _) in table.items() if ref() is None or made() is None]:
+        del table[old]
+    table[key] = (weakref.ref(source), weakref.ref(value), content)

@@ -1,0 +1,182 @@
+"""What loaders know of samplers of ours, beyond PyG's interface."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch_geometric.sampler import BaseSampler
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
+from pyg_direct.sampling.random_key import call_key
+from pyg_direct.typing import Device
+
+# Steps of sampling, which a class that a program derives, or the program, may replace by others.
+_STEPS = (
+    "sample_from_nodes",
+    "sample_from_edges",
+    "sample_together",
+    "sample_links_together",
+    "submit_from_edges",
+    "edge_permutation",
+    "_sample",
+    "_open_links",
+    "_negatives",
+    "_open_plan",
+    "_make_plan",
+    "_next_key",
+)
+# Of each thread: the key of the batch that it asks for, and how often it was taken.
+_ASKED = threading.local()
+
+
+class OwnSampler(BaseSampler):  # type: ignore[misc]
+    """A sampler on `device` whose draws are functions of a key, and whose results have final edge ids there."""
+
+    device: torch.device
+    seed: int | None
+    _num_calls: int
+    edge_permutation = None
+    # Whether edges lead to the nodes expanded.
+    sample_direction = "forward"
+    # The steps of the nearest class of ours.
+    _own_steps: tuple[Any, ...] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.partition(".")[0] == "pyg_direct":
+            cls._own_steps = read_steps(cls)
+
+    @property
+    def num_nodes(self) -> int | dict[str, int]:
+        """Number of nodes, by type where there are types."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Read the graph anew, so that edits take effect."""
+        raise NotImplementedError
+
+    def change_data(self, data: Any) -> None:
+        """Sample from another graph.
+
+        Args:
+            data: The graph, as of the constructor.
+        """
+        self.data = data
+
+    def _open_topology(self) -> Any:
+        """The topology, which ranks rows for caches."""
+        raise NotImplementedError
+
+    def summarise(self) -> str:
+        """The topology in a line, for reports."""
+        return f"topology: {self._open_topology()}"
+
+    def _next_key(self) -> int:
+        """The key of the batch that a loader asks for, or of the next call outside an epoch."""
+        key = take_key()
+        if key is not None:
+            return key
+        self._num_calls += 1
+        return call_key(self.seed, self._num_calls - 1)
+
+
+def read_steps(kind: type) -> tuple[Any, ...]:
+    """The steps of a class of samplers."""
+    return tuple([getattr(kind, name, None) for name in _STEPS])
+
+
+def is_own(sampler: Any, kind: type[OwnSampler] | None = None) -> bool:
+    """Whether a sampler samples as a class of ours does, by default the nearest that its own is derived from.
+
+    Otherwise its samples are anybody's: their ids are checked, and their order is not believed.
+    """
+    if not isinstance(sampler, OwnSampler):
+        return False
+    cls: Any = type(sampler)
+    return read_steps(cls) == (cls if kind is None else kind)._own_steps and sampler.__dict__.keys().isdisjoint(_STEPS)
+
+
+def take_key() -> int | None:
+    """The key that the thread's batch is asked for under, another one for each time; None outside of `under_key`."""
+    key: int | None = getattr(_ASKED, "key", None)
+    if key is None:
+        return None
+    _ASKED.times += 1
+    return key if _ASKED.times == 1 else call_key(key, _ASKED.times)
+
+
+@contextmanager
+def under_key(key: int) -> Iterator[None]:
+    """Samplers of ours that this thread asks in this block draw by a key."""
+    before = getattr(_ASKED, "key", None), getattr(_ASKED, "times", 0)
+    _ASKED.key, _ASKED.times = key, 0
+    try:
+        yield
+    finally:
+        _ASKED.key, _ASKED.times = before
+
+
+def ask(sampler: Any, method: str, key: int | None, *args: Any, **kwargs: Any) -> Any:
+    """What a sampler makes of seeds or links; samplers of others draw as they do, without a key."""
+    sample = getattr(sampler, method)
+    if key is None or not isinstance(sampler, OwnSampler):
+        return sample(*args, **kwargs)
+    if is_own(sampler):
+        return sample(*args, key=key, **kwargs)
+    # A method of a program's class may take PyG's arguments alone.
+    if _takes_key(getattr(sample, "__func__", sample)):
+        kwargs["key"] = key
+    with under_key(key):
+        return sample(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=64)
+def _takes_key(function: Any) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    return "key" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def check_sampler(name: str, sampler: Any, method: str) -> None:
+    """Raise unless a sampler, an argument of this name, can be asked for samples by `method`."""
+    if not callable(getattr(sampler, method, None)):
+        raise ArgumentTypeError(f"{name} must have {method}, as PyG's BaseSampler, got {type(sampler).__name__}")
+
+
+# Of the arguments that a sampler is made of.
+_DEFAULTS = {"replace": False, "subgraph_type": "directional", "disjoint": False, "temporal_strategy": "uniform",
+             "is_sorted": False, "directed": True, "time_comparison": "<="}  # fmt: skip
+
+
+def check_is_used(sampler: Any, own: Mapping[str, Any], of_pyg: Mapping[str, Any]) -> None:
+    """Refuse options of sampling beside a sampler, which has its own; PyG drops those that it has, which is said.
+
+    Args:
+        sampler: The sampler given; None where the loader makes one of these options.
+        own, of_pyg: Options that PyG does not have, and that it has, by name.
+
+    Raises:
+        ArgumentError: one of `own` is given beside a sampler.
+    """
+    if sampler is None:
+        return
+    for name, value in own.items():
+        if value != _DEFAULTS.get(name):
+            raise ArgumentError(f"{name}={value!r} needs neighbor_sampler=None: it belongs to the sampler, if one is "
+                                "given")  # fmt: skip
+    unused = {name: value for name, value in of_pyg.items()
+              if getattr(value, "value", value) != _DEFAULTS.get(name)}  # fmt: skip
+    warn_unused(unused, "they belong to neighbor_sampler, which is given")
+
+
+def device_for(device: Device, sampler: Any) -> Device:
+    """The device asked for; where none is, that of a sampler of ours."""
+    return sampler.device if device is None and isinstance(sampler, OwnSampler) else device

@@ -1,0 +1,435 @@
+"""Links as seeds: ends, negatives, labels and times, and their places in a batch, as PyG has them.
+
+`find_ways` finds the relations that hold the links that a batch is sampled around, or their reverse edges. Such
+edges would leak the links.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NegativeSampling, SamplerOutput
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
+from pyg_direct.graph.relation import LINKS, EdgeType
+from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.content_hash import has_content, read_content
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.runtime.host.tensor_views import version_of
+from pyg_direct.runtime.host.threads import one_thread
+from pyg_direct.sampler.graph_reader import Parts
+from pyg_direct.sampler.output import to_output
+from pyg_direct.sampling.hetero_plan import find_partner
+from pyg_direct.sampling.link_endpoints import Excluded
+from pyg_direct.sampling.negative_links import TRIES, AskedNodes, Edges, EdgeSet, Nodes, draw_negatives
+from pyg_direct.sampling.sampling_options import Sample
+from pyg_direct.sampling.uniform_gpu import Pending
+
+# Relations, and whether their edges are the links turned round.
+Ways: TypeAlias = tuple[tuple[EdgeType, bool], ...]
+
+
+def check_exclusion(exclude: Any, rev_edge_type: Any, parts: Parts) -> None:
+    """Check the options that say which edges a batch leaves out.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if not isinstance(exclude, (bool, str)) or exclude not in (False, True, "reverse"):
+        raise ArgumentError(f"exclude_target_edges must be False, True or 'reverse', got {exclude!r}")
+    if rev_edge_type is None:
+        return
+    if exclude != "reverse":
+        raise ArgumentError("rev_edge_type must be None unless exclude_target_edges='reverse', got "
+                            f"{rev_edge_type!r} with exclude_target_edges={exclude!r}")  # fmt: skip
+    if not parts.is_hetero:
+        raise ArgumentError("rev_edge_type must be None for a graph without types, whose reverse edges are the links "
+                            f"turned round, got {rev_edge_type!r}")  # fmt: skip
+    if not isinstance(rev_edge_type, (tuple, list)):
+        raise ArgumentTypeError(f"rev_edge_type must be a relation (source, name, target), got {rev_edge_type!r}")
+    if tuple(rev_edge_type) not in parts.edges:
+        raise ArgumentError(f"rev_edge_type must be a relation of the graph, got {rev_edge_type!r} of "
+                            f"{list(parts.edges)}")  # fmt: skip
+
+
+def find_ways(parts: Parts, edge_type: EdgeType | None, *, with_reverse: bool, is_bidirectional: bool,
+              rev_edge_type: Sequence[str] | None) -> Ways:  # fmt: skip
+    """Find the relations that links of a relation are taken out of.
+
+    Args:
+        parts: The graph.
+        edge_type: The relation of the links; None without types.
+        with_reverse: Take their reverse edges out too.
+        is_bidirectional: Edges stand in the batch in both directions, so that either gives a link away.
+        rev_edge_type: The relation of the reverse edges; None to find it.
+
+    Raises:
+        ArgumentError: the reverse relation is not known, or does not lead back.
+    """
+    if not parts.is_hetero:
+        return ((LINKS, False), (LINKS, True)) if with_reverse or is_bidirectional else ((LINKS, False),)
+    assert edge_type is not None
+    known, back = list(parts.edges), []
+    if is_bidirectional:
+        partner = find_partner(edge_type, known) if edge_type in known else None
+        back = [kind for kind in known if kind == partner or find_partner(kind, known) == edge_type]
+    if with_reverse:
+        back += _find_reverse(parts, edge_type, rev_edge_type)
+    ways = [(edge_type, False), *((kind, True) for kind in dict.fromkeys(back))]
+    return tuple(way for way in ways if way[0] in known)
+
+
+def _find_reverse(parts: Parts, edge_type: EdgeType, given: Sequence[str] | None) -> list[EdgeType]:
+    """The relations that hold the reverse edges of another."""
+    source, name, target = edge_type
+    if given is not None:
+        reverse: EdgeType = tuple(given)  # type: ignore[assignment]
+        if (reverse[0], reverse[-1]) != (target, source):
+            raise ArgumentError(f"rev_edge_type must lead back from {target!r} to {source!r} for links of {edge_type}, "
+                                f"got {reverse}")  # fmt: skip
+        return [reverse]
+    for other in (f"rev_{name}", name.removeprefix("rev_")):
+        if other != name and (target, other, source) in parts.edges:
+            return [(target, other, source)]
+    own = [edge_type] if source == target else []
+    others = [kind for kind in parts.edges if (kind[0], kind[-1]) == (target, source) and kind != edge_type]
+    found = {kind: parts.is_reverse(edge_type, kind) for kind in others}
+    if None in found.values() or (others and not own and not any(found.values())):
+        raise ArgumentError(
+            "exclude_target_edges='reverse' must know the relation of the reverse edges: none is named "
+            f"{(target, f'rev_{name}', source)}, and none is known to have the edges of {edge_type} turned round; pass "
+            f"rev_edge_type, one of {others}, or exclude_target_edges=True to leave reverse edges in the batch"
+        )
+    return own + [kind for kind in others if found[kind]]
+
+
+class _Ends(NamedTuple):
+    """Node types and numbers of nodes at the ends of links; types are None without types."""
+
+    source: str | None
+    target: str | None
+    num_sources: int
+    num_targets: int
+
+
+def _read_ends(parts: Parts, edge_type: EdgeType | None) -> _Ends:
+    if not isinstance(parts.num_nodes, dict):
+        return _Ends(None, None, parts.num_nodes, parts.num_nodes)
+    assert edge_type is not None
+    for end in (edge_type[0], edge_type[-1]):
+        if end not in parts.num_nodes:
+            raise ArgumentError(f"edge_label_index must name known node types, got {end!r} of {list(parts.num_nodes)}")
+    return _Ends(edge_type[0], edge_type[-1], parts.num_nodes[edge_type[0]], parts.num_nodes[edge_type[-1]])
+
+
+class PositiveLinks:
+    """Positive links of a loader or a batch, which strict negatives must not be.
+
+    Args:
+        sources, targets: Ids of the ends of all links, int64 or int32 `[L]`.
+        is_positive: Whether each is positive, bool `[L]`; None for all.
+    """
+
+    def __init__(self, sources: Tensor, targets: Tensor, is_positive: Tensor | None) -> None:
+        if is_positive is not None:
+            is_positive = is_positive.to(sources.device)
+            sources, targets = sources[is_positive], targets[is_positive]
+        self._sources, self._targets = sources, targets
+
+    def join(self, edges: Edges, device: torch.device, *, is_one_type: bool) -> Edges:
+        """Add the links to the edges that negatives must not be, on the device of these; see `Edges.with_links`."""
+        ends = (end.to(device).long() for end in (self._sources, self._targets))
+        return edges.with_links(*ends, is_one_type=is_one_type)
+
+
+class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
+    """All links of a loader; those of a batch know them, so that strict negatives are none of them.
+
+    Args:
+        links: The links.
+        has_negatives: Whether the links with the lowest label are negative (`tells_negatives`).
+    """
+
+    def __init__(self, links: EdgeSamplerInput, has_negatives: bool) -> None:
+        # Not the constructor of the base class, which copies both ends.
+        self.__dict__.update(vars(links))
+        self._has_negatives = has_negatives
+        self._positives: PositiveLinks | None = None
+
+    @property
+    def positives(self) -> PositiveLinks:
+        """The positive ones."""
+        if self._positives is None:
+            is_positive = self.label != self.label.min() if self._has_negatives else None
+            self._positives = PositiveLinks(self.row, self.col, is_positive)
+        return self._positives
+
+    def __getitem__(self, index: Any) -> EdgeSamplerInput:
+        links = super().__getitem__(index)
+        links.loader_links = self
+        return links
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_positives": None}
+
+
+def tells_negatives(label: Tensor) -> bool:
+    """Whether labels are 0 and 1, of negative and of positive links; others are classes of positive ones."""
+    is_binary = label.dim() == 1 and label.numel() > 0 and bool(((label == 0) | (label == 1)).all())
+    return is_binary and bool(label.min() != label.max())
+
+
+class NegativeSource:
+    """What negative links of a relation are drawn from.
+
+    Args:
+        parts: The graph.
+        edge_type: The relation; None without types.
+        weights: Chances of sources and of targets; None for equal ones.
+        strict: Whether edges, and positive links, are avoided.
+        device: Where to draw.
+
+    Attributes:
+        is_one_type: Whether links connect nodes of one type.
+    """
+
+    def __init__(self, parts: Parts, edge_type: EdgeType | None, weights: tuple[Tensor | None, Tensor | None],
+                 strict: bool, device: torch.device) -> None:  # fmt: skip
+        ends = _read_ends(parts, edge_type)
+        times = [parts.node_time, parts.node_time]
+        if isinstance(parts.node_time, dict):
+            times = [parts.node_time.get(ends.source), parts.node_time.get(ends.target)]
+        self.is_one_type = ends.source == ends.target
+        self.has_times = any(time is not None for time in times)
+        self.sources = Nodes(ends.num_sources, weights[0], times[0], device)
+        self.targets = Nodes(ends.num_targets, weights[1], times[1], device)
+        self.edges: Edges | None = None
+        self._ends, self._times, self._device = ends, times, device
+        # A weight kept alive keeps the id that this object is found by.
+        self.weights = weights
+        self._contents = [(version_of(weight), read_content(weight)) for weight in weights]
+        if strict and (edge_type is None or edge_type in parts.edges):
+            self.edges = parts.edge_set(edge_type, ends.num_sources, ends.num_targets, device)
+        elif strict:
+            none = torch.empty(0, dtype=torch.int64, device=device)
+            self.edges = EdgeSet(none, none, ends.num_sources, ends.num_targets)
+
+    def is_current(self) -> bool:
+        """Report whether the weights hold what they held, as far as `has_content` looks."""
+        return all(version_of(weight) == version and has_content(weight, known)
+                   for weight, (version, known) in zip(self.weights, self._contents, strict=True))  # fmt: skip
+
+    def drawn_by(self, neg_sampling: NegativeSampling) -> NegativeSource:
+        """The same, but for nodes that a program's own kind of `NegativeSampling` draws."""
+        made, ends = copy.copy(self), self._ends
+        made.sources, made.targets = (
+            AskedNodes(count, time, self._device, partial(_ask_for, neg_sampling, end))
+            for end, count, time in zip(("src", "dst"), (ends.num_sources, ends.num_targets), self._times, strict=True)
+        )
+        return made
+
+
+def draws_itself(neg_sampling: NegativeSampling) -> bool:
+    """Whether a program's class, or the program, draws negatives in another way than PyG does."""
+    return type(neg_sampling).sample is not NegativeSampling.sample or "sample" in neg_sampling.__dict__
+
+
+def _ask_for(neg_sampling: NegativeSampling, end: str, count: int, num_nodes: int) -> Tensor:
+    drawn: Tensor = neg_sampling.sample(count, end, num_nodes)
+    return drawn
+
+
+class Links:
+    """The links of a batch, positive ones first.
+
+    Args:
+        index: PyG's input.
+        parts: The graph, to check ids.
+        device: Where to sample.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    def __init__(self, index: EdgeSamplerInput, parts: Parts, device: torch.device) -> None:
+        if parts.is_hetero and index.input_type is None:
+            raise ArgumentError("edge_label_index must name a relation of a graph with types, got none")
+        self._index, self._device = index, device
+        self._ends = _read_ends(parts, index.input_type)
+        sources = check_ids("edge_label_index", index.row, self._ends.num_sources).long()
+        targets = check_ids("edge_label_index", index.col, self._ends.num_targets).long()
+        if sources.numel() != targets.numel():
+            raise ArgumentError("edge_label_index must have as many sources as targets, got "
+                                f"{sources.numel()} and {targets.numel()}")  # fmt: skip
+        if device.type == "cuda" and sources.device == targets.device:
+            # They travel together.
+            self._sources, self._targets = upload(torch.stack([sources, targets]), device).unbind()
+        else:
+            self._sources, self._targets = upload(sources, device), upload(targets, device)
+        self._num_links = self._sources.numel()
+        self._label = None if index.label is None else upload(index.label, device)
+        self._time = None if index.time is None else upload(index.time, device)
+        # How many negatives there are at either end.
+        self._more_sources = self._more_targets = 0
+        self._mode: str | None = None
+        self._places: list[Tensor] = []
+        self._both: Tensor | None = None
+
+    def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int,
+                      edges: Edges | None = None) -> None:  # fmt: skip
+        """Draw negatives: number j belongs to link j modulo the number of links.
+
+        Args:
+            neg_sampling: Their mode and number.
+            source: What they are drawn from.
+            key: Key of the batch.
+            edges: Pairs to avoid; None for none.
+        """
+        if source.has_times and self._time is None:
+            raise ArgumentError("edge_label_time must be given for negatives among nodes with times, got None")
+        self._mode = neg_sampling.mode.value
+        count = math.ceil(self._num_links * neg_sampling.amount)
+        is_triplet = neg_sampling.is_triplet()
+        self._more_targets, self._more_sources = count, 0 if is_triplet else count
+        until = None
+        if source.has_times:
+            assert self._time is not None
+            until = self._time[self._owners_of(count)[self._num_links :]]
+        sources = self._sources[self._owners_of(count)[self._num_links :]] if is_triplet else source.sources
+        drawn = draw_negatives(count, key, source.targets, sources=sources, until=until, edges=edges,
+                               device=self._device)  # fmt: skip
+        if drawn.num_edges:
+            warn(
+                f"strict_negatives: {drawn.num_edges} of {count} negatives of a batch are edges or positive links, "
+                f"as {TRIES} draws met nothing else",
+                LoaderWarning,
+            )
+        if drawn.num_untimely:
+            warn(
+                f"{drawn.num_untimely} of {count} negatives of a batch are later than their link, as no node "
+                "is that early",
+                LoaderWarning,
+            )
+        self._targets = torch.cat([self._targets, drawn.targets])
+        if is_triplet:
+            if self._label is not None:
+                raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
+            return
+        self._sources = torch.cat([self._sources, drawn.sources])
+        if self._label is None:
+            self._label = torch.zeros(self._num_links + count, device=self._device)
+            self._label[: self._num_links] = 1
+        else:
+            self._label = torch.cat([self._label, self._label.new_zeros((count, *self._label.shape[1:]))])
+
+    def _owners_of(self, num_negatives: int) -> Tensor:
+        """Which link each end belongs to, those of negatives last, int64."""
+        own = torch.arange(self._num_links, device=self._device)
+        more = torch.arange(num_negatives, device=self._device) % max(self._num_links, 1)
+        return torch.cat([own, more])
+
+    def ends(self) -> Tensor:
+        """Sources, then targets, of a graph without types, int64; they repeat."""
+        if self._both is None:
+            self._both = torch.cat([self._sources, self._targets])
+        return self._both
+
+    def place(self, nodes: Tensor) -> None:
+        """Note where the ends stand among these nodes, ascending, which are the seeds of a sample."""
+        with one_thread(nodes.device.type == "cpu"):
+            self._places = [torch.searchsorted(nodes, self.ends())]
+
+    def seeds(self, disjoint: bool) -> tuple[Any, Any]:
+        """(seeds, their times) for a sampler, by type where there are types.
+
+        Args:
+            disjoint: Each end is a seed of its own; else each node is one.
+        """
+        ends, time = self._ends, self._time
+        lists = [self._sources, self._targets]
+        owners = [self._owners_of(count) for count in (self._more_sources, self._more_targets)]
+        names: list[Any] = [ends.source, ends.target]
+        if ends.source == ends.target:
+            lists, owners, names = [torch.cat(lists)], [torch.cat(owners)], names[:1]
+        times = None if time is None else [time[owner] for owner in owners]
+        self._places = []
+        for number, ids in enumerate(lists):
+            if disjoint:
+                place = torch.arange(ids.numel(), device=self._device)
+            else:
+                lists[number], place = ids.unique(return_inverse=True)
+            self._places.append(place)
+        self._owners = torch.cat(owners)
+        if ends.source is None:
+            return lists[0], None if times is None else times[0]
+        seeds = dict(zip(names, lists, strict=True))
+        return seeds, None if times is None else dict(zip(names, times, strict=True))
+
+    def finish(self, out: SamplerOutput | HeteroSamplerOutput, disjoint: bool) -> SamplerOutput | HeteroSamplerOutput:
+        """Number the trees of `out` by links and note in its metadata where links stand, as PyG does."""
+        if disjoint and out.batch is not None:
+            if isinstance(out.batch, dict):
+                out.batch = {kind: self._owners[batch] for kind, batch in out.batch.items()}
+            else:
+                out.batch = self._owners[out.batch]
+        is_pair = len(self._places) == 1 and self._sources.numel() == self._targets.numel()
+        if len(self._places) == 1:
+            sources, targets = self._places[0].split([self._sources.numel(), self._targets.numel()])
+        else:
+            sources, targets = self._places
+        time, count = self._time, self._num_links
+        if self._mode == "triplet":
+            amount = self._targets.numel() // count - 1 if count else 1
+            negatives = targets[count:].view(amount, count).t().contiguous().squeeze(-1)
+            out.metadata = (self._index.input_id, sources, targets[:count], negatives, time)
+            return out
+        if time is not None:
+            time = time[self._owners_of(self._more_sources)]
+        # The places of both ends already stand one after the other.
+        pairs = self._places[0].view(2, -1) if is_pair else torch.stack([sources, targets])
+        out.metadata = (self._index.input_id, pairs, self._label, time)
+        return out
+
+    def list_excluded(self, ways: Ways) -> Excluded:
+        """The pairs whose edges a batch is sampled without, by relation.
+
+        Args:
+            ways: Relations that hold the links; see `find_ways`.
+        """
+        pairs = torch.stack([self._sources[: self._num_links], self._targets[: self._num_links]])
+        found: dict[EdgeType, Tensor] = {}
+        for kind, is_turned in ways:
+            own = pairs.flip(0) if is_turned else pairs
+            found[kind] = torch.cat([found[kind], own], 1) if kind in found else own
+        return found
+
+
+class PendingLinks:
+    """A sample around links, on its way.
+
+    Args:
+        links: The links.
+        sample: What is sampled around their ends.
+        disjoint: Whether each end has a tree of its own.
+    """
+
+    def __init__(self, links: Links, sample: Pending | Sample | SamplerOutput | HeteroSamplerOutput, disjoint: bool
+                 ) -> None:  # fmt: skip
+        self._links, self._sample, self._disjoint = links, sample, disjoint
+
+    def finish(self) -> SamplerOutput | HeteroSamplerOutput:
+        """PyG's output, once the sizes of the sample are known."""
+        sample = self._sample
+        if isinstance(sample, (Pending, Sample)):
+            drawn = sample.finish()
+            self._links.place(drawn.n_id[: drawn.node_counts[0]])
+            out: SamplerOutput | HeteroSamplerOutput = to_output(drawn)
+        else:
+            out = sample
+        return self._links.finish(out, self._disjoint)

@@ -1,0 +1,647 @@
+"""`NeighborSampler`: PyG's sampler on the device, for any loader that asks a `BaseSampler`.
+
+`Fanouts` are the fanouts of loaders and samplers, as PyG keeps them and by relation. `Opened` is what a sampler has
+opened of its graph. `LinkedSampler` is the part that samples around links and negative links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import (
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+    NumNeighbors,
+    SamplerOutput,
+)
+from torch_geometric.sampler.base import SubgraphType
+from torch_geometric.typing import EdgeTypeStr
+
+from pyg_direct.errors import ArgumentError, LoaderWarning, warn, warn_unused
+from pyg_direct.graph.placed_topology import PLACES, check_place
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.kernels.batch_counters import MAX_HOPS
+from pyg_direct.ops.argument_checks import check_fanouts, check_flag, check_ids
+from pyg_direct.ops.rows.upload import upload_parts
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.tensor_views import version_of
+from pyg_direct.sampler.graph_reader import Parts, read_parts, read_topology
+from pyg_direct.sampler.keyed_sampler import OwnSampler
+from pyg_direct.sampler.link_seeds import (
+    Links,
+    NegativeSource,
+    PendingLinks,
+    PositiveLinks,
+    Ways,
+    check_exclusion,
+    draws_itself,
+    find_ways,
+)
+from pyg_direct.sampler.output import to_general_output, to_output
+from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.link_endpoints import Excluded
+from pyg_direct.sampling.negative_links import Edges
+from pyg_direct.sampling.plan_factory import open_plan
+from pyg_direct.sampling.random_key import check_seed
+from pyg_direct.sampling.sampling_options import GeneralRecipe, Recipe, check_hops
+from pyg_direct.sampling.uniform_gpu import GpuPlan
+from pyg_direct.typing import Device
+
+
+class Fanouts(NumNeighbors):  # type: ignore[misc]
+    """Fanouts as PyG keeps them, whose keys are names of relations in one string, and by relation: the strings of two
+    relations may be equal.
+
+    Args:
+        values: A list, or one for each relation.
+        default: For relations that are not named.
+
+    Raises:
+        ValueError: PyG refuses them, for the reason given.
+    """
+
+    def __init__(self, values: Any, default: Any = None) -> None:
+        super().__init__(values, default)
+        named = values if isinstance(values, dict) else {}
+        # As PyG keeps its own: the class is frozen.
+        self.__dict__["by_relation"] = {_read_relation(key): own for key, own in named.items()}
+
+    @property
+    def relations(self) -> dict[EdgeType, Any]:
+        """Fanouts of the relations that are named."""
+        return self.__dict__["by_relation"]  # type: ignore[no-any-return]
+
+
+def _read_relation(key: Any) -> EdgeType:
+    # Before 2.7 PyG's strings do not know the names that they are joined of.
+    is_whole = isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)
+    return key if is_whole else EdgeTypeStr(key).to_tuple()
+
+
+def keep_fanouts(num_neighbors: Any) -> Fanouts:
+    """A list of fanouts, or one for each relation, in an object of PyG's class that nothing was asked of yet.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: `num_neighbors`, rule and value.
+    """
+    if isinstance(num_neighbors, Fanouts):
+        kept = Fanouts(num_neighbors.values, num_neighbors.default)
+        kept.__dict__["by_relation"] = dict(num_neighbors.relations)
+        return kept
+    if isinstance(num_neighbors, NumNeighbors):
+        # PyG's class remembers what it answered for the first graph.
+        return Fanouts(num_neighbors.values, num_neighbors.default)
+    if not isinstance(num_neighbors, Mapping):
+        return Fanouts(check_fanouts("num_neighbors", num_neighbors))
+    try:
+        return Fanouts(dict(num_neighbors))
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"num_neighbors must be by relation: {error}, got {num_neighbors}: name each as (source "
+                            "type, name, target type)") from error  # fmt: skip
+
+
+def read_fanouts(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType] | None) -> Any:
+    """Fanouts per hop, or these for each relation in the order of the graph; `edge_types` is None without types.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: `num_neighbors`, rule and value.
+    """
+    if isinstance(num_neighbors.values, (list, tuple)):
+        return check_fanouts("num_neighbors", num_neighbors.values)
+    if edge_types is None:
+        raise ArgumentError("num_neighbors must be a list for a graph without types, got one for each relation")
+    # A sampler that was saved by an older version holds one of PyG's.
+    kept = num_neighbors if isinstance(num_neighbors, Fanouts) else keep_fanouts(num_neighbors)
+    named, default = kept.relations, kept.default
+    unknown = [edge_type for edge_type in named if edge_type not in edge_types]
+    if unknown:
+        raise ArgumentError("num_neighbors must name relations of the graph, got "
+                            f"{_list(unknown)}: it has {_list(edge_types)}")  # fmt: skip
+    missing = [edge_type for edge_type in edge_types if edge_type not in named]
+    if missing and default is None:
+        raise ArgumentError("num_neighbors must have fanouts for every relation of the graph, got none for "
+                            f"{_list(missing)}; [0] for each hop takes no neighbors")  # fmt: skip
+    given: dict[EdgeType, Any] = {**dict.fromkeys(edge_types, default), **named}
+    fanouts = {edge_type: check_fanouts(f"num_neighbors[{edge_type}]", own) for edge_type, own in given.items()}
+    hops = {edge_type: len(own) for edge_type, own in fanouts.items()}
+    if len(set(hops.values())) > 1:
+        told = ", ".join(f"{count} for {edge_type}" for edge_type, count in hops.items())
+        # In the words that programs may look for in PyG's message.
+        raise ArgumentError(f"num_neighbors: the number of hops must be the same across all relations, got {told}")
+    return fanouts
+
+
+def _list(edge_types: Sequence[EdgeType]) -> str:
+    return ", ".join(map(str, edge_types))
+
+
+@dataclass
+class Opened:
+    """What copies of a sampler share: the parts of its graph, placed topologies and plans."""
+
+    parts: Parts
+    plans: dict[Any, Any] = field(default_factory=dict)
+    # Plans by what the attributes hold, which is quicker to tell; fanouts are kept so that their ids stay their own.
+    quick: dict[Any, Any] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+
+
+class LinkedSampler(OwnSampler):
+    """What a `NeighborSampler` does with links; its constructor sets the attributes."""
+
+    strict_negatives: bool
+    exclude_target_edges: bool | str
+    rev_edge_type: Sequence[str] | None
+    _opened: Opened
+
+    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
+                          key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around links, and around negative ones drawn for them.
+
+        Args:
+            index: PyG's input: sources, targets, labels, times, the relation.
+            neg_sampling: PyG's `NegativeSampling`; None draws none.
+            key: Draw under this key instead of the sampler's own count of calls.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        return self.submit_from_edges(index, neg_sampling, key=key).finish()
+
+    def submit_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
+                          key: int | None = None) -> PendingLinks:  # fmt: skip
+        """Start to sample around links; as `sample_from_edges`, but uniform sampling of a `Data` is not waited for.
+
+        Args:
+            index, neg_sampling, key: As of `sample_from_edges`.
+
+        Returns:
+            What `finish()` makes a sample of, once it is waited for.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        key = self._next_key() if key is None else key
+        links = self._open_links(index, neg_sampling, key)
+        if self._is_plain():
+            plan = self._open_plan(unique_seeds=True)
+            pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
+            return PendingLinks(links, pending, self.disjoint)
+        ways = self.find_ways(index.input_type)
+        excluded = None if ways is None else links.list_excluded(ways)
+        sample = self._sample(*links.seeds(self.disjoint), key=key, excluded=excluded)
+        return PendingLinks(links, sample, self.disjoint)
+
+    def sample_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
+                              keys: Sequence[int]) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
+        """Sample around the links of several batches, at least one, in as many steps as for one; as `sample_from_edges`
+        for each under its key.
+
+        Args:
+            inputs: At least one, each as of `sample_from_edges`.
+            neg_sampling: PyG's `NegativeSampling`; None draws none.
+            keys: A key for each.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        plan, each = self._open_plan(), list(zip(inputs, keys, strict=True))
+        if not isinstance(plan, GeneralPlan):
+            return [self.sample_from_edges(index, neg_sampling, key=key) for index, key in each]
+        links = [self._open_links(index, neg_sampling, key) for index, key in each]
+        seeds = [own.seeds(self.disjoint) for own in links]
+        requests = [(own, times if self.is_temporal else None) for own, times in seeds]
+        ways = self.find_ways(inputs[0].input_type)
+        excluded = None if ways is None else [own.list_excluded(ways) for own in links]
+        return [PendingLinks(own, to_general_output(sample, self.is_hetero), self.disjoint).finish()
+                for own, sample in zip(links, plan.sample_together(requests, keys, excluded), strict=True)]  # fmt: skip
+
+    def _open_links(self, index: EdgeSamplerInput, neg_sampling: Any, key: int) -> Links:
+        """The links of a batch with their negatives."""
+        links = Links(index, self._opened.parts, self.device)
+        if neg_sampling is not None:
+            neg_sampling = NegativeSampling.cast(neg_sampling)
+            source = self._negatives(neg_sampling, index.input_type)
+            links.add_negatives(neg_sampling, source, key, self._avoided(source, index))
+        return links
+
+    def find_ways(self, edge_type: EdgeType | None) -> Ways | None:
+        """Find the relations that links of a relation are taken out of; None where they stay.
+
+        Args:
+            edge_type: The relation; None for a graph without types.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: the relation of reverse edges is not known, or not one.
+        """
+        exclude, reverse = self.exclude_target_edges, self.rev_edge_type
+        if not exclude and reverse is None:
+            return None
+        is_bidirectional = self.subgraph_type == SubgraphType.bidirectional
+        key = "ways", edge_type, exclude, is_bidirectional, None if reverse is None else tuple(reverse)
+        if key not in self._opened.plans:
+            check_exclusion(exclude, reverse, self._opened.parts)
+            self._opened.plans[key] = find_ways(self._opened.parts, edge_type, with_reverse=exclude == "reverse",
+                                                is_bidirectional=is_bidirectional, rev_edge_type=reverse)  # fmt: skip
+        return self._opened.plans[key]  # type: ignore[no-any-return]
+
+    def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
+        """What negative links of a relation are drawn from; made once."""
+        weights = neg_sampling.src_weight, neg_sampling.dst_weight
+        versions = [None if weight is None else (id(weight), version_of(weight)) for weight in weights]
+        key = "negatives", edge_type, self.strict_negatives, *versions
+        made = self._opened.plans.get(key)
+        if made is None:
+            made = NegativeSource(self._opened.parts, edge_type, weights, self.strict_negatives, self.device)
+            self._opened.plans[key] = made
+        return made.drawn_by(neg_sampling) if draws_itself(neg_sampling) else made  # type: ignore[no-any-return]
+
+    def forget_written(self) -> None:
+        """Draw by the weights of negatives as they are now, however they were written."""
+        plans = self._opened.plans
+        gone = {id(made) for made in plans.values() if isinstance(made, NegativeSource) and not made.is_current()}
+        for key, made in list(plans.items()) if gone else ():
+            if id(made) in gone or (key[0] == "avoided" and id(made[1]) in gone):
+                del plans[key]
+
+    def _avoided(self, source: NegativeSource, index: EdgeSamplerInput) -> Edges | None:
+        """Edges and positive links that negatives must not be, made once for a loader; None unless strict."""
+        if source.edges is None:
+            return None
+        given = getattr(index, "loader_links", None)
+        if given is None:
+            # From another loader, of which no more is known. As for drawn ones, a label of 0 says negative.
+            is_positive = None if index.label is None or index.label.dim() != 1 else index.label != 0
+            positives = PositiveLinks(index.row, index.col, is_positive)
+            return positives.join(source.edges, self.device, is_one_type=source.is_one_type)
+        positives = given.positives
+        key = "avoided", id(positives), id(source)
+        if key not in self._opened.plans:
+            # Kept with what it is found by, whose ids stay their own then.
+            joined = positives.join(source.edges, self.device, is_one_type=source.is_one_type)
+            self._opened.plans[key] = positives, source, joined
+        return self._opened.plans[key][-1]  # type: ignore[no-any-return]
+
+    # What the rest of a `NeighborSampler` does.
+
+    @property
+    def subgraph_type(self) -> SubgraphType:
+        """Which edges among the sampled nodes a sample has."""
+        raise NotImplementedError
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether each seed gets a tree of its own."""
+        raise NotImplementedError
+
+    @property
+    def is_hetero(self) -> bool:
+        """Whether the graph has types."""
+        raise NotImplementedError
+
+    @property
+    def is_temporal(self) -> bool:
+        """Whether nodes or edges have times."""
+        raise NotImplementedError
+
+    def _is_plain(self) -> bool:
+        raise NotImplementedError
+
+    def _open_plan(self, unique_seeds: bool = False) -> Any:
+        raise NotImplementedError
+
+    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
+                excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        raise NotImplementedError
+
+
+DIRECTIONS = ("forward", "backward")
+
+
+class NeighborSampler(LinkedSampler):
+    """Samples around nodes and links, after PyG's class of that name; results are on `device`.
+
+    All its arguments but `data` and those of placement are attributes that can be set, with effect on the next call.
+    Copies share topology and plans. The n-th call under one `seed` gives equal results on every device; in a worker of
+    a loader of PyG's it also depends on the seed that torch gives the worker, so that workers and epochs differ.
+
+    Args:
+        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`).
+        num_neighbors: Fanout of each hop, -1 for all; for each relation in a dict or `NumNeighbors`.
+        subgraph_type: `directional`, `bidirectional` or `induced`.
+        replace: Draw with replacement.
+        disjoint: Each seed gets a tree of its own. Always so with times.
+        temporal_strategy: `uniform`, or `last` for the latest neighbors.
+        time_attr: Name of the times of nodes, or of edges: only neighbors up to the time of the seed are sampled.
+        weight_attr: Name of edge weights that neighbors are drawn by.
+        is_sorted: Neighbors are sorted by time already, which is checked.
+        share_memory: Accepted; there are no worker processes to share with.
+        directed: Deprecated in PyG; False means `subgraph_type="induced"`.
+        sample_direction: `forward` follows edges back to their sources; `backward` to their targets.
+        device: Where to sample; None is the current GPU if there is one, else the CPU.
+        placement, topology_cache: Where the topology lives; see `NeighborLoader`.
+        seed: Seed of all draws; with None each call draws one number from torch's generator, and follows from it.
+        time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
+        time_window: Only neighbors after the time of the seed minus this; None for no limit.
+        strict_negatives: Negative links are neither edges nor positive links of the loader (in an undirected graph, nor
+            these turned round); after 32 tries one is kept, with a warning. See `LinkNeighborLoader`.
+        exclude_target_edges: True: sample as if the graph had no edges between the ends of the links that are sampled
+            around; `"reverse"`: nor their reverse edges. See `LinkNeighborLoader`.
+        rev_edge_type: The relation of the reverse edges, where it is not known; see `LinkNeighborLoader`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+        NotImplementedError: combinations that PyG refuses so: times backward, weights of stores.
+    """
+
+    def __init__(self, data: Any, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,
+                 disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
+                 weight_attr: str | None = None, is_sorted: bool = False, share_memory: bool = False,
+                 directed: bool = True, sample_direction: str = "forward", *, device: Device = None,
+                 placement: str = "auto", seed: int | None = None, time_comparison: str = "<=",
+                 time_window: int | None = None, strict_negatives: bool = False,
+                 exclude_target_edges: bool | str = False, topology_cache: int | str | None = None,
+                 rev_edge_type: EdgeType | None = None) -> None:  # fmt: skip
+        if not check_flag("directed", directed):
+            subgraph_type = SubgraphType.induced
+            warn("directed=False is deprecated in PyG; use subgraph_type='induced'", DeprecationWarning)  # fmt: skip
+        if sample_direction not in DIRECTIONS:
+            raise ArgumentError(f"sample_direction must be 'forward' or 'backward', got {sample_direction!r}")
+        if sample_direction == "backward" and time_attr is not None:
+            raise NotImplementedError("time_attr with sample_direction='backward', as in PyG")
+        self.data = data
+        self.device = resolve_device(device)
+        self._chooses_device = device is None
+        check_place("placement", placement, self.device, PLACES)
+        if topology_cache not in (None, "auto"):
+            parse_size(topology_cache, 0, "topology_cache")
+        self.placement, self.topology_cache = placement, topology_cache
+        self.seed, self._num_calls = check_seed(seed), 0
+        self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, check_flag("is_sorted", is_sorted)
+        self.sample_direction = sample_direction
+        self._opened = Opened(read_parts(data, time_attr, weight_attr))
+        check_exclusion(exclude_target_edges, rev_edge_type, self._opened.parts)
+        self.num_neighbors = num_neighbors
+        self.subgraph_type, self.replace, self.disjoint = subgraph_type, check_flag("replace", replace), disjoint
+        self.temporal_strategy = temporal_strategy
+        self.time_comparison, self.time_window = time_comparison, time_window
+        self.strict_negatives = check_flag("strict_negatives", strict_negatives)
+        self.exclude_target_edges, self.rev_edge_type = exclude_target_edges, rev_edge_type
+        if topology_cache not in (None, "auto"):
+            if not self._is_uniform():
+                raise ArgumentError(
+                    f"topology_cache={topology_cache!r} needs a Data that is sampled uniformly, without other options"
+                )
+            if not self._is_plain():
+                warn(f"topology_cache={topology_cache!r} has no effect with exclude_target_edges", LoaderWarning)
+        # Times and weights are read now, so that what is wrong with them is said here.
+        self._read_recipe()
+        if not self.is_temporal:
+            check_choices(temporal_strategy, time_comparison, time_window)
+        if self.is_temporal or weight_attr is not None:
+            self._open_topology()
+
+    @property
+    def num_neighbors(self) -> NumNeighbors:
+        """Fanouts, as PyG keeps them."""
+        return self._num_neighbors
+
+    @num_neighbors.setter
+    def num_neighbors(self, num_neighbors: Any) -> None:
+        self._num_neighbors = keep_fanouts(num_neighbors)
+
+    @property
+    def subgraph_type(self) -> SubgraphType:
+        """Which edges among the sampled nodes a sample has."""
+        return self._subgraph_type
+
+    @subgraph_type.setter
+    def subgraph_type(self, subgraph_type: Any) -> None:
+        known = [kind.value for kind in SubgraphType]
+        if getattr(subgraph_type, "value", subgraph_type) not in known:
+            raise ArgumentError(f"subgraph_type must be one of {', '.join(known)}, got {subgraph_type!r}")
+        self._subgraph_type = SubgraphType(subgraph_type)
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether each seed gets a tree of its own."""
+        return self._disjoint or self.is_temporal
+
+    @disjoint.setter
+    def disjoint(self, disjoint: bool) -> None:
+        self._disjoint = check_flag("disjoint", disjoint)
+
+    @property
+    def is_hetero(self) -> bool:
+        """Whether the graph has types."""
+        return self._opened.parts.is_hetero
+
+    @property
+    def is_temporal(self) -> bool:
+        """Whether nodes or edges have times."""
+        return self._opened.parts.is_temporal
+
+    @property
+    def num_nodes(self) -> int | dict[str, int]:
+        """Number of nodes, by type where there are types."""
+        return self._opened.parts.num_nodes
+
+    @property
+    def node_time(self) -> Any:
+        """Times of nodes, by type where there are types; None without."""
+        return self._opened.parts.node_time
+
+    def refresh(self) -> None:
+        """Read the graph anew, so that edits of a `Data` or `HeteroData` take effect, and writes to tensors of a store.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: edges, times or weights of the graph are none.
+        """
+        is_stored = isinstance(self.data, (tuple, list))
+        # A store is asked once; what it has handed out may be its own.
+        parts = self._opened.parts if is_stored else read_parts(self.data, self.time_attr, self.weight_attr)
+        if self._is_plain():
+            topology: Any = read_topology(self.data, self.device)
+        else:
+            topology = parts.open("in" if self.sample_direction == "forward" else "out", self.is_sorted)
+        if not any(topology is kept for kept in self._opened.kept):
+            self._opened = Opened(parts, kept=[topology])
+
+    def change_data(self, data: Any) -> None:
+        """Sample from another graph.
+
+        Args:
+            data: The graph, as of the constructor.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: it is of another kind, or has no times or weights of these names.
+        """
+        opened = Opened(read_parts(data, self.time_attr, self.weight_attr))
+        self.data, self._opened = data, opened
+
+    def sample_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None
+                          ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around nodes.
+
+        Args:
+            index: PyG's input: ids, their times, their type.
+            key: Draw under this key instead of the sampler's own count of calls.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        out = self._sample(*_by_type(index, self.is_hetero), key=key)
+        out.metadata = (index.input_id, None if index.time is None else index.time.to(self.device))
+        return out
+
+    def sample_together(self, inputs: Sequence[NodeSamplerInput], keys: Sequence[int]
+                        ) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
+        """Sample around the nodes of several batches in as many steps as for one; as `sample_from_nodes` for each.
+
+        Args:
+            inputs: At least one, each as of `sample_from_nodes`.
+            keys: A key for each.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        plan = self._open_plan()
+        if not isinstance(plan, GeneralPlan):
+            return [self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)]
+        requests = [
+            (seed, time if self.is_temporal else None)
+            for seed, time in (_by_type(index, self.is_hetero) for index in inputs)
+        ]
+        outs = [to_general_output(sample, self.is_hetero) for sample in plan.sample_together(requests, keys)]
+        times = upload_parts([index.time for index in inputs], self.device)
+        for out, index, time in zip(outs, inputs, times, strict=True):
+            out.metadata = (index.input_id, time)
+        return outs
+
+    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
+                excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around seeds, by type where there are types; metadata is left to the caller."""
+        plan = self._open_plan()
+        key = self._next_key() if key is None else key
+        if isinstance(seed, Tensor) and not seed.numel():
+            # An empty tensor that was made of a list holds floats.
+            seed = seed.long()
+        if not isinstance(plan, GeneralPlan):
+            assert isinstance(seed, Tensor)
+            seeds = check_ids("seeds", seed, int(self._opened.parts.num_nodes)).long()  # type: ignore[arg-type]
+            if self.device.type == "cpu":
+                seeds = seeds.cpu()
+            sample = plan.sample(seeds, key)
+            return to_output(sample)
+        times = seed_time if self.is_temporal else None
+        return to_general_output(plan.sample(seed, key, seed_time=times, excluded=excluded), self.is_hetero)
+
+    def _fanouts(self) -> Any:
+        """Fanouts per hop, or per relation in the order of the graph."""
+        return read_fanouts(self._num_neighbors, list(self._opened.parts.edges) if self.is_hetero else None)
+
+    def _read_recipe(self) -> GeneralRecipe:
+        fanouts = self._fanouts()
+        check_hops(
+            fanouts if isinstance(fanouts, list) else next(iter(fanouts.values()), []), MAX_HOPS, "num_neighbors"
+        )
+        return GeneralRecipe(fanouts, replace=check_flag("replace", self.replace), disjoint=self._disjoint,
+                             subgraph_type=self._subgraph_type.value, temporal_strategy=self.temporal_strategy,
+                             time_comparison=self.time_comparison, time_window=self.time_window)  # fmt: skip
+
+    def _is_plain(self) -> bool:
+        """Whether the captured plan of a homogeneous graph does what is asked."""
+        return not self.exclude_target_edges and self._is_uniform()
+
+    def _is_uniform(self) -> bool:
+        """Whether a homogeneous graph is sampled uniformly, whatever a batch leaves out."""
+        is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
+        return (isinstance(self.data, Data) and not self.disjoint and is_directional and self.weight_attr is None
+                and not {"edge_index", "adj_t"}.isdisjoint(self.data._store._mapping))  # fmt: skip
+
+    def _open_plan(self, unique_seeds: bool = False) -> Any:
+        held = (id(self._num_neighbors), self._subgraph_type, self.replace, self._disjoint, self.temporal_strategy,
+                self.time_comparison, self.time_window, self._is_plain(), unique_seeds)  # fmt: skip
+        _, plan = self._opened.quick.get(held, (None, None))
+        if plan is None:
+            plan = self._make_plan(unique_seeds)
+            self._opened.quick[held] = self._num_neighbors, plan
+        return plan
+
+    def _make_plan(self, unique_seeds: bool) -> Any:
+        """The plan for what the attributes hold, checked; copies of the sampler share it."""
+        recipe, is_plain = self._read_recipe(), self._is_plain()
+        fanouts = recipe.fanouts
+        shape = tuple(fanouts) if isinstance(fanouts, list) else tuple((k, tuple(v)) for k, v in fanouts.items())  # type: ignore[union-attr]
+        key = (is_plain, shape, recipe.replace, recipe.disjoint, recipe.subgraph_type, recipe.temporal_strategy,
+               recipe.time_comparison, recipe.time_window, unique_seeds)  # fmt: skip
+        plan = self._opened.plans.get(key)
+        if plan is None:
+            topology = self._open_topology()
+            if is_plain:
+                placed = topology.place(self.placement, self.device, topology_cache=self.topology_cache)
+                own = Recipe(tuple(fanouts), recipe.replace, unique_seeds=unique_seeds)  # type: ignore[arg-type]
+                plan = open_plan(placed, own)
+            else:
+                plan = GeneralPlan(topology.place(self.placement, self.device), recipe)
+            self._opened.plans[key] = plan
+        return plan
+
+    def _open_topology(self) -> Any:
+        if self._is_plain():
+            topology: Any = read_topology(self.data, self.device)
+        else:
+            direction = "in" if self.sample_direction == "forward" else "out"
+            topology = self._opened.parts.open(direction, self.is_sorted)
+        if not any(topology is kept for kept in self._opened.kept):
+            self._opened.kept.append(topology)
+        return topology
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._chooses_device:
+            self.device = resolve_device(None)
+        self._opened = Opened(read_parts(self.data, self.time_attr, self.weight_attr))
+
+    def __copy__(self) -> NeighborSampler:
+        # One that shares what is opened already, as PyG copies samplers to change their fanouts.
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
+
+
+def _by_type(index: NodeSamplerInput, is_hetero: bool) -> tuple[Any, Any]:
+    """Seeds and their times, by type where there are types."""
+    if index.input_type is None:
+        return index.node, index.time
+    if not is_hetero:
+        raise ArgumentError(f"input_type must be None for a graph without types, got {index.input_type!r}")
+    return {index.input_type: index.node}, None if index.time is None else {index.input_type: index.time}
+
+
+def check_choices(temporal_strategy: str, time_comparison: str, time_window: int | None) -> None:
+    """Refuse words of times where there are none, also unknown ones; PyG takes a strategy then, which is said.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    GeneralRecipe([], temporal_strategy=temporal_strategy, time_comparison=time_comparison, time_window=time_window)
+    if time_window is not None:
+        raise ArgumentError(f"time_window needs time_attr, the name of the times, got None and {time_window!r}")
+    if time_comparison != "<=":
+        raise ArgumentError(f"time_comparison={time_comparison!r} needs time_attr, the name of the times, got None")
+    if temporal_strategy != "uniform":
+        warn_unused({"temporal_strategy": temporal_strategy}, "there are no times: time_attr is None")

@@ -1,0 +1,552 @@
+"""General plan: any number of node types and relations, with PyG's options, hop after hop on any device.
+
+A hop is one work list over all relations (`kernels/sampling/worklist.py`), so the number of kernels does not grow
+with the number of relations. `list_work` makes the list from the numbers of nodes to expand. `GeneralSample` is
+PyG's sampler output in parts by type, and its bidirectional form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import LoaderWarning, warn
+from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.kernels.sampling.worklist import (
+    BATCH,
+    BY_PLACE,
+    COLUMNS,
+    EDGES,
+    FANOUT,
+    FIRST,
+    FLAGS,
+    FRONT,
+    KEY,
+    LOCAL,
+    RELATION,
+    ROWS,
+    SOURCE_BASE,
+    SOURCE_START,
+    TIMED,
+    WEIGHTED,
+)
+from pyg_direct.ops.argument_checks import check_key
+from pyg_direct.ops.local_ids.csr import Piece, regroup
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import runs_on_gpu, threads_for
+from pyg_direct.ops.sampling.hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges
+from pyg_direct.runtime.host.tensor_views import ordinary_tensors
+from pyg_direct.runtime.host.threads import one_thread
+from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
+from pyg_direct.sampling.local_ids import SMALLEST_TABLE, HashNumbering, Scratch, Space, TableNumbering, fits_table
+from pyg_direct.sampling.sampling_options import GeneralRecipe
+from pyg_direct.sampling.seeds import Request, Seeds, read_group
+
+
+@dataclass
+class GeneralSample:
+    """A sampled batch, by node type and relation.
+
+    Attributes:
+        node: Ids of the nodes within their type, int64 `[M]`: seeds in the order given, then hop after hop, ascending
+            within a hop (by tree first, where trees are disjoint).
+        edge_index: Local ids of sources and targets, int64 `[2, E']`: hop after hop, sorted by the node expanded.
+        edge: Edge ids within the relation, int64 `[E']`; None where edges were merged with reverse ones of another
+            relation.
+        batch: Number of the seed whose tree a node belongs to, int64 `[M]`; None unless disjoint. Seeds of several
+            types are numbered one type after the other, in the order given.
+        num_sampled_nodes: Seeds, and new nodes of each hop; None for subgraphs that have no hops.
+        num_sampled_edges: Edges of each hop; None likewise.
+        memory: The tensors whose memory those of all types and relations share; empty where each has its own.
+        sampled: What edges that kept their ids in both directions were made from, of a graph in parts; else None.
+        max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
+    """
+
+    node: dict[str, Tensor]
+    edge_index: dict[EdgeType, Tensor]
+    edge: dict[EdgeType, Tensor | None]
+    batch: dict[str, Tensor] | None
+    num_sampled_nodes: dict[str, list[int]] | None
+    num_sampled_edges: dict[EdgeType, list[int]] | None
+    memory: tuple[Tensor, ...] = ()
+    sampled: GeneralSample | None = None
+    max_degree: int | None = None
+
+    @property
+    def row(self) -> dict[EdgeType, Tensor]:
+        """Local ids of sources, int64 `[E']`."""
+        return {kind: pair[0] for kind, pair in self.edge_index.items()}
+
+    @property
+    def col(self) -> dict[EdgeType, Tensor]:
+        """Local ids of targets, int64 `[E']`."""
+        return {kind: pair[1] for kind, pair in self.edge_index.items()}
+
+    def to_bidirectional(self, *, keep_ids: bool = False, keep_sampled: bool = False) -> GeneralSample:
+        """Every edge in both directions, once each, sorted by target, then source, as PyG makes it.
+
+        A relation (a, r, b) meets its reverse (b, rev_r, a); without one, a relation from a type to itself is its own
+        reverse; else the only relation from b to a is. Ids of merged edges are dropped, or (`keep_ids`, for a graph of
+        one relation) an edge sampled in both directions, or several times, keeps the first. With `keep_sampled` it
+        holds this one too.
+        """
+        row, col, edge = self.row, self.col, dict(self.edge)
+        sources, targets = dict(row), dict(col)
+        for edge_type in sources:
+            name = edge_type[1]
+            if name.startswith("rev_"):
+                continue
+            reverse = find_partner(edge_type, list(sources))
+            if reverse is None:
+                warn(f"{edge_type} has no reverse relation and keeps its direction", LoaderWarning)  # fmt: skip
+                continue
+            row[edge_type], col[edge_type], first = _merge(
+                torch.cat([sources[edge_type], targets[reverse]]), torch.cat([targets[edge_type], sources[reverse]])
+            )
+            ids = self.edge[edge_type]
+            edge[edge_type] = torch.cat([ids, ids])[first] if keep_ids and ids is not None else None
+            if reverse[1] == f"rev_{name}":
+                row[reverse], col[reverse], edge[reverse] = col[edge_type], row[edge_type], None
+        pairs = {kind: torch.stack([row[kind], col[kind]]) for kind in row}
+        return replace(self, edge_index=pairs, edge=edge, num_sampled_nodes=None, num_sampled_edges=None, memory=(),
+                       sampled=self if keep_sampled else None)  # fmt: skip
+
+
+def find_partner(edge_type: EdgeType, edge_types: Sequence[EdgeType]) -> EdgeType | None:
+    """Return the relation whose edges stand beside those of another in both directions; None where none is known, or
+    the other is named `rev_...`, which others find.
+    """
+    source, name, target = edge_type
+    if name.startswith("rev_"):
+        return None
+    reverse = (target, f"rev_{name}", source)
+    if reverse in edge_types:
+        return reverse
+    if source == target:
+        return edge_type
+    back = [kind for kind in edge_types if (kind[0], kind[2]) == (target, source)]
+    return back[0] if len(back) == 1 else None
+
+
+def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct edges by target, then source; and where each stands first."""
+    if not row.numel():
+        return row, col, row
+    order = row.sort(stable=True).indices
+    order = order[col[order].sort(stable=True).indices]
+    row, col = row[order], col[order]
+    is_first = torch.ones_like(row, dtype=torch.bool)
+    is_first[1:] = (row[1:] != row[:-1]) | (col[1:] != col[:-1])
+    return row[is_first], col[is_first], order[is_first]
+
+
+class Layout(Protocol):
+    """Where the rows of a graph stand; what a work list reads of a `HeteroTopo`.
+
+    Attributes:
+        expanded, reached: Numbers of the types that each relation expands and leads to, int64 `[R]`.
+        row_starts, edge_starts: Where the rows and the edges of each relation begin, int64 `[R + 1]`.
+        type_starts: Where each type begins in the id space, and the end of the last, int64 `[T + 1]`.
+    """
+
+    expanded: np.ndarray
+    reached: np.ndarray
+    row_starts: np.ndarray
+    edge_starts: np.ndarray
+    type_starts: np.ndarray
+
+
+def list_work(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray,
+              bases: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(relations with items, the work list) for nodes that stand type after type.
+
+    Args:
+        topo: The graph.
+        flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
+        fanouts: Fanout of each relation, int64 `[R]`.
+        counts: Nodes of each type, int64 `[T]`.
+        known: Local id of the first of them, int64 `[T]`.
+        bases: Where each type begins among the identities, int64 `[T]` at least.
+        key: Unsigned 64-bit key of the batch.
+    """
+    return list_works(topo, flags, fanouts, counts[None], known[None], bases, np.array([key], np.uint64))
+
+
+def list_works(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.ndarray, known: np.ndarray,
+               bases: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """As `list_work` for nodes of several batches, batch after batch and type after type within each.
+
+    Args:
+        topo, flags, fanouts: As there.
+        counts, known: As there, for each batch, int64 `[B, T]`.
+        bases: As there, or for each batch, int64 `[B, T]`.
+        keys: Key of each batch, uint64 `[B]`.
+
+    Returns:
+        (batch * R + relation of each entry, the work list).
+    """
+    items = counts[:, topo.expanded] * (fanouts != 0)
+    found = np.flatnonzero(items)
+    batches, relations = np.divmod(found, max(1, items.shape[1]))
+    work = np.zeros((len(found) + 1, COLUMNS), np.int64)
+    entries, expanded, reached = work[:-1], topo.expanded[relations], topo.reached[relations]
+    np.cumsum(items.reshape(-1)[found], out=work[1:, FIRST])
+    begins = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
+    entries[:, RELATION], entries[:, FANOUT] = relations, fanouts[relations]
+    entries[:, ROWS], entries[:, EDGES] = topo.row_starts[relations], topo.edge_starts[relations]
+    entries[:, FRONT], entries[:, LOCAL] = begins[batches, expanded], known[batches, expanded]
+    entries[:, FLAGS] = flags[relations]
+    entries[:, SOURCE_START] = topo.type_starts[reached]
+    entries[:, SOURCE_BASE] = bases[reached] if bases.ndim == 1 else bases[batches, reached]
+    entries[:, KEY], entries[:, BATCH] = keys.view(np.int64)[batches], batches
+    return found, work.reshape(-1)
+
+
+class _Hop(NamedTuple):
+    """Nodes of a hop, batch after batch and type after type.
+
+    Attributes:
+        rows: Ids within the types, int64 `[M]`.
+        trees: Trees within the batches, int64 `[M]`; empty where not told apart.
+        counts: Number of each type of each batch, int64 `[G * T]`.
+        times: Those of the seeds, int64: of each node `[M]`, or of each tree where there is one batch.
+    """
+
+    rows: Tensor
+    trees: Tensor
+    counts: np.ndarray
+    times: Tensor
+
+
+class _Work(NamedTuple):
+    """Relations with items in a hop (batch * R + relation), the work list, and that on the device where it is there."""
+
+    relations: np.ndarray
+    work: np.ndarray
+    entries: Tensor | None
+
+
+class _Edges(NamedTuple):
+    """Edges of a hop, batch after batch and relation after relation: local sources, local targets, ids, numbers."""
+
+    sources: Tensor
+    targets: Tensor
+    ids: Tensor
+    counts: np.ndarray
+
+
+Numbering = HashNumbering | TableNumbering
+
+
+class GeneralPlan:
+    """Samples batches from a placed `HeteroTopo`; equal keys give equal batches on any device.
+
+    Raises:
+        ArgumentError: fanouts that do not fit the relations.
+    """
+
+    # Whether samples in both directions hold what they were made from.
+    _keeps_sampled = False
+
+    def __init__(self, topology: PlacedHetero, recipe: GeneralRecipe) -> None:
+        self.topology, self.recipe = topology, recipe
+        topo = topology.topo
+        self._fanouts = recipe.table(topo)
+        self.disjoint = recipe.disjoint or topo.is_temporal
+        window = -1 if recipe.time_window is None else recipe.time_window
+        self.rules = Rules(recipe.replace, recipe.temporal_strategy == "last", recipe.time_comparison == "<", window)
+        weighted = topo.weighted & recipe.weighted
+        self.flags = TIMED * topo.timed.astype(np.int64) + WEIGHTED * weighted.astype(np.int64)
+        self.rows = topology.with_running_weights() if recipe.replace and weighted.any() else topology.rows
+        self._has_table = not self.disjoint and fits_table(int(topo.type_starts[-1]), topology.device)
+        # Size of the hash table; the largest that a batch needed so far.
+        self._num_slots = SMALLEST_TABLE
+        if not weighted.any():
+            self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
+        self._edges_per_seed = _expect_edges(topo, self._fanouts)
+        # Of a row of each relation; found when it is first needed.
+        self._most_neighbors: np.ndarray | None = None
+        # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
+        self._most_seeds = self._most_edges = 0
+
+    @ordinary_tensors()
+    def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int, *,
+               seed_time: Tensor | Mapping[str, Tensor] | None = None, excluded: Excluded | None = None
+               ) -> GeneralSample:  # fmt: skip
+        """The batch of `seeds` under `key`.
+
+        Args:
+            seeds: int64 or int32 ids within their types, by type; a tensor where there is one type.
+            key: Unsigned 64-bit key of its draws.
+            seed_time: A time for each seed, integers, in the form of `seeds`; by default the times of the seeds
+                themselves. Without effect on a graph without times.
+            excluded: Edges to sample without, as if the graph had none between these pairs.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        return self._sample_all([(seeds, seed_time)], [key], None if excluded is None else [excluded])[0]
+
+    @ordinary_tensors()
+    def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
+                        excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
+        """Several batches in as many steps as one: what `sample` gives for each (seeds, seed_time) under its key.
+
+        Args:
+            requests: At least one.
+            keys: A key for each.
+            excluded: Edges that each is sampled without; None for none.
+        """
+        if self.recipe.subgraph_type == "induced":
+            each = [None] * len(keys) if excluded is None else [[own] for own in excluded]
+            return [self._sample_all([request], [key], own)[0]
+                    for request, key, own in zip(requests, keys, each, strict=True)]  # fmt: skip
+        return self._sample_all(requests, keys, excluded)
+
+    def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
+                    ) -> list[GeneralSample]:  # fmt: skip
+        for key in keys:
+            check_key("key", key)
+        self.topology.check_process()
+        start = read_group(self.topology, requests, self.disjoint)
+        if excluded is not None:
+            start = start._replace(excluded=self._find_excluded(excluded))
+        if self.topology.device.type == "cuda":
+            return self._sample_in(start, np.array(keys, np.uint64))
+        num_seeds, most_edges = start.rows.numel(), self._most_edges
+        if num_seeds > self._most_seeds:
+            # Until it is known, as many as there could be.
+            self._most_seeds, most_edges = num_seeds, num_seeds * self._edges_per_seed
+        # Torch's other threads would go on waiting awake beside loops of ours.
+        with threads_for(most_edges), one_thread():
+            samples = self._sample_in(start, np.array(keys, np.uint64))
+        num_edges = sum(pair.shape[1] for sample in samples for pair in sample.edge_index.values())
+        self._most_edges = max(self._most_edges, num_edges)
+        return samples
+
+    def _sample_in(self, start: Seeds, keys: np.ndarray) -> list[GeneralSample]:
+        """Travel at once: the bases of the identities, the places of the seeds and the first work list."""
+        bases, counts = start.bases, start.counts
+        listed = self._list_work(0, counts, np.zeros_like(counts), start, keys)
+        # Seeds of one type stand in the order of their trees, whose times are theirs then.
+        is_in_order = bool(((counts.reshape(len(keys), -1) > 0).sum(1) <= 1).all())
+        trees = counts[:0] if is_in_order else self._list_trees(start, counts)
+        words = np.concatenate([bases, np.cumsum(counts) - counts, np.zeros_like(counts), listed.work, trees])
+        sizes = [len(bases), 2 * len(counts), len(listed.work), len(trees)]
+        table, places, entries, of_batches = _split(upload(words, self.topology.device), sizes)
+        first = _Hop(start.rows, start.trees, counts, _find_times(start, start.trees, of_batches))
+        listed, space = listed._replace(entries=entries), Space(table, start.tree_shift, start.tree_bits)
+        if not self._has_table or len(keys) > 1:
+            numbering = HashNumbering(space, self._num_slots)
+            numbering.start(start.identities, counts, places)
+            samples = self._sample(start, keys, numbering, first, listed)
+            self._num_slots = max(self._num_slots, numbering.num_slots)
+            return samples
+        try:
+            scratch = self.topology.scratch.pop()
+        except IndexError:
+            scratch = Scratch(int(self.topology.topo.type_starts[-1]), self.topology.device)
+        by_table = TableNumbering(space, scratch)
+        by_table.start(start.identities, counts, places)
+        samples = self._sample(start, keys, by_table, first, listed)
+        # After an error it is not empty, and goes.
+        by_table.close()
+        self.topology.scratch.append(scratch)
+        return samples
+
+    def _list_work(self, hop: int, counts: np.ndarray, known: np.ndarray, start: Seeds, keys: np.ndarray) -> _Work:
+        """The work list of a hop; empty behind the last."""
+        if hop >= len(self._fanouts):
+            return _Work(np.zeros(0, np.int64), np.zeros(0, np.int64), None)
+        counts, known, bases = (part.reshape(len(keys), -1) for part in (counts, known, start.bases[:-1]))
+        flags = self.flags if len(keys) == 1 else self.flags + BY_PLACE * self.topology.topo.timed
+        return _Work(*list_works(self.topology.topo, flags, self._fanouts[hop], counts, known, bases, keys), None)
+
+    def _list_trees(self, start: Seeds, counts: np.ndarray) -> np.ndarray:
+        """Where the trees of each batch begin, and how many nodes of a hop are its, int64 `[2 G]`; empty where times
+        are found by tree."""
+        num_batches = len(start.first_trees)
+        if num_batches == 1 or not self.topology.topo.is_temporal:
+            return counts[:0]
+        return np.concatenate([start.first_trees, counts.reshape(num_batches, -1).sum(1)])
+
+    def _sample(self, start: Seeds, keys: np.ndarray, numbering: Numbering, first: _Hop, listed: _Work
+                ) -> list[GeneralSample]:  # fmt: skip
+        hops, edges = [first], []
+        known = start.counts
+        for hop in range(len(self._fanouts)):
+            relations = listed.relations
+            picked = self._pick(listed, hops[-1], start, keys, hop)
+            new_counts = numbering.enter(picked.sources, picked.ends)
+            # The one wait of the hop.
+            words = np.array(torch.cat([picked.ends, new_counts]).tolist(), dtype=np.int64)
+            ends, of_type = words[: len(relations) + 1], words[len(relations) + 2 :]
+            total = int(ends[-1])
+            # What this hop still needs travels with the work list of the next.
+            listed = self._list_work(hop + 1, of_type, known, start, keys)
+            is_last = hop + 1 == len(self._fanouts)
+            parts = [numbering.list_places(of_type), listed.work,
+                     of_type[:0] if is_last else self._list_trees(start, of_type)]  # fmt: skip
+            words_there = upload(np.concatenate(parts), self.topology.device)
+            places, entries, of_batches = _split(words_there, [len(part) for part in parts])
+            listed, known = listed._replace(entries=entries), known + of_type
+            rows, trees, sources = numbering.settle(total, of_type, places)
+            edges.append(_Edges(sources, picked.targets[:total], picked.ids[:total],
+                                self._by_relation(relations, np.diff(ends), len(keys))))  # fmt: skip
+            # Nobody asks for the times of the last.
+            hops.append(_Hop(rows, trees, of_type, start.times if is_last else _find_times(start, trees, of_batches)))
+        samples = self._collect(hops, edges, len(keys))
+        if self.recipe.subgraph_type == "bidirectional":
+            has_ids = self.topology.topo.is_homogeneous
+            return [sample.to_bidirectional(keep_ids=has_ids, keep_sampled=has_ids and self._keeps_sampled)
+                    for sample in samples]  # fmt: skip
+        if self.recipe.subgraph_type == "induced":
+            return [self._induce(samples[0], start, keys, numbering)]
+        return samples
+
+    def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
+        """The edges between pairs of each batch, for `_pick`."""
+        relations, *ends, batches = list_pairs(self.topology, excluded)
+        firsts = upload(np.stack([self.topology.topo.row_starts[:-1]]), self.topology.device)[0]
+        return find_edges(self.rows, firsts[relations] + ends[0], ends[1], batches)
+
+    def _pick(self, listed: _Work, front: _Hop, start: Seeds, keys: np.ndarray, hop: int) -> Picked:
+        if listed.work[-COLUMNS] == 0:
+            none = front.rows[:0]
+            return Picked(none, none, none, none.new_zeros(1))
+        frontier = Frontier(front.rows, front.trees, front.times, start.tree_shift)
+        if self._most_neighbors is None and runs_on_gpu(front.rows):
+            self._most_neighbors = _find_most_neighbors(self.topology.topo, self.rows)
+        picked = pick_edges(self.rows, listed.work, frontier, self.rules, hop=hop, entries=listed.entries,
+                            most_neighbors=self._most_neighbors, excluded=start.excluded)  # fmt: skip
+        self.topology.check_neighbors(picked.ids)
+        return picked
+
+    def _by_relation(self, relations: np.ndarray, counts: np.ndarray, num_batches: int = 1) -> np.ndarray:
+        by_relation = np.zeros(num_batches * len(self.topology.topo.edge_types), np.int64)
+        by_relation[relations] = counts
+        return by_relation
+
+    def _collect(self, hops: list[_Hop], edges: list[_Edges], num_batches: int = 1) -> list[GeneralSample]:
+        """The batches, whose types and relations all share memory."""
+        topo = self.topology.topo
+        num_types, num_relations = len(topo.node_types), len(topo.edge_types)
+        node_counts = np.stack([hop.counts for hop in hops])
+        num_edges = np.array([e.counts for e in edges], np.int64).reshape(len(edges), num_batches * num_relations)
+        by_type, by_relation = node_counts.sum(0), num_edges.sum(0)
+        num_nodes, new = int(by_type.sum()), hops[0].rows.new_empty
+        # The sources and then the targets of a relation; a pair without edges has a place too, by which it is known.
+        pair_sizes = 2 * np.maximum(by_relation, 1)
+        outputs = (new(num_nodes * (2 if self.disjoint else 1)), new(int(pair_sizes.sum())),
+                   new(int(by_relation.sum())))  # fmt: skip
+        pieces = []
+        for hop, places in zip(hops, _list_places(node_counts, by_type), strict=True):
+            pieces += [Piece(hop.rows, hop.counts, places, 0), Piece(hop.trees, hop.counts, places + num_nodes, 0)]
+        first, second = (0, by_relation) if topo.direction == "in" else (by_relation, 0)
+        pairs, ids = (_list_places(num_edges, sizes) for sizes in (pair_sizes, by_relation))
+        for own, to_pair, to_id in zip(edges, pairs, ids, strict=True):
+            pieces += [Piece(own.sources, own.counts, to_pair + first, 1),
+                       Piece(own.targets, own.counts, to_pair + second, 1),
+                       Piece(own.ids, own.counts, to_id, 2)]  # fmt: skip
+        regroup(pieces, outputs)
+        nodes, ends, edge_ids = outputs
+        sizes, edge_sizes = by_type.tolist(), by_relation.tolist()
+        parts = _split(nodes, sizes * 2 if self.disjoint else sizes)
+        id_parts = _split(edge_ids, edge_sizes)
+        # Those of pairs without edges begin at a place of their own too.
+        pairs_of = [part.view(2, -1) if size else part.as_strided((2, 0), (1, 1))
+                    for part, size in zip(_split(ends, pair_sizes.tolist()), edge_sizes, strict=True)]  # fmt: skip
+        sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
+        samples = []
+        for number in range(num_batches):
+            own_types = slice(number * num_types, (number + 1) * num_types)
+            own_relations = slice(number * num_relations, (number + 1) * num_relations)
+            trees = parts[len(sizes) :][own_types]
+            samples.append(GeneralSample(
+                node=dict(zip(topo.node_types, parts[own_types], strict=True)),
+                edge_index=dict(zip(topo.edge_types, pairs_of[own_relations], strict=True)),
+                edge=dict(zip(topo.edge_types, id_parts[own_relations], strict=True)),
+                batch=dict(zip(topo.node_types, trees, strict=True)) if self.disjoint else None,
+                num_sampled_nodes=dict(zip(topo.node_types, sampled_nodes[own_types], strict=True)),
+                num_sampled_edges=dict(zip(topo.edge_types, sampled_edges[own_relations], strict=True)),
+                memory=outputs,
+                max_degree=self.recipe.max_degree,
+            ))  # fmt: skip
+        return samples
+
+    def _induce(self, sample: GeneralSample, start: Seeds, keys: np.ndarray, numbering: Numbering) -> GeneralSample:
+        """All allowed edges among the nodes of a sample."""
+        topo = self.topology.topo
+        counts = np.array([sample.node[kind].numel() for kind in topo.node_types], dtype=np.int64)
+        rows = torch.cat(list(sample.node.values())) if topo.node_types else start.rows
+        trees = torch.cat(list(sample.batch.values())) if sample.batch else rows[:0]
+        all_neighbors = np.full(len(topo.edge_types), -1)
+        relations, work = list_work(topo, self.flags, all_neighbors, counts, np.zeros_like(counts), start.bases, 0)
+        front = _Hop(rows, trees, counts, start.times)
+        picked = self._pick(_Work(relations, work, None), front, start, np.zeros_like(keys), 0)
+        sources = numbering.find(picked.sources)
+        is_inside = sources >= 0
+        kept = np.array(torch.cat([picked.ends[:1], is_inside.cumsum(0)])[picked.ends].diff().tolist(), dtype=np.int64)
+        whole = _Edges(sources[is_inside], picked.targets[is_inside], picked.ids[is_inside],
+                       self._by_relation(relations, kept))  # fmt: skip
+        (induced,) = self._collect([front], [whole])
+        induced.num_sampled_nodes = induced.num_sampled_edges = None
+        return induced
+
+
+def _list_places(counts: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Where the items of each hop and type stand when they are kept by type, hop after hop, int64 `[H, T]`.
+
+    Args:
+        counts: Items by hop and type, int64 `[H, T]`.
+        room: Items that each type has room for, int64 `[T]`.
+    """
+    return np.cumsum(counts, 0) - counts + (np.cumsum(room) - room)
+
+
+def _find_times(start: Seeds, trees: Tensor, of_batches: Tensor) -> Tensor:
+    """Times of the seeds of nodes in these trees; of each tree where `of_batches` is empty (see `_list_trees`)."""
+    if of_batches.numel() == 0:
+        return start.times
+    first, counts = of_batches.view(2, -1)
+    places = first.repeat_interleave(counts, output_size=trees.numel()).add_(trees)
+    return start.times.index_select(0, places)
+
+
+def _split(array: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """Parts of an array that stand one after the other; torch counts writes to each on its own."""
+    return torch.unsafe_split_with_sizes(array, sizes) if sizes else ()
+
+
+def split_by(names: tuple, array: Tensor, sizes: list[int], dim: int = 0) -> dict:  # type: ignore[type-arg]
+    """Parts of an array that stand one after the other along a dimension, by name."""
+    return dict(zip(names, array.split(sizes, dim), strict=True)) if names else {}
+
+
+def _find_most_neighbors(topo: HeteroTopo, rows: Rows) -> np.ndarray:
+    """The most neighbors that a row of each relation has, int64 `[R]`."""
+    starts = topo.row_starts.tolist()
+    assert rows.indptr.numel() == starts[-1] + 1, "rows of a part of the graph"
+    most = [rows.indptr[begin : end + 1].diff().max() if begin < end else rows.indptr.new_zeros(())
+            for begin, end in pairwise(starts)]  # fmt: skip
+    return np.array(torch.stack(most).tolist() if most else [], dtype=np.int64)
+
+
+def _expect_edges(topo: HeteroTopo, fanouts: np.ndarray) -> int:
+    """Edges of a batch for each of its seeds, where every node has as many neighbors as are asked for."""
+    num_rows = np.maximum(np.diff(topo.row_starts), 1)
+    mean_degrees = -(-np.diff(topo.edge_starts) // num_rows)
+    frontier, edges = 1, 0
+    for of_hop in fanouts:
+        picks = np.where(of_hop < 0, mean_degrees, of_hop)
+        # As if all nodes were of the type with the most neighbors; in Python's integers, which do not overflow.
+        frontier *= int(max((picks[topo.expanded == kind].sum() for kind in set(topo.expanded.tolist())), default=0))
+        edges += frontier
+    return edges

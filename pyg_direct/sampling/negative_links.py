@@ -1,0 +1,437 @@
+"""Negative links: random nodes, nodes allowed by time, and pairs that are no edge; functions of a key.
+
+`RandomNegativeSampler` returns pairs of nodes that are no edge, after GraphLearn-for-PyTorch's class.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.pyg_edges import EdgeList, read_edges
+from pyg_direct.kernels.batch_counters import NEGATIVE_DRAW
+from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.sampling.random import derive_key, draw_below, draw_bits
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.sampling.random_key import call_key, check_seed
+from pyg_direct.typing import Device
+
+# How often a strict negative is drawn anew before it is kept as it is.
+TRIES = 32
+# Products of a draw's words with more nodes would not fit 63 bits.
+MAX_NODES = 2**31
+_LOW = 0xFFFFFFFF
+# Key of the bits that edges are weighed with, and how many are at once.
+_BALANCE, _PIECE = 0x5851F42D4C957F2D, 1 << 24
+# Of the largest chance: so many nodes have a sum below 2**1024.
+_EXPONENT = 990
+
+
+class Drawn(NamedTuple):
+    """Negative links.
+
+    Attributes:
+        sources, targets: int64 `[n]`.
+        num_untimely: How many have an end that did not exist yet, as no allowed node did.
+        num_edges: How many are pairs to avoid, after all tries; 0 unless strict.
+    """
+
+    sources: Tensor
+    targets: Tensor
+    num_untimely: int
+    num_edges: int
+
+
+class Nodes:
+    """The nodes of one type that an end of a negative link is drawn from.
+
+    Args:
+        num_nodes: Their number.
+        weight: A chance for each, float `[N]`; None for equal ones.
+        time: When each begins to exist, integers `[N]`; None for always.
+        device: Where to draw.
+
+    Raises:
+        ArgumentError: too many nodes, none, or weights that are not chances.
+    """
+
+    def __init__(self, num_nodes: int, weight: Tensor | None, time: Tensor | None, device: torch.device) -> None:
+        if not 0 < num_nodes < MAX_NODES:
+            raise ArgumentError(f"neg_sampling needs 1 to {MAX_NODES - 1} nodes to draw from, got {num_nodes}")
+        self._count, self._order, self._times, self._running = num_nodes, None, None, None
+        if time is not None:
+            times, order = time.cpu().long().sort(stable=True)
+            self._times, self._order = times.to(device), order.to(device)
+        if weight is not None:
+            chances = check_weight(weight, num_nodes)
+            if time is not None:
+                chances = chances[order]
+            # Summed on the CPU, as sums on a GPU differ in their last bits.
+            self._running = torch.cat([chances.new_zeros(1), chances.cumsum(0)]).to(device)
+
+    def draw(self, numbers: Tensor, key: int, slot: int, until: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(a node for each draw, whether time and chances allow it, None where they must): int64 and bool `[n]`.
+
+        Args:
+            numbers: What tells the draws apart, int64 `[n]`.
+            key: Unsigned 64-bit key.
+            slot: Number of the try.
+            until: The last time of a node for each draw, int64 `[n]`; used where nodes have times.
+        """
+        if self._times is None and self._running is None:
+            return draw_below(numbers, self._count, key=key, slot=slot), None
+        bits = draw_bits(numbers, key=key, slot=slot)
+        bound = torch.full_like(bits, self._count)
+        if self._times is not None:
+            assert until is not None
+            bound = torch.searchsorted(self._times, until.contiguous(), right=True)
+        is_allowed = bound > 0
+        # Where nothing exists yet, the earliest node.
+        bound = bound.clamp(min=1)
+        if self._running is None:
+            high, low = (bits >> 32) & _LOW, bits & _LOW
+            place = (high * bound + ((low * bound) >> 32)) >> 32
+        else:
+            total = self._running[bound]
+            is_allowed &= total > 0
+            share = ((bits >> 12) & (2**52 - 1)).double() * 2.0**-52
+            place = torch.searchsorted(self._running[1:], share * total, right=True)
+            place = torch.where(total > 0, place, 0).minimum(bound - 1)
+        return (place if self._order is None else self._order[place]), is_allowed
+
+
+class AskedNodes(Nodes):
+    """Nodes that a program draws: by the `sample` of its own kind of PyG's `NegativeSampling`.
+
+    Args:
+        num_nodes: Their number.
+        time: When each begins to exist, integers `[N]`; None for always.
+        device: Where to draw.
+        sample: Draws so many of so many nodes: (count, number of nodes) -> ids.
+    """
+
+    def __init__(self, num_nodes: int, time: Tensor | None, device: torch.device, sample: Callable[[int, int], Tensor]
+                 ) -> None:  # fmt: skip
+        super().__init__(num_nodes, None, None, device)
+        self._sample, self._device, self._since = sample, device, None if time is None else time.to(device)
+
+    def draw(self, numbers: Tensor, key: int, slot: int, until: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As `Nodes.draw`; what the program draws depends on no key.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: it gives other nodes, or not as many as it was asked for.
+        """
+        nodes = self._ask(numbers.numel())
+        if self._since is None or until is None:
+            return nodes, None
+        for _ in range(TRIES):
+            late = self._since[nodes] > until
+            if not bool(late.any()):
+                break
+            nodes[late] = self._ask(int(late.sum()))
+        return nodes, self._since[nodes] <= until
+
+    def _ask(self, count: int) -> Tensor:
+        nodes = check_ids("neg_sampling.sample", self._sample(count, self._count).cpu(), self._count).long()
+        if nodes.numel() != count:
+            raise ArgumentError(f"neg_sampling.sample must give {count} nodes, got {nodes.numel()}")
+        return nodes.to(self._device, copy=True)
+
+
+class Pairs(NamedTuple):
+    """Pairs that may become negative links.
+
+    Attributes:
+        sources, targets: int64 `[n]`.
+        is_timely: Whether both ends exist already, bool `[n]`; None without times.
+    """
+
+    sources: Tensor
+    targets: Tensor
+    is_timely: Tensor | None
+
+    def replace(self, at: Tensor, others: Pairs) -> None:
+        """Put others in the places `at`, int64."""
+        self.sources[at], self.targets[at] = others.sources, others.targets
+        if self.is_timely is not None and others.is_timely is not None:
+            self.is_timely[at] = others.is_timely
+
+
+# (which of the negatives, number of the try) -> their pairs.
+Draw: TypeAlias = Callable[[Tensor | slice, int], Pairs]
+
+
+class Edges(Protocol):
+    """Edges, and other links, that negative links must not be."""
+
+    def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
+        """Draw pairs that are edges anew, until the try `tries` - 1, in place; how many still are."""
+
+    def with_links(self, sources: Tensor, targets: Tensor, *, is_one_type: bool) -> Edges:
+        """Return the edges and these pairs of ids, on the device of the edges; where all edges go both ways, these
+        pairs turned round too.
+
+        Args:
+            sources, targets: int64 `[n]`.
+            is_one_type: Whether both ends are nodes of one type, so that a pair can be turned round.
+        """
+
+
+class Balance(NamedTuple):
+    """What tells whether edges go both ways; that of parts of a graph, with a node's edges in one, is their sum.
+
+    Attributes:
+        num_edges: Number of distinct edges between two nodes.
+        difference: Sum of 64 random bits of each, less those of each turned round, as a signed number of 64 bits. It is
+            0 where all go both ways, and else once in 2**64 times.
+    """
+
+    num_edges: int
+    difference: int
+
+    @classmethod
+    def add(cls, parts: Iterable[tuple[int, int]]) -> Balance:
+        """Add up those of parts."""
+        numbers, differences = zip(*parts, strict=True)
+        return cls(sum(numbers), (sum(differences) + 2**63) % 2**64 - 2**63)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether there are edges, and each is there in both directions."""
+        return self.num_edges > 0 and self.difference == 0
+
+
+class EdgeSet:
+    """The edges of a relation, to ask for a pair.
+
+    Args:
+        sources, targets: Ids of the ends, `[E]`.
+        num_sources, num_targets: Nodes at either end.
+
+    Attributes:
+        parts: Their keys (`join`), each tensor sorted for itself.
+    """
+
+    def __init__(self, sources: Tensor, targets: Tensor, num_sources: int, num_targets: int) -> None:
+        if num_sources * num_targets >= 2**63:
+            raise ArgumentError(f"strict negatives need less than 2**63 pairs, got {num_sources} x {num_targets} nodes")
+        self._num_targets = num_targets
+        self.parts = [self.join(sources.long(), targets.long()).sort().values]
+
+    def with_parts(self, parts: Sequence[Tensor]) -> EdgeSet:
+        """The edges of the same relation that have these keys."""
+        other = copy.copy(self)
+        other.parts = list(parts)
+        return other
+
+    def with_links(self, sources: Tensor, targets: Tensor, *, is_one_type: bool) -> EdgeSet:
+        """See `Edges`."""
+        # Links of most loaders are edges, and take no memory; turned round they are edges too if all go both ways.
+        is_new = ~self.contains(sources, targets)
+        if not bool(is_new.any()):
+            return self
+        sources, targets = sources[is_new], targets[is_new]
+        keys = [self.join(sources, targets)]
+        if is_one_type and self.weigh().is_even:
+            keys.append(self.join(targets, sources))
+        return self.with_parts([*self.parts, torch.cat(keys).sort().values])
+
+    def weigh(self) -> Balance:
+        """Weigh edges between nodes of one type against these turned round."""
+        return Balance.add(self._weigh_few(few) for part in self.parts for few in _split(part))
+
+    def _weigh_few(self, keys: Tensor) -> Balance:
+        sources, targets = keys // self._num_targets, keys % self._num_targets
+        bits = draw_bits(keys, key=_BALANCE) - draw_bits(self.join(targets, sources), key=_BALANCE)
+        return Balance(int((sources != targets).sum()), int(bits.sum()))
+
+    def join(self, sources: Tensor, targets: Tensor) -> Tensor:
+        """Pairs as one number each, int64 `[n]`."""
+        return sources * self._num_targets + targets
+
+    def contains(self, sources: Tensor, targets: Tensor) -> Tensor:
+        """Whether each pair is an edge, bool `[n]`."""
+        return self.holds(self.join(sources, targets))
+
+    def holds(self, keys: Tensor) -> Tensor:
+        """Whether each pair, as one number, is an edge, bool `[n]`."""
+        found = torch.zeros_like(keys, dtype=torch.bool)
+        for part in self.parts:
+            if part.numel():
+                found |= part[torch.searchsorted(part, keys).clamp(max=part.numel() - 1)] == keys
+        return found
+
+    def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
+        """See `Edges`."""
+        wrong = self.contains(pairs.sources, pairs.targets).nonzero().view(-1)
+        for slot in range(1, tries):
+            if not wrong.numel():
+                break
+            pairs.replace(wrong, draw(wrong, slot))
+            wrong = wrong[self.contains(pairs.sources[wrong], pairs.targets[wrong])]
+        return wrong.numel()
+
+
+def _split(keys: Tensor) -> Iterator[Tensor]:
+    """Distinct ones of sorted keys, in pieces that take little memory; one at least."""
+    for start in range(0, max(keys.numel(), 1), _PIECE):
+        piece = keys[start : start + _PIECE]
+        is_first = torch.ones_like(piece, dtype=torch.bool)
+        is_first[1:] = piece[1:] != piece[:-1]
+        if start:
+            is_first[:1] = piece[:1] != keys[start - 1]
+        yield piece[is_first]
+
+
+def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Tensor, until: Tensor | None,
+                   edges: Edges | None, device: torch.device, tries: int = TRIES) -> Drawn:  # fmt: skip
+    """Negative links, number after number, drawn under `key`.
+
+    Args:
+        count: Their number.
+        key: Unsigned 64-bit key of the batch.
+        targets: What targets are drawn from.
+        sources: What sources are drawn from, or the sources, int64 `[count]`.
+        until: The last time of a node for each link, int64 `[count]`; None without times.
+        edges: Pairs to avoid, by drawing up to `tries` times; None to take what comes.
+        device: Where to draw.
+        tries: See `edges`.
+    """
+    numbers = torch.arange(count, device=device)
+    own_keys = [derive_key(key, NEGATIVE_DRAW, end) for end in (0, 1)]
+
+    def draw(at: Tensor | slice, slot: int) -> Pairs:
+        chosen, times = numbers[at], None if until is None else until[at]
+        if isinstance(sources, Nodes):
+            source, is_timely = sources.draw(chosen, own_keys[0], slot, times)
+        else:
+            source, is_timely = sources[at], None
+        target, is_target_timely = targets.draw(chosen, own_keys[1], slot, times)
+        if until is None:
+            return Pairs(source, target, None)
+        both = [timely for timely in (is_timely, is_target_timely) if timely is not None]
+        return Pairs(source, target, both[0] & both[-1] if both else torch.ones_like(chosen, dtype=torch.bool))
+
+    pairs = draw(slice(None), 0)
+    num_edges = 0 if edges is None else edges.avoid(draw, pairs, tries)
+    num_untimely = 0 if pairs.is_timely is None else int((~pairs.is_timely).sum())
+    return Drawn(pairs.sources, pairs.targets, num_untimely, num_edges)
+
+
+def check_weight(weight: Tensor, num_nodes: int) -> Tensor:
+    """Chances as float64 `[N]` on the CPU, in proportion to the weights.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: no tensor, another shape, negative, not finite or all zero.
+    """
+    if not isinstance(weight, Tensor):
+        raise ArgumentTypeError(f"neg_sampling must have weights in a tensor, got {type(weight).__name__}")
+    if weight.shape != (num_nodes,):
+        raise ArgumentError(f"neg_sampling must have weights of shape ({num_nodes},), got {tuple(weight.shape)}")
+    chances = weight.detach().cpu().double()
+    wrong = ~((chances >= 0) & (chances < float("inf")))
+    if bool(wrong.any()):
+        raise ArgumentError(f"neg_sampling must have finite weights of at least 0, got {float(chances[wrong][0])}")
+    if not bool((chances > 0).any()):
+        raise ArgumentError("neg_sampling must have a weight above 0, got none")
+    # Sums must neither overflow nor be too small for fractions; a power of two changes no draw.
+    values = chances.numpy()
+    scaled = np.ldexp(values, _EXPONENT - int(np.frexp(values.max())[1]))
+    # A weight above 0 stays one.
+    return torch.from_numpy(np.where(values > 0, np.maximum(scaled, np.nextafter(0.0, 1.0)), 0.0))
+
+
+_MODES = ("CPU", "ZERO_COPY", "CUDA")
+
+
+class RandomNegativeSampler:
+    """Draws pairs of nodes and keeps those that are not edges; the n-th call under one seed is equal on every device.
+
+    Args:
+        graph: Edges `[2, E]`, sources first, or whatever else `CSRTopo` takes, or a `CSRTopo`.
+        mode: GraphLearn's `CPU`, `ZERO_COPY` or `CUDA`; None leaves it to `device`.
+        edge_dir: What the rows of a `CSRTopo` are: `out` for sources, `in` for targets; None for what it knows of
+            itself, which is `out` where it was made of offsets. Without effect on edges.
+        num_nodes: Number of nodes, or (of sources, of targets) where they are of two types; None for one more than the
+            highest id.
+        device: Where to draw; None is the current GPU if there is one, else the CPU.
+        seed: Seed of all draws; with None each call draws one number from torch's generator, and follows from it.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+    """
+
+    def __init__(self, graph: Any, mode: str | None = None, edge_dir: str | None = None, *,
+                 num_nodes: int | tuple[int, int] | None = None, device: Device = None,
+                 seed: int | None = None) -> None:  # fmt: skip
+        if mode is not None and mode not in _MODES:
+            raise ArgumentError(f"mode must be one of {', '.join(_MODES)} or None, got {mode!r}")
+        if edge_dir not in ("in", "out", None):
+            raise ArgumentError(f"edge_dir must be 'in', 'out' or None, got {edge_dir!r}")
+        if mode is not None and device is None:
+            device = "cpu" if mode == "CPU" else "cuda"
+        self.device = resolve_device(device)
+        if mode is not None and (mode == "CPU") != (self.device.type == "cpu"):
+            raise ArgumentError(f"device must be one that mode={mode!r} draws on, or None, got {str(self.device)!r}")
+        self.seed, self._num_calls = check_seed(seed), 0
+        sources, targets, known = _read_pairs(graph, edge_dir)
+        if num_nodes is None:
+            num_nodes = known
+        if num_nodes is None:
+            num_nodes = 1 + max((int(ends.max()) for ends in (sources, targets) if ends.numel()), default=-1)
+        sizes = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
+        are_sizes = all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < MAX_NODES for size in sizes)
+        if len(sizes) != 2 or not are_sizes:
+            raise ArgumentError(f"num_nodes must be an integer in [1, 2**31), or one for either end, got {num_nodes!r}")
+        for ends, size in ((sources, sizes[0]), (targets, sizes[1])):
+            if ends.numel() and int(ends.max()) >= size:
+                raise ArgumentError(f"num_nodes must be above all ids, got {num_nodes} and id {int(ends.max())}")
+        self._sources, self._targets = (Nodes(size, None, None, self.device) for size in sizes)
+        self._edges = EdgeSet(sources.to(self.device), targets.to(self.device), *sizes)
+
+    def sample(self, req_num: int, trials_num: int = 5, padding: bool = False) -> Tensor:
+        """Pairs that are no edge, int64 `[2, n]` on `device`, sources first; each call draws anew.
+
+        Args:
+            req_num: Pairs wanted.
+            trials_num: How often a pair that is an edge is drawn anew.
+            padding: Keep pairs that are still edges, so that n is `req_num`; else they are left out.
+
+        Raises:
+            ArgumentError: `req_num` is below 0 or `trials_num` below 1, or one is no integer.
+        """
+        if isinstance(req_num, bool) or not isinstance(req_num, int) or req_num < 0:
+            raise ArgumentError(f"req_num must be an integer of at least 0, got {req_num!r}")
+        if isinstance(trials_num, bool) or not isinstance(trials_num, int) or trials_num < 1:
+            raise ArgumentError(f"trials_num must be an integer of at least 1, got {trials_num!r}")
+        key = call_key(self.seed, self._num_calls)
+        self._num_calls += 1
+        drawn = draw_negatives(req_num, key, self._targets, sources=self._sources, until=None, edges=self._edges,
+                               device=self.device, tries=trials_num)  # fmt: skip
+        pairs = torch.stack([drawn.sources, drawn.targets])
+        if drawn.num_edges and not padding:
+            pairs = pairs[:, ~self._edges.contains(*pairs)]
+        return pairs
+
+
+def _read_pairs(graph: Any, edge_dir: str | None) -> tuple[Tensor, Tensor, int | None]:
+    """(sources, targets, number of nodes where it is known)."""
+    if not isinstance(graph, CSRTopo):
+        edges = read_edges(graph, "graph")
+        if isinstance(edges, EdgeList):
+            return edges.edge_index[0], edges.edge_index[1], edges.num_nodes
+        # Rows of sparse containers are targets, as in `adj_t`.
+        graph, edge_dir = CSRTopo(indptr=edges.indptr, indices=edges.indices), "in"
+    elif edge_dir is not None and graph.listed not in (None, edge_dir):
+        raise ArgumentError(f"edge_dir must be what the rows of graph are, {graph.listed!r}, got {edge_dir!r}")
+    rows = torch.arange(graph.node_count, device=graph.indptr.device).repeat_interleave(graph.degree)
+    columns = graph.indices.to(rows.device)
+    is_in = (edge_dir or graph.listed) == "in"
+    return (columns, rows, graph.node_count) if is_in else (rows, columns, graph.node_count)

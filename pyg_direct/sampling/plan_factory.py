@@ -1,0 +1,37 @@
+"""Which plan serves a topology."""
+
+from __future__ import annotations
+
+from weakref import WeakValueDictionary
+
+from pyg_direct.compiler.jit import SIMULATED
+from pyg_direct.graph.placed_topology import PlacedTopology
+from pyg_direct.ops.local_ids.relabel import choose_method
+from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.uniform_cpu import CpuPlan
+from pyg_direct.sampling.uniform_gpu import GpuPlan, SortingPlan
+
+Plan = CpuPlan | GpuPlan | SortingPlan
+# A batch large enough that sorting it costs what scanning a bitmap does is assumed when choosing by N alone.
+_TYPICAL_EDGES = 1 << 20
+# Loaders over one topology with equal recipes share a plan, as long as one of them lives.
+_PLANS: WeakValueDictionary[tuple[int, Recipe], GpuPlan] = WeakValueDictionary()
+
+
+def open_plan(topology: PlacedTopology, recipe: Recipe, *, method: str = "auto") -> Plan:
+    """The plan for a topology and a recipe; all of them give equal batches.
+
+    Args:
+        method: How nodes are numbered: `bitmap`, `sort`, or `auto` by the number of nodes.
+    """
+    if method == "auto":
+        method = choose_method(topology.num_nodes, _TYPICAL_EDGES)
+    if method == "sort":
+        return SortingPlan(topology, recipe)
+    if topology.device.type == "cuda" or SIMULATED:
+        plan = _PLANS.get((id(topology), recipe))
+        if plan is None:
+            # It keeps the topology, so that the id stays its own.
+            plan = _PLANS[id(topology), recipe] = GpuPlan(topology, recipe)
+        return plan
+    return CpuPlan(topology, recipe)
