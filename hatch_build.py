@@ -36,7 +36,7 @@ class PtxHook(BuildHookInterface):
         # A process of its own: the package is imported without its dependencies.
         done = subprocess.run([sys.executable, __file__, archive], capture_output=True, text=True, check=False)
         if done.returncode == 0:
-            build_data["force_include"][archive] = "pyg_direct/kernels/ptx.zip"
+            build_data["force_include"][archive] = "pyg_direct/compiler/ptx.zip"
         else:
             reason = done.stderr.strip().rpartition("\n")[2]
             self.app.display_warning(f"the wheel holds no PTX, its kernels will compile at first use: {reason}")

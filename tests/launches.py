@@ -2,9 +2,9 @@
 
 from contextlib import contextmanager
 
-from pyg_direct.ops.aggregate import operators, softmax, softmax as attend
+from pyg_direct.ops.aggregate import operators, softmax
 
-_MODULES = (operators, attend, softmax)
+_MODULES = (operators, softmax)
 # Of attention that is not one launch: the softmax, and the sum. On a CPU the softmax is three loops.
 TWO_LAUNCHES = {
     "gpu": ["softmax_edges_gpu", "sum_rows_gpu"],

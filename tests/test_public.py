@@ -134,11 +134,11 @@ print([name for name in new if name.startswith("pyg_direct")])
 print([name for name in new if not name.startswith("pyg_direct")])
 """).splitlines())  # fmt: skip
 
-    assert (alone, others) == (["pyg_direct"], [])
+    assert (alone, others) == (["pyg_direct", "pyg_direct.old_import_paths"], [])
     assert len(with_loader) <= 200
     # Of other rooms, of programs of several processes, and of convolutions.
-    for room in ("bench", "cli", "datasets", "distributed", "dynamic", "nn.accelerate", "nn.propagate", "noedit",
-                 "ops.aggregate", "ops.loops", "runtime.communicator"):  # fmt: skip
+    for room in ("bench", "cli", "datasets", "distributed", "dynamic", "nn.accelerate", "nn.dispatch", "noedit",
+                 "ops.aggregate.sum", "ops.aggregate.self_loops", "runtime.comm.communicator"):  # fmt: skip
         assert f"pyg_direct.{room}" not in with_loader
 
 

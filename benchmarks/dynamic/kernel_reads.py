@@ -44,7 +44,7 @@ def count_reads(piece: SlicedCSR, size: int, channels: int, kernel: str, whole: 
     Args:
         piece: Of snapshots 0 to `size`.
         size, channels: S, F.
-        kernel: "plain", "narrow", "wide" or "rows", as `ops.snapshot_kernels.choose_kernel` tells.
+        kernel: "plain", "narrow", "wide" or "rows", as `ops.snapshots.aggregate.choose_kernel` tells.
         whole: Whether one group of threads sees to all slices of a row, as with CSR.
     """
     counts = piece.offsets.diff().long()

@@ -503,7 +503,8 @@ class GpuKernel(Declaration):
             numba_cuda.jit(self.fn)[grid, block](*typed)
 
 
-_PACKAGE = f"{__name__.rpartition('.')[0]}."
+# Kernels of the package, whose compiled code is kept by name.
+_PACKAGE = f"{__name__.partition('.')[0]}.kernels."
 GPU_KERNELS: list[GpuKernel] = []
 
 

@@ -5,7 +5,7 @@
   device.
 - `snapshot_plan.py`: matrices and first aggregation of a sequence; `group_tuner.py`: the group sizes.
 - `frame_trainer.py`, `frame_plan.py`, `fixed_slots.py`: training over sliding windows, replayed as a CUDA graph.
-- `stream.py`, `patch.py`: an unchanged training loop, and replaced layers of PyTorch Geometric Temporal.
+- `stream.py`, `pyg_temporal_patch.py`: an unchanged training loop, and replaced layers of PyG Temporal.
 - `nn/`: recurrent layers, and acceleration of PyG's convolutions.
 """
 

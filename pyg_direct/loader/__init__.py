@@ -4,9 +4,9 @@
 - `shadow_loader.py`, `subgraph_loader.py`, `legacy_neighbor_loader.py`: further loaders.
 - `base_loader.py`: epochs and batches that all of them share; `arguments.py`: their options.
 - `collate/`, `prefetch/`: the content of a batch, and batches made ahead.
-- `placement.py`, `row_ranking.py`: the memory of rows, and the rows that a loader will read most.
+- `memory_placement.py`, `hot_row_ranking.py`: the memory of rows, and the rows that a loader will read most.
 - `profiler.py`, `batch_report.py`: times of batches, and the report.
-- `inference.py`, `layer_reach.py`: layer-wise inference.
+- `inference.py`, `receptive_field.py`: layer-wise inference.
 """
 
 from pyg_direct.features.feature_store import FeatureStore

@@ -1,4 +1,4 @@
-"""`accelerate`: PyG's convolutions aggregate through `ops.aggregate` where a batch is known to be sorted.
+"""`accelerate`: PyG's convolutions aggregate through `ops.aggregate.sum` where a batch is known to be sorted.
 
 A convolution keeps its class, parameters and hooks; its instance gets a `propagate` (and where PyG rebuilds the edges
 in `forward`, a `forward`) of its own, bound to it, which deep copies have and pickles do not. Whatever is out of the

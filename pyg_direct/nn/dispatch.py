@@ -54,7 +54,7 @@ def _may_find(edge_index: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def find_reduce(self: Any) -> str:
-    """How an accelerated convolution reduces, in the words of `ops.aggregate`."""
+    """How an accelerated convolution reduces, in the words of `ops.aggregate.sum`."""
     return _REDUCES[type(self.aggr_module)]
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SortedEdges(NamedTuple):
-    """Edges sorted by target, in the words of `ops.aggregate`.
+    """Edges sorted by target, in the words of `ops.aggregate.sum`.
 
     Attributes:
         indptr: Offsets of the targets, `[M + 1]` for the M nodes of the batch that edges may lead to; those above E

@@ -1,6 +1,6 @@
 """Unedited programs: PyG's loaders make ours, and its models are accelerated.
 
 - `install.py`: `install` and `uninstall`, and the table of replaced classes.
-- `standin.py`: the replacement of one class.
+- `replaced_class.py`: the replacement of one class.
 - `startup/sitecustomize.py`: the start of Python processes that a program starts.
 """

@@ -2,7 +2,7 @@
 
 - `plan_factory.py`: the plan that serves a topology.
 - `uniform_gpu.py`, `uniform_cpu.py`, `hetero_plan.py`, `hgt_sampling.py`: the plans.
-- `recipe.py`, `seeds.py`, `random_key.py`, `link_ends.py`, `negative_links.py`: inputs of a plan.
+- `sampling_options.py`, `seeds.py`, `random_key.py`, `link_endpoints.py`, `negative_links.py`: inputs of a plan.
 - `local_ids.py`: local ids of a batch's nodes.
-- `graphsage.py`, `mixed_cpu_gpu.py`: Quiver's samplers.
+- `graphsage_sampler.py`, `mixed_cpu_gpu.py`: Quiver's samplers.
 """

@@ -85,7 +85,12 @@ def test_without_a_path_our_own_tests_run_and_are_counted(capsys, monkeypatch):
     monkeypatch.setenv("PYTEST_ADDOPTS", "-n 2")
 
     # Two of one name, in two folders.
-    code = suite.main_own(("loader/test_arguments.py", "loader/test_hgt.py", "sampling/test_hgt.py"))
+    files = (
+        "loader/arguments/test_arguments.py",
+        "loader/neighbor_loader/test_labor.py",
+        "sampling/uniform_cpu/test_labor.py",
+    )
+    code = suite.main_own(files)
 
     told = capsys.readouterr().out
     assert code == 0, told
@@ -93,7 +98,7 @@ def test_without_a_path_our_own_tests_run_and_are_counted(capsys, monkeypatch):
     counts = {
         row[0]: [int(cell) for cell in row[1:]] for row in re.findall(r"\| (\S+) \| (\d+) \| (\d+) \| (\d+) \|", told)
     }
-    assert set(counts) == {"loader/test_arguments.py", "loader/test_hgt.py", "sampling/test_hgt.py", "all"}
+    assert set(counts) == {*files, "all"}
     assert counts["all"][0] > 50
     assert counts["all"][1] == 0
     assert len({result.test for result in found}) == len(found), "no test is counted twice"

@@ -2,5 +2,5 @@
 
 - `part_server.py`, `client_graph.py`: one part that answers, and the graph as a client without parts sees it.
 - `ray_servers.py`: servers as Ray actors.
-- `gloo_link.py`, `local_channel.py`: large answers between hosts, and requests within one host.
+- `client_connections.py`, `local_channel.py`: large answers between hosts, and requests within one host.
 """

@@ -3,5 +3,5 @@
 - `bitmap.py`, `new_nodes.py`: ranked bitmaps, and the new nodes of a hop from them.
 - `hash_table.py`: new nodes by a hash table of identities.
 - `relabel.py`, `csr.py`: local numbers of nodes, and offsets and orders of edges.
-- `block.py`: sums and running sums over the threads of one GPU block.
+- `thread_block.py`: sums and running sums over the threads of one GPU block.
 """

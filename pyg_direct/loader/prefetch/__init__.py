@@ -2,5 +2,5 @@
 
 - `gpu_streams.py`, `cpu_threads.py`, `processes.py`: on streams of a GPU, by threads, by processes.
 - `batch_groups.py`: several batches together.
-- `collective.py`: in step with other ranks.
+- `lockstep_ranks.py`: in step with other ranks.
 """

@@ -21,7 +21,7 @@ from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream, kept_stream, set_stream, side_streams
 from pyg_direct.sampling.uniform_gpu import Pending
 
-# The number of a batch and what it is made from, or of a group of batches (see `superbatch.py`).
+# The number of a batch and what it is made from, or of a group of batches (see `batch_groups.py`).
 Work = tuple[int, Any]
 _OUT_OF_MEMORY = 2
 

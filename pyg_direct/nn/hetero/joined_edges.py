@@ -91,7 +91,7 @@ class _Edges(NamedTuple):
 
 
 class JoinedEdges(NamedTuple):
-    """Edges of all relations, sorted by relation, then target, in the words of `ops.aggregate`.
+    """Edges of all relations, sorted by relation, then target, in the words of `ops.aggregate.sum`.
 
     Attributes:
         indptr, row, target: Sources begin where they were told to; the targets of all relations stand one behind the

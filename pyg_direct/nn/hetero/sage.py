@@ -36,8 +36,8 @@ class TypedEdges(NamedTuple):
     """Edges of all relations of a layer, sorted by relation, then target, and known to fit.
 
     Attributes:
-        indptr, row, target: In the words of `ops.aggregate`; sources of all types stand one behind the other, and so
-            do the targets of all relations.
+        indptr, row, target: In the words of `ops.aggregate.sum`; sources of all types stand one behind the other, and
+            so do the targets of all relations.
         sizes: Targets of each relation.
         sources: Which of the tables has the rows of each relation's sources.
         own: Which of the tables has the own rows of each relation's targets.

@@ -2,6 +2,6 @@
 
 - `uniform.py`, `hetero.py`: one hop of one relation, and one hop over many relations.
 - `random.py`: draws and permutations of a key.
-- `partition.py`, `remote_edges.py`: nodes by owner, and the answers of owners.
+- `split_by_owner.py`, `remote_edges.py`: nodes by owner, and the answers of owners.
 - `expected_reads.py`: expected reads of rows.
 """

@@ -1,6 +1,6 @@
 """Communication between processes.
 
 - `communicator.py`, `formation.py`: the ordered channel of a group, and how the group forms over Gloo.
-- `gloo.py`: the loopback and connections; `host_group.py`: objects shared by the processes of a host.
+- `gloo_sockets.py`: the loopback and connections; `host_group.py`: objects shared by the processes of a host.
 - `heartbeat.py`: the processes that are alive.
 """

@@ -1,0 +1,617 @@
+"""Every option of every public class: it acts, it is refused, or it is said to have no use; none is dropped in silence.
+
+Options come from the signatures, so that a new one without an entry fails here.
+"""
+
+import inspect
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from pyg_direct import (
+    CSRTopo,
+    Feature,
+    FeatureStore,
+    GraphedStep,
+    GraphSageSampler,
+    HGTLoader,
+    LinkLoader,
+    LinkNeighborLoader,
+    MixedGraphSageSampler,
+    NeighborLoader,
+    NodeLoader,
+    Producers,
+    RandomNegativeSampler,
+    SampleJob,
+    ShaDowKHopSampler,
+    SubGraphLoader,
+    infer,
+    inference_loader,
+)
+from pyg_direct.distributed import DistGraph, DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
+from pyg_direct.distributed.row_exchange import Wanted
+from pyg_direct.distributed.server.client_graph import ClientGraph
+from pyg_direct.dynamic import FrameTrainer, stream
+from pyg_direct.errors import LoaderWarning, PygDirectError
+from pyg_direct.loader import NeighborSampler as LayerSampler
+from pyg_direct.ops.argument_checks import list_options
+from pyg_direct.sampler import NeighborSampler
+from tests.batches import make_data
+from tests.distributed.ranks import write_data
+from tests.distributed.server.client_graph.test_client import ServersHere
+from tests.hetero_data import make_hetero
+from tests.options import Refused, Seen
+from tests.processes import run_ranks
+
+SEEDS, LINKS = torch.arange(0, 60, 2), torch.arange(40).view(2, 20)
+TIMES = torch.arange(70) % 50
+PLAIN = {}
+COMMON = {"batch_size": 7, "seed": 1, "device": "cpu"}
+
+
+def make_graph():
+    data = make_data(time=TIMES, weight=torch.arange(600) % 5 + 0.5, train_mask=torch.arange(70) % 2 == 0)
+    data.x = data.x + torch.rand(70, 5, generator=torch.Generator().manual_seed(0))
+    return data
+
+
+DATA, TYPED = make_graph(), make_hetero()
+TYPED["paper"].x = torch.rand(TYPED["paper"].num_nodes, 5, generator=torch.Generator().manual_seed(0))
+
+
+def sampler_of(**options):
+    return NeighborSampler(DATA, [3, 2], device="cpu", seed=1, **options)
+
+
+# How each loader is made of its options; those of `COMMON` but where they are given.
+MAKE = {
+    "NeighborLoader": lambda **options: NeighborLoader(**{"data": DATA, "num_neighbors": [3, 2], "input_nodes": SEEDS,
+                                                          **COMMON, **options}),
+    "SubGraphLoader": lambda **options: SubGraphLoader(**{"data": DATA, "num_neighbors": [3, 2], "input_nodes": SEEDS,
+                                                          **COMMON, **options}),
+    "LinkNeighborLoader": lambda **options: LinkNeighborLoader(**{
+        "data": DATA, "num_neighbors": [3, 2], "edge_label_index": LINKS, **COMMON, **options}),
+    "NodeLoader": lambda **options: NodeLoader(**{"data": DATA, "node_sampler": sampler_of(), "input_nodes": SEEDS,
+                                                  **COMMON, **options}),
+    "LinkLoader": lambda **options: LinkLoader(**{"data": DATA, "link_sampler": sampler_of(),
+                                                  "edge_label_index": LINKS, **COMMON, **options}),
+    "HGTLoader": lambda **options: HGTLoader(**{"data": TYPED, "num_samples": [4, 4], "input_nodes": "paper",
+                                                **COMMON, **options}),
+    "ShaDowKHopSampler": lambda **options: ShaDowKHopSampler(**{"data": DATA, "depth": 2, "num_neighbors": 3,
+                                                                "node_idx": SEEDS, **COMMON, **options}),
+    "NeighborSampler": lambda **options: LayerSampler(**{"edge_index": DATA.edge_index, "sizes": [3, 2],
+                                                         "node_idx": SEEDS, **COMMON, **options}),
+    "inference_loader": lambda **options: inference_loader(**{"data": DATA, **COMMON, **options}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts") / "p"
+    write_data(folder, DATA, 2, times=True, weights=True)
+    return ServersHere(folder)
+
+
+def make_dist(kind, parts):
+    alone = ClientGraph(parts, device="cpu")
+
+    def make(**options):
+        client = options.pop("client", None)
+        graph = alone if client is None else ClientGraph(parts, device="cpu", client=client)
+        own = {"graph": graph, "num_neighbors": [2, 1], "batch_size": 12, "seed": 1, **options}
+        if kind is DistLinkNeighborLoader:
+            return kind(**{"edge_label_index": LINKS, **own})
+        return kind(**{"input_nodes": SEEDS, **own})
+
+    return make
+
+
+def look(loader):
+    """All that batches hold."""
+    return [repr([str(batch), *map(str, _list_values(batch))]) for batch in loader]
+
+
+def _list_values(value):
+    if isinstance(value, torch.Tensor):
+        return [(value.dtype, (value.to_dense() if value.layout != torch.strided else value).tolist())]
+    if isinstance(value, (list, tuple)):
+        return [item for part in value for item in _list_values(part)]
+    if hasattr(value, "to_dict"):
+        return [item for part in value.to_dict().items() for item in _list_values(list(part))]
+    return [item for part in value.values() for item in _list_values(part)] if isinstance(value, dict) else [value]
+
+
+def look_plain(make, base):
+    """Batches without an option; those of a loader without any are made once."""
+    if base:
+        return look(make(**base))
+    if make not in PLAIN:
+        PLAIN[make] = look(make())
+    return PLAIN[make]
+
+
+class Differs:
+    """Batches with an option differ from those without; `base` is given to both."""
+
+    def __init__(self, value, **base):
+        self.value, self.base = value, base
+
+    def check(self, make, name):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            loader = make(**self.base, **{name: self.value})
+        assert look(loader) != look_plain(make, self.base)
+
+
+class RefusedByTorch(Refused):
+    """An option that torch's DataLoader refuses."""
+
+    errors = (ValueError,)
+
+
+class Said:
+    """An option of PyG or torch that changes nothing, which is said once."""
+
+    def __init__(self, value, **base):
+        self.value, self.base = value, base
+
+    def check(self, make, name):
+        with pytest.warns(LoaderWarning, match=name) as said:
+            loader = make(**self.base, **{name: self.value})
+        assert len(said) == 1
+        assert look(loader) == look_plain(make, self.base)
+
+
+class Told:
+    """The same where batches take long."""
+
+    def __init__(self, said):
+        self.said = said
+
+    def check(self, make, name):
+        with pytest.warns(LoaderWarning, match=name):
+            make(**{name: self.said.value})
+
+
+class Called:
+    """A function that is given is called."""
+
+    def check(self, make, name):
+        seen = []
+        look(make(**{name: lambda *out: (seen.append(1), out[0] if len(out) == 1 else out)[1]}))
+        assert seen
+
+
+def count_ahead(loader):
+    """Whether more than one batch is begun where one is asked for."""
+    name = "_draw" if isinstance(loader, LayerSampler) else "_submit"
+    begun, real = [], getattr(loader, name)
+    setattr(loader, name, lambda *args: (begun.append(1), real(*args))[1])
+    batches = iter(loader)
+    next(batches)
+    until = time.monotonic() + (60 if loader.prefetch else 0.05)
+    while len(begun) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    batches.close()
+    return len(begun) > 1
+
+
+def collate(loader):
+    return isinstance(loader.collate_fn(torch.tensor([0, 1])), (SamplerOutput, HeteroSamplerOutput))
+
+
+# Options of torch's DataLoader.
+ORDER = {"batch_size": Differs(5), "shuffle": Differs(True), "sampler": Differs([3, 0, 1]), "drop_last": Differs(True),
+         "batch_sampler": RefusedByTorch([[0, 1]], "mutually exclusive"),
+         "generator": Refused(5, "generator must be a torch.Generator")}  # fmt: skip
+WORKERS = {"num_workers": Said(2), "persistent_workers": Said(True), "prefetch_factor": Said(3),
+           "pin_memory": Said(True), "pin_memory_device": Said("cuda"), "worker_init_fn": Said(print),
+           "timeout": Said(3), "multiprocessing_context": Said("spawn"), "dataset": Said([1]),
+           "collate_fn": Said(print)}  # fmt: skip
+if "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters:
+    WORKERS["in_order"] = Said(False)
+TORCH = {**ORDER, **WORKERS}
+# On the CPU nothing can be kept on a GPU: values are checked.
+PLACES = {"device": Refused("tpu", "device must name"), "placement": Refused("cuda", "placement must be one that"),
+          "feature_cache": Refused("lots", "feature_cache must look like"),
+          "store_dtype": Differs(torch.float16)}  # fmt: skip
+TOPOLOGY = {"topology_placement": Refused("cuda", "topology_placement must be one that")}
+EPOCHS = {"seed": Differs(2), "prefetch": Seen(count_ahead, 0, 2)}
+RANKS = {"ranks": Differs((0, 2)), "uneven": Differs("drop", ranks=(1, 2))}
+HOOKS = {"transform": Called(), "transform_sampler_output": Called(), "filter_per_worker": Seen(collate, True, False)}
+OF_PYG = {**HOOKS, "custom_cls": Said(dict), "input_id": Differs(torch.arange(30) + 500)}
+TIMED = {"time_attr": "time", "input_time": torch.full((30,), 25)}
+SAMPLING = {"num_neighbors": Differs([1, 1]), "replace": Differs(True), "disjoint": Differs(True),
+            "subgraph_type": Differs("induced"), "weight_attr": Differs("weight"), "directed": Differs(False),
+            "temporal_strategy": Differs("last", **TIMED), "time_comparison": Differs("<", **TIMED),
+            "time_window": Differs(5, **TIMED), "time_attr": Differs("time"),
+            "is_sorted": Refused(True, "is_sorted", **TIMED)}  # fmt: skip
+INPUTS = {"input_nodes": Differs(SEEDS + 1), "input_time": Differs(TIMES[:30] // 2, time_attr="time")}
+LINK_TIMED = {"time_attr": "time", "edge_label_time": torch.full((20,), 25)}
+LINK_INPUTS = {"edge_label_index": Differs(LINKS + 1), "edge_label": Differs(torch.arange(20)),
+               "neg_sampling": Differs("triplet"), "neg_sampling_ratio": Differs(2.0)}  # fmt: skip
+LINK_SAMPLING = {**{name: SAMPLING[name] for name in ("num_neighbors", "replace", "disjoint", "subgraph_type",
+                                                      "weight_attr", "directed")},
+                 "temporal_strategy": Differs("last", **LINK_TIMED), "time_comparison": Differs("<", **LINK_TIMED),
+                 "time_window": Differs(5, **LINK_TIMED),
+                 "time_attr": Refused("time", "edge_label_time and time_attr must be given together"),
+                 "is_sorted": Refused(True, "is_sorted", **LINK_TIMED),
+                 "edge_label_time": Seen(look, torch.full((20,), 9), torch.full((20,), 25), time_attr="time"),
+                 "strict_negatives": Differs(True, neg_sampling={"mode": "binary", "amount": 40}),
+                 "exclude_target_edges": Differs(True, edge_label_index=DATA.edge_index[:, :20]),
+                 "rev_edge_type": Refused(("a", "to", "b"), "rev_edge_type must be None")}  # fmt: skip
+NEIGHBOR = {**INPUTS, **SAMPLING, **OF_PYG, **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH,
+            "neighbor_sampler": Differs(sampler_of(replace=True)),
+            "topology_cache": Refused("lots", "topology_cache must look like"), "sampling": Differs("labor"),
+            "layer_dependency": Differs(True, sampling="labor"),
+            "super_batch": Refused(0, "super_batch must be an integer of at least 1"),
+            "cache_policy": Refused("some", "cache_policy must be one of"),
+            "cold_policy": Refused("pinned", "needs a cache_policy"), "hotness": Refused("x", "hotness must be one of"),
+            "presample": Refused(2, "needs hotness='frequency'")}  # fmt: skip
+OF_LINKS = {**OF_PYG, "input_id": Differs(torch.arange(20) + 500)}
+LOADERS = {
+    "NeighborLoader": (NeighborLoader, NEIGHBOR),
+    "SubGraphLoader": (SubGraphLoader, {
+        **NEIGHBOR, "subgraph_type": Refused("directional", "must be 'induced'"),
+        "sampling": Refused("labor", "needs a Data"), "layer_dependency": Refused(True, "needs a Data"),
+        "hotness": Refused("expected", "needs a Data"), "topology_cache": Refused(9, "needs a Data"),
+        "directed": Refused(3, "directed"), "neighbor_sampler": Differs(sampler_of())}),
+    "LinkNeighborLoader": (LinkNeighborLoader, {
+        **LINK_INPUTS, **LINK_SAMPLING, **OF_LINKS, **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH,
+        "neighbor_sampler": Differs(sampler_of(replace=True)),
+        "topology_cache": Refused("lots", "topology_cache must look like"), "super_batch": Refused(0, "super_batch")}),
+    "NodeLoader": (NodeLoader, {
+        **OF_PYG, **PLACES, **EPOCHS, **RANKS, **TORCH, "node_sampler": Differs(sampler_of(replace=True)),
+        "input_nodes": Differs(SEEDS + 1), "input_time": Differs(TIMES[:30])}),
+    "LinkLoader": (LinkLoader, {
+        **LINK_INPUTS, **OF_LINKS, **PLACES, **EPOCHS, **RANKS, **TORCH,
+        "link_sampler": Differs(sampler_of(replace=True)), "edge_label_time": Differs(TIMES[:20])}),
+    "HGTLoader": (HGTLoader, {
+        **HOOKS, **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "num_samples": Differs([1, 1]),
+        "input_nodes": Differs("author"), "is_sorted": Refused(3, "is_sorted"), "most_neighbors": Differs(1)}),
+    "ShaDowKHopSampler": (ShaDowKHopSampler, {
+        **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "depth": Differs(1), "num_neighbors": Differs(1),
+        "node_idx": Differs(SEEDS + 1), "replace": Differs(True)}),
+    "NeighborSampler": (LayerSampler, {
+        **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": Refused("pinned", "placement must be"),
+        "sizes": Differs([1, 1]), "node_idx": Differs(SEEDS + 1), "num_nodes": Refused(3, "num_nodes"),
+        "return_e_id": Differs(False), "transform": Called()}),
+}  # fmt: skip
+# What is not an option, but what a loader is made of.
+GIVEN = {"data", "edge_index", "graph", "self"}
+# What a partitioned graph has instead, or not at all.
+ELSEWHERE = {"device": Refused("cpu", "give it to DistGraph"), "placement": Refused("cpu", "give it to DistGraph"),
+             "feature_cache": Refused("20%", "give DistGraph device_cache_size"),
+             "store_dtype": Refused(torch.float16, "rows keep the dtype"), "custom_cls": Refused(dict, "batches of"),
+             "is_sorted": Refused(True, "has no option is_sorted"), "super_batch": Refused(2, "has no option super"),
+             "topology_placement": Refused("cpu", "has no option topo"), "sampling": Refused("labor", "has no option"),
+             "num_workers": Refused(2, "num_workers must be 0")}  # fmt: skip
+DIST_EPOCHS = {"seed": Differs(2), "prefetch": Refused(-1, "prefetch must be"),
+               "ranks": Differs("own"), "uneven": Differs("drop", client=(1, 2)),
+               **{name: HOOKS[name] for name in HOOKS}, **ORDER,
+               **{name: Told(said) for name, said in WORKERS.items()}, **ELSEWHERE,
+               "sampler": Differs([3, 0, 1], ranks="own"), "batch_size": Differs(9),
+               "batch_sampler": Refused([[0, 1]], "batch_sampler needs ranks='own'"),
+               "generator": Refused(torch.Generator(), "generator needs ranks='own'")}  # fmt: skip
+DIST_NODES = {**INPUTS, **{name: SAMPLING[name] for name in SAMPLING if name not in ("directed", "is_sorted")},
+              "input_id": OF_PYG["input_id"], **DIST_EPOCHS}  # fmt: skip
+DIST = {
+    "DistNeighborLoader": (DistNeighborLoader, DIST_NODES),
+    "DistSubGraphLoader": (DistSubGraphLoader, {**DIST_NODES, "subgraph_type": Refused("induced", "it is 'induced'")}),
+    "DistLinkNeighborLoader": (DistLinkNeighborLoader, {
+        **LINK_INPUTS, **{name: LINK_SAMPLING[name] for name in LINK_SAMPLING if name not in ("directed", "is_sorted")},
+        **DIST_EPOCHS, "input_id": OF_LINKS["input_id"], "uneven": Differs("drop", client=(1, 2), batch_size=8)}),
+}  # fmt: skip
+CASES = [(name, option) for name, (_, known) in LOADERS.items() for option in known]
+
+
+def list_all(kind):
+    """Options of a loader, those that it hands on among them."""
+    own = set(list_options(kind)) if inspect.isclass(kind) else set(inspect.signature(kind).parameters)
+    return (own | set(list_options(torch.utils.data.DataLoader)) if inspect.isclass(kind) else own) - GIVEN - {
+        "options", "kwargs"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*LOADERS, *DIST])
+def test_each_option_has_an_entry(name):
+    kind, known = (LOADERS | DIST)[name]
+
+    assert list_all(kind) == set(known) - (set(ELSEWHERE) - list_all(kind) if name in DIST else set())
+
+
+@pytest.mark.parametrize(("name", "option"), CASES, ids=lambda word: word)
+def test_it_acts_or_is_refused_or_said_to_have_no_use(name, option):
+    LOADERS[name][1][option].check(MAKE[name], option)
+
+
+@pytest.mark.parametrize("name", DIST)
+def test_so_it_is_with_a_graph_in_parts(name, parts):
+    kind, known = DIST[name]
+    failed = {}
+    for option, case in known.items():
+        try:
+            case.check(make_dist(kind, parts), option)
+        except (Exception, pytest.fail.Exception) as error:
+            failed[option] = repr(error)[:500]
+
+    assert failed == {}
+
+
+BESIDE_A_SAMPLER = {"replace": True, "subgraph_type": "induced", "disjoint": True, "temporal_strategy": "last",
+                    "weight_attr": "weight", "is_sorted": True, "directed": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["NeighborLoader", "LinkNeighborLoader"])
+def test_a_sampler_that_is_given_has_its_own_options(name):
+    for option, value in BESIDE_A_SAMPLER.items():
+        Said(value, neighbor_sampler=sampler_of()).check(MAKE[name], option)
+    for option, value in {"time_comparison": "<", "time_window": 3, "topology_placement": "cpu",
+                          "topology_cache": "1K"}.items():  # fmt: skip
+        Refused(value, f"{option}=.* needs neighbor_sampler=None", neighbor_sampler=sampler_of()).check(
+            MAKE[name], option)  # fmt: skip
+
+
+def test_options_that_need_another_are_refused_alone_or_said():
+    nodes, links = MAKE["NeighborLoader"], MAKE["LinkNeighborLoader"]
+
+    Said("last").check(nodes, "temporal_strategy")
+    Said("last", disjoint=True).check(nodes, "temporal_strategy")
+    Said("last").check(links, "temporal_strategy")
+    for make in (nodes, links):
+        Refused("<", "needs time_attr").check(make, "time_comparison")
+        Refused(3, "needs time_attr").check(make, "time_window")
+        Refused("drop", "needs ranks").check(make, "uneven")
+    Refused(SEEDS, "input_time needs time_attr").check(nodes, "input_time")
+    Refused(True, "needs neg_sampling").check(links, "strict_negatives")
+    Refused(True, "layer_dependency").check(nodes, "layer_dependency")
+    Refused(2, "needs hotness='frequency'", hotness="expected").check(nodes, "presample")
+    Refused(False, "has no option filter_per_worker").check(MAKE["ShaDowKHopSampler"], "filter_per_worker")
+
+
+def test_what_a_graph_in_parts_was_not_given_is_refused(parts):
+    for kind in (DistNeighborLoader, DistLinkNeighborLoader):
+        make = make_dist(kind, parts)
+        Refused("<", "needs time_attr").check(make, "time_comparison")
+        Refused(3, "needs time_attr").check(make, "time_window")
+        Said("last").check(make, "temporal_strategy")
+    Refused(True, "needs neg_sampling").check(make_dist(DistLinkNeighborLoader, parts), "strict_negatives")
+
+
+def make_stores():
+    store, graph = FeatureStore("cpu"), DATA.clone()
+    store.put_tensor(DATA.x, group_name=None, attr_name="x", index=None)
+    del graph.x
+    return store, graph
+
+
+@pytest.mark.parametrize("name", ["NeighborLoader", "LinkNeighborLoader", "NodeLoader", "LinkLoader"])
+def test_rows_of_stores_have_the_options_of_the_stores(name):
+    data = make_stores()
+    more = {"input_nodes": SEEDS} if "Link" not in name else {"edge_label_index": (None, LINKS)}
+
+    for option, value in {"store_dtype": torch.float16, "feature_cache": "20%"}.items():
+        Refused(value, f"{option} must be None for a graph in stores", data=data, **more).check(MAKE[name], option)
+    if name == "NeighborLoader":
+        Refused("device_replicate", "cache_policy must be None", data=data).check(MAKE[name], "cache_policy")
+
+
+class Job(SampleJob):
+    def __getitem__(self, index):
+        return torch.arange(3 * index, 3 * index + 3)
+
+    def __len__(self):
+        return 4
+
+    def shuffle(self):
+        return None
+
+
+TOPO, TABLE = CSRTopo(DATA.edge_index, num_nodes=70), torch.rand(70, 8)
+
+
+def show(samples):
+    return str([[n_id.tolist(), size, [adj.edge_index.tolist() for adj in adjs]] for n_id, size, adjs in samples])
+
+
+def make_layers(**options):
+    return GraphSageSampler(**{"csr_topo": TOPO, "sizes": [3, 2], "device": "cpu", "seed": 1, **options})
+
+
+def make_mixed(**options):
+    return MixedGraphSageSampler(**{"sample_job": Job(), "num_workers": 1, "csr_topo": TOPO, "sizes": [3, 2],
+                                    "mode": "CPU_ONLY", "seed": 1, **options})  # fmt: skip
+
+
+def make_negatives(**options):
+    return RandomNegativeSampler(**{"graph": DATA.edge_index, "device": "cpu", "num_nodes": 70, "seed": 1, **options})
+
+
+def draw_layers(sampler):
+    return show([sampler.sample(SEEDS[:5])])
+
+
+def draw_pairs(sampler):
+    return sampler.sample(20).tolist()
+
+
+def make_table(**options):
+    return Feature(**{"device": "cpu", **options}).from_cpu_tensor(TABLE.clone())
+
+
+def read_table(feature):
+    return feature[SEEDS].tolist()
+
+
+def make_store(**options):
+    store = FeatureStore(**{"device": "cpu", **options})
+    store.put_tensor(TABLE.clone(), group_name=None, attr_name="x", index=None)
+    return store
+
+
+def read_store(store):
+    return store.get_tensor(group_name=None, attr_name="x", index=SEEDS).tolist()
+
+
+ROWS = {"device": Refused("tpu", "device must name"), "placement": Refused("cpu", "placement must be"),
+        "device_cache_size": Refused("lots", "device_cache_size must look like"),
+        "csr_topo": Refused(5, "csr_topo must be a CSRTopo")}  # fmt: skip
+OTHERS = {
+    "GraphSageSampler": (GraphSageSampler, make_layers, {
+        "csr_topo": Refused(5, "csr_topo must be"), "sizes": Seen(draw_layers, [3, 2], [1, 1]),
+        "device": Refused("cuda", "device must be 'cpu' or None with mode='CPU'", mode="CPU"),
+        "mode": Refused("UVA", "needs a GPU"), "seed": Seen(draw_layers, 1, 2),
+        "topology_cache": Refused("lots", "topology_cache must look like")}),
+    "MixedGraphSageSampler": (MixedGraphSageSampler, make_mixed, {
+        "sample_job": Refused(5, "sample_job must be"), "num_workers": Refused(0, "num_workers must be at least 1"),
+        "csr_topo": Refused(5, "csr_topo must be"), "sizes": Seen(show, [3, 2], [1, 1]), "seed": Seen(show, 1, 2),
+        "device": Refused("tpu", "device must name"), "mode": Refused("CPU", "mode must be one of")}),
+    "RandomNegativeSampler": (RandomNegativeSampler, make_negatives, {
+        "mode": Refused("CUDA", "device must be one that mode='CUDA'"), "device": Refused("tpu", "device must name"),
+        "edge_dir": Seen(draw_pairs, "in", "out", graph=CSRTopo(indptr=TOPO.indptr, indices=TOPO.indices)),
+        "num_nodes": Seen(draw_pairs, 70, 90), "seed": Seen(draw_pairs, 1, 2)}),
+    "Feature": (Feature, make_table, {
+        **ROWS, "rank": Refused(-1, "rank must be"), "device_list": Refused("all", "device_list must"),
+        "cache_policy": Refused("some", "cache_policy must be one of"),
+        "store_dtype": Seen(read_table, None, torch.float16), "link_blocks": Refused(0, "link_blocks must be"),
+        "hotness": Refused("x", "hotness must be"), "host_cache_size": Refused("lots", "host_cache_size must look"),
+        "device_group_list": Refused([[0], [0]], "device_group_list must"),
+        "cold_policy": Refused("some", "cold_policy must be one of")}),
+    "FeatureStore": (FeatureStore, make_store, {**ROWS, "store_dtype": Seen(read_store, None, torch.float16)}),
+}  # fmt: skip
+
+
+MODEL = GraphSAGE(5, 4, num_layers=1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+SNAPSHOTS = [Data(edge_index=DATA.edge_index, x=TABLE, y=TABLE[:, 0]) for _ in range(4)]
+
+
+def make_step(**options):
+    return GraphedStep(**{"model": MODEL, "compute": print, "optimizer": OPTIMIZER, **options})
+
+
+def make_stream(**options):
+    return stream(**{"signal": SNAPSHOTS, "device": "cpu", **options})
+
+
+def make_trainer(**options):
+    return FrameTrainer(**{"model": MODEL, "signal": SNAPSHOTS, "optimizer": OPTIMIZER, "device": "cpu", "window": 2,
+                           **options})  # fmt: skip
+
+
+MEMORY = {"device": Refused("tpu", "device must name"), "memory": Refused("lots", "memory must look like")}
+TRAINERS = {
+    "GraphedStep": (GraphedStep, make_step, {
+        "compute": Refused(3, "compute must be callable"), "optimizer": Refused(3, "optimizer must have step"),
+        "names": Refused("x", "names must be a list"), "warm_up": Refused(0, "warm_up must be at least 1"),
+        "margin": Refused(-1, "margin must lie in"), "spared": Refused(-1, "spared must be at least 0")}),
+    "FrameTrainer": (FrameTrainer, make_trainer, {
+        **MEMORY, "optimizer": Refused(3, "optimizer"), "window": Refused(0, "window must lie in"),
+        "loss": Refused(3, "loss must be callable"), "target": Refused("x", "target must be one of"),
+        "step": Refused(3, "step must be callable"), "replay": Refused(True, "replay must not be asked for on cpu")}),
+    "stream": (stream, make_stream, {
+        **MEMORY, "keep": Refused("x", "keep must be one of"), "group_size": Refused(3, "group_size must be one of"),
+        "form": Refused("x", "form must be one of")}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trainers_and_streams_check_theirs(name):
+    kind, make, known = TRAINERS[name]
+
+    assert set(inspect.signature(kind).parameters) - {"model", "signal"} == set(known)
+    for option, case in known.items():
+        case.check(make, option)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_samplers_and_rows_drop_no_option(name, monkeypatch):
+    kind, make, known = OTHERS[name]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    assert set(list_options(kind)) - GIVEN == set(known)
+    for option, case in known.items():
+        case.check(make, option)
+
+
+def test_inference_takes_only_what_it_uses():
+    model = GraphSAGE(5, 4, num_layers=1).eval()
+    loader = inference_loader(DATA, **{**COMMON, "batch_size": 16})
+
+    assert next(iter(loader)).batch_size == 16
+    for option, value in {"store_dtype": torch.float16, "feature_cache": "20%", "num_neighbors": [3],
+                          "cache_policy": "device_replicate", "input_nodes": SEEDS}.items():  # fmt: skip
+        Refused(value, option).check(lambda **options: inference_loader(DATA, device="cpu", **options), option)
+        Refused(value, option).check(lambda **options: infer(model, DATA, device="cpu", **options), option)
+    Refused(3, "prefetch belong to the loader").check(lambda **options: infer(model, loader, **options), "prefetch")
+    changed = infer(model, loader, x=DATA.x + 1)
+    assert not torch.equal(changed, infer(model, loader))
+    Refused("gpu", "placement must be").check(lambda **options: infer(model, loader, **options), "placement")
+
+
+def test_producers_check_theirs():
+    def make(**options):
+        return Producers(MAKE["NeighborLoader"](), **options)
+
+    known = {"devices": Refused("cpu", "devices must be a list"), "device": Refused("tpu", "device must name"),
+             "ahead": Refused(0, "ahead must be"), "threads": Refused(0, "threads must be")}  # fmt: skip
+    assert set(list_options(Producers)) == {"loader", *known}
+    for option, case in known.items():
+        case.check(make, option)
+
+
+def open_parts(rank, folder):
+    """What each option of a graph in parts does; None where it is refused."""
+
+    def see(**options):
+        try:
+            with DistGraph(**{"folder": folder, "device": "cpu", "share_graph": False, **options}) as graph:
+                return graph.obstacle, graph.rows.kept_bytes, graph.rows.num_kept, graph.communicator._silence
+        except (PygDirectError, OSError) as error:
+            return str(error)
+
+    plain, x = see(), folder / "part-00000" / "node-0.rows-0.npy"
+    seen = {
+        "device": see(device="tpu"),
+        "group": see(group=[dist.new_group([member]) for member in range(2)][rank]),
+        "backend": see(backend="nccl"),
+        "device_cache_size": see(device_cache_size="lots"),
+        "placement": see(placement="cpu"),
+        "replicas": see(replicas="20%"),
+        "share_graph": see(share_graph=True),
+    }
+    if rank == 1:
+        # It comes when it is given up.
+        dist.barrier()
+    seen["timeout"] = see(timeout=1)
+    if rank == 0:
+        dist.barrier()
+    both = [see(share_graph=True, **more) for more in ({"replicas": "20%"}, {"share_rows": True})]
+    with DistGraph(folder, device="cpu", share_graph=False, share_rows=True) as graph:
+        ids = torch.arange(70)
+        graph.communicator.run(graph.rows.fetch, [Wanted(graph.node_types[0], ids, ["x"])])
+        seen["share_rows"] = graph.rows.num_kept
+    seen["silence"] = see(silence=9)
+    dist.barrier()
+    if rank == 0 and x.exists():
+        x.write_bytes(x.read_bytes()[:-1] + b"?")
+    dist.barrier()
+    seen["check"] = see(check="full")
+    return plain, seen, both
+
+
+def test_a_graph_in_parts_drops_no_option(tmp_path):
+    write_data(tmp_path / "p", DATA, 2, times=True, weights=True)
+
+    (plain, seen, both), (_, other, _) = run_ranks(open_parts, 2, tmp_path / "p")
+
+    assert set(inspect.signature(DistGraph).parameters) - {"folder"} == set(seen) == set(other)
+    assert {name for name, found in seen.items() if found == plain} == set()
+    assert "rank 1 did not come within 1 seconds" in seen["timeout"]
+    assert all(name in words for name, words in zip(("replicas", "share_rows"), both, strict=True))
+    assert all("needs share_graph=False or 'auto'" in words for words in both)

@@ -1,0 +1,87 @@
+"""Batches around links that are made together are those that come without."""
+
+import pytest
+import torch
+from torch_geometric.sampler import NegativeSampling
+
+from pyg_direct import LinkNeighborLoader
+from pyg_direct.sampler import NeighborSampler
+from pyg_direct.sampling.hetero_plan import GeneralPlan
+from tests.batches import make_data
+from tests.hetero_data import make_hetero
+from tests.hetero_graphs import make_parts
+from tests.loader.prefetch.batch_groups.test_together import list_epoch
+from tests.sampler.test_link_seeds import CITES, WRITES, make_links
+
+OPTIONS = {
+    "binary": {"neg_sampling_ratio": 1.0},
+    "no negatives": {},
+    "disjoint": {"disjoint": True, "neg_sampling_ratio": 0.5},
+    "triplets": {"neg_sampling": NegativeSampling("triplet", 2)},
+    "strict": {"neg_sampling_ratio": 1.0, "strict_negatives": True, "exclude_target_edges": True},
+    "induced": {"subgraph_type": "induced"},
+}
+
+
+def make_typed(device, option, edge_type=WRITES, **options):
+    links = make_links(40, 25 if edge_type == WRITES else 40, 40)
+    common = {"batch_size": 7, "shuffle": True, "seed": 3, "device": device, **OPTIONS[option]}
+    return LinkNeighborLoader(make_hetero(), [3, 2], (edge_type, links), **common | options)
+
+
+@pytest.mark.parametrize("edge_type", [WRITES, CITES])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_batches_are_those_that_come_without(real_device, option, edge_type):
+    expected = list_epoch(make_typed("cpu", option, edge_type))
+
+    got = list_epoch(make_typed(real_device, option, edge_type, super_batch=4))
+
+    assert len(got) == 6
+    assert got == expected
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+def test_links_with_times_too(real_device, mode):
+    def make(device, **options):
+        return LinkNeighborLoader(make_hetero(make_parts(times="node")), [3, 2], (CITES, make_links(40, 40, 40)),
+                                  edge_label_time=torch.arange(40) % 9 + 3, time_attr="time", batch_size=7, seed=3,
+                                  neg_sampling=NegativeSampling(mode), device=device, **options)  # fmt: skip
+
+    assert list_epoch(make(real_device, super_batch=3)) == list_epoch(make("cpu"))
+
+
+@pytest.mark.parametrize("options", [{"disjoint": True}, {"weight_attr": "edge_attr"}, {}])
+def test_a_graph_without_types_too(real_device, options):
+    def make(device, **more):
+        data = make_data()
+        data.edge_attr = torch.rand(data.num_edges, generator=torch.Generator().manual_seed(1))
+        return LinkNeighborLoader(data, [3, 2], make_links(), neg_sampling_ratio=1.0, batch_size=7, seed=3,
+                                  device=device, **options, **more)  # fmt: skip
+
+    assert list_epoch(make(real_device, super_batch=3)) == list_epoch(make("cpu"))
+
+
+@pytest.mark.parametrize(("option", "sizes"), [("binary", [4, 2]), ("strict", [4, 2])])
+def test_they_are_sampled_in_one_call(monkeypatch, option, sizes):
+    loader, seen = make_typed("cpu", option, super_batch=4), []
+    ask = GeneralPlan.sample_together
+    note = lambda plan, requests, *rest: seen.append(len(requests)) or ask(plan, requests, *rest)  # noqa: E731
+    monkeypatch.setattr(GeneralPlan, "sample_together", note)
+
+    list(loader)
+
+    assert seen == sizes
+
+
+def test_a_sampler_that_draws_its_own_way_is_asked_for_each():
+    class Other(NeighborSampler):
+        def sample_from_edges(self, index, neg_sampling=None, **options):
+            asked.append(index.row.numel())
+            return super().sample_from_edges(index, neg_sampling, **options)
+
+    asked = []
+    sampler = Other(make_hetero(), [3, 2], device="cpu", seed=3)
+
+    list(make_typed("cpu", "binary", neighbor_sampler=sampler, super_batch=4))
+
+    assert asked == [7] * 5 + [5]
