@@ -12,9 +12,9 @@ from torch_geometric.data import HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, NodeSamplerInput
 
 from pyg_direct import CSRTopo, GraphSageSampler, HGTLoader, LinkNeighborLoader, NeighborLoader, ShaDowKHopSampler
-from pyg_direct.loader import NeighborSampler as LayerLoader, base_loader, hgt_loader
+from pyg_direct.loader import NeighborSampler as LayerLoader, base_loader
 from pyg_direct.runtime.host.shared_memory import find_shared
-from pyg_direct.sampler import HGTSampler, NeighborSampler, neighbor_sampler
+from pyg_direct.sampler import HGTSampler, NeighborSampler, hgt_sampler, neighbor_sampler
 from tests.batches import hash_batches, make_data
 from tests.hetero_data import make_hetero
 
@@ -58,7 +58,7 @@ def test_a_loader_and_its_sampler_take_the_same_device_where_they_come_to(name, 
     else:
         loader = make(name, device=None)
     letter, there = pickle.dumps(loader), torch.device("meta")
-    for module in (base_loader, neighbor_sampler, hgt_loader):
+    for module in (base_loader, neighbor_sampler, hgt_sampler):
         monkeypatch.setattr(module, "resolve_device", lambda device: there)
 
     sent = pickle.loads(letter)
