@@ -21,7 +21,7 @@ from torch_geometric.nn.conv.hetero_conv import group
 
 from pyg_direct.nn.conv import gat, gcn, gin, sage
 from pyg_direct.nn.dispatch import find_reduce, is_plain, propagate, wins_on_cpu
-from pyg_direct.nn.hetero import gat as joined_attention, gcn as joined_gcn, gin as joined_gin, gin as joined_gine
+from pyg_direct.nn.hetero import gat as joined_gat, gcn as joined_gcn, gin as joined_gin
 from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_edges
 from pyg_direct.nn.hetero.sage import Matrices, TypedEdges, convolve_relations
 from pyg_direct.nn.module_state import attach, detach, is_attached
@@ -252,9 +252,11 @@ _KINDS: dict[type, _Kind] = {
     conv.SAGEConv: _SUMS,
     conv.GraphConv: _SUMS,
     conv.GINConv: _Kind("forward", gin.forward, joined_gin.read, joined_gin.convolve, joined_gin.finish),
-    conv.GINEConv: _Kind("propagate", propagate, joined_gine.read, joined_gine.convolve, joined_gin.finish, True),
-    conv.GATConv: _Kind("forward", gat.forward, joined_attention.read, joined_attention.convolve),
-    conv.GATv2Conv: _Kind("forward", gat.forward, joined_attention.read, joined_attention.convolve_v2),
+    conv.GINEConv: _Kind(
+        "propagate", propagate, joined_gin.read_gine, joined_gin.convolve_gine, joined_gin.finish, True
+    ),
+    conv.GATConv: _Kind("forward", gat.forward, joined_gat.read, joined_gat.convolve),
+    conv.GATv2Conv: _Kind("forward", gat.forward, joined_gat.read, joined_gat.convolve_v2),
     conv.GCNConv: _Kind("forward", gcn.forward, joined_gcn.read, joined_gcn.convolve),
 }
 

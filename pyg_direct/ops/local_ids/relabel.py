@@ -1,5 +1,4 @@
-"""Local ids for a batch: seeds first in the order given, then new nodes ascending (see `kernels/local_ids/relabel.py`).
-"""
+"""Local ids of a batch: seeds in their order, then new nodes ascending (see `kernels/local_ids/relabel.py`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Answers of owners in bytes, and the edges of a hop from the answers of all (see `kernels/sampling/remote_edges.py`).
-"""
+"""Answers of owners as bytes, and the edges of a hop from all answers (see `kernels/sampling/remote_edges.py`)."""
 
 from __future__ import annotations
 

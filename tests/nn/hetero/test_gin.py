@@ -67,7 +67,7 @@ def test_equals_pyg_with_one_sum_for_all_relations(real_device, kind, seeds, cal
     assert len(accelerated.convolutions) == len(given[1])
     assert_near(got[0], expected)
     assert_near(got[1], expected)
-    assert calls == ["joined_gine"] * 2
+    assert calls == ["gin"] * 2
     accelerated.undo()
     again = run(model, *given)
     assert len(calls) == 2
@@ -92,7 +92,7 @@ def test_narrower_numbers_are_as_near_the_exact_result_as_those_of_pyg(real_devi
         assert_near([got], [plain])
     assert (got - exact).norm() <= near * exact.norm()
     assert (got - exact).norm() <= 1.5 * (plain - exact).norm()
-    assert calls == ["joined_gine"]
+    assert calls == ["gin"]
 
 
 def test_gradients_are_differentiated_again():
@@ -155,7 +155,7 @@ def test_relations_that_are_not_alike_are_by_themselves(case, calls):
     assert_near(run(model, x, edges, along), expected)
     # Matrices of other widths serve all the same.
     alone = {"another width": 0, "another class": 0, "no matrix that fits": 0}.get(case, 1)
-    assert sorted(calls) == ["joined_gine"] + ["propagate"] * alone
+    assert sorted(calls) == ["dispatch"] * alone + ["gin"]
 
 
 @pytest.mark.parametrize(("edit", "error"), [
@@ -196,7 +196,7 @@ def test_many_messages_are_by_themselves_on_a_cpu(calls, monkeypatch):
         monkeypatch.setattr(gin, "_MOST_BYTES", most)
         assert_near(run(model, *given), expected)
 
-    assert calls == ["joined_gine", *["propagate"] * len(given[1])]
+    assert calls == ["gin", *["dispatch"] * len(given[1])]
 
 
 class _Model(torch.nn.Module):
@@ -229,7 +229,7 @@ def test_models_of_to_hetero_sum_each_layer_at_once(real_device, by_name, calls)
     accelerated = accelerate(model)
 
     assert_near(compute(), expected)
-    assert calls == ["joined_gine"] * 2
+    assert calls == ["gin"] * 2
     accelerated.undo()
     compute()
     assert len(calls) == 2

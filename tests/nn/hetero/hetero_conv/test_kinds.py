@@ -10,7 +10,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv,
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.nn.conv import gat, gcn, gin
-from pyg_direct.nn.hetero import gat as joined_attention, gcn as joined_gcn, gin as joined_gin, joined_edges, sage
+from pyg_direct.nn.hetero import gat as joined_gat, gcn as joined_gcn, gin as joined_gin, joined_edges, sage
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
 from tests.nn.hetero.hetero_conv.test_joined import run
@@ -25,11 +25,11 @@ def calls(monkeypatch):
     for module, name in ((joined_gin, "sum_known"), (joined_gcn, "aggregate"), (sage, "sum_known"),
                          (gin, "add_own"), (gat, "attend"), (gat, "aggregate"),
                          (gcn, "aggregate")):  # fmt: skip
-        plain, label = getattr(module, name), f"{module.__name__.rpartition('.')[2]}.{name}"
+        plain, label = getattr(module, name), f"{'.'.join(module.__name__.split('.')[-2:])}.{name}"
 
         def count(*args, plain=plain, label=label, **kwargs):
             # Weights of GCN are sums of ones.
-            if not (label == "gcn.aggregate" and args[0].shape[1] == 1):
+            if not (label == "conv.gcn.aggregate" and args[0].shape[1] == 1):
                 made.append(label)
             return plain(*args, **kwargs)
 
@@ -70,7 +70,7 @@ MAKES = {
     "gatv2 and residuals": lambda one, other: GATv2Conv((one, other), 4, heads=2, add_self_loops=False, residual=True),
     "gat and residuals": lambda one, other: GATConv((one, other), 4, heads=2, add_self_loops=False, residual=True),
 }
-EXPECTED = {"gin": ["joined_gin.sum_known"], "gat": ["attention.attend"], "gcn": ["joined_gcn.aggregate"]}  # fmt: skip
+EXPECTED = {"gin": ["hetero.gin.sum_known"], "gat": ["conv.gat.attend"], "gcn": ["hetero.gcn.aggregate"]}  # fmt: skip
 
 
 def make_layer(kind, x, edges, aggr="sum"):
@@ -162,7 +162,7 @@ def test_each_kind_goes_together_and_the_rest_by_itself(real_device, calls):
     accelerate(model)
 
     assert_near(run(model, x, edges), expected)
-    assert calls == [*EXPECTED["gin"], *EXPECTED["gat"], "attention.attend"]
+    assert calls == [*EXPECTED["gin"], *EXPECTED["gat"], "conv.gat.attend"]
 
 
 @pytest.mark.parametrize(("kind", "edit", "count"), [
@@ -191,8 +191,8 @@ def test_relations_that_are_not_alike_are_by_themselves(kind, edit, count, calls
 
     assert_near(run(model, x, edges), expected)
     # What falls out does so between the softmax and the sum.
-    by_itself = "attention.aggregate" if "dropout" in edit else "attention.attend"
-    alone = {"gat": [by_itself], "gin": ["gin.add_own"]}[kind]
+    by_itself = "conv.gat.aggregate" if "dropout" in edit else "conv.gat.attend"
+    alone = {"gat": [by_itself], "gin": ["conv.gin.add_own"]}[kind]
     assert sorted(calls) == sorted([*EXPECTED[kind], *alone])
     assert len(edges) == (6 if width is None else count)
 
@@ -208,7 +208,7 @@ def test_large_sums_of_gin_are_by_themselves_on_a_cpu(calls, monkeypatch):
         monkeypatch.setattr(joined_gin, "_MOST_BYTES", most)
         assert_near(run(model, x, edges), expected)
 
-    assert calls == [*EXPECTED["gin"], *["gin.add_own"] * len(edges)]
+    assert calls == [*EXPECTED["gin"], *["conv.gin.add_own"] * len(edges)]
 
 
 def test_many_edges_of_gatv2_are_by_themselves_on_a_cpu(calls, monkeypatch):
@@ -219,7 +219,7 @@ def test_many_edges_of_gatv2_are_by_themselves_on_a_cpu(calls, monkeypatch):
     size = 8 * 8 * sum(pair.shape[1] for pair in edges.values())
 
     for most in (size, size - 1):
-        monkeypatch.setattr(joined_attention, "_MOST_BYTES", most)
+        monkeypatch.setattr(joined_gat, "_MOST_BYTES", most)
         assert_near(run(model, x, edges), expected)
 
     assert calls == EXPECTED["gat"] * (1 + len(edges))
