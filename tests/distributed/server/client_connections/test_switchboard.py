@@ -106,13 +106,14 @@ def test_a_client_that_ends_leaves_its_server_as_it_was():
 
 @pytest.mark.parametrize("whose", ["server", "client"])
 def test_who_has_no_address_of_its_own_stays_with_the_other_way(monkeypatch, whose):
-    monkeypatch.setattr(client_connections, "MEETING", 0.2)
     # For documents (RFC 5737): no host has it.
     addresses = {"server": HERE, "client": HERE} | {whose: "192.0.2.1"}
     board = Switchboard(lambda: addresses["server"])
     lines = Lines(lambda part: board.offer(), lambda: addresses["client"])
 
-    lines.consider(0, make_answer(LARGE)[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(client_connections, "MEETING", 0.2)
+        lines.consider(0, make_answer(LARGE)[1])
     board.close()
 
     assert lines.find(0) is None
