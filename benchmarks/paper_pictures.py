@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyg_direct.bench.picture import describe_origin
-from pyg_direct.features.tier_report import open_pyplot
+from pyg_direct.profiling import open_picture
 
 # arXiv 2101.07956 and 2103.03330: time over that of a page-locked copy, gain of rows off the lines of 128 bytes over
 # the baseline, of a training over the baseline, and power of the whole machine, at the wall, over the baseline's.
@@ -91,36 +91,37 @@ def read_training(rows: Rows) -> dict[str, dict[str, dict[str, float]]]:
 def draw_figure_6(rows: Rows, path: Path) -> None:
     """Draw figure 6 into a PNG: times over the ideal one, and the band that the paper publishes."""
     panels = read_figure_6(rows)
-    figure, places = open_pyplot().subplots(1, len(panels), figsize=(3.6 * len(panels), 4.2), sharey=True,
-                                              constrained_layout=True, squeeze=False)  # fmt: skip
     low, high = PUBLISHED_IDEAL
-    for axes, (row_bytes, lines) in zip(places[0], panels.items(), strict=True):
-        _draw_lines(axes, lines)
-        axes.axhspan(low, high, color="#c53030", alpha=0.25, label=f"PyTorch-Direct, published: {low} to {high:.2f}")
-        axes.axhline(1, color="#c53030", linestyle="--", label="ideal: a page-locked copy, same run")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lines[0].at, [f"{at:g} K" for at in lines[0].at])
-        axes.set_yscale("log")
-        axes.set_yticks([1, 1.2, 2, 5, 10, 20], ["1", "1.2", "2", "5", "10", "20"])
-        axes.set_xlabel(f"random rows of {row_bytes:,} B")
-    places[0][0].set_ylabel("time over ideal")
-    _finish(figure, places[0][:1], rows, path, "figure 6 of PyTorch-Direct")
+    with open_picture(path, 1, len(panels), figsize=(3.6 * len(panels), 4.2), sharey=True,
+                      squeeze=False) as (figure, places):  # fmt: skip
+        for axes, (row_bytes, lines) in zip(places[0], panels.items(), strict=True):
+            _draw_lines(axes, lines)
+            axes.axhspan(low, high, color="#c53030", alpha=0.25,
+                         label=f"PyTorch-Direct, published: {low} to {high:.2f}")  # fmt: skip
+            axes.axhline(1, color="#c53030", linestyle="--", label="ideal: a page-locked copy, same run")
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(lines[0].at, [f"{at:g} K" for at in lines[0].at])
+            axes.set_yscale("log")
+            axes.set_yticks([1, 1.2, 2, 5, 10, 20], ["1", "1.2", "2", "5", "10", "20"])
+            axes.set_xlabel(f"random rows of {row_bytes:,} B")
+        places[0][0].set_ylabel("time over ideal")
+        _add_titles(figure, places[0][:1], rows, "figure 6 of PyTorch-Direct")
 
 
 def draw_figure_7(rows: Rows, path: Path) -> None:
     """Draw figure 7 into a PNG: rows beside the lines of 128 bytes, and the gain that the paper publishes."""
-    figure, (left, right) = open_pyplot().subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
     beside_aligned, over_baseline = read_figure_7(rows)
-    _draw_lines(left, beside_aligned)
-    left.set_ylabel(f"rate over that of rows of {_ALIGNED:,} B")
-    _draw_lines(right, over_baseline)
-    right.axhline(PUBLISHED_UNALIGNED, color="#c53030", linestyle="--",
-                  label=f"PyTorch-Direct, published: {PUBLISHED_UNALIGNED} x")  # fmt: skip
-    right.set_ylabel("rate over the baseline's")
-    for axes in (left, right):
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("bytes of a row")
-    _finish(figure, [left, right], rows, path, "figure 7 of PyTorch-Direct")
+    with open_picture(path, 1, 2, figsize=(11, 4.5)) as (figure, (left, right)):
+        _draw_lines(left, beside_aligned)
+        left.set_ylabel(f"rate over that of rows of {_ALIGNED:,} B")
+        _draw_lines(right, over_baseline)
+        right.axhline(PUBLISHED_UNALIGNED, color="#c53030", linestyle="--",
+                      label=f"PyTorch-Direct, published: {PUBLISHED_UNALIGNED} x")  # fmt: skip
+        right.set_ylabel("rate over the baseline's")
+        for axes in (left, right):
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("bytes of a row")
+        _add_titles(figure, [left, right], rows, "figure 7 of PyTorch-Direct")
 
 
 def draw_training(rows: Rows, path: Path) -> None:
@@ -129,23 +130,22 @@ def draw_training(rows: Rows, path: Path) -> None:
     words = {"speed": "steps a second", "cores": "CPU cores busy", "power": "power of the GPU",
              "energy": "energy of the GPU a step"}  # fmt: skip
     kinds = [kind for kind in words if kind in found]
-    figure, places = open_pyplot().subplots(1, len(kinds), figsize=(3.6 * len(kinds), 4.2), constrained_layout=True,
-                                              squeeze=False)  # fmt: skip
-    for axes, kind in zip(places[0], kinds, strict=True):
-        bars = [(f"{model}\n{way}", ratio) for model, ways in found[kind].items() for way, ratio in ways.items()]
-        axes.bar(range(len(bars)), [ratio for _, ratio in bars], color="#2b6cb0", width=0.62)
-        axes.set_xticks(range(len(bars)), [name for name, _ in bars], fontsize=7, rotation=30, ha="right")
-        axes.axhline(1, color="#4a5568", linewidth=1, label="baseline: torch on the CPU")
-        axes.set_ylabel(f"{words[kind]} over the baseline's", fontsize=8)
-        # Room for the legend.
-        axes.set_ylim(0, 1.35 * max(1, *(ratio for _, ratio in bars)))
-        if kind == "speed":
-            axes.axhline(PUBLISHED_TRAINING, color="#c53030", linestyle="--",
-                         label=f"PyTorch-Direct, published: up to {PUBLISHED_TRAINING} x")  # fmt: skip
-        if kind == "power":
-            axes.axhspan(*PUBLISHED_POWER, color="#c53030", alpha=0.25,
-                         label="PyTorch-Direct, published: the machine at the wall")  # fmt: skip
-    _finish(figure, list(places[0]), rows, path, "training as in PyTorch-Direct")
+    with open_picture(path, 1, len(kinds), figsize=(3.6 * len(kinds), 4.2), squeeze=False) as (figure, places):
+        for axes, kind in zip(places[0], kinds, strict=True):
+            bars = [(f"{model}\n{way}", ratio) for model, ways in found[kind].items() for way, ratio in ways.items()]
+            axes.bar(range(len(bars)), [ratio for _, ratio in bars], color="#2b6cb0", width=0.62)
+            axes.set_xticks(range(len(bars)), [name for name, _ in bars], fontsize=7, rotation=30, ha="right")
+            axes.axhline(1, color="#4a5568", linewidth=1, label="baseline: torch on the CPU")
+            axes.set_ylabel(f"{words[kind]} over the baseline's", fontsize=8)
+            # Room for the legend.
+            axes.set_ylim(0, 1.35 * max(1, *(ratio for _, ratio in bars)))
+            if kind == "speed":
+                axes.axhline(PUBLISHED_TRAINING, color="#c53030", linestyle="--",
+                             label=f"PyTorch-Direct, published: up to {PUBLISHED_TRAINING} x")  # fmt: skip
+            if kind == "power":
+                axes.axhspan(*PUBLISHED_POWER, color="#c53030", alpha=0.25,
+                             label="PyTorch-Direct, published: the machine at the wall")  # fmt: skip
+        _add_titles(figure, list(places[0]), rows, "training as in PyTorch-Direct")
 
 
 def _draw_lines(axes: Any, lines: Sequence[Line]) -> None:
@@ -154,12 +154,10 @@ def _draw_lines(axes: Any, lines: Sequence[Line]) -> None:
         axes.plot(line.at, line.values, marker="o", markersize=4, color=color, label=line.way)
 
 
-def _finish(figure: Any, places: Sequence[Any], rows: Rows, path: Path, title: str) -> None:
+def _add_titles(figure: Any, places: Sequence[Any], rows: Rows, title: str) -> None:
     for axes in places:
         axes.legend(fontsize=6)
     figure.suptitle(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
-    figure.savefig(path, dpi=110)
-    open_pyplot().close(figure)
 
 
 # The beginning of the cases that a picture is of, its name, and what draws it.

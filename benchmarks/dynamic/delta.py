@@ -12,6 +12,7 @@ from statistics import median
 import torch
 from torch_geometric.data import Data
 
+from benchmarks.dynamic.delta_encoding import EdgeDelta, apply_delta, find_delta
 from benchmarks.dynamic.epochs import Trained
 from benchmarks.dynamic.ways import Model
 from pyg_direct.bench.result_row import Row
@@ -19,7 +20,6 @@ from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.datasets.synthetic_dynamic import DynamicShape, draw_snapshots
 from pyg_direct.dynamic import nn, stream
 from pyg_direct.dynamic.conv_operators import GCN, Factors, Mean, Sum
-from pyg_direct.dynamic.delta import EdgeDelta, apply_delta, find_delta
 from pyg_direct.dynamic.matrix_group import build_group
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices

@@ -28,6 +28,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.nn.replay.graphed_step import GraphedStep
+from pyg_direct.profiling import time_on_stream
 
 _FANOUTS = [15, 10, 5]
 _WARM_UP = 8
@@ -103,12 +104,6 @@ def _time_beside(chain: Callable[[], object], read: Callable[[], Any], repeats: 
         with torch.cuda.stream(side):
             for _ in range(8):
                 read()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(4):
-            chain()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end) / 4)
+        times.append(1e6 * time_on_stream(chain, 4))
     torch.cuda.synchronize()
     return times

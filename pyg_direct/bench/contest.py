@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import mean, median
 
 from torch import Tensor
 
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import wait_for_gpu
+from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
 
 OURS = "pyg_direct"
 WINDOWS = 5
@@ -54,11 +55,7 @@ class Contender:
     def measure_alone(self, batches: Sequence[Tensor]) -> None:
         """Run batches one by one."""
         for seeds in batches:
-            wait_for_gpu()
-            begin = time.perf_counter()
-            self.run([seeds])
-            wait_for_gpu()
-            self.alone.append(time.perf_counter() - begin)
+            self.alone += time_on_clock(partial(self.run, [seeds]), repeats=1, warm_up=0)
 
 
 def hold_contest(contenders: Sequence[Contender], batches: Sequence[Tensor], *, alone: bool = True) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from pyg_direct.features.tier_report import open_pyplot
+from pyg_direct.profiling import open_picture
 
 # Units worth a picture: rates, and times beside their limits.
 UNITS = ("G/s", "M/s", "TB/s", "GB/s", "ms")
@@ -65,50 +65,41 @@ def read_ways(rows: Sequence[dict[str, Any]]) -> tuple[list[str], dict[str, dict
 
 def draw_ways(ways: Sequence[str], cells: dict[str, dict[str, float]], path: Path, title: str) -> None:
     """Draw times over ours into a PNG: a line a graph and model, a column a way, colors by the logarithm."""
-    plt = open_pyplot()
     size = (max(6.5, 3.4 + 0.9 * len(ways)), 1.6 + 0.27 * len(cells))
-    figure, axes = plt.subplots(figsize=size, constrained_layout=True)
-    logs = [[math.log(found[way]) if way in found else math.nan for way in ways] for found in cells.values()]
-    most = max(abs(value) for line in logs for value in line if not math.isnan(value)) or 1.0
-    # White where both take as long, blue where others take longer.
-    axes.imshow(logs, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
-    for y, (found, line) in enumerate(zip(cells.values(), logs, strict=True)):
-        for x, (way, value) in enumerate(zip(ways, line, strict=True)):
-            color = "white" if abs(value) > 0.6 * most else "black"
-            axes.text(x, y, f"{found[way]:.3g}" if way in found else "-", ha="center", va="center", fontsize=8,
-                      color=color)  # fmt: skip
-    axes.xaxis.tick_top()
-    axes.set_xticks(range(len(ways)), [way.replace(" ", "\n") for way in ways], fontsize=8)
-    names = ["geometric mean of all" if case == "all" else case for case in cells]
-    axes.set_yticks(range(len(cells)), names, fontsize=8)
-    figure.suptitle(f"an epoch takes so many times as long as with our FrameTrainer\n{title}", fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with open_picture(path, figsize=size) as (figure, axes):
+        logs = [[math.log(found[way]) if way in found else math.nan for way in ways] for found in cells.values()]
+        most = max(abs(value) for line in logs for value in line if not math.isnan(value)) or 1.0
+        # White where both take as long, blue where others take longer.
+        axes.imshow(logs, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+        for y, (found, line) in enumerate(zip(cells.values(), logs, strict=True)):
+            for x, (way, value) in enumerate(zip(ways, line, strict=True)):
+                color = "white" if abs(value) > 0.6 * most else "black"
+                axes.text(x, y, f"{found[way]:.3g}" if way in found else "-", ha="center", va="center", fontsize=8,
+                          color=color)  # fmt: skip
+        axes.xaxis.tick_top()
+        axes.set_xticks(range(len(ways)), [way.replace(" ", "\n") for way in ways], fontsize=8)
+        names = ["geometric mean of all" if case == "all" else case for case in cells]
+        axes.set_yticks(range(len(cells)), names, fontsize=8)
+        figure.suptitle(f"an epoch takes so many times as long as with our FrameTrainer\n{title}", fontsize=9)
 
 
 def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of one unit, from top to bottom, into a PNG."""
-    plt = open_pyplot()
-    figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.4), constrained_layout=True)
-    _draw_bars(axes, rows)
-    axes.set_title(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with open_picture(path, figsize=(9, 0.42 * len(rows) + 1.4)) as (_, axes):
+        _draw_bars(axes, rows)
+        axes.set_title(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
 
 
 def draw_panels(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of any units into one PNG, a panel for each unit worth a picture."""
-    plt = open_pyplot()
     panels = {unit: [r for r in rows if r["unit"] == unit] for unit in UNITS}
     panels = {unit: found for unit, found in panels.items() if found}
     heights = [0.42 * len(found) + 1.0 for found in panels.values()]
-    figure, places = plt.subplots(len(panels), figsize=(9, sum(heights) + 0.5), constrained_layout=True, squeeze=False,
-                                  gridspec_kw={"height_ratios": heights})  # fmt: skip
-    for axes, found in zip(places[:, 0], panels.values(), strict=True):
-        _draw_bars(axes, found)
-    figure.suptitle(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with open_picture(path, len(panels), figsize=(9, sum(heights) + 0.5), squeeze=False,
+                      height_ratios=heights) as (figure, places):  # fmt: skip
+        for axes, found in zip(places[:, 0], panels.values(), strict=True):
+            _draw_bars(axes, found)
+        figure.suptitle(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
 
 
 def _draw_bars(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
@@ -128,32 +119,29 @@ def _draw_bars(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of one curve, a line for each metric, into a PNG."""
-    plt = open_pyplot()
-    figure, axes = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
-    for metric in dict.fromkeys(r["metric"] for r in rows):
-        line = sorted((r for r in rows if r["metric"] == metric), key=lambda r: r["at"])
-        places = [r["at"] for r in line]
-        (drawn,) = axes.plot(places, [r["p50"] for r in line], marker="o", markersize=4, label=metric)
-        axes.fill_between(
-            places, [r["p20"] for r in line], [r["p80"] for r in line], alpha=0.2, color=drawn.get_color()
-        )
-    limits: dict[str, dict[float, float]] = {}
-    for row in rows:
-        if row["limit"] is not None:
-            limits.setdefault(row["limit_name"], {})[row["at"]] = row["limit"]
-    for name, limit in limits.items():
-        axes.plot(sorted(limit), [limit[at] for at in sorted(limit)], color="#c53030", linestyle="--",
-                  label=f"{name}, same run")  # fmt: skip
-    axes.set_xscale("log", base=2)
-    ticks = sorted({r["at"] for r in rows})
-    axes.set_xticks(ticks, [f"{at:g}" for at in ticks], fontsize=8, rotation=45)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel(rows[0]["at_name"])
-    axes.set_ylabel(rows[0]["unit"])
-    axes.legend(fontsize=8)
-    axes.set_title(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with open_picture(path, figsize=(8, 4.5)) as (_, axes):
+        for metric in dict.fromkeys(r["metric"] for r in rows):
+            line = sorted((r for r in rows if r["metric"] == metric), key=lambda r: r["at"])
+            places = [r["at"] for r in line]
+            (drawn,) = axes.plot(places, [r["p50"] for r in line], marker="o", markersize=4, label=metric)
+            axes.fill_between(
+                places, [r["p20"] for r in line], [r["p80"] for r in line], alpha=0.2, color=drawn.get_color()
+            )
+        limits: dict[str, dict[float, float]] = {}
+        for row in rows:
+            if row["limit"] is not None:
+                limits.setdefault(row["limit_name"], {})[row["at"]] = row["limit"]
+        for name, limit in limits.items():
+            axes.plot(sorted(limit), [limit[at] for at in sorted(limit)], color="#c53030", linestyle="--",
+                      label=f"{name}, same run")  # fmt: skip
+        axes.set_xscale("log", base=2)
+        ticks = sorted({r["at"] for r in rows})
+        axes.set_xticks(ticks, [f"{at:g}" for at in ticks], fontsize=8, rotation=45)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(rows[0]["at_name"])
+        axes.set_ylabel(rows[0]["unit"])
+        axes.legend(fontsize=8)
+        axes.set_title(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
 
 
 def describe_origin(row: dict[str, Any]) -> str:

@@ -82,14 +82,8 @@ def measure_plan(plan: GpuPlan, batches: list[torch.Tensor], case: str) -> Itera
     limit = random_read_rate(plan.topology.placement) / 1e9, "random 8-byte reads a second, one an edge"
     yield Row.of(case, "edges", "G/s", [e / s / 1e9 for e, s in zip(edges, seconds, strict=True)], *limit)
     replays = time_on_gpu(slot.graph.replay, 30)
-    rates, times = [], []
-    for _ in range(5):
-        wait_for_gpu()
-        begin = time.perf_counter()
-        sample_ahead(plan, batches)
-        wait_for_gpu()
-        times.append((time.perf_counter() - begin) / len(batches))
-        rates.append(sum(edges) / len(batches) / times[-1] / 1e9)
+    times = [s / len(batches) for s in time_on_clock(partial(sample_ahead, plan, batches), repeats=5, warm_up=0)]
+    rates = [sum(edges) / len(batches) / s / 1e9 for s in times]
     yield Row.of(case, "edges, sustained", "G/s", rates, *limit)
     yield Row.of(case, "time, sustained", "ms", [1e3 * t for t in times], 1e3 * floor, empty, "one batch ahead")
     yield Row.of(case, "graph replay", "ms", [1e3 * s for s in replays], 1e3 * floor, empty)

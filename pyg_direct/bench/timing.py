@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from pyg_direct.profiling import time_call, time_on_stream
+from pyg_direct.runtime.cuda.device import resolve_device
+
 # Cycles of a GPU's clock, some 150 us, in which Python queues a few calls.
 _HEAD_START = 300_000
 
@@ -23,29 +26,16 @@ def time_on_gpu(work: Callable[[], object], repeats: int = 20, warm_up: int = 3,
     torch.cuda.synchronize()
     seconds = []
     for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if is_ahead:
             torch.cuda._sleep(_HEAD_START)
-        begin.record()
-        for _ in range(queued):
-            work()
-        end.record()
-        end.synchronize()
-        seconds.append(begin.elapsed_time(end) / 1e3 / queued)
+        seconds.append(time_on_stream(work, queued))
     return seconds
 
 
 def time_on_clock(work: Callable[[], object], repeats: int = 20, warm_up: int = 3) -> list[float]:
     """Seconds of each repeat by the wall clock, work on the GPU included."""
-    seconds = []
-    for repeat in range(warm_up + repeats):
-        wait_for_gpu()
-        begin = time.perf_counter()
-        work()
-        wait_for_gpu()
-        if repeat >= warm_up:
-            seconds.append(time.perf_counter() - begin)
-    return seconds
+    device = resolve_device(None)
+    return [time_call(work, device) for _ in range(warm_up + repeats)][warm_up:]
 
 
 def wake_core(seconds: float = 0.5) -> None:

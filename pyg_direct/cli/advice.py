@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from pyg_direct.cli.plan import Plan
 from pyg_direct.compiler.targets import PTX_VERSIONS
-from pyg_direct.loader.memory_placement import in_words
+from pyg_direct.profiling import show_bytes
 
 # Reading from one kind of memory must be this much faster to be worth a word.
 _MARGIN = 1.1
@@ -137,6 +137,6 @@ def judge_rates(rates: dict[str, Any], chosen: str) -> Iterator[Finding]:
 def judge_plan(plan: Plan, available: int) -> Iterator[Finding]:
     """What a planned placement asks of a host with so many bytes of free memory."""
     if plan.host_bytes > available:
-        yield Finding("fix", f"the graph takes {in_words(plan.host_bytes)} of host memory, of which "
-                      f"{in_words(available)} are free", "keep features in a file (Feature.from_file), store them as "
+        yield Finding("fix", f"the graph takes {show_bytes(plan.host_bytes)} of host memory, of which "
+                      f"{show_bytes(available)} are free", "keep features in a file (Feature.from_file), store them as "
                       "bfloat16 (store_dtype), or partition the graph (pyg-direct partition)")  # fmt: skip

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from pyg_direct.cache_folder import cache_root
 from pyg_direct.compiler.code_cache import cache_name
-from pyg_direct.loader.memory_placement import in_words
+from pyg_direct.profiling import show_bytes
 
 _DIGITS = set("0123456789abcdef")
 
@@ -144,7 +144,7 @@ def _to_json(entry: Entry) -> dict[str, Any]:
 def _tell(count: int, removed: list[Entry], failed: list[str]) -> None:
     """What of so many entries is gone, and why others are not."""
     console = Console(highlight=False, markup=False)
-    total = in_words(sum(entry.num_bytes for entry in removed))
+    total = show_bytes(sum(entry.num_bytes for entry in removed))
     console.print(f"cleared {len(removed)} of {count} in {cache_root()}, {total}")
     for sentence in failed:
         console.print(sentence)
@@ -152,12 +152,12 @@ def _tell(count: int, removed: list[Entry], failed: list[str]) -> None:
 
 def _print(entries: list[Entry], failed: list[str]) -> None:
     console = Console(highlight=False)
-    total = in_words(sum(entry.num_bytes for entry in entries))
+    total = show_bytes(sum(entry.num_bytes for entry in entries))
     table = Table(title=escape(str(cache_root())), title_justify="left")
     for name in ("kind", "name", "files", "size"):
         table.add_column(name, justify="right" if name in ("files", "size") else "left")
     for entry in entries:
-        table.add_row(entry.kind.value, escape(entry.path.name), str(entry.num_files), in_words(entry.num_bytes))
+        table.add_row(entry.kind.value, escape(entry.path.name), str(entry.num_files), show_bytes(entry.num_bytes))
     console.print(table)
     hint = "; `pyg-direct cache clear --only old` deletes what no longer serves"
     console.print(f"{total} in all{hint if any(entry.kind is Kind.old for entry in entries) else ''}")

@@ -16,7 +16,8 @@ from pyg_direct.cli.advice import Finding, find_faults, judge_plan, judge_rates
 from pyg_direct.cli.machine import OPTIONAL, collect_facts, measure_host_memory
 from pyg_direct.cli.plan import Graph, plan_placement
 from pyg_direct.errors import PygDirectError
-from pyg_direct.loader.memory_placement import describe, in_words
+from pyg_direct.loader.memory_placement import describe
+from pyg_direct.profiling import show_bytes
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
 from pyg_direct.runtime.host.memory import parse_size
@@ -138,8 +139,8 @@ def _sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
     machine = [
         ("system", f"{system['system']} {system['machine']}, Python {system['python']}"),
         ("CPU", f"{cpu['cores']} cores, {cpu['kernel_threads']} threads for kernels, {cpu['torch_threads']} for torch"),
-        ("memory", f"{in_words(memory['total_bytes'])}, {in_words(memory['available_bytes'])} free"),
-        ("page-lock limit", "none" if limit is None else f"{in_words(limit)} (ulimit -l; CUDA's own does not count)"),
+        ("memory", f"{show_bytes(memory['total_bytes'])}, {show_bytes(memory['available_bytes'])} free"),
+        ("page-lock limit", "none" if limit is None else f"{show_bytes(limit)} (ulimit -l; CUDA's own does not count)"),
         ("NVIDIA driver", _join(cuda["driver"], cuda["driver_cuda"] and f"CUDA up to {cuda['driver_cuda']}")),
         ("GPU kernels", _join(cuda["ptx_in_wheel"] and "compiled in the wheel",
                               cuda["compiler"] and f"compiler {cuda['compiler']}")),
@@ -169,7 +170,7 @@ def _describe_gpu(gpu: dict[str, Any]) -> list[tuple[str, str]]:
     best = _join(link.get("max_link_speed"), link.get("max_link_width") and f"{link['max_link_width']} lanes")
     return [
         ("name", f"{gpu['name']}, compute capability {'.'.join(map(str, gpu['compute_capability']))}"),
-        ("memory", f"{in_words(gpu['total_bytes'])}, {in_words(gpu['free_bytes'])} free"),
+        ("memory", f"{show_bytes(gpu['total_bytes'])}, {show_bytes(gpu['free_bytes'])} free"),
         ("link", "unknown" if not link else f"{_join(speed, width and f'{width} lanes')}; at most {best}"),
         ("unified memory", "stays where it is" if gpu["unified_without_migration"] else "cannot be used"),
         ("ordinary memory", "read in place" if gpu["reads_ordinary_memory"] else "not read by the GPU"),
@@ -187,7 +188,7 @@ def _describe_rates(facts: dict[str, Any]) -> list[tuple[str, str]]:
         for kind in ("unified", "pinned"):
             rows.append((f"{kind} memory", f"{rate(rates[f'{kind}_random'])} at random, "
                          f"{rate(rates[f'{kind}_ascending'])} in ascending order"))  # fmt: skip
-        rows.append(("how", f"rows of {rates['row_bytes']} B out of {in_words(rates['table_bytes'])}, read by GPU "
+        rows.append(("how", f"rows of {rates['row_bytes']} B out of {show_bytes(rates['table_bytes'])}, read by GPU "
                      f"{rates['gpu']}; took {rates['seconds']} s"))  # fmt: skip
     return rows
 
@@ -198,7 +199,7 @@ def _describe_plan(plan: dict[str, Any] | None) -> list[tuple[str, str]]:
     free = plan["free_gpu_bytes"]
     return [
         ("graph", f"{plan['num_nodes']} nodes, {plan['num_edges']} edges, {plan['num_features']} features"),
-        ("GPU", "none" if free is None else f"{in_words(free)} free, {in_words(plan['gpu_bytes'])} taken"),
-        ("host", f"{in_words(plan['host_bytes'])} taken"),
+        ("GPU", "none" if free is None else f"{show_bytes(free)} free, {show_bytes(plan['gpu_bytes'])} taken"),
+        ("host", f"{show_bytes(plan['host_bytes'])} taken"),
         ("placement", plan["line"]),
     ]

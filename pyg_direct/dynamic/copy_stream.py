@@ -7,7 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from pyg_direct.dynamic.timeline import Timeline, trace
+from pyg_direct.dynamic.timeline import Timeline
+from pyg_direct.profiling import trace
 
 T = TypeVar("T")
 

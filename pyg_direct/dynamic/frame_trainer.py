@@ -26,9 +26,10 @@ from torch import Tensor
 
 from pyg_direct.dynamic.frame_plan import FramePlan
 from pyg_direct.dynamic.stream import SnapshotStream, stream
-from pyg_direct.dynamic.timeline import LANES, Timeline, trace
+from pyg_direct.dynamic.timeline import LANES, Timeline
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.nn.replay.graphed_step import steps_on_gpu
+from pyg_direct.profiling import sum_lanes, trace
 from pyg_direct.runtime.cuda.device import count_allocated, resolve_device
 from pyg_direct.runtime.cuda.graph_capture import record_graph, waits_refused
 from pyg_direct.typing import Device
@@ -79,9 +80,7 @@ class FrameMeter:
         """Of all frames, in order."""
         spans, out = self._timeline.spans(), []
         for first, moved, begin, end, held, peak in self._frames:
-            seconds = dict.fromkeys(LANES, 0.0)
-            for lane, since, until in spans[begin:end]:
-                seconds[lane] += until - since
+            seconds = sum_lanes(spans[begin:end], LANES)
             out.append(FrameCost(first, moved, {lane: s for lane, s in seconds.items() if s}, held, peak))
         return out
 

@@ -13,8 +13,9 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from pyg_direct.compiler.jit import set_cpu_threads
-from pyg_direct.dynamic.timeline import Timeline, trace
+from pyg_direct.dynamic.timeline import Timeline
 from pyg_direct.loader.prefetch.cpu_threads import FORK_GATE
+from pyg_direct.profiling import trace
 from pyg_direct.runtime.host.memory import count_cores
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.runtime.host.threads import Pool

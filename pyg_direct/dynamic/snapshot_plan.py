@@ -22,11 +22,12 @@ from pyg_direct.dynamic.matrix_cache import MatrixCache, count_bytes
 from pyg_direct.dynamic.matrix_group import build_group, check_groups, lay_apart, tell_weights
 from pyg_direct.dynamic.row_cache import Budget, RowCache, choose_among, choose_kept, count_entries
 from pyg_direct.dynamic.sequence_edges import Parts, SequenceEdges, check_limit, is_weighted
-from pyg_direct.dynamic.timeline import Timeline, trace
+from pyg_direct.dynamic.timeline import Timeline
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.rows.upload import upload_large
 from pyg_direct.ops.snapshots.aggregate import Part, SnapshotMatrices, aggregate_snapshots, multiply_parts
 from pyg_direct.ops.snapshots.overlap import MAX_GROUP
+from pyg_direct.profiling import trace
 
 
 @take_turns("aggregate_features", "gather_features", "gather_given", "get_matrices", "keep",

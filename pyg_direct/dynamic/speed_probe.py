@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -31,6 +30,7 @@ from pyg_direct.dynamic.matrix_group import GROUP_SIZES, build_group
 from pyg_direct.ops.snapshots.aggregate import SMALL, SnapshotMatrices, aggregate_snapshots
 from pyg_direct.ops.snapshots.overlap import MAX_GROUP, unite
 from pyg_direct.ops.snapshots.sliced_csr import slice_keys
+from pyg_direct.profiling import time_call, time_on_stream
 
 # Nodes at most; rows of few numbers stay below the largest of these sizes. Edges at least, and products of theirs: so
 # many that all threads of a CPU take part, and that a launch is nothing beside them on a GPU. Ten a node, but no more
@@ -267,7 +267,7 @@ def _subtract(runs: Sequence[Callable[[], Any]], rest: Sequence[Callable[[], Any
     least = [math.inf] * len(works)
     # That work comes and goes: each is measured now and again. On a CPU all take turns, so that none finds in a cache
     # what it left there a moment ago, as groups of a sequence, each aggregated once, do not either.
-    measure, rounds = (_time, 3) if device.type == "cuda" else (_run, 10)
+    measure, rounds = (_time, 3) if device.type == "cuda" else (time_call, 10)
     for _ in range(rounds):
         least = [min(known, measure(work, device)) for known, work in zip(least, works, strict=True)]
     return [max(a - b, a / 4) for a, b in zip(least[: len(runs)], least[len(runs) :], strict=True)]
@@ -328,23 +328,12 @@ def _draw_edges(num_nodes: int, num_edges: int, device: torch.device, seed: int 
     return target * num_nodes + source
 
 
-def _run(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds until the device has done some work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    begin = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
-
-
 def _time(work: Callable[[], Any], device: torch.device) -> float:
     """Least of a few times, of which the first may be one that compiles."""
-    times = [_run(work, device) for _ in range(2)]
+    times = [time_call(work, device) for _ in range(2)]
     # Short ones more often, as other work of the machine is in most of them.
     while len(times) < 9 and sum(times[1:]) < 0.02:
-        times.append(_run(work, device))
+        times.append(time_call(work, device))
     return min(times)
 
 
@@ -359,7 +348,7 @@ def _time_in_turn(work: Callable[[], Any], device: torch.device, count: int = 16
             work()
 
     run_all()
-    return statistics.median(_run(run_all, device) for _ in range(9)) / count
+    return statistics.median(time_call(run_all, device) for _ in range(9)) / count
 
 
 def _time_behind(work: Callable[[], Any], device: torch.device, count: int = 8) -> float:
@@ -368,13 +357,7 @@ def _time_behind(work: Callable[[], Any], device: torch.device, count: int = 8) 
     least = math.inf
     with torch.cuda.device(device):
         for _ in range(5):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             for _ in range(_FILLS):
                 other.zero_()
-            begin.record()
-            for _ in range(count):
-                work()
-            end.record()
-            end.synchronize()
-            least = min(least, begin.elapsed_time(end) / 1e3 / count)
+            least = min(least, time_on_stream(work, count))
     return least

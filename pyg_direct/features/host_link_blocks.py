@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from pyg_direct.cache_folder import recall
 from pyg_direct.kernels.rows.gather import PIECE, WIDE
 from pyg_direct.ops.rows.gather import gather_rows, group_bits
+from pyg_direct.profiling import time_on_stream
 from pyg_direct.runtime.cuda.device import abilities
 
 DEFAULT_BLOCKS = 4
@@ -111,10 +113,6 @@ def _measure(table: Tensor) -> int:
             break
         # Other rows each time: a GPU keeps what it has read from the host in its L2.
         ids = first_ids + number % step
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
-        gather_rows(rows, ids, out=out, max_blocks=blocks_for_rows(blocks, stored_bytes, stored_bytes))
-        last.record()
-        last.synchronize()
-        best[blocks] = min(best[blocks], first.elapsed_time(last))
+        most = blocks_for_rows(blocks, stored_bytes, stored_bytes)
+        best[blocks] = min(best[blocks], time_on_stream(partial(gather_rows, rows, ids, out=out, max_blocks=most)))
     return next(blocks for blocks in _CANDIDATES if _ENOUGH * best[blocks] <= min(best.values()))

@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, needs_extra
+from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.local_ids.bitmap import locate_ids
 from pyg_direct.ops.rows.gather import Directory
+from pyg_direct.profiling import draw_shares, open_picture, show_bytes
 from pyg_direct.runtime.cuda.peer_memory import Spread
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 # Of tiers, by a word of their names.
-_COLORS = {"GPU memory": "#4a90d9", "other GPUs": "#5bb98b", "host memory": "#90cdf4", "file": "#b8c0c8",
-           "other processes": "#e0a458"}  # fmt: skip
+TIER_COLORS = {"GPU memory": "#4a90d9", "other GPUs": "#5bb98b", "host memory": "#90cdf4", "file": "#b8c0c8",
+               "other processes": "#e0a458"}  # fmt: skip
 
 # What rows come over from other memory than the GPU's own.
 LINKS = ("PCIe", "NVLink")
@@ -76,28 +74,11 @@ class Report(NamedTuple):
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        plt = open_pyplot()
-        figure, axes = plt.subplots(figsize=(7, 1.9), constrained_layout=True)
-        draw_shares(axes, {"rows held": [(tier.name, tier.num_rows) for tier in self.tiers],
-                           "rows read": [(tier.name, tier.num_read or 0) for tier in self.tiers]})  # fmt: skip
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
+        bars = {"rows held": [(tier.name, tier.num_rows) for tier in self.tiers],
+                "rows read": [(tier.name, tier.num_read or 0) for tier in self.tiers]}  # fmt: skip
+        with open_picture(path, figsize=(7, 1.9)) as (_, axes):
+            draw_shares(axes, bars, TIER_COLORS)
         return Path(path)
-
-
-def open_pyplot() -> Any:
-    """Matplotlib's `pyplot`, which draws into files.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
-    with needs_extra("a picture", "bench"):
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-    return pyplot
 
 
 def list_tiers(reports: Mapping[str, Report]) -> list[str]:
@@ -106,44 +87,15 @@ def list_tiers(reports: Mapping[str, Report]) -> list[str]:
     lines = [f"{'':<{width}}{'tier':<24} {'rows':>14} {'bytes':>10} {'rows read':>16} {'share':>8} {'bytes read':>10}"]
     for name, report in reports.items():
         for tier in report.tiers:
-            held = in_words(tier.num_rows * report.row_bytes)
+            held = show_bytes(tier.num_rows * report.row_bytes)
             line = f"{name:<{width}}{tier.name:<24} {tier.num_rows:>14,} {held:>10} "
             if tier.num_read is None:
                 lines.append(f"{line}{'not counted':>16}")
                 continue
             share = tier.num_read / max(1, report.num_read)
-            read = in_words(tier.num_read * report.row_bytes)
+            read = show_bytes(tier.num_read * report.row_bytes)
             lines.append(f"{line}{tier.num_read:>16,} {share:>8.1%} {read:>10}")
     return lines
-
-
-def draw_shares(axes: Axes, bars: Mapping[str, Sequence[tuple[str, int]]]) -> None:
-    """Draw a bar for each entry of `bars`: shares of (tier, count)."""
-    shown = set()
-    for place, parts in enumerate(bars.values()):
-        left, total = 0.0, max(1, sum(count for _, count in parts))
-        for name, count in parts:
-            color = next(color for word, color in _COLORS.items() if word in name)
-            axes.barh(place, count / total, left=left, color=color, label=None if name in shown else name)
-            shown.add(name)
-            if count / total > 0.06:
-                axes.annotate(f"{count / total:.0%}", (left + count / total / 2, place), ha="center", va="center")
-            left += count / total
-        axes.annotate(f" {sum(count for _, count in parts):,}", (1, place), va="center", fontsize=8)
-    # Between two of them would be a formula.
-    axes.set_yticks(range(len(bars)), [name.replace("$", r"\$") for name in bars])
-    axes.set_xlim(0, 1.18)
-    axes.set_xticks([])
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=4)
-
-
-def in_words(num_bytes: float) -> str:
-    """Bytes as `1.5 GB`."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.4g} TB"
 
 
 class FarRows:

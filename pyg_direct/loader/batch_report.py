@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.tier_report import LINKS, Report, draw_shares, in_words, list_tiers, open_pyplot
+from pyg_direct.features.tier_report import LINKS, TIER_COLORS, Report, list_tiers
 from pyg_direct.graph.placed_topology import ListReads
 from pyg_direct.loader.profiler import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder
+from pyg_direct.profiling import draw_shares, draw_spans, open_picture, quantile, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,7 +119,7 @@ class LoaderReport(NamedTuple):
         counts = {f"rows over {link}": self.link_bytes(link) for link in LINKS}
         most = ", at most" if self.list_bytes_are_most else ""
         counts[f"neighbor lists over PCIe, by what was sampled{most}"] = self.list_bytes
-        return [f"{what}: {in_words(count)}, {in_words(count / self.num_batches)} a batch"
+        return [f"{what}: {show_bytes(count)}, {show_bytes(count / self.num_batches)} a batch"
                 for what, count in counts.items() if count > 0]  # fmt: skip
 
     def _list_times(self) -> list[str]:
@@ -127,7 +128,7 @@ class LoaderReport(NamedTuple):
         for where, lane, times in self._sum_up_times():
             whole = sum(self.seconds("wait", where)) + sum(self.seconds("train", where))
             share = times["sum"] / max(whole, 1e-9)
-            lines.append(_LINE.format(f"{where}: {lane}", *map(_in_time, times.values()), f"{share:.1%}"))
+            lines.append(_LINE.format(f"{where}: {lane}", *map(show_seconds, times.values()), f"{share:.1%}"))
         return lines
 
     def _sum_up_times(self) -> list[tuple[str, str, dict[str, float]]]:
@@ -137,7 +138,7 @@ class LoaderReport(NamedTuple):
             for lane in LANES:
                 seconds = self.seconds(lane, where)
                 if seconds:
-                    times = {f"p{share}": _quantile(seconds, share / 100) for share in (20, 50, 80)}
+                    times = {f"p{share}": quantile(seconds, share / 100) for share in (20, 50, 80)}
                     found.append((where, lane, {**times, "sum": sum(seconds)}))
         return found
 
@@ -151,31 +152,25 @@ class LoaderReport(NamedTuple):
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        plt = open_pyplot()
         served = {f"{name}: rows read": [(tier.name, tier.num_read or 0) for tier in report.tiers]
                   for name, report in self.features.items() if report.num_read > 0}  # fmt: skip
         heights = [3.0, 0.8 + 0.35 * len(served)][: 1 + bool(served)]
-        figure, parts = plt.subplots(len(heights), figsize=(9, sum(heights)), constrained_layout=True, squeeze=False,
-                                     height_ratios=heights)  # fmt: skip
-        self._draw_times(parts[0, 0])
-        if served:
-            draw_shares(parts[1, 0], served)
-        figure.suptitle("; ".join(self._list_bytes()), fontsize=8)
-        figure.savefig(path, dpi=110)
-        plt.close(figure)
+        with open_picture(path, len(heights), figsize=(9, sum(heights)), squeeze=False, height_ratios=heights) as drawn:
+            figure, parts = drawn
+            self._draw_times(parts[0, 0])
+            if served:
+                draw_shares(parts[1, 0], served, TIER_COLORS)
+            figure.suptitle("; ".join(self._list_bytes()), fontsize=8)
         return Path(path)
 
     def _draw_times(self, axes: Axes) -> None:
         spans = [span for span in self.spans if span.batch >= self.num_timed - _DRAWN]
-        rows = [(where, lane) for where in ("host", "GPU") for lane in LANES
-                if any((span.where, span.lane) == (where, lane) for span in spans)]  # fmt: skip
-        begin = min((span.begin for span in spans), default=0.0)
-        for place, (where, lane) in enumerate(rows):
-            bars = [(1e3 * (span.begin - begin), 1e3 * (span.end - span.begin)) for span in spans
-                    if (span.where, span.lane) == (where, lane)]  # fmt: skip
-            axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=LANES[lane], edgecolor="white", linewidth=0.5)
-        axes.set_yticks(range(len(rows)), [f"{where}: {lane}" for where, lane in rows])
-        axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+        first = min((span.begin for span in spans), default=0.0)
+        rows = {f"{where}: {lane}": (color, [(span.begin - first, span.end - first) for span in spans
+                                             if (span.where, span.lane) == (where, lane)])
+                for where in ("host", "GPU") for lane, color in LANES.items()}  # fmt: skip
+        met = {name: row for name, row in rows.items() if row[1]}
+        draw_spans(axes, met, edgecolor="white", linewidth=0.5)
         axes.set_xlabel(f"ms; the last {min(self.num_timed, _DRAWN)} batches of {self.num_batches:,}")
 
 
@@ -193,17 +188,17 @@ def read_spans(batches: Sequence[BatchTimes]) -> list[Span]:
     for place, times in enumerate(batches):
         if times.origin is None:
             continue
-        event, at = times.origin
         for stage, pair in times.events.items():
             pair[1].synchronize()
-            begin, end = (at + round(1e6 * event.elapsed_time(mark)) for mark in pair)
+            begin, end = (times.origin.locate(mark) for mark in pair)
             spans.append((_PARTS[stage], "GPU", place, begin, end))
             if stage == WAIT:
                 # The batch before, of the same epoch, was used until this one was asked for.
-                if id(event) in latest:
-                    before, since = latest[id(event)]
+                epoch = id(times.origin.event)
+                if epoch in latest:
+                    before, since = latest[epoch]
                     spans.append(("train", "GPU", before, since, begin))
-                latest[id(event)] = place, end
+                latest[epoch] = place, end
     first = min((begin for _, _, _, begin, _ in spans), default=0)
     return [Span(lane, where, place, (begin - first) / 1e9, (end - first) / 1e9)
             for lane, where, place, begin, end in spans]  # fmt: skip
@@ -270,15 +265,3 @@ class ReportedLoader:
     def _find_reads(self) -> ListReads | None:
         """What sampling reads of lists in host memory; None where it reads none, or another number than it draws."""
         return None
-
-
-def _quantile(values: list[float], share: float) -> float:
-    ranked = sorted(values)
-    return ranked[round(share * (len(ranked) - 1))]
-
-
-def _in_time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

@@ -17,6 +17,7 @@ import torch
 from pyg_direct.features.process_sharing import choose_cold
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.placed_topology import AUTO_PLACEMENTS
+from pyg_direct.profiling import show_bytes
 from pyg_direct.runtime.comm.host_group import give_to_host, has_group
 
 # Rows of at most so many bytes, such as labels and masks, go to the GPU also where wider ones stay on the host: a
@@ -85,16 +86,8 @@ def describe(parts: Iterable[Placed]) -> str:
     for part in parts:
         where = f"on {part.where}" if ":" in part.where else part.where
         hot = f" ({100 * part.hot_share:.0f} % hot in GPU memory)" if part.hot_share > 0 else ""
-        words.append(f"{part.name} {in_words(part.num_bytes)} {where}{hot}")
+        words.append(f"{part.name} {show_bytes(part.num_bytes)} {where}{hot}")
     return ", ".join(words)
-
-
-def in_words(num_bytes: int) -> str:
-    """Bytes in the largest unit that gives at least 1, such as `9.5 GB`."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} B"
 
 
 def announce(line: str) -> None:

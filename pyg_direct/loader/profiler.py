@@ -17,6 +17,7 @@ from torch.autograd import profiler
 
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.placed_topology import ListReads
+from pyg_direct.profiling import Origin
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream
 
@@ -54,12 +55,12 @@ class BatchTimes:
         spans: (begin, end) of each stage on the host; None for what was not seen.
         events: The same on the GPU; none on a CPU.
         used: When the batch after it was asked for; 0 before that.
-        origin: An event and the time on the host when it had passed, from which events are told.
+        origin: What places events on the clock of the host; None on a CPU.
     """
 
     __slots__ = ("events", "number", "origin", "spans", "used")
 
-    def __init__(self, number: int, origin: tuple[Any, int] | None) -> None:
+    def __init__(self, number: int, origin: Origin | None) -> None:
         self.number, self.origin, self.used = number, origin, 0
         self.spans: list[tuple[int, int] | None] = [None, None, None, None]
         self.events: dict[int, tuple[Any, Any]] = {}
@@ -102,14 +103,7 @@ class Recorder:
         for name, feature in self.features.items():
             if before.get(name) is not feature:
                 feature.count_served()
-        origin = None
-        if self._idle is not None:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(self._idle)
-            # Once it has passed: what the GPU did is told some microseconds late rather than before it was asked for.
-            event.synchronize()
-            origin = event, perf_counter_ns()
-        return EpochRecord(self, origin)
+        return EpochRecord(self, None if self._idle is None else Origin.record(self._idle))
 
     def stop(self) -> None:
         """Let the features count no more."""
@@ -150,7 +144,7 @@ class Recorder:
 class EpochRecord:
     """Notes the times of one epoch's batches; see `Recorder`."""
 
-    def __init__(self, recorder: Recorder, origin: tuple[Any, int] | None) -> None:
+    def __init__(self, recorder: Recorder, origin: Origin | None) -> None:
         self._recorder, self._origin, self._nvtx = recorder, origin, recorder.nvtx
         # Batches on their way, in the order in which they are handed out.
         self._open: dict[int, BatchTimes] = {}

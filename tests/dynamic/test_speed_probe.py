@@ -52,7 +52,7 @@ def test_calls_of_a_sequence_are_not_awaited_one_by_one(monkeypatch):
         clock[0] = max(clock[0], done[0])
         return clock[0] - begin
 
-    monkeypatch.setattr(speed_probe, "_run", wait)
+    monkeypatch.setattr(speed_probe, "time_call", wait)
 
     assert speed_probe._time(ask, torch.device("cpu")) == 5
     assert speed_probe._time_in_turn(ask, torch.device("cpu"), 16) == (16 + 4) / 16

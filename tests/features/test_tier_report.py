@@ -7,7 +7,7 @@ import torch
 
 from pyg_direct import Feature, save_rows
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.tier_report import FarRows, in_words
+from pyg_direct.features.tier_report import FarRows
 from tests.features.contract import make_rows
 
 IDS = [5, 0, 39, 5, 5, 17, 38, 1, 0]
@@ -139,8 +139,3 @@ def test_rows_of_other_gpus_are_counted(row_bytes, owners):
     assert far.num_rows == sum(is_far)
     expected = [sum(is_far[place] for place in part.tolist() if place >= 0) for part in (places, places[:50])]
     assert far.num_read == sum(expected)
-
-
-@pytest.mark.parametrize(("num_bytes", "words"), [(999, "999 B"), (1500, "1.5 KB"), (3.25e15, "3250 TB")])
-def test_bytes_are_told_in_words(num_bytes, words):
-    assert in_words(num_bytes) == words

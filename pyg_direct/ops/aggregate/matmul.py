@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-import time
-from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from pyg_direct.cache_folder import recall
 from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.profiling import time_call
 
 # Products of numbers from which oneDNN may take less.
 _MANY = 2**21
@@ -84,11 +84,5 @@ def _measure() -> float:
         for _ in range(_ROUNDS):
             # In turns, as other work of the machine comes and goes.
             for place, work in enumerate((F.linear, _multiply_by_onednn)):
-                least[place] = min(least[place], _time(work, x, weight))
+                least[place] = min(least[place], time_call(partial(work, x, weight)))
     return least[0] / least[1]
-
-
-def _time(work: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> float:
-    begin = time.perf_counter()
-    work(x, weight)
-    return time.perf_counter() - begin

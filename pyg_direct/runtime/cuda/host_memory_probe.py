@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import functools
 import platform
+from functools import partial
 from typing import Any
 
 import torch
 
 from pyg_direct.cache_folder import recall
 from pyg_direct.errors import PlacementWarning, PygDirectError, warn
+from pyg_direct.profiling import time_on_stream
 from pyg_direct.runtime.cuda.device import abilities
 from pyg_direct.runtime.cuda.memory import Block, allocate
 
@@ -81,18 +83,13 @@ def _read_at_random(block: Block) -> float:
     table = block.view_on_gpu(torch.int64, shape, device)
     # A generator of its own: a probe must not change what a user's program draws.
     draws = torch.Generator(device).manual_seed(0)
-    milliseconds = []
+    seconds = []
     with torch.cuda.device(device):
         out = torch.empty(_NUM_READS, shape[1], dtype=torch.int64, device=device)
         for _ in range(3):
             ids = torch.randint(shape[0], (_NUM_READS,), device=device, generator=draws)
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            torch.index_select(table, 0, ids, out=out)
-            end.record()
-            end.synchronize()
-            milliseconds.append(begin.elapsed_time(end))
-    return _NUM_READS * _ROW_BYTES / (min(milliseconds[1:]) / 1e3)
+            seconds.append(time_on_stream(partial(torch.index_select, table, 0, ids, out=out)))
+    return _NUM_READS * _ROW_BYTES / min(seconds[1:])
 
 
 def check_filled(block: Block, what: str) -> None:

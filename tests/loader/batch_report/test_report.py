@@ -10,6 +10,7 @@ from pyg_direct.features.tier_report import Report, TierReport
 from pyg_direct.loader.base_loader import make_batch
 from pyg_direct.loader.batch_report import LoaderReport, Span, read_spans
 from pyg_direct.loader.profiler import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder, Stages
+from pyg_direct.profiling import Origin
 
 TIERS = [TierReport("GPU memory", 10, 60), TierReport("memory of other GPUs", 20, 30, "NVLink"),
          TierReport("host memory (unified)", 70, 10, "PCIe"), TierReport("file", 100, 2, "PCIe")]  # fmt: skip
@@ -36,7 +37,7 @@ class MarkedRecorder(Recorder):
         self.clock, self.num_new = 0.0, 0
 
     def begin(self, attributes):
-        return EpochRecord(self, (Mark(0), 0))
+        return EpochRecord(self, Origin(Mark(0), 0))
 
     def mark(self):
         self.clock += 1
@@ -78,7 +79,7 @@ def test_times_of_the_host():
 
 
 def test_times_of_the_gpu_are_on_the_clock_of_the_host():
-    origin, other = (Mark(0), 1_000_000), (Mark(0), 50_000_000)
+    origin, other = Origin(Mark(0), 1_000_000), Origin(Mark(0), 50_000_000)
     marks = {START: (Mark(0.5), Mark(1)), FETCH: (Mark(1), Mark(2)), WAIT: (Mark(2), Mark(2.5))}
     batches = [make_times({WAIT: (1_000_000, 2_000_000)}, origin, events=marks),
                make_times({WAIT: (4_000_000, 4_500_000)}, origin, events={WAIT: (Mark(6), Mark(6.25))}),
@@ -133,7 +134,7 @@ def test_a_table_is_told():
     assert lines[5].split() == ["host:", "train", *3 * ["9", "ms"], "9", "ms", "69.2%"]
     assert lines[6].split()[:4] == ["GPU:", "wait", "500", "us"]
     assert lines[-2] == "rows over PCIe: 1.2 KB, 171.4 B a batch"
-    assert lines[-1] == "rows over NVLink: 3 KB, 428.6 B a batch"
+    assert lines[-1] == "rows over NVLink: 3.0 KB, 428.6 B a batch"
 
 
 def test_all_of_it_is_told_as_json():
@@ -169,7 +170,7 @@ def test_a_picture_tells_bytes_over_links(tmp_path, monkeypatch):
 
     make_report()._replace(list_bytes=2100).draw(tmp_path / "batches.png")
 
-    assert titles == ["rows over PCIe: 1.2 KB, 171.4 B a batch; rows over NVLink: 3 KB, 428.6 B a batch; "
+    assert titles == ["rows over PCIe: 1.2 KB, 171.4 B a batch; rows over NVLink: 3.0 KB, 428.6 B a batch; "
                       "neighbor lists over PCIe, by what was sampled: 2.1 KB, 300 B a batch"]  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """The edges of a snapshot as what changed since the one before, and their rebuilding on the device (ESDG, SC'21).
 
-Plans do not send these, as it does not win (case `dynamic_delta` of the benchmarks). Of 8 snapshots of which 1 % of
-the edges change from one to the next, changes are 8 % fewer bytes than the union that plans send, no fewer with 2 %,
-and a fifth more with 5 %. And each snapshot would be merged and sliced on the device. Structures that are made on a GPU
-that has room for them are not sent at all.
+Plans do not send these, as it does not win (case `dynamic_delta`). Of 8 snapshots of which 1 % of the edges change from
+one to the next, changes are 8 % fewer bytes than the union that plans send, no fewer with 2 %, and a fifth more with
+5 %. And each snapshot would be merged and sliced on the device. Structures that are made on a GPU that has room for
+them are not sent at all.
 """
 
 from __future__ import annotations

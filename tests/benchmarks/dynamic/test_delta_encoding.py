@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 
+from benchmarks.dynamic.delta_encoding import apply_delta, find_delta
 from pyg_direct.dynamic.conv_operators import GCN, Sum
-from pyg_direct.dynamic.delta import apply_delta, find_delta
 from tests.snapshots import drawn_snapshots, make_snapshots, order_snapshots
 
 
