@@ -28,7 +28,7 @@ from pyg_direct.loader.arguments import (
 )
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.collate.data import Attributes, Ranking, summarise
+from pyg_direct.loader.collate.data import Attributes, summarise
 from pyg_direct.loader.hot_row_ranking import check_ranking, rank_edges, rank_rows
 from pyg_direct.loader.memory_placement import announce, describe, keep_once
 from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seeds, open_loader
@@ -221,7 +221,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  super_batch: int | None = None, seed: int | None = None, prefetch: int = 1,
                  time_comparison: str = "<=", time_window: int | None = None,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", cache_policy: str | None = None,
-                 cold_policy: str = "auto", hotness: str = "degree", presample: float | None = None,
+                 cold_policy: str = "auto", hotness: str = "expected", presample: float | None = None,
                  custom_cls: Any = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
@@ -251,13 +251,13 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             self._open_plain(data, fanouts, input_nodes, replace, transform, transform_sampler_output, input_id,
                              store_dtype, sampling, layer_dependency, kwargs)  # fmt: skip
             return
-        for name, value, default in (
-            ("sampling", sampling, "uniform"),
-            ("layer_dependency", layer_dependency, False),
-            ("hotness", hotness, "degree"),
-            ("topology_cache", None if topology_cache == "auto" else topology_cache, None),
+        for name, value, allowed in (
+            ("sampling", sampling, ("uniform",)),
+            ("layer_dependency", layer_dependency, (False,)),
+            ("hotness", hotness, ("degree", "expected")),
+            ("topology_cache", topology_cache, (None, "auto")),
         ):
-            if value != default:
+            if value not in allowed:
                 raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
         self._recipe: Recipe | None = None
         self._made_sampler = neighbor_sampler is None
@@ -316,7 +316,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         self._placed.check_process()
         # Afterwards attributes are placed.
         is_first = self._attributes is None
-        ranking = rank_rows(self, self._placed, self._plan) if is_first else Ranking.of(self._placed)
+        ranking = rank_rows(self, self._placed, self._plan, may_sample=is_first)
         edges = rank_edges(self, self._placed) if is_first else None
         self._place_attributes(ranking, edges)
         assert self._attributes is not None
@@ -336,7 +336,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self._recipe is None:
             super()._renew_rows()
         else:
-            self._place_attributes(Ranking.of(self._placed))
+            self._place_attributes(rank_rows(self, self._placed, self._plan, may_sample=False))
 
     def _place_topology(self, topology: CSRTopo) -> PlacedTopology:
         place = self.topology_placement
