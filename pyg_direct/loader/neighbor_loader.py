@@ -147,16 +147,17 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             where the host has room; and for rows `shard`; see `Feature`. With `shard`, batches are made in step with
             the other processes, which all iterate; one that has fewer batches, or leaves an epoch early, takes part in
             those of the others meanwhile, and ends its process group after they are done (`dist.barrier()`).
-        hotness: What ranks rows for `feature_cache`: `degree`; `expected`, the chance that a batch meets a node
-            (`expected_reads`); or `frequency`: that chance, corrected by reads that are counted while `presample`
-            epochs are sampled before the first one, as far as so many tell. Only for a `Data` that is sampled
-            uniformly, and for attributes that no other loader has placed yet. With `expected`, edge attributes on the
-            host have hot rows too: `feature_cache` is then one budget, for the rows of nodes and edges that a batch
-            reads with the highest chance a byte; to rank them takes 64 bytes an edge, and half of the free GPU memory
-            at most.
-        presample: Epochs, or a part of one. Little is needed: the chance decides where counts tell nothing yet. None
-            is a twentieth where the chance is that of other draws, with `replace` and with `labor`; else nothing is
-            counted, as the chance tells it all.
+        hotness: What ranks rows for `feature_cache`, of attributes that no other loader has placed yet. `expected`: the
+            chance that a batch reads them, computed from the graph in one pass over the edges a hop, when a cache is
+            filled (see `expected_reads`); where it is not known, with times, weights or a sampler of the program's,
+            `degree`. `degree`: how many nodes list them. Batches are the same with either. With `expected`, a `Data`
+            that is sampled uniformly has hot rows of edge attributes on the host too: `feature_cache` is then one
+            budget, for the rows of nodes and edges that a batch reads with the highest chance a byte; to rank them
+            takes 64 bytes an edge, and half of the free memory at most. Deprecated: `frequency`, for a `Data` that is
+            sampled uniformly: that chance, corrected by reads that are counted while `presample` epochs are sampled
+            before the first one; take `expected`.
+        presample: Deprecated, with `frequency`: epochs, or a part of one. None is a twentieth with `replace` and
+            with `labor`; otherwise nothing is counted.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,

@@ -101,9 +101,10 @@ def test_nothing_is_sampled_where_the_chance_tells_all(options, expected, monkey
 
 
 @deprecated
+@pytest.mark.parametrize("hotness", ["expected", "frequency"])
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"sampling": "labor"}])
-def test_by_default_frequency_is_near_hindsight_for_every_kind_of_draw(options, monkeypatch):
-    loader = make_loader(make_data(), hotness="frequency", **options)
+def test_both_are_near_hindsight_for_every_kind_of_draw(options, hotness, monkeypatch):
+    loader = make_loader(make_data(), hotness=hotness, **options)
     reads = count_reads((batch.n_id for _ in range(10) for batch in loader), 2000)
     monkeypatch.setattr(loader, "device", torch.device("cuda", 0))
 
