@@ -91,21 +91,14 @@ def measure_ranking(data: Data, train_idx: Tensor, num_classes: int, name: str, 
     """What a loader takes to rank rows before its first epoch, beside an epoch of training with it."""
     batch_size, fanouts = min(1024, len(train_idx)), [15, 10, 5]
 
-    def make(hotness: str) -> NeighborLoader:
-        return NeighborLoader(data, fanouts, train_idx, batch_size=batch_size, shuffle=True, drop_last=True, seed=0,
-                              hotness=hotness)  # fmt: skip
-
-    loader = make("degree")
+    loader = NeighborLoader(data, fanouts, train_idx, batch_size=batch_size, shuffle=True, drop_last=True, seed=0)
     step = make_step(next(iter(loader)), num_classes)
     times = run_steps(without_end(loader), step, batches)
     epoch = median(times) * len(loader)
-    for hotness in ("expected", "frequency"):
-        taken = [
-            1e3 * s for s in time_on_clock(partial(score_nodes, make(hotness), loader._placed, loader._plan), 5, 2)
-        ]
-        case, note = f"hotness/{name}/ranking", f"an epoch of {len(loader)} steps takes {epoch:.0f} ms"
-        yield Row.of(case, f"ranking by {hotness}", "ms", taken, note=note)
-        yield Row.of(case, f"ranking by {hotness}, of an epoch", "%", [100 * t / epoch for t in taken], note=note)
+    taken = [1e3 * s for s in time_on_clock(partial(score_nodes, loader, loader._placed, loader._plan), 5, 2)]
+    case, note = f"hotness/{name}/ranking", f"an epoch of {len(loader)} steps takes {epoch:.0f} ms"
+    yield Row.of(case, "ranking by expected", "ms", taken, note=note)
+    yield Row.of(case, "ranking by expected, of an epoch", "%", [100 * t / epoch for t in taken], note=note)
 
 
 def measure_drift(num_rows: int, changes: tuple[float, ...] = (0.01, 0.05, 0.2), num_batches: int = 400,

@@ -744,8 +744,9 @@ class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, Reporte
         csr_topo: The graph, to rank rows by.
         device: Instead of `rank`: the device that results are on, e.g. `"cpu"`.
         placement: Host memory for the rows: `unified` (default) or `pinned`.
-        hotness: What ranks rows: `degree` (by `csr_topo`), or a score for each, integers or floats `[N]`, such as
-            counted reads (`count_reads`).
+        hotness: What ranks rows: `degree` (by `csr_topo`), or a score for each, integers or floats `[N]`, such as the
+            chance that a batch reads it (`expected_reads`), by which loaders rank theirs, or counted reads
+            (`count_reads`).
         host_cache_size: Of a table in a file: host memory for hot rows; as `device_cache_size`.
         store_dtype: Keep float32 rows as `torch.float16`, `torch.bfloat16` or `torch.float8_e4m3fn` (which comes
             with a scale for each row, one byte of GPU memory) and read them as float32: less memory and fewer bytes

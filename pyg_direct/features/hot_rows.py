@@ -12,7 +12,7 @@ divides one budget of GPU memory between the hot rows of several tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -44,13 +44,38 @@ class Listing(Protocol):
         """E."""
 
 
-class Ranked(NamedTuple):
-    """A `Listing` whose rows were ranked already."""
+class Ranked:
+    """A `Listing` whose rows have scores, computed when a cache asks for them first: most rows need none.
 
-    indices: Tensor
-    node_count: int
-    edge_count: int
-    scores: Tensor
+    Args:
+        listing: The rows.
+        scores: One for each row, `[N]`, or a function that computes them.
+    """
+
+    def __init__(self, listing: Listing, scores: Tensor | Callable[[], Tensor]) -> None:
+        self._listing, self._scores = listing, scores
+
+    @property
+    def indices(self) -> Tensor:
+        """Nodes listed by rows, `[E]`."""
+        return self._listing.indices
+
+    @property
+    def node_count(self) -> int:
+        """N."""
+        return self._listing.node_count
+
+    @property
+    def edge_count(self) -> int:
+        """E."""
+        return self._listing.edge_count
+
+    @property
+    def scores(self) -> Tensor:
+        """Scores of the rows, `[N]`."""
+        if not isinstance(self._scores, Tensor):
+            self._scores = self._scores()
+        return self._scores
 
 
 class Hottest(NamedTuple):
@@ -63,6 +88,13 @@ class Hottest(NamedTuple):
 
     ids: Tensor
     misses: float
+
+
+def warn_of_frequency(hotness: Any) -> None:
+    """Warn of `hotness="frequency"`, which goes away."""
+    if isinstance(hotness, str) and hotness == "frequency":
+        warn("hotness='frequency' and presample are deprecated since 0.2.0: use hotness='expected', the default, which "
+             "computes what they count", DeprecationWarning)  # fmt: skip
 
 
 def check_hotness(hotness: str | Tensor) -> None:
@@ -80,6 +112,7 @@ def check_hotness(hotness: str | Tensor) -> None:
         raise ArgumentTypeError(f"hotness must be a name or a tensor of scores, got {type(hotness).__name__}")
     if hotness not in RANKINGS:
         raise ArgumentError(f"hotness must be one of {', '.join(RANKINGS)} or a tensor of scores, got {hotness!r}")
+    warn_of_frequency(hotness)
 
 
 def check_scores(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> None:
@@ -224,7 +257,21 @@ def expected_edge_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, nu
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     picked = _compute(indptr, indices, input_nodes, num_neighbors, batch_size)[1]
-    num_edges = indices.numel()
+    return order_by_edge(picked, indptr, indices.numel(), eid)
+
+
+def order_by_edge(picked: Tensor, indptr: Tensor, num_edges: int, eid: Tensor | None) -> Tensor:
+    """Order chances of the edges of each row, float32 `[S]`, by edge id: float32 `[E]`.
+
+    Args:
+        picked: See `follow_chances`.
+        indptr: Row offsets, int64 `[S + 1]`.
+        num_edges: E.
+        eid: See `expected_edge_reads`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: `eid`, rule and value.
+    """
     # All edges of a target have one chance.
     reads = picked.repeat_interleave(indptr[1:] - indptr[:-1], output_size=num_edges)
     if eid is None:
@@ -248,23 +295,77 @@ def _compute(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors
     input_nodes = check_ids("input_nodes", input_nodes.cpu(), num_nodes).long().to(indptr.device)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ArgumentError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
-    degree = indptr[1:] - indptr[:-1]
-    chance, picked = torch.zeros(2, num_nodes, device=indptr.device)
-    if input_nodes.numel() == 0:
-        return chance, picked
-    copies = torch.zeros_like(chance).index_add_(0, input_nodes, torch.ones_like(chance[:1]).expand(len(input_nodes)))
-    # Of a node that is listed several times, any of which brings it.
-    chance = 1 - (1 - min(1.0, batch_size / input_nodes.numel())) ** copies
+    chance = chance_of_seeds(input_nodes, num_nodes, batch_size)
+    chance, (picked,) = follow_chances([ListedRows(indptr, indices, slice(0, num_nodes), fanouts)], chance)
+    return chance, picked
+
+
+class ListedRows(NamedTuple):
+    """Neighbor lists of the nodes of a type, and the fanouts that they are sampled with.
+
+    Attributes:
+        indptr: Row offsets, int64 `[S + 1]`, from 0.
+        indices: Neighbors by their ids among all nodes, int32 or int64 `[E]` within [0, N), which is not checked.
+        nodes: The nodes that have these lists, among all.
+        fanouts: Neighbors that each hop picks; -1 for all. As many hops for all lists of a graph.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    nodes: slice
+    fanouts: Sequence[int]
+
+
+def chance_of_seeds(seeds: Tensor, num_nodes: int, batch_size: int) -> Tensor:
+    """Chance of each node to be a seed of a batch, float32 `[N]`, on the device of the seeds.
+
+    Args:
+        seeds: Nodes that batches begin with, int64 `[S]`; any of the places where a node is listed brings it.
+        num_nodes: N.
+        batch_size: Seeds of a batch.
+    """
+    copies = torch.zeros(num_nodes, dtype=torch.float32, device=seeds.device)
+    if seeds.numel() == 0:
+        return copies
+    copies.index_add_(0, seeds, torch.ones_like(copies[:1]).expand(len(seeds)))
+    return 1 - (1 - min(1.0, batch_size / seeds.numel())) ** copies
+
+
+def follow_chances(lists: Sequence[ListedRows], chance: Tensor, replace: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """Compute the chance of each node to be in a batch from its chance to be a seed, one pass over the edges a hop.
+
+    Args:
+        lists: Neighbor lists of the graph, one for each relation, on one device.
+        chance: Of each node to be a seed, float32 `[N]`, there.
+        replace: Whether neighbors are drawn with replacement.
+
+    Returns:
+        The chances of nodes, float32 `[N]`, and for each of `lists` the chance of an edge of a row, float32 `[S]`.
+    """
+    picked = [torch.zeros_like(chance[rows.nodes]) for rows in lists]
+    num_hops = max((len(rows.fanouts) for rows in lists), default=0)
     expanded = chance
-    with Bar(len(fanouts) * indices.numel(), "ranking rows by expected reads", "edges") as bar:
-        for fanout in fanouts:
-            picks = 1.0 if fanout < 0 else (fanout / degree.clamp(min=1)).clamp(max=1.0)
-            picked = picked + expanded * picks
-            # Just below 1, whose logarithm there is none of.
-            weights = -torch.log1p(-(expanded * picks).clamp(max=1 - 1e-6))
-            after = 1 - (1 - chance) * torch.exp(-spread_values(indptr, indices, weights, bar))
+    num_reads = sum(len(rows.fanouts) * rows.indices.numel() for rows in lists)
+    with Bar(num_reads, "ranking rows by expected reads", "edges") as bar:
+        for hop in range(num_hops):
+            spared = torch.zeros_like(chance)
+            for rows, own in zip(lists, picked, strict=True):
+                reads = expanded[rows.nodes] * _chance_of_pick(rows.indptr, rows.fanouts[hop], replace)
+                own += reads
+                # Just below 1, whose logarithm there is none of.
+                weights = -torch.log1p(-reads.clamp(max=1 - 1e-6))
+                spared -= spread_values(rows.indptr, rows.indices, weights, bar, chance.numel())
+            after = 1 - (1 - chance) * torch.exp(spared)
             expanded, chance = after - chance, after
     return chance, picked
+
+
+def _chance_of_pick(indptr: Tensor, fanout: int, replace: bool) -> Tensor | float:
+    """Chance of each edge of a row that is expanded, float32 `[S]`."""
+    if fanout < 0:
+        return 1.0
+    degree = (indptr[1:] - indptr[:-1]).clamp(min=1).float()
+    return 1 - (1 - 1 / degree) ** fanout if replace else (fanout / degree).clamp(max=1.0)
 
 
 _FREE_SHARE = 0.9

@@ -46,8 +46,8 @@ from pyg_direct.typing import Device
 # A batch that shares no rows with others.
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 # What a loader holds of the memory of its process.
-_PLACED = ("_attributes", "_checked", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_recorder",
-           "_sampled_topology")  # fmt: skip
+_PLACED = ("_attributes", "_checked", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_reads",
+           "_recorder", "_sampled_topology")  # fmt: skip
 _END = object()
 
 
@@ -74,6 +74,10 @@ class EpochLoader(ReportedLoader):
         "GPUs and in other processes, do not have them; assign others in every process before an epoch, keep rows that "
         "change in a loader without cache_policy, or keep them apart and index them by batch.n_id"
     )
+    # What ranks rows for caches; see `NeighborLoader`.
+    hotness = "expected"
+    # What it samples by, and the chances that it reads rows.
+    _reads: Any = None
     # How processes of a group keep node attributes together; see `NeighborLoader`.
     sharing: Mapping[str, str] = MappingProxyType({})
     # Whether processes whose seeds are their own, without `ranks`, still agree on the number of batches.

@@ -1,28 +1,47 @@
-"""Which rows a loader will read most, found out before its first epoch."""
+"""Which rows a loader will read most, found out before its first epoch.
+
+`rank_rows` and `rank_edges` rank for a `NeighborLoader` over a graph that is sampled uniformly, `rank_sampled` for the
+other loaders over a `NeighborSampler`. Chances are computed when a cache asks for them: not on a CPU, and not where all
+rows are in GPU memory.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hot_rows import (
     RANKINGS,
+    ListedRows,
     Listing,
     Ranked,
     blend_reads,
+    chance_of_seeds,
     count_reads,
-    expected_edge_reads,
-    expected_reads,
+    follow_chances,
+    order_by_edge,
+    warn_of_frequency,
 )
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
+from pyg_direct.graph.relation import NODES
+from pyg_direct.loader.arguments import NodeSampler
 from pyg_direct.loader.collate.data import Ranking
+from pyg_direct.loader.collate.hetero_data import TypeRanking
+from pyg_direct.ops.argument_checks import check_below, check_topology
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import free_bytes
+from pyg_direct.runtime.host.memory import available_bytes
+from pyg_direct.sampler.keyed_sampler import is_own
+from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.random_key import batch_key
 
 # Epochs of this number and above are sampled for counting alone.
@@ -34,59 +53,240 @@ _EDGE_BYTES = 64
 
 
 def check_ranking(hotness: str, presample: float | None) -> None:
-    """Refuse what ranks no rows.
+    """Refuse what ranks no rows, and warn of what goes away.
 
     Raises:
         ArgumentError: named argument, rule and value.
     """
     if hotness not in RANKINGS:
         raise ArgumentError(f"hotness must be one of {', '.join(RANKINGS)}, got {hotness!r}")
+    warn_of_frequency(hotness)
     if presample is None:
         return
     if isinstance(presample, bool) or not isinstance(presample, (int, float)) or not 0 < presample <= 1000:
         raise ArgumentError(f"presample must be a number of epochs above 0 and at most 1000, got {presample!r}")
     if hotness != "frequency":
-        raise ArgumentError(f"presample={presample!r} needs hotness='frequency', which counts reads, got {hotness!r}")
+        raise ArgumentError(f"presample={presample!r} needs hotness='frequency', which counts reads, got {hotness!r}: "
+                            "leave it out")  # fmt: skip
 
 
-def rank_rows(loader: Any, placed: PlacedTopology, plan: Any) -> Listing:
-    """What ranks the rows of a loader's node attributes, by its `hotness`."""
+class SeedDraw(NamedTuple):
+    """Nodes that a batch begins with.
+
+    Attributes:
+        kind: Their type; None without types.
+        batch_size: How many of them are in a batch.
+        nodes: What they are drawn from without replacement in an epoch, int64 `[S]`; None for all nodes of the type,
+            with replacement.
+        weight: Of each node of the type, `[N]`, where all are drawn; None if they are equally likely.
+    """
+
+    kind: str | None
+    batch_size: int
+    nodes: Tensor | None = None
+    weight: Tensor | None = None
+
+    def find_chance(self, num_nodes: int, device: torch.device) -> Tensor:
+        """Chance of each of so many nodes to be among the seeds of a batch, float32 `[N]`."""
+        if self.nodes is not None:
+            return chance_of_seeds(self.nodes.to(device), num_nodes, self.batch_size)
+        weight = torch.ones(num_nodes, device=device) if self.weight is None else self.weight.to(device)
+        share = weight.double() / weight.double().sum()
+        return -torch.expm1(self.batch_size * torch.log1p(-share)).float()
+
+
+class ReadChances:
+    """Chances of nodes and edges to be in a batch, computed once, when one of them is asked for.
+
+    Args:
+        make_lists: Gives the neighbor lists of the graph.
+        draws: The nodes that batches begin with.
+        parts: The nodes of each type among all; of None without types.
+        replace: Whether neighbors are drawn with replacement.
+    """
+
+    def __init__(self, make_lists: Callable[[], Sequence[ListedRows]], draws: Sequence[SeedDraw],
+                 parts: Mapping[str | None, slice], replace: bool) -> None:  # fmt: skip
+        self._make_lists, self._draws, self._parts, self._replace = make_lists, draws, parts, replace
+        self._made: tuple[Tensor, list[Tensor]] | None = None
+
+    def _compute(self) -> tuple[Tensor, list[Tensor]]:
+        if self._made is None:
+            lists = self._make_lists()
+            device = lists[0].indptr.device if lists else torch.device("cpu")
+            spared = torch.ones(max(part.stop for part in self._parts.values()), dtype=torch.float32, device=device)
+            for draw in self._draws:
+                part = self._parts[draw.kind]
+                spared[part] *= 1 - draw.find_chance(part.stop - part.start, device)
+            self._made = follow_chances(lists, 1 - spared, self._replace)
+        return self._made
+
+    def of_nodes(self, kind: str | None = None) -> Tensor:
+        """Chances of the nodes of a type, float32 `[N]`."""
+        return self._compute()[0][self._parts[kind]]
+
+    def of_edges(self, indptr: Tensor, num_edges: int, eid: Tensor | None) -> Tensor:
+        """Chances of the edges of the first lists by id, float32 `[E]`; see `order_by_edge`."""
+        return order_by_edge(self._compute()[1][0], indptr, num_edges, eid)
+
+
+def rank_rows(loader: Any, placed: PlacedTopology, plan: Any, may_sample: bool = True) -> Listing:
+    """What ranks the rows of a loader's node attributes, by its `hotness`.
+
+    Args:
+        loader: A `NeighborLoader` over a graph that is sampled uniformly.
+        placed: Its topology.
+        plan: What samples.
+        may_sample: Whether reads are counted where `hotness` asks for it; they are the first time.
+    """
     listing = Ranking.of(placed)
-    # Where all rows are alike, or none is copied, nothing is to be ranked.
-    if loader.hotness == "degree" or loader.device.type == "cpu":
+    # On a CPU nothing is copied, and what a sampler of the program's reads is not known.
+    if loader.hotness == "degree" or loader.device.type == "cpu" or not NodeSampler.serves(loader.node_sampler):
         return listing
-    return Ranked(*listing, score_nodes(loader, placed, plan))
+    if loader.hotness == "expected":
+        return Ranked(listing, _open_reads(loader, placed).of_nodes)
+    return Ranked(listing, score_nodes(loader, placed, plan)) if may_sample else listing
 
 
 def rank_edges(loader: Any, placed: PlacedTopology) -> Ranked | None:
     """The chance of each edge to be in a batch, where that ranks nodes as well and a GPU has room for it; else None."""
-    store = loader.data._store
-    has_rows = any(store.is_edge_attr(key) for key in store if key not in ("edge_index", "adj_t"))
-    if loader.hotness != "expected" or loader.device.type == "cpu" or not has_rows:
-        return None
-    if placed.num_edges * _EDGE_BYTES > free_bytes(loader.device.index) // 2:
+    if loader.hotness != "expected" or loader.device.type == "cpu" or not NodeSampler.serves(loader.node_sampler):
         return None
     eid = placed.edge_ids if placed.edge_ids.numel() else None
-    reads = expected_edge_reads(placed.indptr, placed.indices, _nodes_of(loader, placed), loader.num_neighbors,
-                                loader.batch_size or 1, eid)  # fmt: skip
-    return Ranked(placed.indices, placed.num_edges, placed.num_edges, reads)
+    return _rank_edges(loader, _open_reads(loader, placed), placed.indptr, placed.indices, eid)
 
 
-def _nodes_of(loader: Any, placed: PlacedTopology) -> Tensor:
+def _rank_edges(loader: Any, reads: ReadChances, indptr: Tensor, indices: Tensor, eid: Tensor | None
+                ) -> Ranked | None:  # fmt: skip
+    store, num_edges = loader.data._store, indices.numel()
+    if not any(store.is_edge_attr(key) for key in store if key not in ("edge_index", "adj_t")):
+        return None
+    free = free_bytes(indptr.device.index) if indptr.is_cuda else available_bytes()
+    if num_edges * _EDGE_BYTES > free // 2:
+        return None
+    return Ranked(Ranking(indices, num_edges, num_edges), partial(reads.of_edges, indptr, num_edges, eid))
+
+
+def _nodes_of(loader: Any, num_nodes: int) -> Tensor:
     nodes: Tensor | None = loader.input_data.node
-    return torch.arange(placed.num_nodes, device="cpu") if nodes is None else nodes
+    return torch.arange(num_nodes, device="cpu") if nodes is None else nodes
+
+
+def _open_reads(loader: Any, placed: PlacedTopology) -> ReadChances:
+    """The chances that a loader reads nodes and edges, one for as long as it samples alike."""
+    key = placed, loader._recipe
+    if loader._reads is None or any(old is not new for old, new in zip(loader._reads[0], key, strict=True)):
+        loader._reads = key, _make_reads(loader, placed)
+    return loader._reads[1]  # type: ignore[no-any-return]
+
+
+def _make_reads(loader: Any, placed: PlacedTopology) -> ReadChances:
+    rows = ListedRows(placed.indptr, placed.indices, slice(0, placed.num_nodes), loader.num_neighbors)
+    draw = SeedDraw(None, loader.batch_size or 1, _nodes_of(loader, placed.num_nodes))
+    return ReadChances(lambda: [rows], [draw], {None: rows.nodes}, loader._recipe.replace)
 
 
 def score_nodes(loader: Any, placed: PlacedTopology, plan: Any) -> Tensor:
     """How often a loader will read each node, by its `hotness`, `[N]`, on the device that samples."""
-    nodes = _nodes_of(loader, placed)
-    scores = expected_reads(placed.indptr, placed.indices, nodes, loader.num_neighbors, loader.batch_size or 1)
+    nodes, scores = _nodes_of(loader, placed.num_nodes), _make_reads(loader, placed).of_nodes()
     num_batches = _count_batches(loader, nodes) if loader.hotness == "frequency" else 0
     if num_batches > 0:
         with Bar(num_batches, "ranking rows by a run of sampling", "batches") as bar:
             counts = count_reads(_sample(loader, nodes, plan, num_batches, bar), placed.num_nodes)
         scores = blend_reads(counts, scores)
     return scores
+
+
+class Rankings(NamedTuple):
+    """What ranks the rows of a graph that a sampler is asked for.
+
+    Attributes:
+        nodes: By node type, None without types; empty where nothing does.
+        edges: Of the edges of a graph without types; None where nothing does.
+    """
+
+    nodes: Mapping[str | None, Listing]
+    edges: Ranked | None = None
+
+
+def rank_sampled(loader: Any, topology: Any) -> Rankings:
+    """What ranks the rows of a loader over any sampler: chances where they can be computed, else degrees.
+
+    Chances are known of a sampler that samples as a `NeighborSampler` does, by neither times nor weights.
+
+    Args:
+        loader: A loader of a `Data` or `HeteroData`.
+        topology: What its sampler samples, a `CSRTopo` or `HeteroTopo`; None if that is not known.
+    """
+    if topology is None:
+        return Rankings({})
+    has_types = isinstance(topology, HeteroTopo)
+    kinds = [None if topology.is_homogeneous else kind for kind in topology.node_types] if has_types else [None]
+    nodes: dict[str | None, Listing] = {
+        kind: TypeRanking(topology, NODES if kind is None else kind) if has_types else topology for kind in kinds
+    }
+    reads = _read_sampler(loader, topology)
+    if reads is None:
+        return Rankings(nodes)
+    ranked: dict[str | None, Listing] = {
+        kind: Ranked(own, partial(reads.of_nodes, kind)) for kind, own in nodes.items()}  # fmt: skip
+    if has_types:
+        return Rankings(ranked)
+    indptr, indices = _find_rows(topology)
+    edges = _rank_edges(loader, reads, indptr, indices, topology.eid)
+    return Rankings(ranked, edges)
+
+
+def _read_sampler(loader: Any, topology: Any) -> ReadChances | None:
+    """The chances that a loader reads nodes and edges, one for as long as it samples alike; None if not known."""
+    sampler = loader._sampler
+    if loader.hotness != "expected" or loader.device.type == "cpu" or not is_own(sampler, NeighborSampler):
+        return None
+    has_types = isinstance(topology, HeteroTopo)
+    if has_types and (topology.is_temporal or topology.weighted.any()):
+        return None
+    recipe = sampler._read_recipe()
+    key = topology, loader.input_data, sampler.num_neighbors, recipe.replace
+    if loader._reads is None or any(old is not new for old, new in zip(loader._reads[0], key, strict=True)):
+        if has_types:
+            fanouts = recipe.table(topology)
+            kinds = [None if topology.is_homogeneous else kind for kind in topology.node_types]
+            parts = {kind: slice(int(start), int(start) + size) for kind, start, size in zip(
+                kinds, topology.type_starts[:-1], topology.num_nodes.values(), strict=True)}  # fmt: skip
+            make_lists: Any = partial(_list_relations, topology, fanouts)
+        else:
+            parts, make_lists = {None: slice(0, topology.node_count)}, partial(_list_rows, topology, recipe.fanouts)
+        draws = loader._list_draws()
+        if any(draw.kind not in parts for draw in draws):
+            return None
+        loader._reads = key, ReadChances(make_lists, draws, parts, recipe.replace)
+    return loader._reads[1]  # type: ignore[no-any-return]
+
+
+def _find_rows(topology: Any) -> tuple[Tensor, Tensor]:
+    """Row offsets and neighbors of a topology, on one device."""
+    return topology.indptr.to(topology.indices.device), topology.indices
+
+
+def _list_rows(topology: CSRTopo, fanouts: Sequence[int]) -> list[ListedRows]:
+    indptr, indices = _find_rows(topology)
+    # The arrays may be the program's, which may have written to them.
+    if not indptr.is_cuda:
+        check_topology(indptr, indices)
+    return [ListedRows(indptr, indices, slice(0, topology.node_count), fanouts)]
+
+
+def _list_relations(topology: HeteroTopo, fanouts: np.ndarray) -> list[ListedRows]:
+    lists, (indptr, indices) = [], _find_rows(topology)
+    if topology.bound is not None and not indices.is_cuda:
+        check_below("neighbors of the graph", indices.numpy(), topology.bound)
+    for number, expanded in enumerate(topology.expanded.tolist()):
+        first, end = (int(topology.row_starts[number + step]) for step in (0, 1))
+        begin, stop = (int(topology.edge_starts[number + step]) for step in (0, 1))
+        start = int(topology.type_starts[expanded])
+        lists.append(ListedRows(indptr[first : end + 1] - begin, indices[begin:stop], slice(start, start + end - first),
+                                fanouts[:, number].tolist()))  # fmt: skip
+    return lists
 
 
 def _count_batches(loader: Any, nodes: Tensor) -> int:

@@ -21,6 +21,7 @@ from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.captured_link_batches import PlannedLinks
 from pyg_direct.loader.collate.data import Attributes
+from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.node_loader import check_input_id, check_times
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
@@ -151,6 +152,17 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     @property
     def _sampler(self) -> Any:
         return self.link_sampler
+
+    def _list_draws(self) -> list[SeedDraw]:
+        links, negatives, count = self.input_data, self.neg_sampling, self.batch_size or 1
+        source, target = (None, None) if links.input_type is None else (links.input_type[0], links.input_type[-1])
+        draws = [SeedDraw(source, count, links.row), SeedDraw(target, count, links.col)]
+        if negatives is None:
+            return draws
+        drawn = math.ceil(count * negatives.amount)
+        if negatives.is_binary():
+            draws.append(SeedDraw(source, drawn, weight=negatives.src_weight))
+        return [*draws, SeedDraw(target, drawn, weight=negatives.dst_weight)]
 
     def _check_seeds(self, sizes: Any) -> None:
         given = self.input_data

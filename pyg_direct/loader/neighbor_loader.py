@@ -28,7 +28,7 @@ from pyg_direct.loader.arguments import (
 )
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.collate.data import Attributes, Ranking, summarise
+from pyg_direct.loader.collate.data import Attributes, summarise
 from pyg_direct.loader.hot_row_ranking import check_ranking, rank_edges, rank_rows
 from pyg_direct.loader.memory_placement import announce, describe, keep_once
 from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seeds, open_loader
@@ -147,16 +147,17 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             where the host has room; and for rows `shard`; see `Feature`. With `shard`, batches are made in step with
             the other processes, which all iterate; one that has fewer batches, or leaves an epoch early, takes part in
             those of the others meanwhile, and ends its process group after they are done (`dist.barrier()`).
-        hotness: What ranks rows for `feature_cache`: `degree`; `expected`, the chance that a batch meets a node
-            (`expected_reads`); or `frequency`: that chance, corrected by reads that are counted while `presample`
-            epochs are sampled before the first one, as far as so many tell. Only for a `Data` that is sampled
-            uniformly, and for attributes that no other loader has placed yet. With `expected`, edge attributes on the
-            host have hot rows too: `feature_cache` is then one budget, for the rows of nodes and edges that a batch
-            reads with the highest chance a byte; to rank them takes 64 bytes an edge, and half of the free GPU memory
-            at most.
-        presample: Epochs, or a part of one. Little is needed: the chance decides where counts tell nothing yet. None
-            is a twentieth where the chance is that of other draws, with `replace` and with `labor`; else nothing is
-            counted, as the chance tells it all.
+        hotness: What ranks rows for `feature_cache`, of attributes that no other loader has placed yet. `expected`: the
+            chance that a batch reads them, computed from the graph in one pass over the edges a hop, when a cache is
+            filled (see `expected_reads`); where it is not known, with times, weights or a sampler of the program's,
+            `degree`. `degree`: how many nodes list them. Batches are the same with either. With `expected`, a `Data`
+            that is sampled uniformly has hot rows of edge attributes on the host too: `feature_cache` is then one
+            budget, for the rows of nodes and edges that a batch reads with the highest chance a byte; to rank them
+            takes 64 bytes an edge, and half of the free memory at most. Deprecated: `frequency`, for a `Data` that is
+            sampled uniformly: that chance, corrected by reads that are counted while `presample` epochs are sampled
+            before the first one; take `expected`.
+        presample: Deprecated, with `frequency`: epochs, or a part of one. None is a twentieth with `replace` and
+            with `labor`; otherwise nothing is counted.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
@@ -221,7 +222,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  super_batch: int | None = None, seed: int | None = None, prefetch: int = 1,
                  time_comparison: str = "<=", time_window: int | None = None,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", cache_policy: str | None = None,
-                 cold_policy: str = "auto", hotness: str = "degree", presample: float | None = None,
+                 cold_policy: str = "auto", hotness: str = "expected", presample: float | None = None,
                  custom_cls: Any = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
@@ -251,13 +252,13 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             self._open_plain(data, fanouts, input_nodes, replace, transform, transform_sampler_output, input_id,
                              store_dtype, sampling, layer_dependency, kwargs)  # fmt: skip
             return
-        for name, value, default in (
-            ("sampling", sampling, "uniform"),
-            ("layer_dependency", layer_dependency, False),
-            ("hotness", hotness, "degree"),
-            ("topology_cache", None if topology_cache == "auto" else topology_cache, None),
+        for name, value, allowed in (
+            ("sampling", sampling, ("uniform",)),
+            ("layer_dependency", layer_dependency, (False,)),
+            ("hotness", hotness, ("degree", "expected")),
+            ("topology_cache", topology_cache, (None, "auto")),
         ):
-            if value != default:
+            if value not in allowed:
                 raise ArgumentError(f"{name}={value!r} needs a Data that is sampled uniformly, without other options")
         self._recipe: Recipe | None = None
         self._made_sampler = neighbor_sampler is None
@@ -316,7 +317,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         self._placed.check_process()
         # Afterwards attributes are placed.
         is_first = self._attributes is None
-        ranking = rank_rows(self, self._placed, self._plan) if is_first else Ranking.of(self._placed)
+        ranking = rank_rows(self, self._placed, self._plan, may_sample=is_first)
         edges = rank_edges(self, self._placed) if is_first else None
         self._place_attributes(ranking, edges)
         assert self._attributes is not None
@@ -336,7 +337,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self._recipe is None:
             super()._renew_rows()
         else:
-            self._place_attributes(Ranking.of(self._placed))
+            self._place_attributes(rank_rows(self, self._placed, self._plan, may_sample=False))
 
     def _place_topology(self, topology: CSRTopo) -> PlacedTopology:
         place = self.topology_placement

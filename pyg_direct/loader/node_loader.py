@@ -14,6 +14,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, NodeSamplerInput
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.row_dtypes import check_store_dtype
 from pyg_direct.loader.arguments import check_custom_cls, check_stores, read_input_nodes, settle_workers
+from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.ops.argument_checks import check_callables, check_ids, check_integers, in_short, tell_kind
 from pyg_direct.sampler.graph_reader import check_graph, count_nodes, list_relations, settle_filter
@@ -92,6 +93,9 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
 
     def _input(self) -> Tensor:
         return self.input_data.node  # type: ignore[no-any-return]
+
+    def _list_draws(self) -> list[SeedDraw]:
+        return [SeedDraw(self.input_data.input_type, self.batch_size or 1, self.input_data.node)]
 
     def _check_seeds(self, sizes: Any) -> None:
         size = sizes.get(self.input_data.input_type) if isinstance(sizes, dict) else sizes

@@ -17,8 +17,9 @@ from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.attributes import without_edge_attributes
 from pyg_direct.loader.collate.data import Attributes
-from pyg_direct.loader.collate.hetero_data import HeteroAttributes, TypeRanking
+from pyg_direct.loader.collate.hetero_data import HeteroAttributes
 from pyg_direct.loader.collate.stores import StoreAttributes
+from pyg_direct.loader.hot_row_ranking import SeedDraw, rank_sampled
 from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, HOST_ROOM, GrowingTogether, SharedRows, Together, Work
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.ops.argument_checks import as_ids, check_ids
@@ -84,16 +85,20 @@ class GeneralLoader(EpochLoader):
         by_adjacency = isinstance(self._sampler, (OwnSampler, NeighborSampler, HGTSampler))
         options = self.device, self.placement, self.feature_cache, self.store_dtype, self.sharing
         if isinstance(self.data, HeteroData):
-            ranking = topology if isinstance(topology, HeteroTopo) else None
-            self._general = HeteroAttributes(self.data, ranking, *options, by_adjacency=by_adjacency)
+            typed = topology if isinstance(topology, HeteroTopo) else None
+            self._general = HeteroAttributes(self.data, typed, *options, by_adjacency=by_adjacency,
+                                             rankings=rank_sampled(self, typed).nodes)  # fmt: skip
         elif isinstance(self.data, Data):
-            counts = {} if topology is None else _count_items(topology)
-            if isinstance(topology, HeteroTopo):
-                topology = TypeRanking(topology, topology.node_types[0])
-            self._general = Attributes(self.data, topology, *options, counts=counts, by_adjacency=by_adjacency)
+            counts, ranked = {} if topology is None else _count_items(topology), rank_sampled(self, topology)
+            ranking = next(iter(ranked.nodes.values()), None)
+            self._general = Attributes(self.data, ranking, *options, ranked.edges, by_adjacency, counts)
         else:
             features, graph = self.data
             self._general = StoreAttributes(features, graph, self.device, self.custom_cls, topology)
+
+    def _list_draws(self) -> list[SeedDraw]:
+        """The nodes that a batch begins with."""
+        raise NotImplementedError
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
         """What the sampler makes of the seeds at these positions."""

@@ -49,7 +49,7 @@ EXPECTED = {
         "hit rate by expectation",
         "hit rate by degree",
         "hit rate by follow_reads",
-        "ranking by frequency, of an epoch",
+        "ranking by expected, of an epoch",
     },
     "labor": {"rows a batch"},
     "accuracy": {"test, 8 epochs", "test, 40 epochs", "GraphSAGE above it"},

@@ -66,4 +66,5 @@ class Case:
             warnings.simplefilter("error")
             # Relations without a reverse, negatives that no draw found.
             warnings.simplefilter("ignore", LoaderWarning)
+            warnings.filterwarnings("ignore", "hotness='frequency'", DeprecationWarning)
             return SUBJECTS[self.subject].run(self.row, Random(self.number), self.device)

@@ -27,7 +27,7 @@ FANOUTS = ("few", "many", "all", "mixed", "none")
 # What the captured plan of a homogeneous graph makes batches of; some options need it.
 PLAIN = {"graph": "data", "via": "NeighborLoader", "time": "none", "weight": "no", "disjoint": "no",
          "subgraph": "directional", "fanout_by": "hop"}  # fmt: skip
-NEED_PLAIN = {"sampling": "uniform", "hotness": "degree", "topology_cache": "none"}
+NEED_PLAIN = {"sampling": "uniform", "topology_cache": "none"}
 
 
 def sampling_options() -> dict[str, tuple[str, ...]]:
@@ -59,7 +59,7 @@ def space(device: str) -> Space:
         **sampling_options(), "via": ("NeighborLoader", "NodeLoader", "SubGraphLoader"),
         "sampling": ("uniform", "labor", "layers"), "direction": ("forward", "backward"),
         "input_time": ("own", "given"), "seeds": ("all", "ids", "mask", "repeated", "empty"),
-        "hotness": ("degree", "expected", "frequency"), "presample": ("none", "0.5", "2"),
+        "hotness": ("expected", "degree", "frequency"), "presample": ("none", "0.5", "2"),
         "super_batch": ("1", "3"), "ranks": tuple(RANKS), "input_id": ("none", "given"),
         **topology_options(device), **loading_options(device),
     }  # fmt: skip
@@ -73,7 +73,10 @@ def space(device: str) -> Space:
         (("time", "input_time"), lambda time, given: given == {"none": "own", "edge": "given"}.get(time, given)),
         *(((name, other), lambda value, found, without=without, needed=needed: value == without or found == needed)
           for name, without in NEED_PLAIN.items() for other, needed in PLAIN.items()),
-        (("hotness", "sampling"), lambda hotness, sampling: hotness == "degree" or sampling == "uniform"),
+        *((("hotness", other), lambda hotness, found, needed=needed: hotness != "frequency" or found == needed)
+          for other, needed in PLAIN.items()),
+        (("hotness", "via"), lambda hotness, via: hotness == "expected" or via == "NeighborLoader"),
+        (("hotness", "sampling"), lambda hotness, sampling: hotness != "frequency" or sampling == "uniform"),
         (("hotness", "presample"), lambda hotness, presample: hotness == "frequency" or presample == "none"),
         (("ranks", "leave"), lambda ranks, leave: ranks == "none" or leave != "resume"),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from tests.fuzz.ways import CACHES, STORED, loading_options
 from tests.reference.compress import compress
 
 # Options of the loaders that stores leave at their defaults, or that say the same here.
-FIXED = {"weight": "no", "sampling": "uniform", "direction": "forward", "hotness": "degree", "presample": "none",
+FIXED = {"weight": "no", "sampling": "uniform", "direction": "forward", "hotness": "expected", "presample": "none",
          "super_batch": "1", "topology": "same", "topology_cache": "none", "input_id": "none", "cache": "none",
          "store": "none", "threads": "one", "hook": "none", "exclude": "no", "labels": "no", "strict": "no",
          "amount": "one", "end_weights": "none"}  # fmt: skip

@@ -25,18 +25,34 @@ def expected_reads(indptr: Sequence[int], indices: Sequence[int], seeds: Sequenc
             if seed == node:
                 spared *= 1 - min(1.0, batch_size / len(seeds))
         chance.append(1 - spared)
+    return follow_chances([(indptr, indices, 0, fanouts)], chance)
+
+
+Lists = tuple[Sequence[int], Sequence[int], int, Sequence[int]]
+
+
+def follow_chances(lists: Sequence[Lists], chance: list[float], replace: bool = False) -> list[float]:
+    """Chances of nodes from their chances to be seeds; a list has row offsets, neighbors, its first node, fanouts."""
     expanded = list(chance)
-    for fanout in fanouts:
-        spared = [1.0] * num_nodes
-        for row in range(num_nodes):
-            listed = indices[indptr[row] : indptr[row + 1]]
-            for node in listed:
-                pick = 1.0 if fanout < 0 else min(1.0, fanout / len(listed))
-                spared[node] *= 1 - min(expanded[row] * pick, 1 - 1e-6)
+    for hop in range(max(len(fanouts) for *_, fanouts in lists)):
+        spared = [1.0] * len(chance)
+        for indptr, indices, first, fanouts in lists:
+            for row in range(len(indptr) - 1):
+                listed = indices[indptr[row] : indptr[row + 1]]
+                for node in listed:
+                    pick = chance_of_pick(len(listed), fanouts[hop], replace)
+                    spared[node] *= 1 - min(expanded[first + row] * pick, 1 - 1e-6)
         after = [1 - (1 - c) * s for c, s in zip(chance, spared, strict=True)]
         expanded = [a - c for a, c in zip(after, chance, strict=True)]
         chance = after
     return chance
+
+
+def chance_of_pick(degree: int, fanout: int, replace: bool) -> float:
+    """Chance of each of so many neighbors to be picked."""
+    if fanout < 0:
+        return 1.0
+    return 1 - (1 - 1 / degree) ** fanout if replace else min(1.0, fanout / degree)
 
 
 def expected_edge_reads(indptr: Sequence[int], indices: Sequence[int], eid: Sequence[int], seeds: Sequence[int],

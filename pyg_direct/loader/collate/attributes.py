@@ -29,6 +29,7 @@ from pyg_direct.loader.prefetch.gpu_streams import parts_of_frame
 from pyg_direct.ops.content_hash import Content, has_content, read_content
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes
 from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
+from pyg_direct.runtime.host.memory import parse_size
 from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.sampler.graph_reader import remember
 
@@ -128,7 +129,7 @@ class PlacedRows:
     def _share_cache(self, values: dict[Any, Any], choices: Mapping[Any, Choice],
                      rankings: Mapping[Any, Listing | None]) -> dict[Any, int]:  # fmt: skip
         """Bytes for hot rows of attributes of nodes and edges whose chances are known, from one budget."""
-        demands = {}
+        ranked, sizes = {}, {}
         for key, choice in choices.items():
             ranking, tensor = rankings.get(key), as_tensor(values[key])
             if (
@@ -137,9 +138,15 @@ class PlacedRows:
                 and self._find(values[key], self._placement) is None
             ):
                 dtype = self._narrow(tensor).get("store_dtype", tensor.dtype)
-                demands[key] = Demand(ranking.scores, tensor[:1].numel() * dtype.itemsize)
-        filled = sum(choices[key].hot_bytes for key in demands)
-        return share_budget(demands, filled if self._cache is None else self._cache)
+                ranked[key], sizes[key] = ranking, tensor[:1].numel() * dtype.itemsize
+        filled = sum(choices[key].hot_bytes for key in ranked)
+        budget = filled if self._cache is None else self._cache
+        whole = {key: len(values[key]) * size for key, size in sizes.items()}
+        most = parse_size(budget, sum(whole.values()), "feature_cache")
+        if most == 0 or most >= sum(whole.values()):
+            # No row, or all of them: chances need not be computed.
+            return whole if most else dict.fromkeys(whole, 0)
+        return share_budget({key: Demand(own.scores, sizes[key]) for key, own in ranked.items()}, budget)
 
     def _place(self, value: Any, kind: str, choice: Choice, cache: int | str, ranking: Listing | None) -> Feature:
         placement = "cuda" if choice.place == "cuda" else self._placement

@@ -60,9 +60,10 @@ class HeteroAttributes(PlacedRows):
 
     Args:
         data: The graph; read anew for every epoch, so that edits take effect.
-        topology: What ranks rows; None takes the first ones for hot.
+        topology: What is sampled; None where that is not known.
         device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
         by_adjacency: See `Attributes`.
+        rankings: What ranks rows, by node type; types may be missing, whose first rows are taken for hot.
 
     Raises:
         ArgumentError: an attribute has fewer rows than the topology has nodes, or edges, of its type.
@@ -70,7 +71,8 @@ class HeteroAttributes(PlacedRows):
 
     def __init__(self, data: HeteroData, topology: HeteroTopo | None, device: torch.device, placement: str,
                  feature_cache: int | str | None, store_dtype: torch.dtype | None = None,
-                 sharing: Mapping[str, str] = MappingProxyType({}), by_adjacency: bool = True) -> None:  # fmt: skip
+                 sharing: Mapping[str, str] = MappingProxyType({}), by_adjacency: bool = True,
+                 rankings: Mapping[Any, Listing] = MappingProxyType({})) -> None:  # fmt: skip
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         refuse_features(data)
         counts: dict[Any, int] = {} if topology is None else {**topology.num_nodes, **topology.num_edges}
@@ -82,18 +84,18 @@ class HeteroAttributes(PlacedRows):
         # By (type or relation, key).
         values: dict[Any, Any] = {}
         kinds: dict[Any, str] = {}
-        rankings: dict[Any, Listing | None] = {}
+        ranked: dict[Any, Listing | None] = {}
         # Those of each type or relation that are sliced, and that still are where types were read together.
         self._keys: dict[Any, list[str]] = {}
         self._keys_beside: dict[Any, list[str]] = {}
         for place, stores in (("node", data.node_items()), ("edge", data.edge_items())):
             for kind, store in stores:
-                ranking = TypeRanking(topology, kind) if place == "node" and topology is not None else None
                 for key in self._sort_out(data, place, kind, store):
                     rows = counts.get(kind, 0) if kind not in self._places else store.edge_index.shape[1]
                     check_rows(f"data[{kind!r}].{key}", len(store[key]), place, rows)
-                    values[kind, key], kinds[kind, key], rankings[kind, key] = store[key], place, ranking
-        self._place_all(values, kinds, rankings)
+                    values[kind, key], kinds[kind, key] = store[key], place
+                    ranked[kind, key] = rankings.get(kind) if place == "node" else None
+        self._place_all(values, kinds, ranked)
         # Afterwards: to move rows may write to them.
         self.marks = Marks(data)
         self._typed = None if topology is None else TypedRows(self._node, topology.node_types)

@@ -13,24 +13,27 @@ from pyg_direct.progress import Bar
 _PIECE = 1 << 24
 
 
-def spread_values(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | None = None) -> Tensor:
+def spread_values(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | None = None,
+                  num_nodes: int | None = None) -> Tensor:  # fmt: skip
     """Sum over the rows that list a node of their values, float32 `[N]`, once for each listing.
 
     Args:
-        indptr, indices: Rows, int64 `[N + 1]` and int32 or int64 `[E]` within [0, N), which is not checked;
+        indptr, indices: Rows, int64 `[S + 1]` and int32 or int64 `[E]` within [0, N), which is not checked;
             on a GPU other ids are left out.
-        values: Of each row, float32 `[N]`, on the device of the rows.
+        values: Of each row, float32 `[S]`, on the device of the rows.
         bar: What is told of edges that were looked at.
+        num_nodes: N, the nodes that rows may list; None if they are the rows.
     """
-    num_nodes, num_edges = indptr.numel() - 1, indices.numel()
+    num_edges = indices.numel()
+    num_nodes = values.numel() if num_nodes is None else num_nodes
     if runs_on_gpu(values):
-        sums = _spread_on_gpu(indptr, indices, values)
+        sums = _spread_on_gpu(indptr, indices, values, num_nodes)
         if bar is not None:
             bar.update(num_edges)
         return sums
     # Threads add to sums of their own, which together take no more memory than the edges.
     parts = max(1, min(cpu_chunks(), num_edges // max(1, num_nodes)))
-    sums = torch.zeros(parts, num_nodes, device="cpu")
+    sums = torch.zeros(parts, num_nodes, dtype=torch.float32, device="cpu")
     step = _PIECE * parts
     for begin in range(0, num_edges, step):
         end = min(num_edges, begin + step)
@@ -43,8 +46,8 @@ def spread_values(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | No
     return sums[0] if parts == 1 else sums.sum(0)
 
 
-def _spread_on_gpu(indptr: Tensor, indices: Tensor, values: Tensor) -> Tensor:
-    sums, num_edges = torch.zeros_like(values), indices.numel()
+def _spread_on_gpu(indptr: Tensor, indices: Tensor, values: Tensor, num_nodes: int) -> Tensor:
+    sums, num_edges = values.new_zeros(num_nodes), indices.numel()
     if num_edges == 0 or sums.numel() == 0:
         return sums
     step = indices.stride(0) if num_edges > 1 else 1

@@ -8,7 +8,7 @@ from benchmarks.features.hot_rows import make_skewed_graph
 from pyg_direct import CSRTopo, GraphSageSampler, count_reads, expected_edge_reads, expected_reads
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.features.hot_rows import choose_hottest
+from pyg_direct.features.hot_rows import ListedRows, choose_hottest, count_listings, follow_chances
 from tests.reference import expected as reference
 
 edges = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=60)
@@ -37,6 +37,26 @@ def test_chances_of_edges_match_the_reference(device, edges, fanouts, batch_size
     torch.testing.assert_close(got.cpu(), torch.tensor(wanted), atol=5e-5, rtol=1e-4)
 
 
+@given(edges=edges, more=edges, replace=st.booleans(),
+       fanouts=st.lists(st.tuples(*[st.sampled_from([-1, 0, 1, 2, 5])] * 2), max_size=3))  # fmt: skip
+def test_chances_follow_several_relations(device, edges, more, fanouts, replace):
+    # Five nodes of a type list the seven of another, which list all twelve.
+    lists = []
+    for number, (links, first, count) in enumerate([(edges, 0, 5), (more, 5, 7)]):
+        kept = [(source if number else 5 + source % 7, target % count) for source, target in links]
+        topo = CSRTopo(torch.tensor(kept, dtype=torch.int64).view(-1, 2).t(), num_nodes=12)
+        lists.append((topo.indptr[: count + 1], topo.indices, first, [fanout[number] for fanout in fanouts]))
+    chance = torch.rand(12)
+
+    rows = [ListedRows(indptr.to(device), indices.to(device), slice(first, first + len(indptr) - 1), own)
+            for indptr, indices, first, own in lists]  # fmt: skip
+    got, _ = follow_chances(rows, chance.to(device), replace)
+
+    wanted = reference.follow_chances([(indptr.tolist(), indices.tolist(), first, own)
+                                       for indptr, indices, first, own in lists], chance.tolist(), replace)  # fmt: skip
+    torch.testing.assert_close(got.cpu(), torch.tensor(wanted), atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("eid", "error", "words"), [
     (torch.tensor([0]), ArgumentError, "eid must hold an id for each of the 2 edges, got 1"),
     (torch.tensor([0, 2]), IdError, r"eid must lie in \[0, 2\), got 2"),
@@ -61,6 +81,20 @@ def test_it_ranks_nearly_as_well_as_hindsight():
 
     best = reads.sort(descending=True).values[:600].sum()
     assert reads[choose_hottest(scores, 3000, 600).ids].sum() >= 0.97 * best
+
+
+@pytest.mark.parametrize("cached", [0.05, 0.2])
+def test_of_few_training_nodes_it_serves_more_than_degrees(cached):
+    draws = torch.Generator().manual_seed(1)
+    topo = CSRTopo(make_skewed_graph(5000, 50_000), num_nodes=5000)
+    train, count = torch.randperm(5000, generator=draws)[:150], int(cached * 5000)
+    sampler = GraphSageSampler(topo, [10, 5], device="cpu", seed=0)
+    reads = count_reads((sampler.sample(seeds)[0] for _ in range(5) for seeds in train.split(32)), 5000)
+
+    chances, degrees = expected_reads(topo.indptr, topo.indices, train, [10, 5], 32), count_listings(topo, 5000)
+
+    shares = [reads[choose_hottest(scores, 5000, count).ids].sum() / reads.sum() for scores in (chances, degrees)]
+    assert shares[0] >= 1.1 * shares[1]
 
 
 @pytest.mark.slow

@@ -52,6 +52,12 @@ def test_what_ranks_nothing_is_refused(hotness, error, words):
         Feature(device="cpu", hotness=hotness)
 
 
+def test_frequency_is_deprecated():
+    with pytest.warns(DeprecationWarning, match="use hotness='expected'"):
+        Feature(device="cpu", hotness="frequency")
+
+
+@pytest.mark.filterwarnings("ignore:hotness='frequency':DeprecationWarning")
 @pytest.mark.parametrize(("hotness", "words"), [
     (torch.zeros(3), "a score for each of the 4 rows, got 3"),
     (torch.tensor([1.0, float("nan"), 0.0, 0.0]), "got a NaN"),

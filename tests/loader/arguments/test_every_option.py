@@ -260,7 +260,7 @@ LOADERS = {
     "SubGraphLoader": (SubGraphLoader, {
         **NEIGHBOR, "subgraph_type": Refused("directional", "must be 'induced'"),
         "sampling": Refused("labor", "needs a Data"), "layer_dependency": Refused(True, "needs a Data"),
-        "hotness": Refused("expected", "needs a Data"), "topology_cache": Refused(9, "needs a Data"),
+        "topology_cache": Refused(9, "needs a Data"),
         "directed": Refused(3, "directed"), "neighbor_sampler": Differs(sampler_of())}),
     "LinkNeighborLoader": (LinkNeighborLoader, {
         **LINK_INPUTS, **LINK_SAMPLING, **OF_LINKS, **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH,

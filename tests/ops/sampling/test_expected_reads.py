@@ -68,6 +68,14 @@ def test_neighbors_may_lie_among_edge_ids(device):
     torch.testing.assert_close(got.cpu(), spread_values(topo.indptr, topo.indices, values))
 
 
+def test_rows_may_list_other_nodes_than_the_rows(device):
+    indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([6, 4, 6])
+
+    got = spread_values(indptr.to(device), indices.to(device), torch.tensor([0.5, 2], device=device), num_nodes=7)
+
+    assert got.tolist() == [0, 0, 0, 0, 0.5, 0, 2.5]
+
+
 @pytest.mark.parametrize("count", [1, 5])
 def test_one_neighbor_may_stand_for_all(device, count):
     indptr, indices = torch.tensor([0, 0, count, count]), torch.tensor([2]).expand(count)
