@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pyg_direct.loader.subgraph_loader import SubGraphLoader
     from pyg_direct.nn.accelerate import accelerate
     from pyg_direct.nn.replay.graphed_step import GraphedStep
+    from pyg_direct.nn.sorted_edges import to_edge_index
     from pyg_direct.noedit.install import install, uninstall
     from pyg_direct.runtime.cuda.peer_memory import DeviceGroup, init_p2p, p2pCliqueTopo
-    from pyg_direct.sampler.edge_order import to_edge_index
     from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler
     from pyg_direct.sampling.mixed_cpu_gpu import MixedGraphSageSampler, SampleJob
     from pyg_direct.sampling.negative_links import RandomNegativeSampler
@@ -122,7 +122,7 @@ _ROOMS = {
     "install": "noedit.install",
     "p2pCliqueTopo": "runtime.cuda.peer_memory",
     "save_rows": "features.row_files",
-    "to_edge_index": "sampler.edge_order",
+    "to_edge_index": "nn.sorted_edges",
     "to_unified": "features.unified_tensor",
     "unified_device": "features.unified_device",
     "uninstall": "noedit.install",

@@ -45,7 +45,7 @@ MOVED = {
     "loader.link": "loader.link_loader",
     "loader.neighbor": "loader.neighbor_loader",
     "loader.node": "loader.node_loader",
-    "loader.order": "sampler.edge_order",
+    "loader.order": "nn.sorted_edges",
     "loader.producers": "loader.prefetch.processes",
     "loader.rows": "features.feature_store",
     "loader.sampler": "sampler.neighbor_sampler",

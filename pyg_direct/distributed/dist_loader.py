@@ -32,12 +32,12 @@ from pyg_direct.loader.prefetch.gpu_streams import hold_for, note_memory
 from pyg_direct.loader.prefetch.lockstep_ranks import Steps
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.loader.sampler_loader import GeneralLoader
+from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.sampling.random import derive_key
 from pyg_direct.runtime.comm.host_group import count_processes, gather, has_group
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.host.tensor_views import as_bytes
-from pyg_direct.sampler.edge_order import note_hops
-from pyg_direct.sampler.neighbor_sampler import LinkedSampler
+from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.uniform_gpu import GpuPlan
@@ -141,7 +141,7 @@ class _DistLoader(GeneralLoader):
     def _prepare(self) -> Any:
         self._check_seeds(self._sampler.num_nodes)
         # A graph in parts does not change, but weights of negatives may.
-        if isinstance(self._sampler, LinkedSampler):
+        if isinstance(self._sampler, NeighborSampler):
             self._sampler.forget_written()
         if self._general is None:
             self._general = DistAttributes(self.graph, not self._sampler.disjoint)
@@ -314,7 +314,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         memory: list[Any] = []
         batch = self._general.build(self.data, sample, seeds.positions if known is None else known[seeds.positions],
                                     memory=memory)  # fmt: skip
-        note_hops(batch, sample.num_sampled_nodes, sample.num_sampled_edges, sample.max_degree)
+        register_hops(batch, sample.num_sampled_nodes, sample.num_sampled_edges, sample.max_degree)
         if memory and self.device.type == "cuda":
             note_memory(batch, memory)
         return batch

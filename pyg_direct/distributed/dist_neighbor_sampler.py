@@ -25,9 +25,9 @@ from pyg_direct.graph.relation import LINKS, NODES, EdgeType
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.sampler.graph_reader import Parts
+from pyg_direct.sampler.keyed_sampler import Drawn
 from pyg_direct.sampler.link_seeds import NegativeSource, check_exclusion
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, Opened, check_choices
-from pyg_direct.sampler.output import Drawn
 from pyg_direct.sampling.link_endpoints import Excluded
 from pyg_direct.sampling.negative_links import Edges
 from pyg_direct.sampling.plan_factory import open_plan

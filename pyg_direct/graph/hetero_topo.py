@@ -21,7 +21,8 @@ from pyg_direct.graph.placed_topology import (
     sendable_state,
 )
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, name_part, read_relation
-from pyg_direct.ops.argument_checks import check_below, check_integers
+from pyg_direct.ops.argument_checks import check_integers
+from pyg_direct.ops.run_kernel import check_below
 from pyg_direct.ops.sampling.hetero import Rows, sum_weights
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.memory import Block

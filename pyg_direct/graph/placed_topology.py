@@ -26,7 +26,6 @@ from pyg_direct.runtime.cuda.host_memory_probe import check_filled, choose_host_
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back, move
 from pyg_direct.runtime.cuda.peer_memory import GRANULE, Spread, p2pCliqueTopo
 from pyg_direct.runtime.host.shared_memory import find_shared, pin
-from pyg_direct.runtime.host.tensor_views import version_of
 
 PLACEMENTS = ("cuda", "unified", "pinned", "cpu")
 # Arrays beside the neighbors up to this share of the free GPU memory go there, even where the neighbors do not.
@@ -85,7 +84,9 @@ class PlacedTopology:
             self.lists, self.starts = self.indices, self.indptr
         if self.pairs is None:
             self.pairs = self.indptr.new_empty(0)
-        self._versions = version_of(self.indptr), version_of(self.indices)
+        # Those of `torch.inference_mode` count no writes.
+        self._counting = [array for array in (self.indptr, self.indices) if not array.is_inference()]
+        self._versions = [array._version for array in self._counting]
 
     @property
     def num_nodes(self) -> int:
@@ -126,7 +127,7 @@ class PlacedTopology:
         Raises:
             ArgumentError, IdError: they are no rows any more.
         """
-        versions = version_of(self.indptr), version_of(self.indices)
+        versions = [array._version for array in self._counting]
         if versions != self._versions:
             check_topology(self.indptr, self.indices)
             self._versions = versions

@@ -1,9 +1,7 @@
-"""Arguments of loaders, settled before they begin: options of torch's DataLoader, sharing of memory, PyG's hooks.
+"""Arguments of loaders, settled before they begin: options of torch's DataLoader, seeds, sharing of memory.
 
 `is_plain` says if the captured plan of a homogeneous graph makes the batches, for a `Data` sampled uniformly.
 `read_input_nodes` reads the seeds.
-
-`check_hooks` detects PyG hooks (such as `collate_fn`) that a user's subclass, or the program, overrides.
 """
 
 from __future__ import annotations
@@ -15,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.sampler import NodeSamplerInput, NumNeighbors, SamplerOutput
+from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn, warn_unused
 from pyg_direct.features.feature import POLICIES
 from pyg_direct.features.process_sharing import check_cold
 from pyg_direct.ops.argument_checks import check_flag, in_short, list_options, refuse_unknown
-from pyg_direct.sampler.output import to_output
 
 # Only workers need these; None and the defaults of torch are not worth a word.
 _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
@@ -140,40 +137,6 @@ def is_plain(data: Any, num_neighbors: Any, neighbor_sampler: Any, time_attr: st
             and time_attr is None and weight_attr is None and not disjoint and is_directional)  # fmt: skip
 
 
-class NodeSampler:
-    """What PyG's `NodeLoader` asks of a sampler; edge ids are final, so there is no permutation."""
-
-    edge_permutation = None
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    @classmethod
-    def serves(cls, sampler: Any) -> bool:
-        """Whether a sampler is one of these, and no program has put anything in its place, or in that of its method."""
-        return (type(sampler) is cls and "sample_from_nodes" not in sampler.__dict__
-                and cls.sample_from_nodes is _SAMPLE_FROM_NODES)  # fmt: skip
-
-    @property
-    def num_neighbors(self) -> list[int]:
-        """Fanout of each hop; can be set, with effect on the next epoch."""
-        return self._loader.num_neighbors
-
-    @num_neighbors.setter
-    def num_neighbors(self, num_neighbors: Any) -> None:
-        self._loader._choose_fanouts(num_neighbors)
-
-    def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput:
-        """Sample around nodes, under the next key of the loader's direct calls."""
-        seeds = index.node
-        sample = self._loader._sample_now(seeds)
-        input_id = torch.arange(seeds.numel(), device="cpu") if index.input_id is None else index.input_id
-        return to_output(sample, input_id)
-
-
-_SAMPLE_FROM_NODES = NodeSampler.sample_from_nodes
-
-
 def read_input_nodes(input_nodes: Any, name: str = "input_nodes", kind: str | None = None) -> Tensor | None:
     """Ids or a mask as a tensor; PyG would read a mask in NumPy or a list, or ids that are not whole, as ids.
 
@@ -195,35 +158,3 @@ def read_input_nodes(input_nodes: Any, name: str = "input_nodes", kind: str | No
     # Of no ids the type tells nothing: an empty list makes floats. A mask has the length of the graph even so.
     is_mask = nodes.dtype == torch.bool and isinstance(input_nodes, Tensor)
     return nodes if nodes.numel() > 0 or is_mask else nodes.long()
-
-
-_ROOMS = ("pyg_direct", "torch_geometric", "torch")
-
-
-def is_said_anew(loader: Any, hook: str) -> bool:
-    """Whether a loader has a hook that is neither ours nor PyG's, by its class or of its own."""
-    method = loader.__dict__.get(hook)
-    if method is None:
-        method = getattr(type(loader), hook, None)
-    return method is not None and not _is_ours(method)
-
-
-def _is_ours(method: Any) -> bool:
-    """Whether a function stands in a file of ours, PyG's or torch's: what wraps one may bear its name and module."""
-    function = getattr(method, "__func__", method)
-    names = getattr(function, "__globals__", None)
-    module = type(function).__module__ if names is None else names["__name__"]
-    return module.partition(".")[0] in _ROOMS
-
-
-def check_hooks(loader: Any) -> None:
-    """Batches are sampled ahead, several of them at a time, and not by `collate_fn`, as ShaDow's is called too.
-
-    Raises:
-        NotImplementedError: the class, or the loader, has a `collate_fn` of its own.
-    """
-    for hook in ("collate_fn", "__collate__"):
-        if is_said_anew(loader, hook):
-            raise NotImplementedError(f"{hook} of {type(loader).__qualname__} would not be called, as batches are "
-                                      "sampled ahead; say what it does to them in filter_fn, transform or "
-                                      "transform_sampler_output, or derive the class from PyG's loader")  # fmt: skip

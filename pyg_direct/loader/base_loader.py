@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count as count_from, islice
@@ -17,7 +17,6 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, IdError, LoaderWarning, warn
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.placed_topology import PLACES, check_place
-from pyg_direct.loader.arguments import check_hooks, is_said_anew
 from pyg_direct.loader.batch_report import ReportedLoader
 from pyg_direct.loader.batch_sampler import (
     Ranks,
@@ -35,7 +34,7 @@ from pyg_direct.loader.memory_placement import announce
 from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.prefetch.cpu_threads import Background
 from pyg_direct.loader.prefetch.gpu_streams import Pipeline, take_memory
-from pyg_direct.loader.profiler import EpochRecord, Stages, finish_sample
+from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.memory import parse_size
@@ -48,6 +47,8 @@ ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 # What a loader holds of the memory of its process.
 _PLACED = ("_attributes", "_checked", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_reads",
            "_recorder", "_sampled_topology")  # fmt: skip
+# Whose hooks are not a program's.
+_ROOMS = ("pyg_direct", "torch_geometric", "torch")
 _END = object()
 
 
@@ -337,7 +338,7 @@ class EpochLoader(ReportedLoader):
         """How the batches of an epoch, or groups of them, are made, and timed where that is wanted: the times of a
         group are those of its first batch."""
         submit, fetch = (partial(self._submit, key), self._fetch) if group is None else (group.submit, group.fetch)
-        stages = Stages(submit, finish_sample, fetch)
+        stages = Stages(submit, lambda pending, _: pending.finish(), fetch)
         return stages if record is None else record.around(stages)
 
     def _find_sharded(self) -> list[Feature]:
@@ -388,16 +389,19 @@ class EpochLoader(ReportedLoader):
         stages, work = self._stages(key, record, group), batches if group is None else group.group(batches)
         fresh = FreshRows(self, partial(self._sample_again, key), stages.fetch, prefetch > 0 or group is not None)
         stages = stages._replace(fetch=fresh.fetch)
-        source: Background | Pipeline
+        source: Background | Pipeline | Generator[tuple[int, Any], None, None]
         if self.device.type == "cpu" and prefetch > 0:
             # A function of the user's is called from one thread at a time.
-            source = Background(work, partial(make_batch, stages), prefetch, None if self._is_own() else 1)
+            source = Background(work, partial(run_stages, stages), prefetch, None if self._is_own() else 1)
+        elif self.device.type == "cpu":
+            source = ((number, run_stages(stages, number, seeds)) for number, seeds in work)
         else:
             submit, finish, fetch = stages
             prefetch = prefetch if group is None else min(prefetch, 1)
             source = Pipeline(work, submit, fetch, prefetch, self.device, finish, getattr(group, "split", None))
         try:
             if first and prefetch > 0:
+                assert not isinstance(source, Generator)
                 source.start()
             while first:
                 yield first.pop()
@@ -477,9 +481,42 @@ def _tell_alone(what: str) -> None:
     announce(f"{what} when a batch is asked for, and no batch is made ahead")
 
 
+def is_said_anew(loader: Any, hook: str) -> bool:
+    """Whether a loader has a hook that is neither ours nor PyG's, by its class or of its own."""
+    method = loader.__dict__.get(hook)
+    if method is None:
+        method = getattr(type(loader), hook, None)
+    return method is not None and not _is_ours(method)
+
+
+def _is_ours(method: Any) -> bool:
+    """Whether a function stands in a file of ours, PyG's or torch's: what wraps one may bear its name and module."""
+    function = getattr(method, "__func__", method)
+    names = getattr(function, "__globals__", None)
+    module = type(function).__module__ if names is None else names["__name__"]
+    return module.partition(".")[0] in _ROOMS
+
+
+def check_hooks(loader: Any) -> None:
+    """Batches are sampled ahead, several of them at a time, and not by `collate_fn`, as ShaDow's is called too.
+
+    Raises:
+        NotImplementedError: the class, or the loader, has a `collate_fn` of its own.
+    """
+    for hook in ("collate_fn", "__collate__"):
+        if is_said_anew(loader, hook):
+            raise NotImplementedError(f"{hook} of {type(loader).__qualname__} would not be called, as batches are "
+                                      "sampled ahead; say what it does to them in filter_fn, transform or "
+                                      "transform_sampler_output, or derive the class from PyG's loader")  # fmt: skip
+
+
+def run_stages(stages: Stages, number: int, seeds: Any) -> Any:
+    """A batch, or those of a group, one stage after the other."""
+    return stages.fetch(stages.finish(stages.submit(number, seeds), number), number, seeds)
+
+
 def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:
-    """A batch, one stage after the other."""
-    batch = stages.fetch(stages.finish(stages.submit(number, seeds), number), number, seeds)
-    # Nobody else reads it on another stream.
+    """A batch that is read on the stream that it is made on, which its memory need not be known for."""
+    batch = run_stages(stages, number, seeds)
     take_memory(batch)
     return batch

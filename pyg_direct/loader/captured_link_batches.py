@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
 from pyg_direct.loader.collate.data import Attributes
+from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.sampler.edge_order import note_hops
 from pyg_direct.sampler.link_seeds import draws_itself
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.link_endpoints import Ends
@@ -87,7 +87,7 @@ class PlannedLinks:
                 store.pop(name, None)
             else:
                 store[name] = value
-        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
+        register_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
         return batch
 
     def _find_labels(self, positions: Tensor, drawn: Tensor, num_pairs: int) -> Tensor | None:

@@ -14,8 +14,8 @@ from torch_geometric.typing import SparseTensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
-from pyg_direct.loader.arguments import is_said_anew, read_input_nodes, settle_workers
-from pyg_direct.loader.base_loader import ALONE, EpochLoader, make_batch
+from pyg_direct.loader.arguments import read_input_nodes, settle_workers
+from pyg_direct.loader.base_loader import ALONE, EpochLoader, is_said_anew, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.profiler import EpochRecord

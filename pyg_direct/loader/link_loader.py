@@ -28,11 +28,20 @@ from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.ops.argument_checks import check_callables, check_flag, check_ids, in_short, tell_kind
 from pyg_direct.sampler.graph_reader import check_graph, list_links, list_relations, settle_filter
-from pyg_direct.sampler.keyed_sampler import OwnSampler, ask, check_is_used, check_sampler, device_for, is_own
+from pyg_direct.sampler.keyed_sampler import (
+    Drawn,
+    Output,
+    OwnSampler,
+    ask,
+    check_is_used,
+    check_sampler,
+    device_for,
+    is_own,
+)
 from pyg_direct.sampler.link_seeds import LoaderLinks, PendingLinks, tells_negatives
-from pyg_direct.sampler.neighbor_sampler import LinkedSampler, NeighborSampler
-from pyg_direct.sampler.output import Drawn, Output
+from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.negative_links import check_weight
+from pyg_direct.sampling.plan_factory import is_captured_on
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.uniform_gpu import GpuPlan
@@ -146,7 +155,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                              (getattr(negatives, "dst_weight", None), sizes[1])):  # fmt: skip
             if weight is not None and size is not None:
                 check_weight(weight, size)
-        if isinstance(self._sampler, LinkedSampler):
+        if isinstance(self._sampler, NeighborSampler):
             self._sampler.find_ways(given.input_type)
 
     @property
@@ -207,11 +216,12 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
 
     def _prepare(self) -> Any:
         general = super()._prepare()
-        if isinstance(self._sampler, LinkedSampler):
+        if isinstance(self._sampler, NeighborSampler):
             self._sampler.forget_written()
         self._planned = None
         # A sampler of a class of its own may draw in another way than ours.
-        if is_own(self._sampler, NeighborSampler) and isinstance(general, Attributes):
+        is_ours = is_own(self._sampler, NeighborSampler) and isinstance(general, Attributes)
+        if is_ours and is_captured_on(self._sampler.device):
             self._planned = PlannedLinks(self._sampler, self.input_data, self.neg_sampling)
         return general
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
-from torch_geometric.sampler import NumNeighbors
+from torch_geometric.sampler import NodeSamplerInput, NumNeighbors, SamplerOutput
 
 from pyg_direct.errors import ArgumentError, PlacementWarning, warn
 from pyg_direct.features.row_dtypes import check_store_dtype
@@ -18,7 +18,6 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.placed_topology import ListReads, PlacedTopology
 from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.loader.arguments import (
-    NodeSampler,
     check_custom_cls,
     check_stores,
     is_plain,
@@ -36,16 +35,23 @@ from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.loader.prefetch.processes import Positions, WorkerSampler, number_items
 from pyg_direct.loader.sampler_loader import note_sample, read_positions
+from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.argument_checks import check_callables, check_fanouts, check_flag, check_ids
 from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.ops.sampling.uniform import check_sampling
 from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
 from pyg_direct.runtime.host.memory import parse_size
-from pyg_direct.sampler.edge_order import note_hops
 from pyg_direct.sampler.graph_reader import check_graph, count_nodes, read_topology, settle_filter
-from pyg_direct.sampler.keyed_sampler import check_is_used, device_for, take_key, under_key
+from pyg_direct.sampler.keyed_sampler import (
+    Drawn,
+    check_is_used,
+    check_output,
+    device_for,
+    take_key,
+    to_output,
+    under_key,
+)
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, check_choices
-from pyg_direct.sampler.output import Drawn, check_output, to_output
 from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.random_key import EpochKey, call_key
 from pyg_direct.sampling.sampling_options import Recipe, Sample, check_hops
@@ -426,7 +432,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         batch = self._attributes.build(self.data, sample, input_id, shared=shared, memory=memory)
         store = batch._store._mapping
         store.pop("seed_time", None)
-        note_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
+        register_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
         return batch
 
     def _finish_drawn(self, out: Any) -> Any:
@@ -489,3 +495,37 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         # Those of `labor` read whole lists.
         is_uniform = self._recipe is not None and self._recipe.sampling == "uniform"
         return self._placed.list_reads() if is_uniform else super()._find_reads()
+
+
+class NodeSampler:
+    """What PyG's `NodeLoader` asks of a sampler; edge ids are final, so there is no permutation."""
+
+    edge_permutation = None
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    @classmethod
+    def serves(cls, sampler: Any) -> bool:
+        """Whether a sampler is one of these, and no program has put anything in its place, or in that of its method."""
+        return (type(sampler) is cls and "sample_from_nodes" not in sampler.__dict__
+                and cls.sample_from_nodes is _SAMPLE_FROM_NODES)  # fmt: skip
+
+    @property
+    def num_neighbors(self) -> list[int]:
+        """Fanout of each hop; can be set, with effect on the next epoch."""
+        return self._loader.num_neighbors
+
+    @num_neighbors.setter
+    def num_neighbors(self, num_neighbors: Any) -> None:
+        self._loader._choose_fanouts(num_neighbors)
+
+    def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput:
+        """Sample around nodes, under the next key of the loader's direct calls."""
+        seeds = index.node
+        sample = self._loader._sample_now(seeds)
+        input_id = torch.arange(seeds.numel(), device="cpu") if index.input_id is None else index.input_id
+        return to_output(sample, input_id)
+
+
+_SAMPLE_FROM_NODES = NodeSampler.sample_from_nodes

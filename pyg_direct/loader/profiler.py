@@ -42,11 +42,6 @@ class Stages(NamedTuple):
     fetch: Callable[..., Any]
 
 
-def finish_sample(pending: Any, number: int) -> Any:
-    """Wait for a sample."""
-    return pending.finish()
-
-
 class BatchTimes:
     """Times of one batch, nanoseconds of `time.perf_counter_ns`.
 

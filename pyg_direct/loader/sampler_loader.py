@@ -22,14 +22,13 @@ from pyg_direct.loader.collate.stores import StoreAttributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw, rank_sampled
 from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, HOST_ROOM, GrowingTogether, SharedRows, Together, Work
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
+from pyg_direct.nn.sorted_edges import register_batch
 from pyg_direct.ops.argument_checks import as_ids, check_ids
 from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.memory import available_bytes
 from pyg_direct.runtime.host.threads import one_thread
-from pyg_direct.sampler.edge_order import note_order
-from pyg_direct.sampler.keyed_sampler import OwnSampler, is_own
-from pyg_direct.sampler.output import Drawn, Output
+from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, is_own
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
 
@@ -220,7 +219,7 @@ class GeneralLoader(EpochLoader):
         note_sample(batch, out)
         is_told = isinstance(self._sampler, OwnSampler) and self.transform_sampler_output is None
         if is_told and self._sampler.sample_direction == "forward":
-            note_order(batch, out, is_ours)
+            register_batch(batch, out, is_ours)
         self._place_inputs(batch, out)
         return batch
 

@@ -15,8 +15,8 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.ops.argument_checks import as_ids, check_flag, check_ids
+from pyg_direct.sampler.keyed_sampler import Output
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
-from pyg_direct.sampler.output import Output
 from pyg_direct.typing import Device
 
 

@@ -8,7 +8,7 @@ import torch
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.neighbor_loader import NeighborLoader
-from pyg_direct.sampler.output import Output
+from pyg_direct.sampler.keyed_sampler import Output
 
 
 class SubGraphLoader(NeighborLoader):

@@ -1,9 +1,10 @@
 """Registry of plain `edge_index` tensors that are known to be sorted by target.
 
-A loader registers them, and a convolution asks. A tensor is known by its memory and by how often it was written to.
-A narrowed view, as PyG's `trim_to_layer` takes it, is therefore recognised. A modified tensor or a copy is not, nor
-is a tensor that was given the memory of another later. On a CPU the loader's registration is checked at first use,
-and the contents at each use: NumPy and `.data` write without a trace. On a GPU the host would wait for that.
+A loader registers them (`register_batch`), and a convolution asks; `to_edge_index` hands the order to PyG. A tensor
+is known by its memory and by how often it was written to. A narrowed view, as PyG's `trim_to_layer` takes it, is
+therefore recognised. A modified tensor or a copy is not, nor is a tensor that was given the memory of another later.
+On a CPU the loader's registration is checked at first use, and the contents at each use: NumPy and `.data` write
+without a trace. On a GPU the host would wait for that.
 
 `find_whole` serves graphs that a program gives its layers whole, again and again, with edges in any order. Their
 edges are sorted by target once and kept. PyG's own code makes a row for each edge and adds the rows up. A batch is
@@ -21,8 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.argument_checks import INDEX_DTYPES
 from pyg_direct.ops.local_ids.csr import compress_offsets as compress, mark_edges, read_hops
 from pyg_direct.ops.run_kernel import runs_on_gpu
@@ -333,6 +337,82 @@ def _find_relation(place: tuple[int, int]) -> SortedBatch | None:
     if relations is None:
         return None
     return next(filter(None, (own.find(place[1]) for own in (relations, *relations.beside))), None)
+
+
+def register_hops(batch: Any, num_sampled_nodes: list[int], num_sampled_edges: list[int], max_degree: int | None
+                  ) -> None:  # fmt: skip
+    """`register_sorted` of a batch, a `Data` whose new nodes and edges of each hop are counted."""
+    edge_index = batch._store._mapping.get("edge_index")
+    if type(edge_index) is Tensor:
+        register_sorted(edge_index, num_sampled_nodes, num_sampled_edges, max_degree)
+
+
+def register_batch(batch: Any, out: Any, is_checked: bool = True) -> None:
+    """Tell that the edges of a batch are sorted by target.
+
+    Args:
+        batch: The `Data` or `HeteroData` of a sample.
+        out: The sample, or PyG's output of our sampler, whose edges lead from new nodes to known ones hop after hop;
+            subgraphs, which have no hops, are not told of.
+        is_checked: Whether the sample is as ours was made. What a class made that a program derives from it may be in
+            any order, and nothing is told of edges that are in another.
+    """
+    nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
+    if nodes is None or edges is None:
+        return
+    if not is_checked:
+        _register_found_batch(batch, nodes, edges)
+        return
+    max_degree = getattr(out, "max_degree", None)
+    if not isinstance(out, HeteroSamplerOutput):
+        register_hops(batch, nodes, edges, max_degree)
+        return
+    # Of our samplers' outputs: all relations, as long as they share memory.
+    packed = getattr(out, "packed", None)
+    if packed is not None:
+        register_relations(packed.edge_index, nodes, edges, max_degree)
+        return
+    for kind, counts in edges.items():
+        edge_index = batch._edge_store_dict[kind]._mapping.get("edge_index") if kind in out.row else None
+        if type(edge_index) is Tensor:
+            register_sorted(edge_index, nodes[kind[0]], counts, max_degree, nodes[kind[-1]])
+
+
+def _register_found_batch(batch: Any, nodes: Any, edges: Any) -> None:
+    """Tell of edges that are in order after all, by the counts that a program's sampler gave; a GPU is waited for."""
+    if isinstance(nodes, Mapping) and isinstance(edges, Mapping) and isinstance(batch, HeteroData):
+        for kind, store in batch._edge_store_dict.items():
+            edge_index = store._mapping.get("edge_index")
+            if type(edge_index) is Tensor and kind in edges:
+                register_found(edge_index, nodes.get(kind[0]), edges[kind], nodes.get(kind[-1]))
+    elif isinstance(batch, Data):
+        edge_index = batch._store._mapping.get("edge_index")
+        if type(edge_index) is Tensor:
+            register_found(edge_index, nodes, edges, nodes)
+
+
+def to_edge_index(batch: Any) -> Any:
+    """Give a batch PyG's `EdgeIndex` for each `edge_index`, sorted by target where it is known to be; for `transform=`.
+
+    `EdgeIndex` lets PyG pick kernels for sorted edges, at a price on the host for each convolution. Accelerated models
+    do not need it, and leave such edges to PyG.
+
+    Args:
+        batch: `Data` or `HeteroData`, changed in place. Edges that are not known to be sorted get no `sort_order`.
+
+    Raises:
+        ArgumentTypeError: `batch` is neither.
+    """
+    if not isinstance(batch, (Data, HeteroData)):
+        raise ArgumentTypeError(f"batch must be a Data or a HeteroData, got {type(batch).__name__}")
+    sizes = None if isinstance(batch, Data) else {kind: batch[kind].num_nodes for kind in batch.node_types}
+    for store in batch.edge_stores:
+        edge_index = store._mapping.get("edge_index")
+        if type(edge_index) is Tensor:
+            size = (batch.num_nodes,) * 2 if sizes is None else (sizes[store._key[0]], sizes[store._key[-1]])
+            order = None if find_batch(edge_index) is None else "col"
+            store.edge_index = EdgeIndex(edge_index, sparse_size=size, sort_order=order)
+    return batch
 
 
 def is_plain_tensor(edge_index: Any) -> bool:

@@ -90,17 +90,6 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
     return ids.contiguous()
 
 
-def check_below(name: str, ids: np.ndarray, upper: int) -> None:
-    """Check ids on the way to a loop, int32 or int64, in one pass: they must lie in [0, upper).
-
-    Raises:
-        IdError: `name`, rule and value.
-    """
-    # Of a negative id the unsigned number is larger than any other.
-    if ids.size and np.maximum.reduce(ids.view(np.uint64 if ids.itemsize == 8 else np.uint32)) >= upper:
-        raise IdError(f"{name} must lie in [0, {upper}), got {int(ids.min()) if ids.min() < 0 else int(ids.max())}")
-
-
 def check_edge_list(name: str, edges: Tensor) -> None:
     """A list of edges: int64 or int32 `[2, E]`.
 

@@ -1,8 +1,7 @@
 """Samplers for PyG's loaders, under PyG's names: `NeighborSampler` and `HGTSampler`.
 
-- `keyed_sampler.py`: what our loaders know of our samplers beyond PyG's interface.
-- `graph_reader.py`, `link_seeds.py`, `output.py`: the graph, links as seeds, and samples in PyG's form.
-- `edge_order.py`: sorted edges of batches, reported to the aggregation or to PyG.
+- `keyed_sampler.py`: what our loaders know of our samplers beyond PyG's interface: keys, and samples in PyG's form.
+- `graph_reader.py`, `link_seeds.py`: the graph, and links as seeds.
 """
 
 from pyg_direct.sampler.hgt_sampler import HGTSampler

@@ -11,7 +11,7 @@ import re
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -221,12 +221,12 @@ class Parts:
     names: dict[str, str] = field(default_factory=dict)
     data: Any = None
 
-    @property
+    @cached_property
     def is_hetero(self) -> bool:
         """Whether it has types."""
         return isinstance(self.num_nodes, dict)
 
-    @property
+    @cached_property
     def is_temporal(self) -> bool:
         """Whether nodes or edges have times."""
         return self.node_time is not None or self.edge_time is not None

@@ -13,8 +13,7 @@ from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.ops.argument_checks import check_fanouts, check_flag
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampler.graph_reader import read_parts
-from pyg_direct.sampler.keyed_sampler import OwnSampler
-from pyg_direct.sampler.output import to_general_output
+from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output
 from pyg_direct.sampling.hgt_sampling import MOST_NEIGHBORS, HgtPlan
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.typing import Device

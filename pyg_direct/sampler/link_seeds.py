@@ -1,5 +1,7 @@
 """Links as seeds: ends, negatives, labels and times, and their places in a batch, as PyG has them.
 
+`Negatives` keeps, for copies of a sampler, what negatives are drawn from and what they avoid.
+
 `find_ways` finds the relations that hold the links that a batch is sampled around, or their reverse edges. Such
 edges would leak the links.
 """
@@ -24,7 +26,7 @@ from pyg_direct.ops.rows.upload import upload
 from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import Parts
-from pyg_direct.sampler.output import to_output
+from pyg_direct.sampler.keyed_sampler import to_output
 from pyg_direct.sampling.hetero_plan import find_partner
 from pyg_direct.sampling.link_endpoints import Excluded
 from pyg_direct.sampling.negative_links import TRIES, AskedNodes, Edges, EdgeSet, Nodes, draw_negatives
@@ -142,10 +144,11 @@ class PositiveLinks:
             sources, targets = sources[is_positive], targets[is_positive]
         self._sources, self._targets = sources, targets
 
-    def join(self, edges: Edges, device: torch.device, *, is_one_type: bool) -> Edges:
-        """Add the links to the edges that negatives must not be, on the device of these; see `Edges.with_links`."""
-        ends = (end.to(device).long() for end in (self._sources, self._targets))
-        return edges.with_links(*ends, is_one_type=is_one_type)
+    def join(self, source: NegativeSource) -> Edges:
+        """The links and the edges of a strict source, which its negatives must not be; see `Edges.with_links`."""
+        assert source.edges is not None
+        ends = (end.to(source.device).long() for end in (self._sources, self._targets))
+        return source.edges.with_links(*ends, is_one_type=source.is_one_type)
 
 
 class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
@@ -197,6 +200,7 @@ class NegativeSource:
 
     Attributes:
         is_one_type: Whether links connect nodes of one type.
+        edges: Edges that negatives must not be; None unless strict.
     """
 
     def __init__(self, parts: Parts, edge_type: EdgeType | None, weights: tuple[Tensor | None, Tensor | None],
@@ -210,7 +214,7 @@ class NegativeSource:
         self.sources = Nodes(ends.num_sources, weights[0], times[0], device)
         self.targets = Nodes(ends.num_targets, weights[1], times[1], device)
         self.edges: Edges | None = None
-        self._ends, self._times, self._device = ends, times, device
+        self._ends, self._times, self.device = ends, times, device
         # A weight kept alive keeps the id that this object is found by.
         self.weights = weights
         self._contents = [(version_of(weight), read_content(weight)) for weight in weights]
@@ -229,10 +233,67 @@ class NegativeSource:
         """The same, but for nodes that a program's own kind of `NegativeSampling` draws."""
         made, ends = copy.copy(self), self._ends
         made.sources, made.targets = (
-            AskedNodes(count, time, self._device, partial(_ask_for, neg_sampling, end))
+            AskedNodes(count, time, self.device, partial(_ask_for, neg_sampling, end))
             for end, count, time in zip(("src", "dst"), (ends.num_sources, ends.num_targets), self._times, strict=True)
         )
         return made
+
+
+class Negatives:
+    """Sources of a graph's negative links, and the edges that these avoid, each made once.
+
+    Args:
+        parts: The graph.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._sources: dict[Any, NegativeSource] = {}
+        # By the ids of positive links and of edges, which stay theirs while both are kept here. Not by the source's: a
+        # program's own way to draw has a new one in each batch, over the same edges.
+        self._avoided: dict[tuple[int, int], tuple[PositiveLinks, Edges, Edges]] = {}
+
+    def find(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None, strict: bool, device: torch.device
+             ) -> NegativeSource:  # fmt: skip
+        """The source of a relation's negatives.
+
+        Args:
+            neg_sampling: Its weights choose the nodes, or its own way to draw does.
+            edge_type, strict, device: See `NegativeSource`.
+        """
+        weights = neg_sampling.src_weight, neg_sampling.dst_weight
+        versions = [None if weight is None else (id(weight), version_of(weight)) for weight in weights]
+        key = edge_type, strict, *versions
+        made = self._sources.get(key)
+        if made is None:
+            made = self._sources[key] = NegativeSource(self._parts, edge_type, weights, strict, device)
+        return made.drawn_by(neg_sampling) if draws_itself(neg_sampling) else made
+
+    def list_avoided(self, source: NegativeSource, links: EdgeSamplerInput) -> Edges | None:
+        """Edges and positive links that negatives must not be, made once for a loader; None unless strict.
+
+        Args:
+            source: That of the negatives.
+            links: The links of a batch, which know those of their loader if it is ours.
+        """
+        if source.edges is None:
+            return None
+        given: LoaderLinks | None = getattr(links, "loader_links", None)
+        if given is None:
+            # From another loader, of which no more is known. As for drawn ones, a label of 0 says negative.
+            is_positive = None if links.label is None or links.label.dim() != 1 else links.label != 0
+            return PositiveLinks(links.row, links.col, is_positive).join(source)
+        positives = given.positives
+        key = id(positives), id(source.edges)
+        if key not in self._avoided:
+            self._avoided[key] = positives, source.edges, positives.join(source)
+        return self._avoided[key][-1]
+
+    def forget_written(self) -> None:
+        """Forget sources whose weights were written, however that was done."""
+        gone = [key for key, made in self._sources.items() if not made.is_current()]
+        edges = {id(self._sources.pop(key).edges) for key in gone}
+        self._avoided = {key: kept for key, kept in self._avoided.items() if key[1] not in edges}
 
 
 def draws_itself(neg_sampling: NegativeSampling) -> bool:

@@ -1,7 +1,7 @@
 """`NeighborSampler`: PyG's sampler on the device, for any loader that asks a `BaseSampler`.
 
 `Fanouts` are the fanouts of loaders and samplers, as PyG keeps them and by relation. `Opened` is what a sampler has
-opened of its graph. `LinkedSampler` is the part that samples around links and negative links.
+opened of its graph. Links as seeds, and their negatives, are in `link_seeds.py`.
 """
 
 from __future__ import annotations
@@ -31,23 +31,19 @@ from pyg_direct.ops.argument_checks import check_fanouts, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload_parts
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.memory import parse_size
-from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.sampler.graph_reader import Parts, read_parts, read_topology
-from pyg_direct.sampler.keyed_sampler import OwnSampler
+from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output, to_output
 from pyg_direct.sampler.link_seeds import (
     Links,
+    Negatives,
     NegativeSource,
     PendingLinks,
-    PositiveLinks,
     Ways,
     check_exclusion,
-    draws_itself,
     find_ways,
 )
-from pyg_direct.sampler.output import to_general_output, to_output
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.link_endpoints import Excluded
-from pyg_direct.sampling.negative_links import Edges
 from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.sampling.sampling_options import GeneralRecipe, Recipe, check_hops
@@ -144,188 +140,25 @@ def _list(edge_types: Sequence[EdgeType]) -> str:
 
 @dataclass
 class Opened:
-    """What copies of a sampler share: the parts of its graph, placed topologies and plans."""
+    """What copies of a sampler share: the parts of its graph, placed topologies, plans, and sources of negatives."""
 
     parts: Parts
     plans: dict[Any, Any] = field(default_factory=dict)
     # Plans by what the attributes hold, which is quicker to tell; fanouts are kept so that their ids stay their own.
     quick: dict[Any, Any] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
+    # Relations that links are taken out of, by the options that choose them.
+    ways: dict[Any, Ways] = field(default_factory=dict)
+    negatives: Negatives = field(init=False)
 
-
-class LinkedSampler(OwnSampler):
-    """What a `NeighborSampler` does with links; its constructor sets the attributes."""
-
-    strict_negatives: bool
-    exclude_target_edges: bool | str
-    rev_edge_type: Sequence[str] | None
-    _opened: Opened
-
-    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
-                          key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
-        """Sample around links, and around negative ones drawn for them.
-
-        Args:
-            index: PyG's input: sources, targets, labels, times, the relation.
-            neg_sampling: PyG's `NegativeSampling`; None draws none.
-            key: Draw under this key instead of the sampler's own count of calls.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        """
-        return self.submit_from_edges(index, neg_sampling, key=key).finish()
-
-    def submit_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
-                          key: int | None = None) -> PendingLinks:  # fmt: skip
-        """Start to sample around links; as `sample_from_edges`, but uniform sampling of a `Data` is not waited for.
-
-        Args:
-            index, neg_sampling, key: As of `sample_from_edges`.
-
-        Returns:
-            What `finish()` makes a sample of, once it is waited for.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        """
-        key = self._next_key() if key is None else key
-        links = self._open_links(index, neg_sampling, key)
-        if self._is_plain():
-            plan = self._open_plan(unique_seeds=True)
-            pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
-            return PendingLinks(links, pending, self.disjoint)
-        ways = self.find_ways(index.input_type)
-        excluded = None if ways is None else links.list_excluded(ways)
-        sample = self._sample(*links.seeds(self.disjoint), key=key, excluded=excluded)
-        return PendingLinks(links, sample, self.disjoint)
-
-    def sample_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
-                              keys: Sequence[int]) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
-        """Sample around the links of several batches, at least one, in as many steps as for one; as `sample_from_edges`
-        for each under its key.
-
-        Args:
-            inputs: At least one, each as of `sample_from_edges`.
-            neg_sampling: PyG's `NegativeSampling`; None draws none.
-            keys: A key for each.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        """
-        plan, each = self._open_plan(), list(zip(inputs, keys, strict=True))
-        if not isinstance(plan, GeneralPlan):
-            return [self.sample_from_edges(index, neg_sampling, key=key) for index, key in each]
-        links = [self._open_links(index, neg_sampling, key) for index, key in each]
-        seeds = [own.seeds(self.disjoint) for own in links]
-        requests = [(own, times if self.is_temporal else None) for own, times in seeds]
-        ways = self.find_ways(inputs[0].input_type)
-        excluded = None if ways is None else [own.list_excluded(ways) for own in links]
-        return [PendingLinks(own, to_general_output(sample, self.is_hetero), self.disjoint).finish()
-                for own, sample in zip(links, plan.sample_together(requests, keys, excluded), strict=True)]  # fmt: skip
-
-    def _open_links(self, index: EdgeSamplerInput, neg_sampling: Any, key: int) -> Links:
-        """The links of a batch with their negatives."""
-        links = Links(index, self._opened.parts, self.device)
-        if neg_sampling is not None:
-            neg_sampling = NegativeSampling.cast(neg_sampling)
-            source = self._negatives(neg_sampling, index.input_type)
-            links.add_negatives(neg_sampling, source, key, self._avoided(source, index))
-        return links
-
-    def find_ways(self, edge_type: EdgeType | None) -> Ways | None:
-        """Find the relations that links of a relation are taken out of; None where they stay.
-
-        Args:
-            edge_type: The relation; None for a graph without types.
-
-        Raises:
-            ArgumentError, ArgumentTypeError: the relation of reverse edges is not known, or not one.
-        """
-        exclude, reverse = self.exclude_target_edges, self.rev_edge_type
-        if not exclude and reverse is None:
-            return None
-        is_bidirectional = self.subgraph_type == SubgraphType.bidirectional
-        key = "ways", edge_type, exclude, is_bidirectional, None if reverse is None else tuple(reverse)
-        if key not in self._opened.plans:
-            check_exclusion(exclude, reverse, self._opened.parts)
-            self._opened.plans[key] = find_ways(self._opened.parts, edge_type, with_reverse=exclude == "reverse",
-                                                is_bidirectional=is_bidirectional, rev_edge_type=reverse)  # fmt: skip
-        return self._opened.plans[key]  # type: ignore[no-any-return]
-
-    def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
-        """What negative links of a relation are drawn from; made once."""
-        weights = neg_sampling.src_weight, neg_sampling.dst_weight
-        versions = [None if weight is None else (id(weight), version_of(weight)) for weight in weights]
-        key = "negatives", edge_type, self.strict_negatives, *versions
-        made = self._opened.plans.get(key)
-        if made is None:
-            made = NegativeSource(self._opened.parts, edge_type, weights, self.strict_negatives, self.device)
-            self._opened.plans[key] = made
-        return made.drawn_by(neg_sampling) if draws_itself(neg_sampling) else made  # type: ignore[no-any-return]
-
-    def forget_written(self) -> None:
-        """Draw by the weights of negatives as they are now, however they were written."""
-        plans = self._opened.plans
-        gone = {id(made) for made in plans.values() if isinstance(made, NegativeSource) and not made.is_current()}
-        for key, made in list(plans.items()) if gone else ():
-            if id(made) in gone or (key[0] == "avoided" and id(made[1]) in gone):
-                del plans[key]
-
-    def _avoided(self, source: NegativeSource, index: EdgeSamplerInput) -> Edges | None:
-        """Edges and positive links that negatives must not be, made once for a loader; None unless strict."""
-        if source.edges is None:
-            return None
-        given = getattr(index, "loader_links", None)
-        if given is None:
-            # From another loader, of which no more is known. As for drawn ones, a label of 0 says negative.
-            is_positive = None if index.label is None or index.label.dim() != 1 else index.label != 0
-            positives = PositiveLinks(index.row, index.col, is_positive)
-            return positives.join(source.edges, self.device, is_one_type=source.is_one_type)
-        positives = given.positives
-        key = "avoided", id(positives), id(source)
-        if key not in self._opened.plans:
-            # Kept with what it is found by, whose ids stay their own then.
-            joined = positives.join(source.edges, self.device, is_one_type=source.is_one_type)
-            self._opened.plans[key] = positives, source, joined
-        return self._opened.plans[key][-1]  # type: ignore[no-any-return]
-
-    # What the rest of a `NeighborSampler` does.
-
-    @property
-    def subgraph_type(self) -> SubgraphType:
-        """Which edges among the sampled nodes a sample has."""
-        raise NotImplementedError
-
-    @property
-    def disjoint(self) -> bool:
-        """Whether each seed gets a tree of its own."""
-        raise NotImplementedError
-
-    @property
-    def is_hetero(self) -> bool:
-        """Whether the graph has types."""
-        raise NotImplementedError
-
-    @property
-    def is_temporal(self) -> bool:
-        """Whether nodes or edges have times."""
-        raise NotImplementedError
-
-    def _is_plain(self) -> bool:
-        raise NotImplementedError
-
-    def _open_plan(self, unique_seeds: bool = False) -> Any:
-        raise NotImplementedError
-
-    def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
-                excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        self.negatives = Negatives(self.parts)
 
 
 DIRECTIONS = ("forward", "backward")
 
 
-class NeighborSampler(LinkedSampler):
+class NeighborSampler(OwnSampler):
     """Samples around nodes and links, after PyG's class of that name; results are on `device`.
 
     All its arguments but `data` and those of placement are attributes that can be set, with effect on the next call.
@@ -524,6 +357,106 @@ class NeighborSampler(LinkedSampler):
         for out, index, time in zip(outs, inputs, times, strict=True):
             out.metadata = (index.input_id, time)
         return outs
+
+    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
+                          key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
+        """Sample around links, and around negative ones drawn for them.
+
+        Args:
+            index: PyG's input: sources, targets, labels, times, the relation.
+            neg_sampling: PyG's `NegativeSampling`; None draws none.
+            key: Draw under this key instead of the sampler's own count of calls.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        return self.submit_from_edges(index, neg_sampling, key=key).finish()
+
+    def submit_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
+                          key: int | None = None) -> PendingLinks:  # fmt: skip
+        """Start to sample around links; as `sample_from_edges`, but uniform sampling of a `Data` is not waited for.
+
+        Args:
+            index, neg_sampling, key: As of `sample_from_edges`.
+
+        Returns:
+            What `finish()` makes a sample of, once it is waited for.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        key = self._next_key() if key is None else key
+        links = self._open_links(index, neg_sampling, key)
+        if self._is_plain():
+            plan = self._open_plan(unique_seeds=True)
+            pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
+            return PendingLinks(links, pending, self.disjoint)
+        ways = self.find_ways(index.input_type)
+        excluded = None if ways is None else links.list_excluded(ways)
+        sample = self._sample(*links.seeds(self.disjoint), key=key, excluded=excluded)
+        return PendingLinks(links, sample, self.disjoint)
+
+    def sample_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
+                              keys: Sequence[int]) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
+        """Sample around the links of several batches, at least one, in as many steps as for one; as `sample_from_edges`
+        for each under its key.
+
+        Args:
+            inputs: At least one, each as of `sample_from_edges`.
+            neg_sampling: PyG's `NegativeSampling`; None draws none.
+            keys: A key for each.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        plan, each = self._open_plan(), list(zip(inputs, keys, strict=True))
+        if not isinstance(plan, GeneralPlan):
+            return [self.sample_from_edges(index, neg_sampling, key=key) for index, key in each]
+        links = [self._open_links(index, neg_sampling, key) for index, key in each]
+        seeds = [own.seeds(self.disjoint) for own in links]
+        requests = [(own, times if self.is_temporal else None) for own, times in seeds]
+        ways = self.find_ways(inputs[0].input_type)
+        excluded = None if ways is None else [own.list_excluded(ways) for own in links]
+        return [PendingLinks(own, to_general_output(sample, self.is_hetero), self.disjoint).finish()
+                for own, sample in zip(links, plan.sample_together(requests, keys, excluded), strict=True)]  # fmt: skip
+
+    def _open_links(self, index: EdgeSamplerInput, neg_sampling: Any, key: int) -> Links:
+        """The links of a batch with their negatives."""
+        links = Links(index, self._opened.parts, self.device)
+        if neg_sampling is not None:
+            neg_sampling = NegativeSampling.cast(neg_sampling)
+            source = self._negatives(neg_sampling, index.input_type)
+            links.add_negatives(neg_sampling, source, key, self._opened.negatives.list_avoided(source, index))
+        return links
+
+    def find_ways(self, edge_type: EdgeType | None) -> Ways | None:
+        """Find the relations that links of a relation are taken out of; None where they stay.
+
+        Args:
+            edge_type: The relation; None for a graph without types.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: the relation of reverse edges is not known, or not one.
+        """
+        exclude, reverse = self.exclude_target_edges, self.rev_edge_type
+        if not exclude and reverse is None:
+            return None
+        is_bidirectional = self.subgraph_type == SubgraphType.bidirectional
+        key = edge_type, exclude, is_bidirectional, None if reverse is None else tuple(reverse)
+        ways = self._opened.ways
+        if key not in ways:
+            check_exclusion(exclude, reverse, self._opened.parts)
+            ways[key] = find_ways(self._opened.parts, edge_type, with_reverse=exclude == "reverse",
+                                  is_bidirectional=is_bidirectional, rev_edge_type=reverse)  # fmt: skip
+        return ways[key]
+
+    def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
+        """The source of a relation's negatives, made once."""
+        return self._opened.negatives.find(neg_sampling, edge_type, self.strict_negatives, self.device)
+
+    def forget_written(self) -> None:
+        """Draw by the weights of negatives as they are now, however they were written."""
+        self._opened.negatives.forget_written()
 
     def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
                 excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip

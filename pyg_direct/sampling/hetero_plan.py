@@ -276,7 +276,6 @@ class GeneralPlan:
         # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
         self._most_seeds = self._most_edges = 0
 
-    @ordinary_tensors()
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int, *,
                seed_time: Tensor | Mapping[str, Tensor] | None = None, excluded: Excluded | None = None
                ) -> GeneralSample:  # fmt: skip
@@ -294,7 +293,6 @@ class GeneralPlan:
         """
         return self._sample_all([(seeds, seed_time)], [key], None if excluded is None else [excluded])[0]
 
-    @ordinary_tensors()
     def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
         """Several batches in as many steps as one: what `sample` gives for each (seeds, seed_time) under its key.
@@ -312,6 +310,9 @@ class GeneralPlan:
 
     def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
                     ) -> list[GeneralSample]:  # fmt: skip
+        if torch.is_inference_mode_enabled():
+            with ordinary_tensors():
+                return self._sample_all(requests, keys, excluded)
         for key in keys:
             check_key("key", key)
         self.topology.check_process()

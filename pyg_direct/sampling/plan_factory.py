@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
+import torch
+
 from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.ops.local_ids.relabel import choose_method
@@ -18,6 +20,11 @@ _TYPICAL_EDGES = 1 << 20
 _PLANS: WeakValueDictionary[tuple[int, Recipe], GpuPlan] = WeakValueDictionary()
 
 
+def is_captured_on(device: torch.device) -> bool:
+    """Report whether plans on a device are captured graphs, `GpuPlan`, unless there are too many nodes for bitmaps."""
+    return device.type == "cuda" or SIMULATED
+
+
 def open_plan(topology: PlacedTopology, recipe: Recipe, *, method: str = "auto") -> Plan:
     """The plan for a topology and a recipe; all of them give equal batches.
 
@@ -28,7 +35,7 @@ def open_plan(topology: PlacedTopology, recipe: Recipe, *, method: str = "auto")
         method = choose_method(topology.num_nodes, _TYPICAL_EDGES)
     if method == "sort":
         return SortingPlan(topology, recipe)
-    if topology.device.type == "cuda" or SIMULATED:
+    if is_captured_on(topology.device):
         plan = _PLANS.get((id(topology), recipe))
         if plan is None:
             # It keeps the topology, so that the id stays its own.

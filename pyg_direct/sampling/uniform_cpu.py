@@ -14,9 +14,8 @@ from torch import Tensor
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.local_ids import bitmap, new_nodes as fresh_nodes, relabel
 from pyg_direct.kernels.sampling import uniform
-from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.local_ids.relabel import cpu_bitmaps, num_words
-from pyg_direct.ops.run_kernel import cpu_chunks, run_cpu, threads_for
+from pyg_direct.ops.run_kernel import check_below, cpu_chunks, run_cpu, threads_for
 from pyg_direct.ops.sampling.uniform import cpu_picks
 from pyg_direct.sampling.sampling_options import Recipe, Sample, empty_sample
 
@@ -47,6 +46,9 @@ class CpuPlan:
     def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
         self.topology, self.recipe = topology, recipe
         self._idle = [self._make_scratch()]
+        # The loop that serves each hop, and the option it takes.
+        self._picks = [cpu_picks(fanout, recipe.replace, recipe.sampling, recipe.layer_dependency)
+                       for fanout in recipe.fanouts]  # fmt: skip
         self._edges_per_seed = _expect_edges(recipe, topology)
         # A node is expanded once, or once a hop, and without repeats gives each of its edges at most once.
         expansions = len(recipe.fanouts) if recipe.expand_all else 1
@@ -103,7 +105,7 @@ class CpuPlan:
             run_cpu(uniform.count_picks_cpu, indptr, frontier, fanout, recipe.replace, sums, offsets)
             sources = np.empty(offsets[-1], indices.dtype)
             positions = np.empty(offsets[-1], np.int64)
-            kernel, option = cpu_picks(fanout, recipe.replace, recipe.sampling, recipe.layer_dependency)
+            kernel, option = self._picks[hop]
             run_cpu(kernel, indptr, indices, frontier, offsets, np.uint64(key), hop, fanout, option, chunks, sources,
                     positions)  # fmt: skip
             # What wrote them through NumPy is counted nowhere: a bitmap has no bit for an id beyond the last.

@@ -47,9 +47,8 @@ from pyg_direct.kernels.batch_counters import (
 from pyg_direct.kernels.local_ids import bitmap, new_nodes as fresh_nodes, relabel, relabel as link
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import uniform
-from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.local_ids.relabel import num_words, relabel as relabel_nodes
-from pyg_direct.ops.run_kernel import full_grid, grid_for, run_gpu
+from pyg_direct.ops.run_kernel import check_below, full_grid, grid_for, run_gpu
 from pyg_direct.ops.sampling.uniform import gpu_picks, sample_neighbors
 from pyg_direct.runtime.cuda.driver import tolerate_captures
 from pyg_direct.runtime.cuda.graph_capture import CapturedGraph, fill_words

@@ -12,6 +12,7 @@ from torch_geometric.transforms import RandomLinkSplit
 from pyg_direct import LinkLoader, LinkNeighborLoader, NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
 from pyg_direct.sampler import NeighborSampler
+from pyg_direct.sampling.negative_links import EdgeSet
 from tests.batches import assert_equal_batches, make_data
 from tests.hetero_data import check_rows, make_hetero, name_edges
 from tests.reference.draw import batch_key
@@ -147,6 +148,21 @@ def test_strict_negatives_are_no_edges(real_device, mode):
             source = batch["author"].src_index.repeat_interleave(5)
         pairs = zip(batch["author"].n_id[source].tolist(), batch["paper"].n_id[target].tolist(), strict=True)
         assert edges.isdisjoint(pairs)
+
+
+def test_what_strict_negatives_avoid_is_joined_once_whoever_draws_them(real_device, monkeypatch):
+    class Evens(NegativeSampling):
+        def sample(self, num_samples, endpoint, num_nodes=None):
+            return 2 * torch.randint(num_nodes // 2, (num_samples,))
+
+    joined, join = [], EdgeSet.with_links
+    monkeypatch.setattr(EdgeSet, "with_links", lambda *args, **kwargs: joined.append(args) or join(*args, **kwargs))
+
+    batches = list(LinkNeighborLoader(make_data(), [2], make_links(), neg_sampling=Evens("binary"), batch_size=5,
+                                      strict_negatives=True, device=real_device))  # fmt: skip
+
+    assert len(batches) == 5
+    assert len(joined) == 1
 
 
 def test_it_says_when_there_is_no_strict_negative(real_device):

@@ -1,7 +1,6 @@
 """Attributes of a graph, each with its rows in the memory that batches read; loaders over them share the rows.
 
-`choose_slicer` selects how batches read the attributes that are not rows in memory, one after another. `copy_data`
-and `copy_store` copy PyG's graphs and stores over the same tensors.
+`choose_slicer` selects how batches read the attributes that are not rows in memory, one after another.
 """
 
 from __future__ import annotations
@@ -340,24 +339,3 @@ def without_edge_attributes(data: Data) -> Data:
     for key in [key for key in store if store.is_edge_attr(key) and key not in ("edge_index", "adj_t")]:
         del store[key]
     return data
-
-
-def copy_store(store: Any, parent: weakref.ref[Any]) -> Any:
-    """A copy of a store of a graph, for another."""
-    made = store.__class__.__new__(store.__class__)
-    values = made.__dict__
-    values.update(store.__dict__)
-    values["_mapping"], values["_parent"] = values["_mapping"].copy(), parent
-    if "_cached_attr" in values:
-        del values["_cached_attr"]
-    return made
-
-
-def copy_data(data: Data) -> Data:
-    """`copy.copy(data)`, in a third of the time."""
-    if type(data).__copy__ is not Data.__copy__:
-        return copy.copy(data)
-    batch = data.__class__.__new__(data.__class__)
-    batch.__dict__.update(data.__dict__)
-    batch.__dict__["_store"] = copy_store(data._store, weakref.ref(batch))
-    return batch

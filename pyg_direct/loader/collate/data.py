@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -22,7 +24,6 @@ from pyg_direct.loader.collate.attributes import (
     Slicer,
     check_rows,
     choose_slicer,
-    copy_data,
     slice_adjacency,
 )
 from pyg_direct.loader.collate.stale_rows import Marks
@@ -136,7 +137,7 @@ class Attributes(PlacedRows):
             counts_seeds: Whether the batch tells their number, as `batch_size`.
         """
         held: list[Any] = [*sample.memory]
-        out = copy_data(data)
+        out = _copy_data(data)
         # PyG's own way to set one attribute takes as long as a kernel's launch.
         store = out._store._mapping
         if checked:
@@ -184,3 +185,14 @@ def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:
     ids = sample.e_id if sample.e_id.numel() == source.numel() else None
     size = sample.n_id.numel()
     return slice_adjacency(adj_t, source, target, ids, (size, size))
+
+
+def _copy_data(data: Data) -> Data:
+    """`copy.copy(data)`, in a third of the time."""
+    if type(data).__copy__ is not Data.__copy__:
+        return copy.copy(data)
+    batch = data.__class__.__new__(data.__class__)
+    batch.__dict__.update(data.__dict__)
+    store = batch.__dict__["_store"] = copy.copy(data._store)
+    store.__dict__["_parent"] = weakref.ref(batch)
+    return batch

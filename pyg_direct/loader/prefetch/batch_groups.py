@@ -22,7 +22,7 @@ from pyg_direct.loader.prefetch.gpu_streams import parts_of
 from pyg_direct.ops.local_ids.bitmap import Union, unite
 from pyg_direct.ops.rows.gather import gather_rows
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.sampler.output import Drawn
+from pyg_direct.sampler.keyed_sampler import Drawn
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.uniform_gpu import Pending
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import CudaError, PlacementWarning, warn
-from pyg_direct.loader.profiler import finish_sample
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream, kept_stream, set_stream, side_streams
 from pyg_direct.sampling.uniform_gpu import Pending
@@ -48,7 +47,7 @@ class Pipeline:
 
     def __init__(self, work: Iterator[Work], submit: Callable[[int, Any], Any], fetch: Callable[[Any, int, Any], Any],
                  prefetch: int, device: torch.device,
-                 finish: Callable[[Any, int], Any] = finish_sample,
+                 finish: Callable[[Any, int], Any] = lambda pending, _: pending.finish(),
                  split: Callable[[Any], Iterator[Work]] | None = None) -> None:  # fmt: skip
         self._work, self._submit_batch, self._fetch_batch, self._finish = work, submit, fetch, finish
         self._device, self._split = device, split

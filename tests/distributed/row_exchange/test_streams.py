@@ -12,7 +12,7 @@ from pyg_direct.distributed import dist_neighbor_sampler as sampler_module
 from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.server.client_graph import ClientGraph, _Alone
 from pyg_direct.loader.prefetch.lockstep_ranks import Steps
-from pyg_direct.sampler.output import Drawn
+from pyg_direct.sampler.keyed_sampler import Drawn
 from tests.distributed.server.client_graph.test_client import ServersHere
 
 

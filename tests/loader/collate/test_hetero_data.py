@@ -12,7 +12,7 @@ from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct import HGTLoader, LinkNeighborLoader, NeighborLoader
 from pyg_direct.errors import ArgumentError
-from pyg_direct.sampler.output import Drawn
+from pyg_direct.sampler.keyed_sampler import Drawn
 from tests.hetero_data import check_rows, make_hetero, name_edges
 from tests.hetero_graphs import make_parts
 

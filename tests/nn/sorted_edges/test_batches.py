@@ -163,14 +163,14 @@ def test_edges_of_types_come_as_pygs_own_on_request(real_device):
 
 @pytest.mark.slow
 def test_telling_takes_little(real_device):
-    from pyg_direct.sampler.edge_order import note_order
+    from pyg_direct.nn.sorted_edges import register_batch
 
     batches = list(NeighborLoader(make_data(), [3, 2], input_nodes=torch.arange(40), batch_size=1, device=real_device))
 
     # Of this thread, as others may have the core meanwhile.
     begin = time.thread_time()
     for batch in batches * 5:
-        note_order(batch, batch, 3)
+        register_batch(batch, batch, 3)
     microseconds = (time.thread_time() - begin) / (5 * len(batches)) * 1e6
 
     # Next to the 200 us that Python may take for a batch.
