@@ -1067,10 +1067,11 @@ class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, Reporte
         is_whole = hot is not None and hot.is_cuda and self._cold is None and self._order is None
         return hot if is_whole and self._spilled is None and hot is not None and hot.dtype == self._dtype else None
 
-    def __del__(self) -> None:
+    def __del__(self, flags: list[Tensor] = _FLAGS) -> None:
+        # Names are given: as the interpreter ends, those of modules are gone before objects are.
         errors: Tensor | None = getattr(self, "_errors", None)
         if errors is not None:
-            _FLAGS.append(errors)
+            flags.append(errors)
 
     def synchronize(self) -> None:
         """Wait for all reads so far.

@@ -18,7 +18,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict, deque
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -173,12 +173,13 @@ class Slot:
         node_bytes = topology.indices.element_size() + 4
         return edge_bytes * num_edges + node_bytes * (num_seeds + min(num_edges, topology.num_nodes)) + 8 * num_seeds
 
-    def __del__(self) -> None:
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:
+        # Names are given: as the interpreter ends, those of modules are gone before objects are.
         # The graph reads and writes page-locked memory that the allocator would hand on at once: a batch that nobody
         # waited for must be over first.
         for event in (getattr(self, "sized", None), getattr(self, "exported", None)):
             if event is not None:
-                with contextlib.suppress(Exception), tolerate_captures():
+                with suppress(Exception), tolerate_captures():
                     event.synchronize()
 
     @property
@@ -224,7 +225,8 @@ def touch(holder: Holder) -> None:
     if number in _HOLDERS:
         _HOLDERS.move_to_end(number)
     else:
-        _HOLDERS[number] = weakref.ref(holder, lambda _: _HOLDERS.pop(number, None))
+        # The table is given: as the interpreter ends, names of this module are gone before plans are.
+        _HOLDERS[number] = weakref.ref(holder, lambda _, holders=_HOLDERS: holders.pop(number, None))
 
 
 def make_room(num_bytes: int, holder: Holder, device: torch.device, *, all_of_it: bool = False) -> None:
