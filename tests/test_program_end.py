@@ -60,10 +60,10 @@ derive("two", lambda tensor: 2, kept)
 
 def test_nothing_is_said_as_the_interpreter_ends():
     # Modules lose their names in the reverse order of their import, as long as something keeps them.
-    code = "import sys, types\nearly = sys.modules['early'] = types.ModuleType('early')\nearly.kept = []\n" + "".join(
-        f"{text}early.kept.append(kept)\ndel kept\n" for text in KEPT.values()
-    ) + "sys.kept = [module for name, module in sys.modules.items() if name.startswith(('early', 'pyg_direct'))]"  # fmt: skip
+    begin = "import sys, types\nearly = sys.modules['early'] = types.ModuleType('early')\nearly.kept = []\n"
+    make = "".join(f"{text}early.kept.append(kept)\ndel kept\n" for text in KEPT.values())
+    keep = "sys.kept = [module for name, module in sys.modules.items() if name.startswith(('early', 'pyg_direct'))]"
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", begin + make + keep], capture_output=True, text=True)
 
     assert (done.returncode, done.stderr) == (0, "")

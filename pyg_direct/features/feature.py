@@ -640,7 +640,7 @@ class FiledRows(ReplacedRows):
         raise NotImplementedError
 
 
-_OPTIONS_SAVED = ("device_cache_size", "cache_policy", "link_blocks", "store_dtype")
+_SAVED_OPTIONS = ("device_cache_size", "cache_policy", "link_blocks", "store_dtype")
 
 
 class SavedRows:
@@ -653,7 +653,7 @@ class SavedRows:
         stored = feature._find_stored()
         # Rows that were written on a GPU are there.
         feature.synchronize()
-        options: dict[str, Any] = {name: getattr(feature, name) for name in _OPTIONS_SAVED}
+        options: dict[str, Any] = {name: getattr(feature, name) for name in _SAVED_OPTIONS}
         scores = score_rows(feature.hotness, feature.csr_topo, len(stored))
         options.update(placement=feature._placement, hotness="degree" if scores is None else scores.cpu())
         # A handle that was not opened yet has them.

@@ -18,6 +18,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict, deque
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -44,7 +45,7 @@ from pyg_direct.kernels.batch_counters import (
     SEEDS_ON_GPU,
     STATE,
 )
-from pyg_direct.kernels.local_ids import bitmap, new_nodes as fresh_nodes, relabel, relabel as link
+from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import uniform
 from pyg_direct.ops.argument_checks import check_below
@@ -225,8 +226,8 @@ def touch(holder: Holder) -> None:
     if number in _HOLDERS:
         _HOLDERS.move_to_end(number)
     else:
-        # The table is given: as the interpreter ends, names of this module are gone before plans are.
-        _HOLDERS[number] = weakref.ref(holder, lambda _, holders=_HOLDERS: holders.pop(number, None))
+        # Bound to the table: as the interpreter ends, names of this module are gone before plans are.
+        _HOLDERS[number] = weakref.ref(holder, partial(_HOLDERS.pop, number))
 
 
 def make_room(num_bytes: int, holder: Holder, device: torch.device, *, all_of_it: bool = False) -> None:
@@ -497,8 +498,8 @@ class GpuPlan:
         """The nodes marked fresh become those of the hop after `hop`."""
         s = self._scratch
         assert s is not None
-        run_gpu(fresh_nodes.count_fresh_gpu, grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
-        run_gpu(fresh_nodes.emit_fresh_gpu, grid, slot.state, hop, quads, s.fresh, s.seen, s.touched, s.block_sums,
+        run_gpu(new_nodes.count_fresh_gpu, grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
+        run_gpu(new_nodes.emit_fresh_gpu, grid, slot.state, hop, quads, s.fresh, s.seen, s.touched, s.block_sums,
                 s.local_of_node, slot.nodes, stream=stream)  # fmt: skip
 
     def _finish(self, pending: Pending) -> None:
@@ -557,7 +558,7 @@ class GpuPlan:
         """Where the ends, which are left in `arrived`, stand among the seeds."""
         places = slot.arrived.new_empty(ends.numel())
         labels = places.new_empty(ends.num_pairs if ends.has_labels else 0, dtype=torch.float32)
-        run_gpu(link.place_ends_gpu, grid_for(places.numel(), places), slot.nodes, slot.arrived, num_seeds,
+        run_gpu(relabel.place_ends_gpu, grid_for(places.numel(), places), slot.nodes, slot.arrived, num_seeds,
                 ends.num_links, places, labels)  # fmt: skip
         return PlacedEnds(places, labels)
 

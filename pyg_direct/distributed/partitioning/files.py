@@ -16,7 +16,8 @@ from pyg_direct.cache_folder import write_whole
 from pyg_direct.errors import NPY, ArgumentError, PartitionError, whole_file
 from pyg_direct.progress import Bar
 
-_PIECE = 1 << 22
+# Of a file that is checked.
+_BYTES_AT_ONCE = 1 << 22
 # A process may have 256 files open on macOS, and 1,024 on Linux, unless it is told otherwise.
 _MOST_OPEN = 64
 
@@ -151,7 +152,7 @@ def describe_file(path: Path, bar: Bar) -> dict[str, Any]:
     """Size and checksum of a file, as a manifest lists them; `bar` is told of its bytes as they are read."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(_BYTES_AT_ONCE):
             digest.update(piece)
             bar.update(len(piece))
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}

@@ -291,7 +291,7 @@ def _on_loopback() -> Iterator[None]:
         yield
         return
     before = _find_internal("ray_constants", "ENABLE_RAY_CLUSTER")
-    constants = importlib.import_module("ray._private.ray_constants")
+    constants: Any = importlib.import_module("ray._private.ray_constants")
     # For Ray's own processes, and for this one, which has read it already.
     os.environ[_FOR_HOSTS], constants.ENABLE_RAY_CLUSTER = "0", False
     try:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.aggregate.operators import LongRows
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress, repeat_each
+from pyg_direct.ops.local_ids.csr import compress_ids, repeat_each
 from pyg_direct.ops.snapshots.overlap import EdgeUnion
 from pyg_direct.ops.snapshots.scaled_csr import CSR
 
@@ -125,7 +125,7 @@ class SlicedCSR(Arrays):
             count *= self.num_snapshots
             rows = rows * self.num_snapshots + self.snapshot
             cols = cols * self.num_snapshots + self._of_edges(self.snapshot)
-        return self.offsets.index_select(0, compress(rows, count)), cols
+        return self.offsets.index_select(0, compress_ids(rows, count)), cols
 
     @cached_property
     def csr(self) -> CSR:

@@ -34,7 +34,9 @@ def test_ray_that_lacks_a_name_is_refused_before_it_is_started(engine, monkeypat
 
     monkeypatch.delattr(importlib.import_module(f"ray._private.{module}"), name)
 
-    with pytest.raises(ImportError, match=rf"ray\._private\.{module}\.{name}, which ray .* lacks: pip install") as caught:
+    with pytest.raises(
+        ImportError, match=rf"ray\._private\.{module}\.{name}, which ray .* lacks: pip install"
+    ) as caught:
         INTERNALS[module, name](engine)
     monkeypatch.undo()
 
