@@ -57,10 +57,9 @@ from pyg_direct.runtime.cuda.graph_capture import CapturedGraph, fill_words
 from pyg_direct.runtime.cuda.launch import current_stream, is_current, kept_stream, set_stream
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.sampling.link_endpoints import Ends, PlacedEnds
+from pyg_direct.sampling.local_ids import TABLE_SHARE
 from pyg_direct.sampling.sampling_options import Recipe, Sample, empty_sample
 
-# Share of GPU memory that a table of local ids by node may take; a ranked bitmap, a sixteenth of it, serves above.
-_TABLE_SHARE = 1 / 32
 # Nodes up to which every hop reads the whole bitmap: flags would cost more than they save.
 _SCAN_NODES = 1 << 27
 
@@ -79,7 +78,8 @@ class Scratch:
     def __init__(self, topology: PlacedTopology) -> None:
         device, words = topology.device, num_words(topology.num_nodes)
         groups = -(-words // GROUP_WORDS) if topology.num_nodes > _SCAN_NODES else 0
-        has_table = 4 * topology.num_nodes <= _TABLE_SHARE * _total_bytes(device)
+        # A ranked bitmap, a sixteenth of a table, serves above.
+        has_table = 4 * topology.num_nodes <= TABLE_SHARE * _total_bytes(device)
         self.seen = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
         self.fresh = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
         self.touched = torch.zeros(groups, dtype=torch.uint8, device=device)

@@ -59,7 +59,7 @@ class ArrayFile:
     def __init__(self, path: Path, dtype: Any, shape: Sequence[int] | None, length: int = 0,
                  opened: OpenFiles | None = None) -> None:  # fmt: skip
         # Little endian, whatever is given.
-        self._path, self._dtype, self.length = path, np.dtype(dtype).newbyteorder("<"), length
+        self._path, self._dtype = path, np.dtype(dtype).newbyteorder("<")
         self._opened, self._is_done = opened or OpenFiles(), False
         with path.open("r+b" if length else "w+b") as file:
             row_bytes = self._dtype.itemsize
@@ -74,7 +74,6 @@ class ArrayFile:
         """Write rows at the end."""
         if len(rows):
             np.ascontiguousarray(rows, self._dtype).tofile(self._opened.at_end(self._path))
-        self.length += len(rows)
 
     def flush(self) -> None:
         """Have everything on the disk, also what was written before the file was closed and opened again."""

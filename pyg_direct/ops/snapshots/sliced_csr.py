@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels.snapshots.sliced_csr import SLICE
 from pyg_direct.ops.aggregate.operators import LongRows
 from pyg_direct.ops.local_ids.csr import compress_ids, repeat_each
 from pyg_direct.ops.snapshots.overlap import EdgeUnion
@@ -43,7 +44,6 @@ class Arrays:
         return cast(_Self, replace(cast(Any, self), **{n: copy(tensor) for n, tensor in self.list_arrays().items()}))
 
 
-SLICE = 32
 # Bit 31 of a slice's row: the row has more than one slice.
 _SEVERAL = -(2**31)
 _MOST = 2**31
