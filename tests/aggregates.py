@@ -5,7 +5,7 @@ import torch
 
 from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.kernels.aggregate.sum import LONG_ROW
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress
+from pyg_direct.ops.local_ids.csr import compress_ids
 
 NUM_ROWS, NUM_TARGETS = 12, 9
 TOLERANCE = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-4, 1e-5), torch.float16: (2e-2, 2e-2),
@@ -21,7 +21,7 @@ class Graph:
         if hub:
             target[: num_edges // 2] = 4
         target = torch.from_numpy(np.sort(target))
-        self.target, self.indptr = target.to(device), compress(target, NUM_TARGETS).to(device)
+        self.target, self.indptr = target.to(device), compress_ids(target, NUM_TARGETS).to(device)
         self.row = torch.from_numpy(random.integers(0, NUM_ROWS, num_edges)).to(device)
 
     def numpy(self):

@@ -19,6 +19,7 @@ from pyg_direct.bench.limits import device_copy_rate, pinned_copy_rate, random_r
 from pyg_direct.bench.peer_tables import open_tables
 from pyg_direct.bench.peers import Rows, Sampler, open_peers
 from pyg_direct.bench.result_row import Row
+from pyg_direct.bench.sampling import FANOUTS
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.features.feature import Feature
@@ -30,7 +31,6 @@ from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import Recipe
 from pyg_direct.sampling.uniform_gpu import GpuPlan
 
-FANOUTS = (15, 10, 5)
 _BATCHES = 50
 
 

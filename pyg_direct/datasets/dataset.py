@@ -1,7 +1,6 @@
 """`NodeDataset`, the container that every generator and loader of datasets returns, and checks of their arguments.
 
-`make_generator` returns the random generator of a seed and a purpose. `make_data` converts a `NodeDataset` to PyG's
-`Data`.
+`make_generator` returns the random generator of a seed and a purpose.
 """
 
 from __future__ import annotations
@@ -146,9 +145,18 @@ class NodeDataset:
         return replace(self, **moved)
 
     def to_data(self) -> Data:
-        """PyG's `Data`: `x`, `edge_index` int64, `y`, and bool `train_mask`, `val_mask`, `test_mask`."""
-
-        return make_data(self)
+        """PyG's `Data` that shares these tensors: `x`, `edge_index` int64, `y`, and bool `train_mask`, `val_mask`,
+        `test_mask`.
+        """
+        data = Data(edge_index=self.edge_index.long(), y=self.y)
+        if self.x is None:
+            data.num_nodes = self.num_nodes
+        else:
+            data.x = self.x
+        data.train_mask = make_mask(self.train_idx, self.num_nodes)
+        data.val_mask = make_mask(self.val_idx, self.num_nodes)
+        data.test_mask = make_mask(self.test_idx, self.num_nodes)
+        return data
 
     def __repr__(self) -> str:
         """One line of sizes instead of the tensors."""
@@ -156,19 +164,6 @@ class NodeDataset:
             f"NodeDataset(name={self.name!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}, "
             f"num_features={self.num_features}, num_classes={self.num_classes})"
         )
-
-
-def make_data(dataset: NodeDataset) -> Data:
-    """`Data` that shares the tensors of `dataset`; the split becomes masks, and int32 edges become int64."""
-    data = Data(edge_index=dataset.edge_index.long(), y=dataset.y)
-    if dataset.x is None:
-        data.num_nodes = dataset.num_nodes
-    else:
-        data.x = dataset.x
-    data.train_mask = make_mask(dataset.train_idx, dataset.num_nodes)
-    data.val_mask = make_mask(dataset.val_idx, dataset.num_nodes)
-    data.test_mask = make_mask(dataset.test_idx, dataset.num_nodes)
-    return data
 
 
 def make_mask(idx: Tensor, num_nodes: int) -> Tensor:

@@ -186,13 +186,13 @@ def _open_tables(process: int, words: list[list[int]], part: GraphPart, features
     """The tables of a process, whose attributes are those of this one."""
     tables = {}
     for kind, (count, ids, *rows) in zip(part.tables, words, strict=True):
-        shared = {name: _view_peers(process, one, feature.dtype, (count, *feature.shape[1:]))
+        shared = {name: _open_rows(process, one, feature.dtype, (count, *feature.shape[1:]))
                   for (name, feature), one in zip(features[kind].items(), rows, strict=True)}  # fmt: skip
-        tables[kind] = Table(_view_peers(process, ids, torch.int64, (count,)), shared)
+        tables[kind] = Table(_open_rows(process, ids, torch.int64, (count,)), shared)
     return tables
 
 
-def _view_peers(process: int, descriptor: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _open_rows(process: int, descriptor: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     memory: SharedMemory = open_shared(process, descriptor, torch.Size(shape).numel() * dtype.itemsize)
     return memory.view(dtype, shape)
 

@@ -93,7 +93,7 @@ def fit_cache(num_bytes: int, size: int, device_cache_size: int | str) -> int:
 
 
 # Rows, or edges, that are copied at once.
-_PIECE = 1 << 20
+_ROWS_AT_ONCE = 1 << 20
 
 
 class WholeGraph:
@@ -243,7 +243,7 @@ class WholeGraph:
         for (kind, name), rows in zip(names, self._share(shapes), strict=True):
             whole[kind][name] = rows
             ids = self._part.tables[kind].ids
-            for some, given in zip(ids.split(_PIECE), own[kind][name].split(_PIECE), strict=True):
+            for some, given in zip(ids.split(_ROWS_AT_ONCE), own[kind][name].split(_ROWS_AT_ONCE), strict=True):
                 rows[some] = given
         self._communicator.agree(0)
         return whole
@@ -302,8 +302,8 @@ def _list_shapes(topo: PartTopo, num_edges: int, weight_dtype: torch.dtype, summ
 def _scatter_edges(own: Rows, rows: Rows, places: Tensor) -> None:
     """Write the edges of a part's rows where these begin among all, `places` int64 by own row."""
     begins = rows.indptr[places] - own.indptr[:-1]
-    for first in range(0, len(places), _PIECE):
-        end = min(first + _PIECE, len(places))
+    for first in range(0, len(places), _ROWS_AT_ONCE):
+        end = min(first + _ROWS_AT_ONCE, len(places))
         low, high = int(own.indptr[first]), int(own.indptr[end])
         starts = begins[first:end].repeat_interleave(own.indptr[first : end + 1].diff())
         targets = starts + torch.arange(low, high, device="cpu")

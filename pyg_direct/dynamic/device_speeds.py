@@ -96,7 +96,7 @@ class Speeds:
         """Seconds of an edge with `width` numbers from rows of so many bytes; between those measured in proportion."""
         width = max(1.0, width)
         across = _interpolate(
-            [self._at_width(known, width) for known in self.seconds_of_edge], self.footprints, footprint
+            [_interpolate(known, WIDTHS, width) for known in self.seconds_of_edge], self.footprints, footprint
         )
         return across * max(1.0, width / WIDTHS[-1])
 
@@ -126,9 +126,6 @@ class Speeds:
         power = (size - 1).bit_length()
         row = power if form == "mask" or power == 0 else power + 3
         return _interpolate(self.factors[TRIED_VALUES.index(values)][row], TRIED, channels)
-
-    def _at_width(self, known: Sequence[float], width: float) -> float:
-        return _interpolate(known, WIDTHS, width)
 
 
 def _interpolate(values: Sequence[float], places: Sequence[float], at: float) -> float:

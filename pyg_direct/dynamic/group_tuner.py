@@ -17,9 +17,9 @@ from torch import Tensor
 
 from pyg_direct.dynamic.conv_operators import Factors
 from pyg_direct.dynamic.device_speeds import Speeds
+from pyg_direct.kernels.snapshots.sliced_csr import SLICE
 from pyg_direct.ops.snapshots.aggregate import is_summed_over_csr, leaves_bits
 from pyg_direct.ops.snapshots.overlap import EdgeUnion, merge_unions
-from pyg_direct.ops.snapshots.sliced_csr import SLICE
 
 
 class Option(NamedTuple):

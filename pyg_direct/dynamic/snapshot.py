@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_ids, check_same_device
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress, repeat_each
+from pyg_direct.ops.local_ids.csr import compress_ids, repeat_each
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class Snapshot:
         """Sum of the weights of the edges into each node, `[N]`."""
         if self.weight is None:
             # Targets ascend.
-            return compress(self.targets, self.num_nodes).diff().to(self.dtype)
+            return compress_ids(self.targets, self.num_nodes).diff().to(self.dtype)
         return _add_up(self.targets, self.weight, self.num_nodes)
 
     def sum_out(self) -> Tensor:

@@ -51,7 +51,7 @@ class SnapshotPlan:
     def __init__(self, parts: Sequence[Parts], device: torch.device, group_size: int | str = "auto",
                  form: str = "mask", memory: int | None = None) -> None:  # fmt: skip
         check_groups(group_size, form)
-        self.parts, self.device, self.group_size, self.form = tuple(parts), device, group_size, form
+        self.parts, self.device, self.form = tuple(parts), device, form
         self.num_nodes = max((part.num_nodes for part in self.parts), default=0)
         self.has_weights = any(map(is_weighted, self.parts))
         check_limit(self.parts, memory)

@@ -640,7 +640,7 @@ class FiledRows(ReplacedRows):
         raise NotImplementedError
 
 
-_OPTIONS_SAVED = ("device_cache_size", "cache_policy", "link_blocks", "store_dtype")
+_SAVED_OPTIONS = ("device_cache_size", "cache_policy", "link_blocks", "store_dtype")
 
 
 class SavedRows:
@@ -653,7 +653,7 @@ class SavedRows:
         stored = feature._find_stored()
         # Rows that were written on a GPU are there.
         feature.synchronize()
-        options: dict[str, Any] = {name: getattr(feature, name) for name in _OPTIONS_SAVED}
+        options: dict[str, Any] = {name: getattr(feature, name) for name in _SAVED_OPTIONS}
         scores = score_rows(feature.hotness, feature.csr_topo, len(stored))
         options.update(placement=feature._placement, hotness="degree" if scores is None else scores.cpu())
         # A handle that was not opened yet has them.
@@ -1068,10 +1068,11 @@ class Feature(NamedRows, FiledRows, ProcessRows, SavedRows, UpdatedRows, Reporte
         is_whole = hot is not None and hot.is_cuda and self._cold is None and self._order is None
         return hot if is_whole and self._spilled is None and hot is not None and hot.dtype == self._dtype else None
 
-    def __del__(self) -> None:
+    def __del__(self, flags: list[Tensor] = _FLAGS) -> None:
+        # Names are given: as the interpreter ends, those of modules are gone before objects are.
         errors: Tensor | None = getattr(self, "_errors", None)
         if errors is not None:
-            _FLAGS.append(errors)
+            flags.append(errors)
 
     def synchronize(self) -> None:
         """Wait for all reads so far.

@@ -368,14 +368,15 @@ def _chance_of_pick(indptr: Tensor, fanout: int, replace: bool) -> Tensor | floa
     return 1 - (1 - 1 / degree) ** fanout if replace else (fanout / degree).clamp(max=1.0)
 
 
-_FREE_SHARE = 0.9
+# Of the free memory of a GPU, what hot rows may take.
+_HOT_SHARE = 0.9
 # Rows that are copied to GPU memory at once.
-_PIECE = 1 << 18
+_ROWS_AT_ONCE = 1 << 18
 
 
 def fit_budget(budget: int, asked: int | str, device: torch.device) -> int:
     """As many of `budget` bytes as are free on the GPU; a warning names `asked`, the `device_cache_size`, if fewer."""
-    most = int(_FREE_SHARE * free_bytes(device.index or 0))
+    most = int(_HOT_SHARE * free_bytes(device.index or 0))
     if budget > most:
         warn(f"device_cache_size={asked!r} is more than the free memory of {device}; "
              f"{most} bytes are used instead", PlacementWarning)  # fmt: skip
@@ -389,12 +390,17 @@ def copy_to_gpu(rows: Tensor, ids: Tensor | None, device: torch.device) -> Tenso
     except torch.OutOfMemoryError:
         return None
     with show_wait("copying rows to GPU memory", items=hot.numel()):
-        if ids is None:
-            return hot.copy_(rows)
-        # In pieces, so that the host holds no second copy of the hot rows.
-        for part, ids_of_part in zip(hot.split(_PIECE), ids.split(_PIECE), strict=True):
-            part.copy_(rows[ids_of_part])
+        copy_rows(rows, ids, hot)
     return hot
+
+
+def copy_rows(rows: Tensor, ids: Tensor | None, target: Tensor) -> None:
+    """Copy all rows, or those of `ids`, in pieces, so that the host holds no second copy of them."""
+    if ids is None:
+        target.copy_(rows)
+        return
+    for part, ids_of_part in zip(target.split(_ROWS_AT_ONCE), ids.split(_ROWS_AT_ONCE), strict=True):
+        part.copy_(rows[ids_of_part])
 
 
 def shrink_budget(budget: int, asked: int | str) -> int:

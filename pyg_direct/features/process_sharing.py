@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, CudaError, PlacementWarning, warn
-from pyg_direct.features.hot_rows import choose_hottest
+from pyg_direct.errors import ArgumentError, CudaError
+from pyg_direct.features.hot_rows import choose_hottest, copy_rows, fit_budget
 from pyg_direct.ops.rows.gather import Directory
 from pyg_direct.runtime.comm.host_group import gather, identify_host
-from pyg_direct.runtime.cuda.device import abilities, free_bytes
+from pyg_direct.runtime.cuda.device import abilities
 from pyg_direct.runtime.cuda.memory import Block, allocate, fill
 from pyg_direct.runtime.cuda.peer_memory import GRANULE, Spread
 from pyg_direct.runtime.host.memory import HOST_SHARE, available_bytes
@@ -149,9 +149,8 @@ def deal_chunks(weights: Tensor, devices: Sequence[int]) -> list[int]:
 
 
 _LOGGER = logging.getLogger(__name__)
-_FREE_SHARE = 0.9
-# Rows that are copied to GPU memory at once.
-_PIECE = 1 << 18
+# Words of a directory that are read at once.
+_WORDS_AT_ONCE = 1 << 18
 
 
 @dataclass
@@ -249,14 +248,7 @@ def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat
     if not devices:
         return handle
     # Of one GPU: to ask the others would take some of their memory for this process.
-    most = int(_FREE_SHARE * free_bytes(devices[0]))
-    if budget > most:
-        warn(
-            f"device_cache_size={budget} is more than the free memory of GPU {devices[0]}; {most} bytes are "
-            "used instead",
-            PlacementWarning,
-        )
-        budget = most
+    budget = fit_budget(budget, budget, torch.device("cuda", devices[0]))
     row_bytes = num_bytes // max(1, len(rows))
     is_spread = policy == "p2p_clique_replicate" and budget >= GRANULE
     for clique in cliques if is_spread else [devices]:
@@ -280,7 +272,7 @@ def _spread_rows(rows: Tensor, ids: Tensor, heat: Tensor | None, clique: Sequenc
     row_bytes = rows[0].numel() * rows.element_size()
     owners = deal_chunks(weigh_chunks(heat, len(ids), row_bytes, chunk_bytes), clique)
     spread = Spread.allocate(len(ids) * row_bytes, chunk_bytes, owners)
-    _copy_rows(rows, ids, _as_rows(spread.view(clique[0]), rows))
+    copy_rows(rows, ids if len(ids) < len(rows) else None, _as_rows(spread.view(clique[0]), rows))
     torch.cuda.synchronize(clique[0])
     return spread
 
@@ -289,21 +281,12 @@ def _as_rows(flat: Tensor, rows: Tensor) -> Tensor:
     return flat.view(rows.dtype).view(-1, *rows.shape[1:])
 
 
-def _copy_rows(rows: Tensor, ids: Tensor, target: Tensor) -> None:
-    if len(ids) == len(rows):
-        target.copy_(rows)
-        return
-    # In pieces, so that the host holds no second copy of the hot rows.
-    for part, ids_of_part in zip(target.split(_PIECE), ids.split(_PIECE), strict=True):
-        part.copy_(rows[ids_of_part])
-
-
 def list_hot_ids(directory: Directory) -> Tensor:
     """Ids of a directory on the CPU, ascending, int64."""
     words = directory.bits.view(torch.int32)
     pieces = []
-    for begin in range(0, len(words), _PIECE):
-        bits = (words[begin : begin + _PIECE, None] >> torch.arange(32, dtype=torch.int32, device="cpu")) & 1
+    for begin in range(0, len(words), _WORDS_AT_ONCE):
+        bits = (words[begin : begin + _WORDS_AT_ONCE, None] >> torch.arange(32, dtype=torch.int32, device="cpu")) & 1
         pieces.append(32 * begin + bits.view(-1).nonzero().view(-1))
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device="cpu")
 
@@ -322,8 +305,7 @@ def open_handle(handle: Handle, device: torch.device) -> Opened:
         table = torch.empty((hot.count, *rows.shape[1:]), dtype=rows.dtype, device=device)
         if hot.count > 0:
             directory = hot.open_directory()
-            ids = torch.arange(len(rows), device="cpu") if directory is None else list_hot_ids(directory)
-            _copy_rows(rows, ids, table)
+            copy_rows(rows, None if directory is None else list_hot_ids(directory), table)
     if hot.count == len(rows):
         return Opened(table, exponents=exponents, misses=0.0)
     block = _place_cold(handle, device)

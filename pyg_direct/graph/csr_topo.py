@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, PlacementWarning, warn
 from pyg_direct.graph.placed_topology import (
-    PLACEMENTS,
+    PLACES,
     PlacedTopology,
-    check_placement,
+    check_place,
     choose_placement,
     interleave,
     place_array,
@@ -322,7 +322,7 @@ class CSRTopo:
         target = resolve_device(device)
         if placement == "auto":
             placement = self.choose_placement(target)
-        check_placement(placement, target, (*PLACEMENTS, "peer"))
+        check_place("placement", placement, target, PLACES)
         if topology_cache != "auto":
             parse_size(0 if topology_cache is None else topology_cache, 0, "topology_cache")
         with self._lock:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.placed_topology import (
-    check_placement,
+    check_place,
     choose_placement,
     place_array,
     prefer_gpu,
@@ -242,7 +242,7 @@ class HeteroTopo:
         target = resolve_device(device)
         if placement == "auto":
             placement = "cuda" if ("cuda", target) in self._placed else choose_placement(self.num_bytes, target)
-        check_placement(placement, target)
+        check_place("placement", placement, target)
         with self._lock:
             if (placement, target) not in self._placed:
                 self._placed[placement, target] = self._place(placement, target)

@@ -27,7 +27,9 @@ from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back, move
 from pyg_direct.runtime.cuda.peer_memory import GRANULE, Spread, p2pCliqueTopo
 from pyg_direct.runtime.host.shared_memory import find_shared, pin
 
-PLACEMENTS = ("cuda", "unified", "pinned", "cpu")
+# Where attributes may live, and topologies.
+AUTO_PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
+PLACES = (*AUTO_PLACEMENTS, "peer")
 # Arrays beside the neighbors up to this share of the free GPU memory go there, even where the neighbors do not.
 SMALL_SHARE = 0.125
 
@@ -162,14 +164,6 @@ def choose_placement(num_bytes: int, device: torch.device) -> str:
     return "cuda" if num_bytes <= budget_of(free_bytes(device.index)) else choose_host_memory(device.index)
 
 
-def check_placement(placement: str, device: torch.device, known: tuple[str, ...] = PLACEMENTS) -> None:
-    """Raise unless `device` can read what is in `placement`."""
-    if placement not in known or (placement == "cpu") != (device.type == "cpu"):
-        allowed = [other for other in known if (other == "cpu") == (device.type == "cpu")]
-        raise ArgumentError(f"placement must be one that {device} can read, got {placement!r}: take 'auto' or "
-                            f"{' or '.join(map(repr, allowed))}")  # fmt: skip
-
-
 def prefer_gpu(array: Tensor, placement: str, device: torch.device) -> str:
     """Where an array beside the neighbors goes: to GPU memory where it is small."""
     if placement in ("cpu", "cuda"):
@@ -286,13 +280,6 @@ def _spread(array: Tensor, clique: Sequence[int]) -> Spread:
     spread.view(index).view(array.dtype).copy_(array.view(-1))
     torch.cuda.synchronize(index)
     return spread
-
-
-# Where attributes may live, and topologies.
-AUTO_PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
-
-
-PLACES = (*AUTO_PLACEMENTS, "peer")
 
 
 def check_place(name: str, place: str, device: torch.device, known: Sequence[str] = AUTO_PLACEMENTS) -> None:

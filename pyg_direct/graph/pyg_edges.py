@@ -101,14 +101,10 @@ def derive(name: str, make: Callable[..., Any], *sources: Any) -> Any:
         return made
     with ordinary_tensors():
         made = make(*sources)
-    refs = [weakref.ref(source, partial(_forget, _DERIVED, key)) for source in sources]
+    # Bound to the table: as the interpreter ends, names of this module are gone before tensors are.
+    refs = [weakref.ref(source, partial(_DERIVED.pop, key)) for source in sources]
     _DERIVED[key] = refs, versions, made
     return made
-
-
-def _forget(table: dict[Any, Any], key: Any, _: Any) -> None:
-    # The table is given: as the interpreter ends, names of this module are gone before tensors are.
-    table.pop(key, None)
 
 
 def find_edges(store: Any) -> Any:

@@ -28,7 +28,7 @@ _BY_ROW = ("torch.nn.modules.activation", "torch.nn.modules.batchnorm", "torch.n
 _OVER_ROWS = (torch.nn.GLU, torch.nn.LogSoftmax, torch.nn.MultiheadAttention, torch.nn.Softmax, torch.nn.Softmin,
               norm.GraphNorm, norm.GraphSizeNorm, norm.MeanSubtractionNorm, norm.PairNorm)  # fmt: skip
 # Edges that are counted at once.
-_PIECE = 1 << 24
+_EDGES_AT_ONCE = 1 << 24
 # Nodes that a layer is tried on, edges that their targets come from, and other edges and nodes around them.
 _TRIED, _LOOKED_AT, _AROUND, _APART = 16, 1 << 12, 1 << 16, 64
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -82,7 +82,7 @@ class Graph:
         key = has_loops, dtype
         if key not in self._scales:
             degree = torch.zeros(self.num_nodes, dtype=torch.int64, device=self._edges.device)
-            for piece in self._edges.split(max(_PIECE, self.num_nodes), 1):
+            for piece in self._edges.split(max(_EDGES_AT_ONCE, self.num_nodes), 1):
                 targets = piece[1][piece[0] != piece[1]] if has_loops else piece[1]
                 degree += torch.bincount(targets.long(), minlength=self.num_nodes)
             scale = (degree + int(has_loops)).to(self.device).to(dtype).pow(-0.5)

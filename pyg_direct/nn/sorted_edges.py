@@ -28,7 +28,7 @@ from torch_geometric.sampler import HeteroSamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.argument_checks import INDEX_DTYPES
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress, mark_edges, read_hops
+from pyg_direct.ops.local_ids.csr import compress_ids, mark_edges, read_hops
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
@@ -139,7 +139,7 @@ class SortedBatch:
         if self._indptr is not None and self._indptr_edges >= target.numel():
             return self._indptr
         with ordinary_tensors():
-            indptr = compress(target, sum(self._num_targets))
+            indptr = compress_ids(target, sum(self._num_targets))
         if not _is_capturing(target):
             self._indptr, self._indptr_edges = indptr, target.numel()
         return indptr
@@ -492,7 +492,7 @@ class WholeGraph(SortedBatch):
         row, target = edge_index.unbind(0)
         least = int(row.max()) + 1, int(target.max()) + 1
         ordered, order = torch.sort(target, stable=True)
-        indptr = compress(ordered, num_targets)
+        indptr = compress_ids(ordered, num_targets)
         degree = int(indptr.diff().max())
         super().__init__(form, (least[0], 0), (num_targets, 0), (edge_index.shape[1],), degree)
         self.given, self.stream = None if edge_index.is_cuda else edge_index.clone(), _stream_of(edge_index)

@@ -214,7 +214,7 @@ class HashNumbering(Numbering):
 
 
 # Share of memory that a table of local ids by node may take on a GPU, and its bytes on a CPU.
-_TABLE_SHARE = 1 / 32
+TABLE_SHARE = 1 / 32
 _TABLE_BYTES = 1 << 30
 
 
@@ -316,4 +316,4 @@ def fits_table(num_ids: int, device: torch.device) -> bool:
     """Whether a table of local ids over the id space is worth its memory."""
     if device.type == "cpu":
         return 4 * num_ids <= _TABLE_BYTES
-    return 4 * num_ids <= _TABLE_SHARE * torch.cuda.get_device_properties(device).total_memory
+    return 4 * num_ids <= TABLE_SHARE * torch.cuda.get_device_properties(device).total_memory

@@ -29,7 +29,7 @@ TRIES = 32
 MAX_NODES = 2**31
 _LOW = 0xFFFFFFFF
 # Key of the bits that edges are weighed with, and how many are at once.
-_BALANCE, _PIECE = 0x5851F42D4C957F2D, 1 << 24
+_BALANCE, _EDGES_AT_ONCE = 0x5851F42D4C957F2D, 1 << 24
 # Of the largest chance: so many nodes have a sum below 2**1024.
 _EXPONENT = 990
 
@@ -281,8 +281,8 @@ class EdgeSet:
 
 def _split(keys: Tensor) -> Iterator[Tensor]:
     """Distinct ones of sorted keys, in pieces that take little memory; one at least."""
-    for start in range(0, max(keys.numel(), 1), _PIECE):
-        piece = keys[start : start + _PIECE]
+    for start in range(0, max(keys.numel(), 1), _EDGES_AT_ONCE):
+        piece = keys[start : start + _EDGES_AT_ONCE]
         is_first = torch.ones_like(piece, dtype=torch.bool)
         is_first[1:] = piece[1:] != piece[:-1]
         if start:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.graph.placed_topology import PlacedTopology
-from pyg_direct.kernels.local_ids import bitmap, new_nodes as fresh_nodes, relabel
+from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel
 from pyg_direct.kernels.sampling import uniform
 from pyg_direct.ops.local_ids.relabel import cpu_bitmaps, num_words
 from pyg_direct.ops.run_kernel import check_below, cpu_chunks, run_cpu, threads_for
@@ -95,7 +95,7 @@ class CpuPlan:
         node_counts, edge_counts, hops = [seeds.numel()], [0], []
         nodes = scratch.make_room(0, seeds.numel())
         nodes[: seeds.numel()] = seeds.numpy()
-        run_cpu(fresh_nodes.mark_fresh_cpu, nodes[: seeds.numel()], seen[None], chunks)
+        run_cpu(new_nodes.mark_fresh_cpu, nodes[: seeds.numel()], seen[None], chunks)
         begin = 0
         for hop, fanout in enumerate(recipe.fanouts):
             count = node_counts[-1]
@@ -111,9 +111,9 @@ class CpuPlan:
             # What wrote them through NumPy is counted nowhere: a bitmap has no bit for an id beyond the last.
             check_below("neighbors of the topology", sources, num_nodes)
             hops.append((begin, offsets, sources, positions))
-            used = run_cpu(fresh_nodes.mark_fresh_cpu, sources, fresh, chunks)
+            used = run_cpu(new_nodes.mark_fresh_cpu, sources, fresh, chunks)
             nodes = scratch.make_room(count, min(len(sources), num_nodes))
-            run_cpu(fresh_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, count)
+            run_cpu(new_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, count)
             begin = 0 if recipe.expand_all else count
             node_counts.append(count + int(sums.sum()))
             edge_counts.append(edge_counts[-1] + len(sources))

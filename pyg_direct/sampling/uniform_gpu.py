@@ -18,7 +18,8 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict, deque
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -44,7 +45,7 @@ from pyg_direct.kernels.batch_counters import (
     SEEDS_ON_GPU,
     STATE,
 )
-from pyg_direct.kernels.local_ids import bitmap, new_nodes as fresh_nodes, relabel, relabel as link
+from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import uniform
 from pyg_direct.ops.local_ids.relabel import num_words, relabel as relabel_nodes
@@ -55,10 +56,9 @@ from pyg_direct.runtime.cuda.graph_capture import CapturedGraph, fill_words
 from pyg_direct.runtime.cuda.launch import current_stream, is_current, kept_stream, set_stream
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.sampling.link_endpoints import Ends, PlacedEnds
+from pyg_direct.sampling.local_ids import TABLE_SHARE
 from pyg_direct.sampling.sampling_options import Recipe, Sample, empty_sample
 
-# Share of GPU memory that a table of local ids by node may take; a ranked bitmap, a sixteenth of it, serves above.
-_TABLE_SHARE = 1 / 32
 # Nodes up to which every hop reads the whole bitmap: flags would cost more than they save.
 _SCAN_NODES = 1 << 27
 
@@ -77,7 +77,8 @@ class Scratch:
     def __init__(self, topology: PlacedTopology) -> None:
         device, words = topology.device, num_words(topology.num_nodes)
         groups = -(-words // GROUP_WORDS) if topology.num_nodes > _SCAN_NODES else 0
-        has_table = 4 * topology.num_nodes <= _TABLE_SHARE * _total_bytes(device)
+        # A ranked bitmap, a sixteenth of a table, serves above.
+        has_table = 4 * topology.num_nodes <= TABLE_SHARE * _total_bytes(device)
         self.seen = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
         self.fresh = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
         self.touched = torch.zeros(groups, dtype=torch.uint8, device=device)
@@ -172,12 +173,13 @@ class Slot:
         node_bytes = topology.indices.element_size() + 4
         return edge_bytes * num_edges + node_bytes * (num_seeds + min(num_edges, topology.num_nodes)) + 8 * num_seeds
 
-    def __del__(self) -> None:
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:
+        # Names are given: as the interpreter ends, those of modules are gone before objects are.
         # The graph reads and writes page-locked memory that the allocator would hand on at once: a batch that nobody
         # waited for must be over first.
         for event in (getattr(self, "sized", None), getattr(self, "exported", None)):
             if event is not None:
-                with contextlib.suppress(Exception), tolerate_captures():
+                with suppress(Exception), tolerate_captures():
                     event.synchronize()
 
     @property
@@ -223,7 +225,8 @@ def touch(holder: Holder) -> None:
     if number in _HOLDERS:
         _HOLDERS.move_to_end(number)
     else:
-        _HOLDERS[number] = weakref.ref(holder, lambda _: _HOLDERS.pop(number, None))
+        # Bound to the table: as the interpreter ends, names of this module are gone before plans are.
+        _HOLDERS[number] = weakref.ref(holder, partial(_HOLDERS.pop, number))
 
 
 def make_room(num_bytes: int, holder: Holder, device: torch.device, *, all_of_it: bool = False) -> None:
@@ -494,8 +497,8 @@ class GpuPlan:
         """The nodes marked fresh become those of the hop after `hop`."""
         s = self._scratch
         assert s is not None
-        run_gpu(fresh_nodes.count_fresh_gpu, grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
-        run_gpu(fresh_nodes.emit_fresh_gpu, grid, slot.state, hop, quads, s.fresh, s.seen, s.touched, s.block_sums,
+        run_gpu(new_nodes.count_fresh_gpu, grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
+        run_gpu(new_nodes.emit_fresh_gpu, grid, slot.state, hop, quads, s.fresh, s.seen, s.touched, s.block_sums,
                 s.local_of_node, slot.nodes, stream=stream)  # fmt: skip
 
     def _finish(self, pending: Pending) -> None:
@@ -554,7 +557,7 @@ class GpuPlan:
         """Where the ends, which are left in `arrived`, stand among the seeds."""
         places = slot.arrived.new_empty(ends.numel())
         labels = places.new_empty(ends.num_pairs if ends.has_labels else 0, dtype=torch.float32)
-        run_gpu(link.place_ends_gpu, grid_for(places.numel(), places), slot.nodes, slot.arrived, num_seeds,
+        run_gpu(relabel.place_ends_gpu, grid_for(places.numel(), places), slot.nodes, slot.arrived, num_seeds,
                 ends.num_links, places, labels)  # fmt: skip
         return PlacedEnds(places, labels)
 

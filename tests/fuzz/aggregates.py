@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_direct.ops.aggregate.softmax import attend, softmax
 from pyg_direct.ops.aggregate.sum import Transposed, aggregate
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress
+from pyg_direct.ops.local_ids.csr import compress_ids
 from tests.fuzz.space import Row, Space
 from tests.poison import poisoned_memory
 from tests.reference import aggregate as reference
@@ -87,7 +87,7 @@ def run_reduction(row: Row, random: Random, device: str) -> None:
     grad = torch.randint(-4, 5, (num_targets, width)).div(4).to(dtype)
     heads = {"no": None, "edge": 1, "heads": 4}[row["weight"]]
     weight = None if heads is None else torch.randint(-4, 5, (len(sources), heads)).div(4).to(dtype)
-    indptr = compress(torch.tensor(targets, dtype=index), num_targets)
+    indptr = compress_ids(torch.tensor(targets, dtype=index), num_targets)
     if row["tail"] == "yes":
         # Offsets of edges that are not there count as the last.
         indptr = torch.cat([indptr, indptr[-1:] + 7])
@@ -122,7 +122,7 @@ def run_softmax(row: Row, random: Random, device: str) -> None:
     """Weights of the edges of each target, and sums of rows times these."""
     num_rows, num_targets, sources, targets = draw_edges(row, random)
     dtype, index, heads = getattr(torch, row["dtype"]), getattr(torch, row["index"]), WIDTHS[row["width"]]
-    indptr = compress(torch.tensor(targets, dtype=index), num_targets)
+    indptr = compress_ids(torch.tensor(targets, dtype=index), num_targets)
     parts = {"source": num_rows, "target": num_targets, "edge": len(sources)}
     scores = [torch.randn(count, heads, dtype=dtype) * 3 if row["parts"] in (name, "all") else None
               for name, count in parts.items()]  # fmt: skip

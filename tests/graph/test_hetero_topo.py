@@ -171,7 +171,7 @@ def test_only_neighbors_are_read_from_the_host_where_the_rest_is_small():
 
 
 def test_placement_that_a_cpu_cannot_read_is_refused():
-    with pytest.raises(ArgumentError, match="placement must be one that cpu can read, got 'cuda'"):
+    with pytest.raises(ArgumentError, match="placement must be one that device=cpu can read, got 'cuda'"):
         make_topo(make_parts()).place("cuda", "cpu")
 
 

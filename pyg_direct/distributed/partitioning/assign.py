@@ -21,7 +21,7 @@ _UNEVEN = 1.1
 _REFINEMENTS = 3
 _TIES_BYTES = 1 << 30
 # Communities that are looked at at a time.
-_PIECE = 1 << 20
+_COMMUNITIES_AT_ONCE = 1 << 20
 
 # Calls give the edges anew: (sources, targets), integers over one id space of all node types.
 Stream = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
@@ -157,7 +157,10 @@ def _move(parts: np.ndarray, sizes: np.ndarray, ties: np.ndarray) -> None:
     num_parts = ties.shape[1]
     loads = np.bincount(parts, weights=sizes, minlength=num_parts).astype(np.int64)
     capacity = int(1.03 * sizes.sum() / num_parts) + 1
-    found = [_find_gains(parts[at : at + _PIECE], ties[at : at + _PIECE], at) for at in range(0, len(parts), _PIECE)]
+    found = [
+        _find_gains(parts[at : at + _COMMUNITIES_AT_ONCE], ties[at : at + _COMMUNITIES_AT_ONCE], at)
+        for at in range(0, len(parts), _COMMUNITIES_AT_ONCE)
+    ]
     candidates, gains, best = map(np.concatenate, zip(*found, strict=True))
     for at in torch.from_numpy(gains).argsort(descending=True, stable=True).tolist():
         item, part = candidates[at], best[at]

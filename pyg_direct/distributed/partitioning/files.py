@@ -16,7 +16,8 @@ from pyg_direct.cache_folder import write_whole
 from pyg_direct.errors import NPY, ArgumentError, PartitionError, whole_file
 from pyg_direct.progress import Bar
 
-_PIECE = 1 << 22
+# Of a file that is checked.
+_BYTES_AT_ONCE = 1 << 22
 # A process may have 256 files open on macOS, and 1,024 on Linux, unless it is told otherwise.
 _MOST_OPEN = 64
 
@@ -58,7 +59,7 @@ class ArrayFile:
     def __init__(self, path: Path, dtype: Any, shape: Sequence[int] | None, length: int = 0,
                  opened: OpenFiles | None = None) -> None:  # fmt: skip
         # Little endian, whatever is given.
-        self._path, self._dtype, self.length = path, np.dtype(dtype).newbyteorder("<"), length
+        self._path, self._dtype = path, np.dtype(dtype).newbyteorder("<")
         self._opened, self._is_done = opened or OpenFiles(), False
         with path.open("r+b" if length else "w+b") as file:
             row_bytes = self._dtype.itemsize
@@ -73,7 +74,6 @@ class ArrayFile:
         """Write rows at the end."""
         if len(rows):
             np.ascontiguousarray(rows, self._dtype).tofile(self._opened.at_end(self._path))
-        self.length += len(rows)
 
     def flush(self) -> None:
         """Have everything on the disk, also what was written before the file was closed and opened again."""
@@ -151,7 +151,7 @@ def describe_file(path: Path, bar: Bar) -> dict[str, Any]:
     """Size and checksum of a file, as a manifest lists them; `bar` is told of its bytes as they are read."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(_BYTES_AT_ONCE):
             digest.update(piece)
             bar.update(len(piece))
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}

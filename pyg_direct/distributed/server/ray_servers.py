@@ -7,6 +7,7 @@ by this package.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import time
@@ -23,9 +24,10 @@ from pyg_direct.errors import ArgumentError, PartitionError, RankError, needs_ex
 
 with needs_extra("pyg_direct.distributed.server.ray_servers", "ray"):
     import ray
-    from ray._private import ray_constants, services, worker
 
 _NAMESPACE = "pyg_direct"
+# Versions of Ray whose own modules `_find_internal` has been tried with.
+_KNOWN_RAY = "ray>=2.30,<2.61"
 # Ray's switch for clusters of several hosts on systems where it keeps to one by default.
 _FOR_HOSTS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -238,7 +240,7 @@ def _find_server(name: str, part: int, size: int) -> Any:
 
 def _is_named(address: str | None) -> bool:
     """Whether there is a cluster that the caller, or the environment, means."""
-    return address is not None or bool(os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE))
+    return address is not None or bool(os.environ.get("RAY_ADDRESS"))
 
 
 def _join(address: str | None) -> None:
@@ -260,9 +262,23 @@ def _start(address: str | None) -> None:
         ray.init(address=address, namespace=_NAMESPACE, include_dashboard=False, log_to_driver=False)
 
 
+def _find_internal(module: str, name: str) -> Any:
+    """Find what Ray has no public name for, in one of its own modules.
+
+    Raises:
+        ImportError: the installed version of Ray lacks it.
+    """
+    try:
+        return getattr(importlib.import_module(f"ray._private.{module}"), name)
+    except (AttributeError, ModuleNotFoundError) as error:
+        raise ImportError(f"starting or finding Ray on this host needs ray._private.{module}.{name}, which ray "
+                          f'{ray.__version__} lacks: pip install "{_KNOWN_RAY}", or call ray.init before and leave '
+                          "detached False") from error  # fmt: skip
+
+
 def _ends_with_this() -> bool:
     """Whether Ray was started by this program, and ends with it."""
-    node = worker._global_node
+    node = _find_internal("worker", "_global_node")
     return node is not None and bool(node.is_head())
 
 
@@ -271,29 +287,30 @@ def _on_loopback() -> Iterator[None]:
     """Ray that is started, or joined, inside is for this host only, as on macOS and Windows, unless `_FOR_HOSTS` is
     set; Ray takes 127.0.0.1 as an argument for any address of the host.
     """
-    if _FOR_HOSTS in os.environ or not hasattr(ray_constants, "ENABLE_RAY_CLUSTER"):
+    if _FOR_HOSTS in os.environ:
         yield
         return
-    before = ray_constants.ENABLE_RAY_CLUSTER
+    before = _find_internal("ray_constants", "ENABLE_RAY_CLUSTER")
+    constants: Any = importlib.import_module("ray._private.ray_constants")
     # For Ray's own processes, and for this one, which has read it already.
-    os.environ[_FOR_HOSTS], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    os.environ[_FOR_HOSTS], constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         yield
     finally:
         del os.environ[_FOR_HOSTS]
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        constants.ENABLE_RAY_CLUSTER = before
 
 
 def _is_here(address: str | None) -> bool:
     """Whether Ray is to be started on this host, or is one that only this host reaches."""
-    if address is not None and "://" in address:
-        return False
-    with _on_loopback():
-        # None where Ray is to be started, whatever `address` and `RAY_ADDRESS` are.
-        found = services.canonicalize_bootstrap_address(address)
-    if found is None:
+    if address in (None, "auto"):
+        address = os.environ.get("RAY_ADDRESS") or address
+    if address is None or address == "local":
         return True
-    host, _, port = found.rpartition(":")
+    if address == "auto":
+        with _on_loopback():
+            address = _find_internal("services", "canonicalize_bootstrap_address")(address)
+    host, _, port = str(address).rpartition(":")
     if host not in _LOOPBACK:
         return False
     try:

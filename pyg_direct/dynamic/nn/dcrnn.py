@@ -76,10 +76,10 @@ class DCRNN(torch.nn.Module):
             H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
         steps: list[_Step] = []
         if found is not None:
-            steps = [partial(_step_located, found, walk) for walk in _WALKS]
+            steps = [partial(convolve_located, found, operator=walk) for walk in _WALKS]
         elif self.K > 1:
             walks = (walk(edge_index, edge_weight) for walk in (walk_along, walk_against))
-            steps = [partial(_step_plain, *walk) for walk in walks]
+            steps = [partial(add_messages, edge_index=edges, weight=weight) for edges, weight in walks]
         if found is not None and found.holds(X) and self.K > 1:
             # The plan keeps what the first steps give.
             firsts, key = [step(X) for step in steps], ("diffused", found.weighted, self.K)
@@ -108,20 +108,11 @@ def _join(weight: Tensor) -> Tensor:
     return torch.cat([weight[:, 0].sum(0, keepdim=True), weight[:, 1:].flatten(0, 1)])
 
 
-def _step_located(found: Located, walk: Walk, rows: Tensor) -> Tensor:
-    """Of the features of a snapshot, those of all snapshots of its group at once, and kept."""
-    return convolve_located(found, rows, walk)
-
-
 def _check_edges(found: Located) -> None:
     """Raise unless a snapshot has edges that can be walked against; that of another one in its group need not have."""
     refusal = found.plan.factorise(_WALKS[1], found.time, found.weighted).refusal
     if refusal is not None:
         raise RuntimeError(f"{refusal}, at snapshot {found.plan.tell_time(found.time)}")
-
-
-def _step_plain(edge_index: Tensor, weight: Tensor, rows: Tensor) -> Tensor:
-    return add_messages(rows, edge_index, weight)
 
 
 def _diffuse(x: Tensor, steps: list[_Step], order: int) -> Tensor:

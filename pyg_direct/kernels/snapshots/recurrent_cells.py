@@ -226,14 +226,15 @@ _P0, _P1, _P2 = np.float32(0.999999994), np.float32(0.134506389), np.float32(0.0
 _P3, _P4 = np.float32(2.20235981e-05), np.float32(1.5428464e-08)
 _Q1, _Q2 = np.float32(0.467839669), np.float32(0.0261923205)
 _Q3, _Q4 = np.float32(0.000342368575), np.float32(8.59898024e-07)
-_ONE_LSTM, _HALF = np.float32(1), np.float32(0.5)
+_ONE, _HALF = np.float32(1), np.float32(0.5)
 # Rows that a thread goes through at once.
 _ROWS = 64
 # What both layers in one kernel take at most: numbers of a state. Their blocks, on the way to the states and back:
 # threads, how many a multiprocessor holds at once, and rows that one sees to at once, up to `FEW_NUMBERS` and beyond.
 MOST_NUMBERS, FEW_NUMBERS = 32, 16
 OPEN_THREADS, OPEN_RESIDENT, OPEN_ROWS = 128, 4, (128, 64)
-PULL_THREADS_LSTM, PULL_RESIDENT_LSTM, PULL_ROWS = 64, 4, (64, 32)
+# Threads and blocks of the way back are `PULL_THREADS` and `PULL_RESIDENT`.
+PULL_ROWS = (64, 32)
 
 open_two = device_function("open_two", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 u8")
 pull_two = device_function("pull_two", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 u8 u8 u8 u8 u8 u8")
@@ -258,7 +259,7 @@ def over(x):
 def under(x):
     """What `over` is divided by."""
     s = x * x
-    return (((_Q4 * s + _Q3) * s + _Q2) * s + _Q1) * s + _ONE_LSTM
+    return (((_Q4 * s + _Q3) * s + _Q2) * s + _Q1) * s + _ONE
 
 
 @body
@@ -321,13 +322,13 @@ def pull_lstm_cpu(grad, gates, bias, state_bias, out):
             for u in range(size):
                 cell[u] = bend(a[u] * c[u])
             for u in range(size):
-                of_cell = of_states[of_state + u] * e[u] * (_ONE_LSTM - cell[u] * cell[u])
-                pulled[of_row + u] = of_cell * c[u] * a[u] * (_ONE_LSTM - a[u])
+                of_cell = of_states[of_state + u] * e[u] * (_ONE - cell[u] * cell[u])
+                pulled[of_row + u] = of_cell * c[u] * a[u] * (_ONE - a[u])
             for u in range(size):
-                of_cell = of_states[of_state + u] * e[u] * (_ONE_LSTM - cell[u] * cell[u])
-                pulled[of_content + u] = of_cell * a[u] * (_ONE_LSTM - c[u] * c[u])
+                of_cell = of_states[of_state + u] * e[u] * (_ONE - cell[u] * cell[u])
+                pulled[of_content + u] = of_cell * a[u] * (_ONE - c[u] * c[u])
             for u in range(size):
-                pulled[of_exposing + u] = of_states[of_state + u] * cell[u] * e[u] * (_ONE_LSTM - e[u])
+                pulled[of_exposing + u] = of_states[of_state + u] * cell[u] * e[u] * (_ONE - e[u])
 
 
 @gpu_kernel(f"{_ADDRESSES} i4 i4 i4 i4 f4[] u8", sources=("recurrent",), resident_blocks=OPEN_RESIDENT,
@@ -342,7 +343,7 @@ def open_two_gpu(first, second, x, weight, bias, state_bias, weight_2, bias_2, s
 
 
 @gpu_kernel(f"{_ADDRESSES} i4 i4 i4 i4 i4 i4 u8 u8 u8 u8 u8 f4[] u8", sources=("recurrent",),
-            resident_blocks=PULL_RESIDENT_LSTM, threads=PULL_THREADS_LSTM)  # fmt: skip
+            resident_blocks=PULL_RESIDENT, threads=PULL_THREADS)  # fmt: skip
 def pull_two_gpu(grad, first, second, weight, bias, state_bias, weight_2, bias_2, state_bias_2, num_nodes, window,
                  begin, seen, size, features, gates, gates_2, rows, states, to_first, to_second, place):  # fmt: skip
     """Gradients of what `open_two_gpu` gave of the `seen` snapshots from `begin` on, `[N, S, 2 * H + F]`, to those of
@@ -351,9 +352,6 @@ def pull_two_gpu(grad, first, second, weight, bias, state_bias, weight_2, bias_2
     """
     pull_two(grad, first, second, weight, bias, state_bias, weight_2, bias_2, state_bias_2, num_nodes, window, begin,
              seen, size, features, gates, gates_2, rows, states, to_first, place)  # fmt: skip
-
-
-_ONE = np.float32(1)
 
 
 @cpu_kernel

@@ -28,7 +28,7 @@ from pyg_direct.sampling.uniform_gpu import Pending
 
 Work = tuple[int, Seeds]
 # Share of the free GPU memory that the rows of a group may take, in the union and in its batches.
-_FREE_SHARE = 0.25
+_ROWS_SHARE = 0.25
 
 
 class SampledGroup(list[Sample]):
@@ -94,7 +94,7 @@ class SharedFetch:
         if self._most_bytes is not None:
             return self._most_bytes
         index = next(iter(self._features.values())).device.index
-        return int(_FREE_SHARE * free_bytes(index)) if index is not None else 2**62
+        return int(_ROWS_SHARE * free_bytes(index)) if index is not None else 2**62
 
     def _fetch(self, samples: Sequence[Sample], num_nodes: int) -> Iterator[tuple[Sample, dict[str, SharedRows]]]:
         if len(samples) == 1:
@@ -167,7 +167,7 @@ def split_group(counts: Sequence[int], num_nodes: int, most_rows: int) -> Iterat
 
 # Batches that are sampled in one call where nobody said how many, while a group takes no more than so many bytes, or
 # than this share of the memory that is free: larger ones take a GPU longer than the host, and leave a CPU's caches.
-MOST_BATCHES, GPU_ROOM, HOST_ROOM, _FREE_SHARE_TOGETHER = 16, 256 << 20, 128 << 20, 1 / 16
+MOST_BATCHES, GPU_ROOM, HOST_ROOM, _GROUP_SHARE = 16, 256 << 20, 128 << 20, 1 / 16
 
 
 class DrawnGroup(list[Drawn]):
@@ -246,7 +246,7 @@ class GrowingTogether(Together):
             return batches
         self._measured = len(batches)
         taken = max(1, count_bytes(batches) // len(batches))
-        self._most = max(1, min(self._most, min(self._room, int(_FREE_SHARE_TOGETHER * self._count_free())) // taken))
+        self._most = max(1, min(self._most, min(self._room, int(_GROUP_SHARE * self._count_free())) // taken))
         return batches
 
     def split(self, work: Sequence[Work]) -> Iterator[tuple[int, list[Work]]]:

@@ -16,7 +16,7 @@ from pyg_direct.nn.trimming import has_hooks
 from pyg_direct.ops.aggregate.dot import dot
 from pyg_direct.ops.aggregate.softmax import softmax
 from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress
+from pyg_direct.ops.local_ids.csr import compress_ids
 from pyg_direct.ops.run_kernel import is_recorded
 
 # What `forward` tells `_construct_src_node_feat` and `propagate`, which is given edges that PyG has joined.
@@ -133,4 +133,4 @@ class _Joined(NamedTuple):
 def _sort(edge_index: Tensor, num_targets: int) -> _Joined:
     # They come relation after relation.
     target, edge = torch.sort(edge_index[1], stable=True)
-    return _Joined(compress(target, num_targets), edge_index[0].index_select(0, edge), target, edge)
+    return _Joined(compress_ids(target, num_targets), edge_index[0].index_select(0, edge), target, edge)

@@ -18,7 +18,7 @@ from torch_geometric.nn import aggr
 from pyg_direct.nn.dispatch import find_reduce, is_plain
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
 from pyg_direct.ops.aggregate.sum import DTYPES, Transposed, aggregate
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress
+from pyg_direct.ops.local_ids.csr import compress_ids
 from pyg_direct.ops.run_kernel import is_recorded
 
 # Edges a pair of a relation and a target, below which many pairs have none.
@@ -76,7 +76,7 @@ def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, re
     begins[1:] = (target[1:] != target[:-1]) | (kinds[1:] != kinds[:-1])
     ends = torch.cumsum(begins, 0)
     # Of each relation, where its edges begin, and its pairs.
-    offsets = compress(kinds.long(), relations)
+    offsets = compress_ids(kinds.long(), relations)
     counts = torch.stack([torch.cat([ends.new_zeros(1), ends]).index_select(0, offsets), offsets]).diff()
     strays = (edge_type != inside).sum().expand(2, 1)
     (strays, *sizes), (_, *most) = torch.cat([strays, counts], dim=1).tolist()
@@ -91,7 +91,7 @@ def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, re
     by_target, pairs = torch.sort(pair_target, stable=True)
     each = torch.arange(num_pairs + 1, device=pairs.device)
     back = Transposed(each, pair_target, torch.empty_like(pairs).scatter_(0, pairs, each[:-1]))
-    return Segments(starts, edges.row.index_select(0, order), pair, sizes, compress(by_target, num_targets), pairs,
+    return Segments(starts, edges.row.index_select(0, order), pair, sizes, compress_ids(by_target, num_targets), pairs,
                     by_target, back, edge_type, max(most))  # fmt: skip
 
 
@@ -219,5 +219,5 @@ def _part(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: in
         return None
     most = int(torch.bincount(edge_type).max()) if torch_geometric.typing.WITH_SEGMM and edge_type.numel() else 0
     place, order = torch.sort(edges.target * relations + edge_type, stable=True)
-    return _Parted(compress(place, num_targets * relations), edges.row.index_select(0, order), place, edge_type,
+    return _Parted(compress_ids(place, num_targets * relations), edges.row.index_select(0, order), place, edge_type,
                    most)  # fmt: skip

@@ -141,7 +141,7 @@ def _differentiate(ctx: Any, given: Sequence[Tensor], wants: Sequence[bool], gra
     return [next(made) if want else None for want in wants]
 
 
-def read_gine(module: Any, x: Tensor, own: Tensor, edge_rows: Tensor) -> Hashable:
+def read_with_edges(module: Any, x: Tensor, own: Tensor, edge_rows: Tensor) -> Hashable:
     """What relations must have in common to be summed with this one; None where it is summed by itself.
 
     Args:
@@ -175,7 +175,7 @@ def _fits(matrix: Any, x: Tensor, edge_rows: Tensor) -> bool:
     )
 
 
-def convolve_gine(relations: Sequence[Relation]) -> list[Tensor] | None:
+def convolve_with_edges(relations: Sequence[Relation]) -> list[Tensor] | None:
     """What each convolution gives its network: aggregate(relu(sources + edges)) + (1 + eps) * own, `[T, C]`; None where
     each is faster by itself.
     """

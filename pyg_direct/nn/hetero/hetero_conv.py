@@ -253,7 +253,7 @@ _KINDS: dict[type, _Kind] = {
     conv.GraphConv: _SUMS,
     conv.GINConv: _Kind("forward", gin.forward, joined_gin.read, joined_gin.convolve, joined_gin.finish),
     conv.GINEConv: _Kind(
-        "propagate", propagate, joined_gin.read_gine, joined_gin.convolve_gine, joined_gin.finish, True
+        "propagate", propagate, joined_gin.read_with_edges, joined_gin.convolve_with_edges, joined_gin.finish, True
     ),
     conv.GATConv: _Kind("forward", gat.forward, joined_gat.read, joined_gat.convolve),
     conv.GATv2Conv: _Kind("forward", gat.forward, joined_gat.read, joined_gat.convolve_v2),

@@ -21,7 +21,7 @@ from torch.autograd import Function
 
 from pyg_direct.nn.sorted_edges import SortedBatch
 from pyg_direct.ops.aggregate.sum import Transposed, check_edges
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress
+from pyg_direct.ops.local_ids.csr import compress_ids
 from pyg_direct.ops.run_kernel import runs_on_gpu
 
 
@@ -158,7 +158,7 @@ def _join(pairs: Sequence[Any], starts: Sequence[int], sizes: Sequence[int], num
     ends = list(accumulate(sizes, initial=0))
     row = torch.cat(torch._foreach_add(rows, list(starts)))
     target = torch.cat(torch._foreach_add(targets, ends[:-1]))
-    joined = _Edges(compress(target, ends[-1]), row, target)
+    joined = _Edges(compress_ids(target, ends[-1]), row, target)
     if not runs_on_gpu(row):
         # A GPU is not waited for.
         check_edges(joined.indptr, row, num_sources, ends[-1])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS
-from pyg_direct.kernels.aggregate import max_min, sum, sum as kernels
+from pyg_direct.kernels.aggregate import max_min, sum as kernels
 from pyg_direct.kernels.aggregate.sum import LONG_ROW, SLICE, find_slices_gpu
 from pyg_direct.ops.run_kernel import (
     choose_lane_bits,
@@ -207,12 +207,12 @@ def _gather_gradient(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, 
     counts = torch.zeros(num_rows + 1, dtype=torch.int32, device=grad.device)
     rank, targets = (torch.empty(num_edges, dtype=torch.int32, device=grad.device) for _ in range(2))
     grid = grid_of(num_edges, 0)
-    run_gpu(sum.rank_edges_gpu, grid, row, counts, rank)
+    run_gpu(kernels.rank_edges_gpu, grid, row, counts, rank)
     offsets = counts.cumsum(0, dtype=torch.int32)
     shares = None
     if mean or weight is not None:
         shares = torch.empty(num_edges, heads, dtype=work, device=grad.device)
-    run_gpu(sum.place_edges_gpu, grid, indptr, row, target, _plain(weight, grad, work), offsets, rank, num_edges,
+    run_gpu(kernels.place_edges_gpu, grid, indptr, row, target, _plain(weight, grad, work), offsets, rank, num_edges,
             heads, int(mean), targets, _plain(shares, grad, work))  # fmt: skip
     return sum_rows(grad, offsets, targets, shares, num_rows, False, -1)
 

@@ -342,7 +342,7 @@ class _Attend(torch.autograd.Function):
         x, source, target, edge, indptr, row, target_of, alpha = ctx.saved_tensors
         num_targets, _, slope, max_degree = ctx.options
         if torch.is_grad_enabled():
-            return *_differentiate_attend(grad, x, source, target, edge, indptr, row, ctx), *(None,) * 7
+            return *_differentiate_attention(grad, x, source, target, edge, indptr, row, ctx), *(None,) * 7
         grad = grad.contiguous()
         if target_of is None:
             target_of = expand(indptr[: num_targets + 1], row.numel())
@@ -359,8 +359,9 @@ class _Attend(torch.autograd.Function):
         return *wanted, *(None,) * 7
 
 
-def _differentiate_attend(grad: Tensor, x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None,
-                   indptr: Tensor, row: Tensor, ctx: Any) -> list[Tensor | None]:  # fmt: skip
+def _differentiate_attention(grad: Tensor, x: Tensor, source: Tensor | None, target: Tensor | None,
+                             edge: Tensor | None, indptr: Tensor, row: Tensor, ctx: Any
+                             ) -> list[Tensor | None]:  # fmt: skip
     """The gradients in what torch can differentiate once more, for those who ask for a graph of them: by way of the two
     operators.
     """

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.kernels.local_ids import csr as place
+from pyg_direct.kernels.local_ids import csr
 from pyg_direct.ops.aggregate import operators
 from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_ids, check_same_device
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress, expand
+from pyg_direct.ops.local_ids.csr import compress_ids, expand
 from pyg_direct.ops.run_kernel import is_heard, run_cpu, runs_on_gpu
 
 REDUCES = ("sum", "mean", "max", "min")
@@ -46,13 +46,13 @@ class Transposed(NamedTuple):
         """
         if torch.compiler.is_compiling() or runs_on_gpu(row) or is_heard(row):
             ordered, edge = torch.sort(row, stable=True)
-            return cls(compress(ordered, num_rows), target.index_select(0, edge), edge)
+            return cls(compress_ids(ordered, num_rows), target.index_select(0, edge), edge)
         row, target = check_ids("row", row, num_rows).contiguous(), target.contiguous()
         indptr, edge = row.new_zeros(num_rows + 1), torch.empty(row.numel(), dtype=torch.int64, device="cpu")
-        run_cpu(place.count_rows_cpu, row, 1, indptr[1:])
+        run_cpu(csr.count_rows_cpu, row, 1, indptr[1:])
         torch.cumsum(indptr[1:], 0, out=indptr[1:])
         made = cls(indptr, torch.empty_like(target), edge)
-        run_cpu(place.place_edges_cpu, row, target, 1, indptr[:-1].clone(), *made[1:])
+        run_cpu(csr.place_edges_cpu, row, target, 1, indptr[:-1].clone(), *made[1:])
         return made
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.kernels.batch_counters import NODES, STATE
-from pyg_direct.kernels.local_ids import bitmap, bitmap as kernels, new_nodes as fresh_nodes
+from pyg_direct.kernels.local_ids import bitmap as kernels, new_nodes
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.local_ids.relabel import choose_method, cpu_bitmaps, num_words
 from pyg_direct.ops.rows.gather import Directory
@@ -63,12 +63,12 @@ def unite(lists: Sequence[Tensor], num_nodes: int, *, method: str = "auto") -> U
 def _unite_on_cpu(lists: Sequence[Tensor], num_nodes: int) -> Union:
     seen, fresh = torch.zeros(num_words(num_nodes), dtype=torch.uint32, device="cpu"), cpu_bitmaps(num_nodes)
     ranks = torch.empty(seen.numel(), dtype=torch.int32, device="cpu")
-    used = max(run_cpu(fresh_nodes.mark_fresh_cpu, ids, fresh, cpu_chunks()) for ids in lists)
+    used = max(run_cpu(new_nodes.mark_fresh_cpu, ids, fresh, cpu_chunks()) for ids in lists)
     nodes = lists[0].new_empty(min(num_nodes, sum(ids.numel() for ids in lists)))
     sums = np.zeros(cpu_chunks(), np.int64)
-    run_cpu(fresh_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, 0)
+    run_cpu(new_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, 0)
     count = int(sums.sum())
-    run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
+    run_cpu(kernels.rank_words_cpu, seen, ranks, sums)
     return Union(nodes[:count], Directory(seen, ranks))
 
 
@@ -77,16 +77,16 @@ def _unite_on_gpu(lists: Sequence[Tensor], num_nodes: int) -> Union:
     bits = torch.zeros(2, num_words(num_nodes), dtype=torch.int32, device=device).view(torch.uint32)
     seen, fresh = bits[0], bits[1]
     for ids in lists:
-        run_gpu(fresh_nodes.mark_fresh_gpu, grid_for(ids.numel(), ids), ids, fresh)
+        run_gpu(new_nodes.mark_fresh_gpu, grid_for(ids.numel(), ids), ids, fresh)
     no_table, no_flags = (torch.empty(0, dtype=d, device=device) for d in (torch.int32, torch.uint8))
     state = torch.zeros(STATE, dtype=torch.int64, device=device)
     block_sums = state.new_empty(grid)
     nodes = state.new_empty(min(num_nodes, sum(ids.numel() for ids in lists)))
-    run_gpu(fresh_nodes.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
-    run_gpu(fresh_nodes.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
+    run_gpu(new_nodes.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
+    run_gpu(new_nodes.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
     ranks = torch.empty(seen.numel(), dtype=torch.int32, device=device)
-    run_gpu(bitmap.sum_words_gpu, grid, seen, block_sums)
-    run_gpu(bitmap.rank_words_gpu, grid, seen, block_sums, ranks)
+    run_gpu(kernels.sum_words_gpu, grid, seen, block_sums)
+    run_gpu(kernels.rank_words_gpu, grid, seen, block_sums, ranks)
     return Union(nodes[: int(state[NODES + 1])], Directory(seen, ranks))
 
 

@@ -1,6 +1,6 @@
 """Compressed rows (CSR, or CSC with swapped arguments) from an edge list (see `kernels/local_ids/csr.py`).
 
-`compress_offsets` and `expand` convert ascending ids to offsets of their runs and back. `order_rows` gives the
+`compress_ids` and `expand` convert ascending ids to offsets of their runs and back. `order_rows` gives the
 order of edges on a CPU. `regroup` moves arrays by hop to arrays by type: segments go to places of their own.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, MemoryLimitError
-from pyg_direct.kernels.local_ids import csr, csr as kernels
+from pyg_direct.kernels.local_ids import csr as kernels
 from pyg_direct.kernels.local_ids.csr import find_offsets_gpu, mark_edges_cpu, read_hops_cpu
 from pyg_direct.ops.argument_checks import INDEX_DTYPES
 from pyg_direct.ops.rows.upload import upload
@@ -146,7 +146,7 @@ _FEW = 2**16
 _library = torch.library.Library("pyg_direct", "FRAGMENT")
 
 
-def compress_offsets(ordered: Tensor, num_rows: int) -> Tensor:
+def compress_ids(ordered: Tensor, num_rows: int) -> Tensor:
     """Offsets `[num_rows + 1]` of the runs of ascending ids, int32 or int64 in [0, num_rows), in their dtype."""
     if ordered.is_cuda and not (torch.compiler.is_compiling() or is_heard(ordered)):
         return find_offsets(ordered, num_rows)
@@ -155,7 +155,7 @@ def compress_offsets(ordered: Tensor, num_rows: int) -> Tensor:
 
 
 def expand(indptr: Tensor, num_edges: int) -> Tensor:
-    """Ids `[num_edges]` of runs, the inverse of `compress`; offsets above `num_edges` are cut."""
+    """Ids `[num_edges]` of runs, the inverse of `compress_ids`; offsets above `num_edges` are cut."""
     bounds = indptr.clamp(max=num_edges)
     targets = torch.arange(indptr.numel() - 1, dtype=indptr.dtype, device=indptr.device)
     return torch.repeat_interleave(targets, bounds.diff(), output_size=num_edges)
@@ -249,7 +249,7 @@ def regroup(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> None:
     if not on_gpu and sum(piece.items.numel() for piece in pieces) > _FEW_ITEMS:
         for items, counts, places, output in pieces:
             begins = _begin(counts)
-            run_cpu(csr.move_segments_cpu, begins, places - begins[:-1], items, none, none, outputs[output], none,
+            run_cpu(kernels.move_segments_cpu, begins, places - begins[:-1], items, none, none, outputs[output], none,
                     none)  # fmt: skip
         return
     # Once for each output.
@@ -266,9 +266,9 @@ def regroup(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> None:
         items = torch.cat([piece.items for piece in group])
         arguments = (*words[2 * number : 2 * number + 2], items, none, none, outputs[number], none, none)
         if on_gpu:
-            run_gpu(csr.move_segments_gpu, grid_for(items.numel(), items), *arguments)
+            run_gpu(kernels.move_segments_gpu, grid_for(items.numel(), items), *arguments)
         else:
-            run_cpu(csr.move_segments_cpu, *arguments)
+            run_cpu(kernels.move_segments_cpu, *arguments)
 
 
 def _begin(counts: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.kernels.batch_counters import BAD_SEED, FAR, NO_POSITION, NODES, NUM_SEEDS, SEEDS_ON_GPU, STATE
-from pyg_direct.kernels.local_ids import bitmap, new_nodes as fresh_nodes, relabel as kernels
+from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel as kernels
 from pyg_direct.ops.argument_checks import check_ids, check_same_device
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 
@@ -96,10 +96,10 @@ def _by_bitmap_on_cpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relab
     seen = torch.zeros(num_words(num_nodes), dtype=torch.uint32, device="cpu")
     fresh, ranks = cpu_bitmaps(num_nodes), torch.empty(seen.numel(), dtype=torch.int32, device="cpu")
     sums = np.zeros(chunks, np.int64)
-    run_cpu(fresh_nodes.mark_fresh_cpu, seeds, seen[None], chunks)
-    used = run_cpu(fresh_nodes.mark_fresh_cpu, neighbors, fresh, chunks)
+    run_cpu(new_nodes.mark_fresh_cpu, seeds, seen[None], chunks)
+    used = run_cpu(new_nodes.mark_fresh_cpu, neighbors, fresh, chunks)
     nodes = torch.cat([seeds, seeds.new_empty(neighbors.numel())])
-    run_cpu(fresh_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, seeds.numel())
+    run_cpu(new_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, seeds.numel())
     nodes = nodes[: seeds.numel() + int(sums.sum())]
     run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
     locals_of_rank = torch.empty(nodes.numel(), dtype=torch.int32, device="cpu")
@@ -123,9 +123,9 @@ def _by_bitmap_on_gpu(seeds: Tensor, neighbors: Tensor, num_nodes: int) -> Relab
     nodes = seeds.new_empty(seeds.numel() + neighbors.numel())
     run_gpu(kernels.load_seeds_gpu, grid_for(seeds.numel(), seeds), state, inbox, seeds.long(), seen, no_table, nodes,
             num_nodes)  # fmt: skip
-    run_gpu(fresh_nodes.mark_fresh_gpu, grid_for(neighbors.numel(), seeds), neighbors, fresh)
-    run_gpu(fresh_nodes.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
-    run_gpu(fresh_nodes.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
+    run_gpu(new_nodes.mark_fresh_gpu, grid_for(neighbors.numel(), seeds), neighbors, fresh)
+    run_gpu(new_nodes.count_fresh_gpu, grid, fresh, seen, no_flags, block_sums)
+    run_gpu(new_nodes.emit_fresh_gpu, grid, state, 0, 0, fresh, seen, no_flags, block_sums, no_table, nodes)
     ranks = torch.empty(seen.numel(), dtype=torch.int32, device=device)
     run_gpu(bitmap.sum_words_gpu, grid, seen, block_sums)
     run_gpu(bitmap.rank_words_gpu, grid, seen, block_sums, ranks)

@@ -18,7 +18,7 @@ from pyg_direct.compiler.jit import SIMULATED, THREADS
 from pyg_direct.errors import ArgumentError
 from pyg_direct.kernels.batch_counters import NO_POSITION
 from pyg_direct.kernels.local_ids.bitmap import WORD, rank_words_cpu, rank_words_gpu, sum_words_gpu
-from pyg_direct.kernels.rows import gather, gather as kernels
+from pyg_direct.kernels.rows import gather as kernels
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, prepare_gpu, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.runtime.cuda.launch import OPEN
@@ -26,7 +26,7 @@ from pyg_direct.runtime.host.pages import use_large_pages
 from pyg_direct.runtime.host.tensor_views import as_bytes
 
 # Dtypes whose rows can be read as float32.
-STORED = {torch.float16: gather.HALF, torch.bfloat16: gather.BFLOAT, torch.float8_e4m3fn: gather.FLOAT8}
+STORED = {torch.float16: kernels.HALF, torch.bfloat16: kernels.BFLOAT, torch.float8_e4m3fn: kernels.FLOAT8}
 # What stored numbers are seen as, by their bytes.
 _UNIT = {1: torch.uint8, 2: torch.int16}
 # A piece of the output meets at most two rows, or three of bytes: shorter rows are read item by item.

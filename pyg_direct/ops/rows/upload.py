@@ -12,7 +12,7 @@ from pyg_direct.runtime.host.threads import few_threads
 
 # Bytes that torch's threads copy aside at once, and how many such pieces are page-locked; in pieces of 1 MiB 34 MB take
 # 2.7 ms instead of 1.6 on an H100's host.
-_PIECE, _NUM_PIECES = 2**22, 2
+_PIECE_BYTES, _NUM_PIECES = 2**22, 2
 # Threads that copy. With six of 16 cores 34 MB take 2.3 ms instead of the driver's 4.8, and 5 MB 0.49 instead of 0.83;
 # with 16 1.8 and 0.44, but all wait for one whose core a virtual machine has lost, 50 to 100 ms at times.
 _THREADS = 6
@@ -44,7 +44,7 @@ def upload_large(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     a GPU, torch's threads copy a piece aside while the one before is on its way.
     """
     num_bytes = sum(part.numel() * part.element_size() for part in parts if not part.is_cuda)
-    if device.type != "cuda" or num_bytes < _PIECE:
+    if device.type != "cuda" or num_bytes < _PIECE_BYTES:
         return [part.to(device) for part in parts]
     staged, out = _Staged(device), []
     for part in parts:
@@ -52,7 +52,7 @@ def upload_large(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
             out.append(part.to(device, non_blocking=True))
             continue
         flat = part.contiguous().view(-1)
-        made, step = torch.empty_like(flat, device=device), _PIECE // flat.element_size()
+        made, step = torch.empty_like(flat, device=device), _PIECE_BYTES // flat.element_size()
         with few_threads(_THREADS):
             for source, target in zip(flat.split(step), made.split(step), strict=True):
                 staged.copy(source, target)
@@ -66,7 +66,7 @@ class _Staged:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
         self._pieces = [
-            torch.empty(_PIECE, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(_NUM_PIECES)
+            torch.empty(_PIECE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(_NUM_PIECES)
         ]
         self._events: list[torch.cuda.Event | None] = [None] * _NUM_PIECES
         self._next = 0

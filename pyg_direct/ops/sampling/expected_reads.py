@@ -10,7 +10,7 @@ from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, run_cpu, run_gpu, r
 from pyg_direct.progress import Bar
 
 # Edges looked at together.
-_PIECE = 1 << 24
+_EDGES_AT_ONCE = 1 << 24
 
 
 def spread_values(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | None = None,
@@ -34,7 +34,7 @@ def spread_values(indptr: Tensor, indices: Tensor, values: Tensor, bar: Bar | No
     # Threads add to sums of their own, which together take no more memory than the edges.
     parts = max(1, min(cpu_chunks(), num_edges // max(1, num_nodes)))
     sums = torch.zeros(parts, num_nodes, dtype=torch.float32, device="cpu")
-    step = _PIECE * parts
+    step = _EDGES_AT_ONCE * parts
     for begin in range(0, num_edges, step):
         end = min(num_edges, begin + step)
         shares = torch.arange(parts + 1, device="cpu") * (end - begin) // parts + begin

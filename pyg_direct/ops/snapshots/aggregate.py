@@ -59,7 +59,8 @@ MANY_SUMS = 3_000_000
 NARROW = min(32, THREADS)
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
-_PIECE = 16
+# What four numbers of fp32, read at once, must begin at a multiple of.
+_ALIGNED_BYTES = 16
 
 
 def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
@@ -67,7 +68,7 @@ def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
     size, channels = z.shape[1:]
     width = channels if piece.snapshot is not None else size * channels
     # The pieces of a slice of one snapshot begin where that snapshot's numbers do.
-    aligned = (size * channels) % 4 == 0 and width % 4 == 0 and z.data_ptr() % _PIECE == 0
+    aligned = (size * channels) % 4 == 0 and width % 4 == 0 and z.data_ptr() % _ALIGNED_BYTES == 0
     if z.dtype == torch.float32 and aligned and not SIMULATED:
         return "rows" if _has_rows(piece, size, channels, deterministic) else "wide"
     return "narrow" if 1 < width <= NARROW and not deterministic else "plain"

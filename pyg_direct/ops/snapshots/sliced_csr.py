@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels.snapshots.sliced_csr import SLICE
 from pyg_direct.ops.aggregate.operators import LongRows
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress, repeat_each
+from pyg_direct.ops.local_ids.csr import compress_ids, repeat_each
 from pyg_direct.ops.snapshots.overlap import EdgeUnion
 from pyg_direct.ops.snapshots.scaled_csr import CSR
 
@@ -43,7 +44,6 @@ class Arrays:
         return cast(_Self, replace(cast(Any, self), **{n: copy(tensor) for n, tensor in self.list_arrays().items()}))
 
 
-SLICE = 32
 # Bit 31 of a slice's row: the row has more than one slice.
 _SEVERAL = -(2**31)
 _MOST = 2**31
@@ -125,7 +125,7 @@ class SlicedCSR(Arrays):
             count *= self.num_snapshots
             rows = rows * self.num_snapshots + self.snapshot
             cols = cols * self.num_snapshots + self._of_edges(self.snapshot)
-        return self.offsets.index_select(0, compress(rows, count)), cols
+        return self.offsets.index_select(0, compress_ids(rows, count)), cols
 
     @cached_property
     def csr(self) -> CSR:

@@ -69,10 +69,11 @@ class CapturedGraph:
             bind_thread(self.index)
             call("cuGraphLaunch", self._executable, stream)
 
-    def __del__(self) -> None:
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:
+        # Names are given: as the interpreter ends, those of modules are gone before objects are.
         executable = getattr(self, "_executable", None)
         if executable is not None:
-            with contextlib.suppress(Exception), tolerate_captures():
+            with suppress(Exception), tolerate_captures():
                 call("cuGraphExecDestroy", executable)
 
 

@@ -159,10 +159,11 @@ class Block:
     def __getstate__(self) -> Any:
         raise ArgumentTypeError(f"a block of {self.placement} memory cannot be pickled; send its CPU view instead")
 
-    def __del__(self) -> None:
-        # In a forked child, and while the interpreter goes down, the memory is not ours to free.
-        if getattr(self, "_address", 0) and self._process == os.getpid():
-            with contextlib.suppress(Exception), tolerate_captures():
+    def __del__(self, suppress: Any = contextlib.suppress, getpid: Any = os.getpid) -> None:
+        # In a forked child, and while the interpreter goes down, the memory is not ours to free; then names of modules
+        # are gone before objects are, so they are given.
+        if getattr(self, "_address", 0) and self._process == getpid():
+            with suppress(Exception), tolerate_captures():
                 if self.recycle is not None:
                     self.recycle(self)
                 if self._address:

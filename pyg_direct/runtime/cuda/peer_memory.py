@@ -71,9 +71,10 @@ class Chunk:
         # Copied for the other process, while `spawn` starts it, or later through a socket.
         return _open_sent, (reduction.DupFd(self.descriptor), self.num_bytes, self.owner)
 
-    def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None and self.process == os.getpid():
-            with contextlib.suppress(Exception), tolerate_captures():
+    def __del__(self, suppress: Any = contextlib.suppress, getpid: Any = os.getpid) -> None:
+        # Names are given: as the interpreter ends, those of modules are gone before objects are.
+        if getattr(self, "handle", None) is not None and self.process == getpid():
+            with suppress(Exception), tolerate_captures():
                 if self._descriptor is not None:
                     os.close(self._descriptor)
                 call("cuMemRelease", self.handle)
@@ -143,9 +144,9 @@ class _Mapping:
                 call("cuMemUnmap", address, self.mapped)
             call("cuMemAddressFree", address, self.num_bytes)
 
-    def __del__(self) -> None:
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:
         if getattr(self, "address", 0):
-            with contextlib.suppress(Exception), tolerate_captures():
+            with suppress(Exception), tolerate_captures():
                 self.close()
 
 

@@ -32,8 +32,9 @@ class _Map(mmap.mmap):
 
     descriptor: int
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:
+        # Names are given: as the interpreter ends, those of modules are gone before objects are.
+        with suppress(OSError, AttributeError):
             os.close(self.descriptor)
 
 

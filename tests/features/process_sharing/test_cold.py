@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import PlacementWarning
-from pyg_direct.features import process_sharing, process_sharing as handle
+from pyg_direct.features import hot_rows, process_sharing
 from pyg_direct.features.process_sharing import choose_cold, make_handle
 from pyg_direct.runtime.cuda.peer_memory import GRANULE
 
@@ -22,7 +22,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(
         process_sharing, "abilities", lambda index: SimpleNamespace(managed_without_migration=found.unified[index])
     )
-    monkeypatch.setattr(handle, "free_bytes", lambda index: 1 << 30)
+    monkeypatch.setattr(hot_rows, "free_bytes", lambda index: 1 << 30)
     return found
 
 
@@ -73,7 +73,7 @@ def test_copies_for_each_process_are_told(machine, caplog):
 
 
 def test_a_cache_that_no_gpu_has_room_for_is_told(machine):
-    with pytest.warns(PlacementWarning, match="device_cache_size=2147483648 is more than the free memory of GPU 0"):
+    with pytest.warns(PlacementWarning, match="device_cache_size=2147483648 is more than the free memory of cuda:0"):
         made = make_handle(ROWS.clone(), torch.float32, None, None, 1 << 31, [[0], [1]], policy="device_replicate",
                            cold_policy="auto")  # fmt: skip
 

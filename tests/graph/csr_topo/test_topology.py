@@ -293,15 +293,19 @@ def test_auto_prefers_gpu_memory():
 def test_a_gpu_reads_no_ordinary_memory():
     topo = CSRTopo(GRAPH.edge_index, num_nodes=4)
 
-    with pytest.raises(ArgumentError, match="placement must be one that cuda:0 can read, got 'cpu'"):
+    with pytest.raises(ArgumentError, match="placement must be one that device=cuda:0 can read, got 'cpu'"):
         topo.place("cpu", "cuda")
 
 
-@pytest.mark.parametrize("placement", ["cuda", "unified", "mmap", "disk"])
-def test_a_cpu_reads_ordinary_memory_only(placement):
+@pytest.mark.parametrize(("placement", "words"), [
+    ("cuda", "one that device=cpu can read"), ("unified", "one that device=cpu can read"),
+    ("mmap", "one of auto, cuda, unified, pinned, cpu, peer"),
+    ("disk", "one of auto, cuda, unified, pinned, cpu, peer"),
+])  # fmt: skip
+def test_a_cpu_reads_ordinary_memory_only(placement, words):
     topo = CSRTopo(GRAPH.edge_index, num_nodes=4)
 
-    with pytest.raises(ArgumentError, match=f"placement must be one that cpu can read, got '{placement}'"):
+    with pytest.raises(ArgumentError, match=f"placement must be {words}, got '{placement}'"):
         topo.place(placement, "cpu")
 
 

@@ -67,7 +67,7 @@ def test_processes_of_a_group_hold_one_topology():
 
 
 def test_a_cpu_has_no_peers():
-    with pytest.raises(ArgumentError, match="placement must be one that cpu can read, got 'peer'"):
+    with pytest.raises(ArgumentError, match="placement must be one that device=cpu can read, got 'peer'"):
         CSRTopo(make_data().edge_index).place("peer", "cpu")
     with pytest.raises(ArgumentError, match="topology_placement must be one that device=cpu can read, got 'peer'"):
         NeighborLoader(make_data(), [3], topology_placement="peer", device="cpu")

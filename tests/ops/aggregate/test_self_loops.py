@@ -6,7 +6,7 @@ import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.aggregate.self_loops import add_loops
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress
+from pyg_direct.ops.local_ids.csr import compress_ids
 from tests.poison import poisoned_memory
 from tests.reference import loops as reference
 
@@ -19,7 +19,7 @@ def make_edges(num_edges=40, device="cpu", dtype=torch.int64):
     target = np.sort(random.integers(0, NUM_TARGETS - 2, num_edges))
     row = np.where(random.random(num_edges) < 0.3, target, random.integers(0, NUM_NODES, num_edges))
     row, target = (torch.from_numpy(ids).to(device, dtype) for ids in (row, target))
-    return compress(target, NUM_NODES), row, target
+    return compress_ids(target, NUM_NODES), row, target
 
 
 @pytest.mark.parametrize("num_edges", [40, 3, 0])
@@ -34,7 +34,7 @@ def test_matches_reference(device, num_edges, dtype, work):
         got = add_loops(indptr, row, target, NUM_TARGETS, work)
 
     assert list(zip(got.row.tolist(), got.target.tolist(), strict=True)) == expected
-    assert got.indptr.tolist() == compress(got.target, NUM_TARGETS).tolist()
+    assert got.indptr.tolist() == compress_ids(got.target, NUM_TARGETS).tolist()
     assert {got.row.dtype, got.target.dtype, got.indptr.dtype} == {dtype}
     if work is None:
         assert got.weight is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.ops.rows.upload import _PIECE, upload, upload_large, upload_parts
+from pyg_direct.ops.rows.upload import _PIECE_BYTES, upload, upload_large, upload_parts
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_parts_that_differ_travel_alone(real_device, parts):
 
 def make_parts():
     """More than a piece in all, of which some are a piece and more, and one no bytes."""
-    return [torch.arange(_PIECE // 8 + 3).view(1, -1), torch.randn(5, 7).t(), torch.empty(0, 4), torch.arange(9).bool(),
-            torch.randn(2, _PIECE // 4 - 1, dtype=torch.float64)[:, 1:]]  # fmt: skip
+    return [torch.arange(_PIECE_BYTES // 8 + 3).view(1, -1), torch.randn(5, 7).t(), torch.empty(0, 4),
+            torch.arange(9).bool(), torch.randn(2, _PIECE_BYTES // 4 - 1, dtype=torch.float64)[:, 1:]]  # fmt: skip
 
 
 def test_large_tensors_arrive(real_device):
@@ -64,7 +64,7 @@ def test_large_tensors_arrive(real_device):
 
 @pytest.mark.gpu
 def test_tensors_of_a_gpu_stay_and_page_locked_ones_are_sent():
-    there, pinned = torch.randn(_PIECE, device="cuda"), torch.randn(_PIECE).pin_memory()
+    there, pinned = torch.randn(_PIECE_BYTES, device="cuda"), torch.randn(_PIECE_BYTES).pin_memory()
 
     same, sent = upload_large([there, pinned], torch.device("cuda", 0))
 
@@ -74,7 +74,7 @@ def test_tensors_of_a_gpu_stay_and_page_locked_ones_are_sent():
 
 @pytest.mark.gpu
 def test_what_was_given_may_change_when_it_is_on_its_way():
-    given = torch.zeros(4 * _PIECE, dtype=torch.uint8)
+    given = torch.zeros(4 * _PIECE_BYTES, dtype=torch.uint8)
     torch.cuda._sleep(200_000_000)
 
     (sent,) = upload_large([given], torch.device("cuda", 0))

@@ -32,11 +32,11 @@ def check(topo, values, device, rtol=1e-5):
 def test_matches_reference(device, piece, edges, zeros):
     values = torch.rand(12)
     values[list(zeros)] = 0
-    before, expected_reads._PIECE = expected_reads._PIECE, piece
+    before, expected_reads._EDGES_AT_ONCE = expected_reads._EDGES_AT_ONCE, piece
     try:
         check(CSRTopo(torch.tensor(edges, dtype=torch.int64).view(-1, 2).t(), num_nodes=12), values, device)
     finally:
-        expected_reads._PIECE = before
+        expected_reads._EDGES_AT_ONCE = before
 
 
 @pytest.mark.parametrize("name", GRAPHS)

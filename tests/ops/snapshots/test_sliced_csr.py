@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.kernels.aggregate.sum import LONG_ROW, slice_length
+from pyg_direct.kernels.snapshots.sliced_csr import SLICE
 from pyg_direct.ops.aggregate.operators import LongRows
 from pyg_direct.ops.snapshots.overlap import unite
-from pyg_direct.ops.snapshots.sliced_csr import SLICE, slice_exclusives, slice_keys, slice_union
+from pyg_direct.ops.snapshots.sliced_csr import slice_exclusives, slice_keys, slice_union
 from tests.reference import snapshots as reference
 
 degrees = st.lists(st.integers(0, 3 * SLICE), min_size=1, max_size=8)

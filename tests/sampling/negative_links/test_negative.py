@@ -139,7 +139,7 @@ def test_edges_in_pieces_and_parts_weigh_what_all_do(device, monkeypatch):
         return negative_links.Balance.add(EdgeSet(*part, 40, 40).weigh() for part in parts)
 
     whole = weigh(both), weigh(edges)
-    monkeypatch.setattr(negative_links, "_PIECE", 7)
+    monkeypatch.setattr(negative_links, "_EDGES_AT_ONCE", 7)
 
     assert [balance.is_even for balance in whole] == [True, False]
     assert (weigh(both), weigh(edges)) == whole

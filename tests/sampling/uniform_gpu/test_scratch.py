@@ -127,7 +127,7 @@ def test_batch_that_does_not_fit_leaves_the_one_behind_it_alone(device, monkeypa
 
 
 @ON_GPU_PLANS
-@pytest.mark.parametrize(("module", "name"), [(buffers, "_TABLE_SHARE"), (buffers, "_SCAN_NODES"),
+@pytest.mark.parametrize(("module", "name"), [(buffers, "TABLE_SHARE"), (buffers, "_SCAN_NODES"),
                                               (gpu_plan, "_FEW_WORDS"), (kernels, "_DENSE")])  # fmt: skip
 def test_forms_for_many_nodes_give_the_same_batches(device, module, name, monkeypatch):
     # A ranked bitmap instead of a table, flags of touched groups, four words a thread, a thread for every bit.

@@ -8,7 +8,7 @@ from torch_geometric.utils import softmax as pyg_softmax
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.ops.aggregate.softmax import softmax
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress
+from pyg_direct.ops.local_ids.csr import compress_ids
 from tests.poison import poisoned_memory
 from tests.reference import softmax as reference
 
@@ -30,7 +30,7 @@ class Graph:
             row[np.append(np.diff(target) > 0, True)] = target[np.append(np.diff(target) > 0, True)]
             row[0] = target[0]
         self.target = torch.from_numpy(target).to(device)
-        self.indptr, self.row = compress(self.target, NUM_TARGETS), torch.from_numpy(row).to(device)
+        self.indptr, self.row = compress_ids(self.target, NUM_TARGETS), torch.from_numpy(row).to(device)
 
     def scores(self, given, dtype=torch.float32, heads=HEADS):
         lengths = NUM_NODES, NUM_TARGETS, len(self.row)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyg_direct.ops.local_ids import csr
-from pyg_direct.ops.local_ids.csr import compress_offsets as compress, expand, mark_edges, read_hops, repeat_each
+from pyg_direct.ops.local_ids.csr import compress_ids, expand, mark_edges, read_hops, repeat_each
 from tests.poison import poisoned_memory
 
 RUNS = {"all": [0, 0, 1, 2, 2, 2], "with gaps": [2, 2, 7, 7, 7], "none behind": [0, 1, 1], "one": [5], "none": []}
@@ -17,21 +17,21 @@ def test_offsets_count_what_is_below(device, runs, num_rows, dtype):
     ordered = torch.tensor(RUNS[runs], dtype=dtype, device=device)
 
     with poisoned_memory():
-        got = compress(ordered, num_rows)
+        got = compress_ids(ordered, num_rows)
 
     assert got.tolist() == [sum(item < row for item in RUNS[runs]) for row in range(num_rows + 1)]
     assert got.dtype == dtype
 
 
 def test_no_rows_have_one_offset(device):
-    assert compress(torch.empty(0, dtype=torch.int64, device=device), 0).tolist() == [0]
+    assert compress_ids(torch.empty(0, dtype=torch.int64, device=device), 0).tolist() == [0]
 
 
 @pytest.mark.parametrize("runs", RUNS)
 def test_ids_return_from_offsets(device, runs):
     ordered = torch.tensor(RUNS[runs], dtype=torch.int64, device=device)
 
-    indptr = compress(ordered, 9)
+    indptr = compress_ids(ordered, 9)
 
     assert expand(indptr, len(ordered)).tolist() == RUNS[runs]
     assert expand(indptr, len(ordered) // 2).tolist() == RUNS[runs][: len(ordered) // 2]
