@@ -33,10 +33,10 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.graph.relation import NODES
-from pyg_direct.loader.arguments import NodeSampler
 from pyg_direct.loader.collate.data import Ranking
 from pyg_direct.loader.collate.hetero_data import TypeRanking
-from pyg_direct.ops.argument_checks import check_below, check_topology
+from pyg_direct.ops.argument_checks import check_topology
+from pyg_direct.ops.run_kernel import check_below
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.memory import available_bytes
@@ -141,7 +141,7 @@ def rank_rows(loader: Any, placed: PlacedTopology, plan: Any, may_sample: bool =
     """
     listing = Ranking.of(placed)
     # On a CPU nothing is copied, and what a sampler of the program's reads is not known.
-    if loader.hotness == "degree" or loader.device.type == "cpu" or not NodeSampler.serves(loader.node_sampler):
+    if loader.hotness == "degree" or loader.device.type == "cpu" or not loader._samples_itself:
         return listing
     if loader.hotness == "expected":
         return Ranked(listing, _open_reads(loader, placed).of_nodes)
@@ -150,7 +150,7 @@ def rank_rows(loader: Any, placed: PlacedTopology, plan: Any, may_sample: bool =
 
 def rank_edges(loader: Any, placed: PlacedTopology) -> Ranked | None:
     """The chance of each edge to be in a batch, where that ranks nodes as well and a GPU has room for it; else None."""
-    if loader.hotness != "expected" or loader.device.type == "cpu" or not NodeSampler.serves(loader.node_sampler):
+    if loader.hotness != "expected" or loader.device.type == "cpu" or not loader._samples_itself:
         return None
     eid = placed.edge_ids if placed.edge_ids.numel() else None
     return _rank_edges(loader, _open_reads(loader, placed), placed.indptr, placed.indices, eid)

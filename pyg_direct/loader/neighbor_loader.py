@@ -379,7 +379,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         with glance_only():
             self._prepare()
         positions = read_positions(index, len(self.dataset))
-        if not NodeSampler.serves(self.node_sampler):
+        if not self._samples_itself:
             return self._finish_batch(self._finish_drawn(self._ask(positions, None)))
         return self._finish_batch(self._build_plain(self._sample_now(self.input_data.node[positions]), positions))
 
@@ -402,7 +402,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         if self._recipe is None:
             return super()._submit(key, number, seeds)
-        if not NodeSampler.serves(self.node_sampler):
+        if not self._samples_itself:
             # A program has put something of its own there since.
             with under_key(key.of_batch(number)):
                 return Drawn(self._ask(seeds.positions, None))
@@ -452,10 +452,15 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         self._place_inputs(batch, out)
         return batch
 
+    @property
+    def _samples_itself(self) -> bool:
+        """Whether batches are sampled by the loader's own plan, which no sampler of the program replaces."""
+        return NodeSampler.serves(self.node_sampler)
+
     def _is_own(self) -> bool:
         if self._recipe is None:
             return super()._is_own()
-        return EpochLoader._is_own(self) and NodeSampler.serves(self.node_sampler)
+        return EpochLoader._is_own(self) and self._samples_itself
 
     def _open_group(self, key: EpochKey) -> Any:
         if self._recipe is None:
