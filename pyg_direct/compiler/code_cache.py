@@ -43,6 +43,9 @@ def read_sources(folder: Path | zipfile.Path, *endings: str) -> dict[str, bytes]
     """Read the files below a folder with such endings: by path from there, in alphabetical order."""
     found: dict[str, bytes] = {}
     for file in folder.iterdir() if folder.exists() else ():
+        if file.name == "__pycache__":
+            # What Python makes of the sources, now or later.
+            continue
         if file.is_dir():
             found |= {f"{file.name}/{name}": text for name, text in read_sources(file, *endings).items()}
         elif file.name.endswith(endings):

@@ -118,6 +118,16 @@ print(nvrtc.__file__, len(nvrtc.compile_source("narrow", (9, 0))) > 0)
     assert compiled == f"{tmp_path}/package.zip/pyg_direct/compiler/nvrtc.py True"
 
 
+def test_sources_of_a_room_are_found_in_its_folders_without_what_python_keeps_there(tmp_path):
+    for name in ("a.py", "a.txt", "rows/b.pyc", "rows/__pycache__/b.pyc", "__pycache__/a.pyc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+
+    found = code_cache.read_sources(tmp_path, ".py", ".pyc")
+
+    assert found == {"a.py": b"a.py", "rows/b.pyc": b"rows/b.pyc"}
+
+
 def test_sources_are_found():
     names = {path.name for path in source_folder().iterdir()}
 
