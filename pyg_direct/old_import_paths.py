@@ -18,8 +18,11 @@ from typing import Any
 _PACKAGE = "pyg_direct."
 # Old modules that held public names, and their new homes.
 MOVED = {
+    "datasets.dynamic": "datasets.synthetic_dynamic",
     "datasets.features": "datasets.synthetic",
     "datasets.presets": "datasets.synthetic",
+    "distributed.client": "distributed.server.client_graph",
+    "distributed.engine": "distributed.server.ray_servers",
     "distributed.feature": "distributed.dist_feature",
     "distributed.graph": "distributed.dist_graph",
     "distributed.loader": "distributed.dist_loader",
@@ -85,8 +88,8 @@ class _OldPaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
         module.__dict__["__getattr__"] = read
         warnings.warn(
-            f"{module.__name__} is {home.__name__} since 0.2.0; import its names from a package that "
-            "lists them, such as pyg_direct or pyg_direct.loader",
+            f"{module.__name__} is {home.__name__} since 0.2.0; import from there, or from a "
+            "package that lists its names, such as pyg_direct or pyg_direct.loader",
             DeprecationWarning,
             stacklevel=2,
         )

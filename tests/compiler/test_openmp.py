@@ -13,7 +13,7 @@ RANK = """
 import os
 import numpy as np
 from pyg_direct.kernels.local_ids.bitmap import rank_words_cpu
-from pyg_direct.compiler.jit import get_cpu_threads; from pyg_direct.compiler.jit import set_cpu_threads
+from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
 def rank():
     ranks = np.empty(1 << 12, np.int32)
     rank_words_cpu(np.full(1 << 12, 7, np.uint32), ranks, np.zeros(get_cpu_threads(), np.int64))

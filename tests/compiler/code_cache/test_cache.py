@@ -97,7 +97,7 @@ def zip_package(path, **additions):
 def test_packages_in_archives_have_a_folder_for_each_state_of_their_sources(tmp_path, additions):
     texts = [f"""
 package.__path__ = ["{zip_package(tmp_path / name, **added)}/pyg_direct"]
-from pyg_direct.compiler.code_cache import cache_name; from pyg_direct.compiler.code_cache import source_digest
+from pyg_direct.compiler.code_cache import cache_name, source_digest
 print(source_digest(), cache_name())
 """ for name, added in [("same.zip", {}), ("other.zip", additions)]]  # fmt: skip
 
