@@ -29,12 +29,12 @@ kept.address, kept.process = 8, -1
 """,
     "a slot": """
 from types import SimpleNamespace
-from pyg_direct.sampling.uniform_gpu import Slot
+from pyg_direct.sampling.captured_plan import Slot
 kept = Slot.__new__(Slot)
 kept.sized = SimpleNamespace(synchronize=lambda: None)
 """,
     "a plan": """
-from pyg_direct.sampling.uniform_gpu import touch
+from pyg_direct.sampling.captured_plan import touch
 class Plan:
     pass
 kept = Plan()

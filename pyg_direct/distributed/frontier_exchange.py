@@ -21,7 +21,8 @@ from pyg_direct.ops.sampling.remote_edges import Asked, Layout, Wire, join_edges
 from pyg_direct.ops.sampling.split_by_owner import group_keys, make_keys
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.host.tensor_views import as_bytes
-from pyg_direct.sampling.hetero_plan import GeneralPlan, GeneralSample, list_works
+from pyg_direct.sampling.hetero_plan import GeneralPlan, list_works
+from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from pyg_direct.sampling.seeds import Request, Seeds
@@ -195,6 +196,7 @@ class DistPlan(GeneralPlan):
         timed, weighted: Whether times and weights of the partition decide.
     """
 
+    _picks_here = False
     # It tells the owners of edges.
     _keeps_sampled = True
 

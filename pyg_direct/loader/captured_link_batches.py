@@ -14,10 +14,11 @@ from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.sampler.link_seeds import draws_itself
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
+from pyg_direct.sampling.captured_plan import Pending
 from pyg_direct.sampling.link_endpoints import Ends
 from pyg_direct.sampling.negative_links import MAX_NODES
 from pyg_direct.sampling.sampling_options import Sample
-from pyg_direct.sampling.uniform_gpu import GpuPlan, Pending
+from pyg_direct.sampling.uniform_gpu import GpuPlan
 
 
 class PlannedLinks:

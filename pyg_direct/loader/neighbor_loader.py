@@ -52,10 +52,11 @@ from pyg_direct.sampler.keyed_sampler import (
     under_key,
 )
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, check_choices
+from pyg_direct.sampling.captured_plan import Pending
 from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.random_key import EpochKey, call_key
 from pyg_direct.sampling.sampling_options import Recipe, Sample, check_hops
-from pyg_direct.sampling.uniform_gpu import GpuPlan, Pending
+from pyg_direct.sampling.uniform_gpu import GpuPlan
 from pyg_direct.typing import Device
 
 

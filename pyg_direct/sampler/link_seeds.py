@@ -27,11 +27,11 @@ from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import Parts
 from pyg_direct.sampler.keyed_sampler import to_output
-from pyg_direct.sampling.hetero_plan import find_partner
+from pyg_direct.sampling.captured_plan import Pending
+from pyg_direct.sampling.hetero_sample import find_partner
 from pyg_direct.sampling.link_endpoints import Excluded
 from pyg_direct.sampling.negative_links import TRIES, AskedNodes, Edges, EdgeSet, Nodes, draw_negatives
 from pyg_direct.sampling.sampling_options import Sample
-from pyg_direct.sampling.uniform_gpu import Pending
 
 # Relations, and whether their edges are the links turned round.
 Ways: TypeAlias = tuple[tuple[EdgeType, bool], ...]

@@ -1,14 +1,12 @@
 """General plan: any number of node types and relations, with PyG's options, hop after hop on any device.
 
 A hop is one work list over all relations (`kernels/sampling/worklist.py`), so the number of kernels does not grow
-with the number of relations. `list_work` makes the list from the numbers of nodes to expand. `GeneralSample` is
-PyG's sampler output in parts by type, and its bidirectional form.
+with the number of relations. `list_work` makes the list from the numbers of nodes to expand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -16,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import LoaderWarning, warn
+from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
-from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.sampling.worklist import (
     BATCH,
     BY_PLACE,
@@ -44,107 +41,12 @@ from pyg_direct.ops.run_kernel import runs_on_gpu, threads_for
 from pyg_direct.ops.sampling.hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.runtime.host.threads import one_thread
+from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
+from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
 from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
 from pyg_direct.sampling.local_ids import SMALLEST_TABLE, HashNumbering, Scratch, Space, TableNumbering, fits_table
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from pyg_direct.sampling.seeds import Request, Seeds, read_group
-
-
-@dataclass
-class GeneralSample:
-    """A sampled batch, by node type and relation.
-
-    Attributes:
-        node: Ids of the nodes within their type, int64 `[M]`: seeds in the order given, then hop after hop, ascending
-            within a hop (by tree first, where trees are disjoint).
-        edge_index: Local ids of sources and targets, int64 `[2, E']`: hop after hop, sorted by the node expanded.
-        edge: Edge ids within the relation, int64 `[E']`; None where edges were merged with reverse ones of another
-            relation.
-        batch: Number of the seed whose tree a node belongs to, int64 `[M]`; None unless disjoint. Seeds of several
-            types are numbered one type after the other, in the order given.
-        num_sampled_nodes: Seeds, and new nodes of each hop; None for subgraphs that have no hops.
-        num_sampled_edges: Edges of each hop; None likewise.
-        memory: The tensors whose memory those of all types and relations share; empty where each has its own.
-        sampled: What edges that kept their ids in both directions were made from, of a graph in parts; else None.
-        max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
-    """
-
-    node: dict[str, Tensor]
-    edge_index: dict[EdgeType, Tensor]
-    edge: dict[EdgeType, Tensor | None]
-    batch: dict[str, Tensor] | None
-    num_sampled_nodes: dict[str, list[int]] | None
-    num_sampled_edges: dict[EdgeType, list[int]] | None
-    memory: tuple[Tensor, ...] = ()
-    sampled: GeneralSample | None = None
-    max_degree: int | None = None
-
-    @property
-    def row(self) -> dict[EdgeType, Tensor]:
-        """Local ids of sources, int64 `[E']`."""
-        return {kind: pair[0] for kind, pair in self.edge_index.items()}
-
-    @property
-    def col(self) -> dict[EdgeType, Tensor]:
-        """Local ids of targets, int64 `[E']`."""
-        return {kind: pair[1] for kind, pair in self.edge_index.items()}
-
-    def to_bidirectional(self, *, keep_ids: bool = False, keep_sampled: bool = False) -> GeneralSample:
-        """Every edge in both directions, once each, sorted by target, then source, as PyG makes it.
-
-        A relation (a, r, b) meets its reverse (b, rev_r, a); without one, a relation from a type to itself is its own
-        reverse; else the only relation from b to a is. Ids of merged edges are dropped, or (`keep_ids`, for a graph of
-        one relation) an edge sampled in both directions, or several times, keeps the first. With `keep_sampled` it
-        holds this one too.
-        """
-        row, col, edge = self.row, self.col, dict(self.edge)
-        sources, targets = dict(row), dict(col)
-        for edge_type in sources:
-            name = edge_type[1]
-            if name.startswith("rev_"):
-                continue
-            reverse = find_partner(edge_type, list(sources))
-            if reverse is None:
-                warn(f"{edge_type} has no reverse relation and keeps its direction", LoaderWarning)  # fmt: skip
-                continue
-            row[edge_type], col[edge_type], first = _merge(
-                torch.cat([sources[edge_type], targets[reverse]]), torch.cat([targets[edge_type], sources[reverse]])
-            )
-            ids = self.edge[edge_type]
-            edge[edge_type] = torch.cat([ids, ids])[first] if keep_ids and ids is not None else None
-            if reverse[1] == f"rev_{name}":
-                row[reverse], col[reverse], edge[reverse] = col[edge_type], row[edge_type], None
-        pairs = {kind: torch.stack([row[kind], col[kind]]) for kind in row}
-        return replace(self, edge_index=pairs, edge=edge, num_sampled_nodes=None, num_sampled_edges=None, memory=(),
-                       sampled=self if keep_sampled else None)  # fmt: skip
-
-
-def find_partner(edge_type: EdgeType, edge_types: Sequence[EdgeType]) -> EdgeType | None:
-    """Return the relation whose edges stand beside those of another in both directions; None where none is known, or
-    the other is named `rev_...`, which others find.
-    """
-    source, name, target = edge_type
-    if name.startswith("rev_"):
-        return None
-    reverse = (target, f"rev_{name}", source)
-    if reverse in edge_types:
-        return reverse
-    if source == target:
-        return edge_type
-    back = [kind for kind in edge_types if (kind[0], kind[2]) == (target, source)]
-    return back[0] if len(back) == 1 else None
-
-
-def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct edges by target, then source; and where each stands first."""
-    if not row.numel():
-        return row, col, row
-    order = row.sort(stable=True).indices
-    order = order[col[order].sort(stable=True).indices]
-    row, col = row[order], col[order]
-    is_first = torch.ones_like(row, dtype=torch.bool)
-    is_first[1:] = (row[1:] != row[:-1]) | (col[1:] != col[:-1])
-    return row[is_first], col[is_first], order[is_first]
 
 
 class Layout(Protocol):
@@ -252,6 +154,8 @@ class GeneralPlan:
         ArgumentError: fanouts that do not fit the relations.
     """
 
+    # Whether all rows are here, so that kernels alone find the way from hop to hop.
+    _picks_here = True
     # Whether samples in both directions hold what they were made from.
     _keeps_sampled = False
 
@@ -271,6 +175,9 @@ class GeneralPlan:
         if not weighted.any():
             self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
         self._edges_per_seed = _expect_edges(topo, self._fanouts)
+        self._is_captured = SIMULATED and self._picks_here and recipe.subgraph_type != "induced"
+        # By the number of batches that they sample together.
+        self._captured: dict[int, HeteroGpuPlan] = {}
         # Of a row of each relation; found when it is first needed.
         self._most_neighbors: np.ndarray | None = None
         # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
@@ -316,6 +223,8 @@ class GeneralPlan:
         for key in keys:
             check_key("key", key)
         self.topology.check_process()
+        if self._is_captured:
+            return self._sample_captured(requests, keys, excluded)
         start = read_group(self.topology, requests, self.disjoint)
         if excluded is not None:
             start = start._replace(excluded=self._find_excluded(excluded))
@@ -332,6 +241,27 @@ class GeneralPlan:
         self._most_edges = max(self._most_edges, num_edges)
         return samples
 
+    def _sample_captured(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
+                         ) -> list[GeneralSample]:  # fmt: skip
+        """The batches by a captured plan for as many, or for more."""
+        number = min((size for size in self._captured if size >= len(keys)), default=len(keys))
+        plan = self._captured.get(number)
+        if plan is None:
+            plan = self._captured[number] = HeteroGpuPlan(
+                self.topology, self._fanouts, self.rules, self.rows, self.flags, disjoint=self.disjoint,
+                has_table=self._has_table, num_batches=number, max_degree=self.recipe.max_degree)  # fmt: skip
+        samples: list[GeneralSample] = plan.submit(
+            requests, keys, None if excluded is None else self._find_excluded(excluded)
+        ).finish()
+        return [self._turn_both_ways(sample) for sample in samples]
+
+    def _turn_both_ways(self, sample: GeneralSample) -> GeneralSample:
+        """The sample with its edges in both directions, if the recipe says so."""
+        if self.recipe.subgraph_type != "bidirectional":
+            return sample
+        has_ids = self.topology.topo.is_homogeneous
+        return sample.to_bidirectional(keep_ids=has_ids, keep_sampled=has_ids and self._keeps_sampled)
+
     def _sample_in(self, start: Seeds, keys: np.ndarray) -> list[GeneralSample]:
         """Travel at once: the bases of the identities, the places of the seeds and the first work list."""
         bases, counts = start.bases, start.counts
@@ -341,7 +271,7 @@ class GeneralPlan:
         trees = counts[:0] if is_in_order else self._list_trees(start, counts)
         words = np.concatenate([bases, np.cumsum(counts) - counts, np.zeros_like(counts), listed.work, trees])
         sizes = [len(bases), 2 * len(counts), len(listed.work), len(trees)]
-        table, places, entries, of_batches = _split(upload(words, self.topology.device), sizes)
+        table, places, entries, of_batches = split_parts(upload(words, self.topology.device), sizes)
         first = _Hop(start.rows, start.trees, counts, _find_times(start, start.trees, of_batches))
         listed, space = listed._replace(entries=entries), Space(table, start.tree_shift, start.tree_bits)
         if not self._has_table or len(keys) > 1:
@@ -396,7 +326,7 @@ class GeneralPlan:
             parts = [numbering.list_places(of_type), listed.work,
                      of_type[:0] if is_last else self._list_trees(start, of_type)]  # fmt: skip
             words_there = upload(np.concatenate(parts), self.topology.device)
-            places, entries, of_batches = _split(words_there, [len(part) for part in parts])
+            places, entries, of_batches = split_parts(words_there, [len(part) for part in parts])
             listed, known = listed._replace(entries=entries), known + of_type
             rows, trees, sources = numbering.settle(total, of_type, places)
             edges.append(_Edges(sources, picked.targets[:total], picked.ids[:total],
@@ -404,13 +334,9 @@ class GeneralPlan:
             # Nobody asks for the times of the last.
             hops.append(_Hop(rows, trees, of_type, start.times if is_last else _find_times(start, trees, of_batches)))
         samples = self._collect(hops, edges, len(keys))
-        if self.recipe.subgraph_type == "bidirectional":
-            has_ids = self.topology.topo.is_homogeneous
-            return [sample.to_bidirectional(keep_ids=has_ids, keep_sampled=has_ids and self._keeps_sampled)
-                    for sample in samples]  # fmt: skip
         if self.recipe.subgraph_type == "induced":
             return [self._induce(samples[0], start, keys, numbering)]
-        return samples
+        return [self._turn_both_ways(sample) for sample in samples]
 
     def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
         """The edges between pairs of each batch, for `_pick`."""
@@ -438,7 +364,7 @@ class GeneralPlan:
     def _collect(self, hops: list[_Hop], edges: list[_Edges], num_batches: int = 1) -> list[GeneralSample]:
         """The batches, whose types and relations all share memory."""
         topo = self.topology.topo
-        num_types, num_relations = len(topo.node_types), len(topo.edge_types)
+        num_relations = len(topo.edge_types)
         node_counts = np.stack([hop.counts for hop in hops])
         num_edges = np.array([e.counts for e in edges], np.int64).reshape(len(edges), num_batches * num_relations)
         by_type, by_relation = node_counts.sum(0), num_edges.sum(0)
@@ -457,30 +383,7 @@ class GeneralPlan:
                        Piece(own.targets, own.counts, to_pair + second, 1),
                        Piece(own.ids, own.counts, to_id, 2)]  # fmt: skip
         regroup(pieces, outputs)
-        nodes, ends, edge_ids = outputs
-        sizes, edge_sizes = by_type.tolist(), by_relation.tolist()
-        parts = _split(nodes, sizes * 2 if self.disjoint else sizes)
-        id_parts = _split(edge_ids, edge_sizes)
-        # Those of pairs without edges begin at a place of their own too.
-        pairs_of = [part.view(2, -1) if size else part.as_strided((2, 0), (1, 1))
-                    for part, size in zip(_split(ends, pair_sizes.tolist()), edge_sizes, strict=True)]  # fmt: skip
-        sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
-        samples = []
-        for number in range(num_batches):
-            own_types = slice(number * num_types, (number + 1) * num_types)
-            own_relations = slice(number * num_relations, (number + 1) * num_relations)
-            trees = parts[len(sizes) :][own_types]
-            samples.append(GeneralSample(
-                node=dict(zip(topo.node_types, parts[own_types], strict=True)),
-                edge_index=dict(zip(topo.edge_types, pairs_of[own_relations], strict=True)),
-                edge=dict(zip(topo.edge_types, id_parts[own_relations], strict=True)),
-                batch=dict(zip(topo.node_types, trees, strict=True)) if self.disjoint else None,
-                num_sampled_nodes=dict(zip(topo.node_types, sampled_nodes[own_types], strict=True)),
-                num_sampled_edges=dict(zip(topo.edge_types, sampled_edges[own_relations], strict=True)),
-                memory=outputs,
-                max_degree=self.recipe.max_degree,
-            ))  # fmt: skip
-        return samples
+        return split_outputs(topo, outputs, node_counts, num_edges, num_batches, self.disjoint, self.recipe.max_degree)
 
     def _induce(self, sample: GeneralSample, start: Seeds, keys: np.ndarray, numbering: Numbering) -> GeneralSample:
         """All allowed edges among the nodes of a sample."""
@@ -519,16 +422,6 @@ def _find_times(start: Seeds, trees: Tensor, of_batches: Tensor) -> Tensor:
     first, counts = of_batches.view(2, -1)
     places = first.repeat_interleave(counts, output_size=trees.numel()).add_(trees)
     return start.times.index_select(0, places)
-
-
-def _split(array: Tensor, sizes: list[int]) -> Sequence[Tensor]:
-    """Parts of an array that stand one after the other; torch counts writes to each on its own."""
-    return torch.unsafe_split_with_sizes(array, sizes) if sizes else ()
-
-
-def split_by(names: tuple, array: Tensor, sizes: list[int], dim: int = 0) -> dict:  # type: ignore[type-arg]
-    """Parts of an array that stand one after the other along a dimension, by name."""
-    return dict(zip(names, array.split(sizes, dim), strict=True)) if names else {}
 
 
 def _find_most_neighbors(topo: HeteroTopo, rows: Rows) -> np.ndarray:

@@ -23,7 +23,8 @@ from pyg_direct.ops.run_kernel import run_cpu, runs_on_gpu
 from pyg_direct.ops.sampling.hetero import Frontier, Rules, pick_edges
 from pyg_direct.ops.sampling.random import derive_key, draw_bits
 from pyg_direct.runtime.host.threads import one_thread
-from pyg_direct.sampling.hetero_plan import GeneralSample, list_work, split_by
+from pyg_direct.sampling.hetero_plan import list_work
+from pyg_direct.sampling.hetero_sample import GeneralSample, split_by
 from pyg_direct.sampling.seeds import read_seeds
 
 # Neighbors of a node in one relation that are looked at, as in torch-sparse; more are drawn from.

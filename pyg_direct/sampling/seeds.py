@@ -95,6 +95,67 @@ def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
                  counts.reshape(-1), bases, tree_shift, tree_bits, np.cumsum(sizes) - sizes)  # fmt: skip
 
 
+class SeedList(NamedTuple):
+    """Seeds as a captured plan reads them, in an order that does not depend on where they are.
+
+    Attributes:
+        ids: Ids within their types, batch after batch and type after type, int64 `[B]`; those on a GPU are not checked.
+        times: Time of each tree, batch after batch, int64 `[B]`; None for the times of the seeds themselves, or none.
+        counts: Seeds of each type of each of G batches, int64 `[G * T]`.
+        first_trees: Number within its batch of the first tree of these, int64 `[G * T]`.
+    """
+
+    ids: Tensor
+    times: Tensor | None
+    counts: np.ndarray
+    first_trees: np.ndarray
+
+    def numel(self) -> int:
+        """Number of seeds."""
+        return self.ids.numel()
+
+
+def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool) -> SeedList:
+    """Check the seeds of several batches; those that are on a GPU are left for kernels to check.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    topo, device = topology.topo, topology.device
+    num_types = len(topo.node_types)
+    number_of = {kind: number for number, kind in enumerate(topo.node_types)}
+    counts, first_trees = np.zeros((2, len(requests), num_types), np.int64)
+    all_own = all(seed_time is None for _, seed_time in requests)
+    ids: list[Tensor] = []
+    times: list[Tensor] = []
+    for batch, (seeds, seed_time) in enumerate(requests):
+        given = {kind: _check_seeds(topo, kind, own) for kind, own in _by_type(topo, "seeds", seeds).items()}
+        tree = 0
+        for kind, own in given.items():
+            counts[batch, number_of[kind]], first_trees[batch, number_of[kind]] = own.numel(), tree
+            tree += own.numel()
+        ids += [given[kind] for kind in topo.node_types if kind in given]
+        if topo.is_temporal and all_own:
+            _check_own_times(topo, given)
+        elif topo.is_temporal:
+            times += _read_times(topology, given, seed_time)
+    _lay_out(topo, counts.sum(1), disjoint)
+    if any(own.is_cuda for own in (*ids, *times)):
+        ids, times = [_bring(ids, device)], [_bring(times, device)] if times else []
+    rows, tree_times = (parts[0].long() if len(parts) == 1 else torch.cat(parts).long() if parts else None
+                        for parts in (ids, times))  # fmt: skip
+    rows = torch.empty(0, dtype=torch.int64, device="cpu") if rows is None else rows
+    return SeedList(rows, tree_times, counts.reshape(-1), first_trees.reshape(-1))
+
+
+def name_seed(topo: HeteroTopo, listed: SeedList, position: int) -> str:
+    """What is wrong with a seed that is no node of its type."""
+    kind = topo.node_types[
+        int(np.searchsorted(np.cumsum(listed.counts), position, side="right")) % len(topo.node_types)
+    ]
+    return f"{_name_seeds(topo, kind)} must lie in [0, {topo.num_nodes[kind]}), got {int(listed.ids[position])}"
+
+
 def _read_alike(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool) -> Seeds | None:
     """As `read_group` in as few steps as for one batch and one transfer; None unless the seeds of all are of one type,
     on the host, with times of their own where there are times."""
@@ -205,15 +266,18 @@ def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
                 raise ArgumentError(f"seed_time must have shape {tuple(ids.shape)}, got {tuple(time.shape)}")
             times.append(time)
         return times
+    _check_own_times(topo, given)
+    starts = dict(zip(topo.node_types, topo.type_starts.tolist(), strict=False))
+    return [topology.rows.node_time[upload(ids, device).long() + starts[kind]] for kind, ids in given.items()]
+
+
+def _check_own_times(topo: HeteroTopo, given: Mapping[str, Tensor]) -> None:
+    """Refuse seeds without times of their own."""
     if not topo.timed_types:
         raise ArgumentError(
             "seed_time (a loader's input_time) must be given for a graph whose edges have times, got None"
         )
-    starts = dict(zip(topo.node_types, topo.type_starts.tolist(), strict=False))
-    times = []
-    for kind, ids in given.items():
+    for kind in given:
         if kind not in topo.timed_types:
             raise ArgumentError("seed_time (a loader's input_time) must be given for seeds without times of their "
                                 f"own, got None for {kind!r}")  # fmt: skip
-        times.append(topology.rows.node_time[upload(ids, device).long() + starts[kind]])
-    return times

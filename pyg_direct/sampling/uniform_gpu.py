@@ -1,12 +1,7 @@
-"""GPU plan: all hops of a batch as one captured graph, with one wait for its sizes.
+"""GPU plan for one node type and uniform draws: all hops of a batch as one captured graph.
 
-Buffers have a fixed capacity, counts stay on the device, and writes are checked against the capacity. A batch that
-needs more says so in its state. It is sampled again, under the same key, by a larger plan. So a result never
-depends on the capacity. Two batches may run at once, so that the GPU samples the next one while the host reads the
-sizes of the last.
-
-All plans of a topology share scratch memory (`Scratch`). Each batch has a `Slot`. One budget of GPU memory serves
-the plans of a process: the least recently used plan gives its buffers back (`make_room`).
+All plans of a topology share scratch memory (`Scratch`). Each batch has a `Slot`. `GpuPlan` tells `CapturedPlan` what
+is captured.
 
 `SortingPlan` serves id spaces too large to scan. Nodes are numbered by sorting keys, with memory in proportion to
 the batch alone.
@@ -14,12 +9,8 @@ the batch alone.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import weakref
-from collections import OrderedDict, deque
-from functools import partial
-from typing import Any, Protocol
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -27,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS
-from pyg_direct.errors import IdError, MemoryLimitError, PlacementWarning, warn
+from pyg_direct.errors import IdError, MemoryLimitError
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.batch_counters import (
     BAD_SEED,
@@ -51,10 +42,9 @@ from pyg_direct.kernels.sampling import uniform
 from pyg_direct.ops.local_ids.relabel import num_words, relabel as relabel_nodes
 from pyg_direct.ops.run_kernel import check_below, full_grid, grid_for, run_gpu
 from pyg_direct.ops.sampling.uniform import gpu_picks, sample_neighbors
-from pyg_direct.runtime.cuda.driver import tolerate_captures
-from pyg_direct.runtime.cuda.graph_capture import CapturedGraph, fill_words
-from pyg_direct.runtime.cuda.launch import current_stream, is_current, kept_stream, set_stream
-from pyg_direct.runtime.host.tensor_views import ordinary_tensors
+from pyg_direct.runtime.cuda.graph_capture import fill_words
+from pyg_direct.sampling import captured_plan
+from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
 from pyg_direct.sampling.link_endpoints import Ends, PlacedEnds
 from pyg_direct.sampling.local_ids import TABLE_SHARE
 from pyg_direct.sampling.sampling_options import Recipe, Sample, empty_sample
@@ -63,7 +53,7 @@ from pyg_direct.sampling.sampling_options import Recipe, Sample, empty_sample
 _SCAN_NODES = 1 << 27
 
 
-class Scratch:
+class Scratch(captured_plan.Scratch):
     """Memory by the number of nodes, used by one batch after the other.
 
     Attributes:
@@ -75,6 +65,7 @@ class Scratch:
     """
 
     def __init__(self, topology: PlacedTopology) -> None:
+        super().__init__()
         device, words = topology.device, num_words(topology.num_nodes)
         groups = -(-words // GROUP_WORDS) if topology.num_nodes > _SCAN_NODES else 0
         # A ranked bitmap, a sixteenth of a table, serves above.
@@ -85,9 +76,6 @@ class Scratch:
         self.local_of_node = torch.empty(topology.num_nodes if has_table else 0, dtype=torch.int32, device=device)
         self.ranks = torch.empty(0 if has_table else words, dtype=torch.int32, device=device)
         self.block_sums = torch.empty(full_grid(self.seen), dtype=torch.int64, device=device)
-        # Plans of several threads take turns, and batches of several streams wait for each other.
-        self.lock = threading.RLock()
-        self._last: tuple[int, torch.cuda.Event] | None = None
         self._topology: PlacedTopology | None = None
 
     @classmethod
@@ -101,37 +89,23 @@ class Scratch:
                 known._topology = topology
             return known
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes held."""
-        return _count_bytes(self)
-
-    def wait(self, stream: int) -> None:
-        """Let `stream`, the current one, come after the last batch."""
-        if self._last is not None and self._last[0] != stream:
-            self._last[1].wait()
-
-    def note(self, stream: int, done: torch.cuda.Event) -> None:
-        """Remember the last batch."""
-        self._last = stream, done
-
 
 _SCRATCH: WeakValueDictionary[int, Scratch] = WeakValueDictionary()
 _SCRATCH_LOCK = threading.Lock()
 
 
-class Slot:
+class Slot(captured_plan.Slot):
     """Arrays of fixed capacity that hold one batch, and the graph that fills them.
 
     Attributes:
         num_seeds, num_edges: The capacity.
         inbox, outbox: Page-locked words that the kernels read first and write last.
-        sized, exported: Events after the graph, and after the batch has left for tensors of its own.
         locals_of_rank: Local ids by rank, int32, where the scratch has no table.
     """
 
     def __init__(self, topology: PlacedTopology, num_seeds: int, num_edges: int, ranked: bool) -> None:
         device, index_dtype = topology.device, topology.indices.dtype
+        super().__init__(device)
         on_gpu = device.type == "cuda"
         num_nodes = num_seeds + min(num_edges, topology.num_nodes)
         self.num_seeds, self.num_edges = num_seeds, num_edges
@@ -148,50 +122,13 @@ class Slot:
         # NumPy views: writing a few words through torch costs microseconds.
         self.inbox_words: np.ndarray = self.inbox.numpy()
         self.outbox_words: np.ndarray = self.outbox.numpy()
-        self.graph: CapturedGraph | None = None
-        self.sized = torch.cuda.Event() if on_gpu else None
-        self.exported = torch.cuda.Event() if on_gpu else None
-        self._exported_on: int | None = None
-
-    def wait(self, stream: int) -> None:
-        """Let `stream`, the current one, come after the export of the batch before."""
-        if self._exported_on is not None and self._exported_on != stream:
-            assert self.exported is not None
-            current_stream(self.state.get_device()).wait_event(self.exported)
-
-    def note_export(self) -> None:
-        """Remember that the batch leaves on the current stream."""
-        if self.exported is not None:
-            stream = current_stream(self.state.get_device())
-            self.exported.record(stream)
-            self._exported_on = stream.cuda_stream
 
     @staticmethod
-    def count_bytes(topology: PlacedTopology, num_seeds: int, num_edges: int) -> int:
+    def expect_bytes(topology: PlacedTopology, num_seeds: int, num_edges: int) -> int:
         """About the bytes that a slot of this capacity takes."""
         edge_bytes = topology.indices.element_size() + topology.edge_ids.element_size() + 4
         node_bytes = topology.indices.element_size() + 4
         return edge_bytes * num_edges + node_bytes * (num_seeds + min(num_edges, topology.num_nodes)) + 8 * num_seeds
-
-    def __del__(self, suppress: Any = contextlib.suppress) -> None:
-        # Names are given: as the interpreter ends, those of modules are gone before objects are.
-        # The graph reads and writes page-locked memory that the allocator would hand on at once: a batch that nobody
-        # waited for must be over first.
-        for event in (getattr(self, "sized", None), getattr(self, "exported", None)):
-            if event is not None:
-                with suppress(Exception), tolerate_captures():
-                    event.synchronize()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes held."""
-        return _count_bytes(self)
-
-
-def _count_bytes(holder: object) -> int:
-    return sum(
-        t.numel() * t.element_size() for t in vars(holder).values() if isinstance(t, Tensor) and not t.is_pinned()
-    )
 
 
 def _total_bytes(device: torch.device) -> int:
@@ -199,47 +136,6 @@ def _total_bytes(device: torch.device) -> int:
         # The simulator's GPU has no limit.
         return 2**62
     return torch.cuda.get_device_properties(device).total_memory
-
-
-# Share of a GPU's memory for buffers of plans; a plan that needs more than all of it still gets it.
-_SHARE = 1 / 16
-
-
-class Holder(Protocol):
-    """A plan, as the budget sees it."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes it holds."""
-
-    def release(self) -> bool:
-        """Give the buffers back, unless a batch is on its way in them; they are made again when needed."""
-
-
-_HOLDERS: OrderedDict[int, weakref.ref[Holder]] = OrderedDict()
-
-
-def touch(holder: Holder) -> None:
-    """Note that a plan is used now."""
-    number = id(holder)
-    if number in _HOLDERS:
-        _HOLDERS.move_to_end(number)
-    else:
-        # Bound to the table: as the interpreter ends, names of this module are gone before plans are.
-        _HOLDERS[number] = weakref.ref(holder, partial(_HOLDERS.pop, number))
-
-
-def make_room(num_bytes: int, holder: Holder, device: torch.device, *, all_of_it: bool = False) -> None:
-    """Let other plans give buffers back until `num_bytes` more fit the budget, or all of them (`all_of_it`)."""
-    limit = 0 if all_of_it else int(_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    plans = [plan for plan in (ref() for ref in list(_HOLDERS.values())) if plan is not None]
-    held = sum(plan.num_bytes for plan in plans) + num_bytes
-    for plan in plans:
-        if held <= limit:
-            return
-        if plan is not holder:
-            before = plan.num_bytes
-            held -= before if plan.release() else 0
 
 
 # Edges up to which a plan is made for the worst case at once; above, it grows with what batches need.
@@ -252,71 +148,25 @@ _ROWS_PER_BLOCK = 16
 _FEW_WORDS = 4
 
 
-class Pending:
-    """A batch on its way: enqueued, its sizes not yet read."""
+class Capacity(NamedTuple):
+    """Seeds and edges that a slot has room for."""
 
-    def __init__(self, plan: GpuPlan, seeds: Tensor | Ends, key: int) -> None:
-        self._plan, self.seeds, self.key = plan, seeds, key
-        # Whoever finishes it, it is read on the stream it was enqueued on: there its user expects the result, if
-        # nothing else is set here.
-        self.stream = None if plan.topology.device.type == "cpu" else current_stream(plan.topology.device.index)
-        self._slot: Slot | None = None
-        self._result: Sample | None = None
-        self._error: Exception | None = None
-
-    def finish(self) -> Sample:
-        """Wait for the sizes and write the batch into tensors of its own, on the stream it was enqueued on.
-
-        Raises:
-            IdError: a seed on the GPU lies outside the graph.
-            MemoryLimitError: the batch does not fit GPU memory.
-        """
-        if self._result is None and self._error is None:
-            self._plan._finish(self)
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+    seeds: int
+    edges: int
 
 
-class GpuPlan:
-    """Samples batches on one GPU. Two may be on their way at a time: a third one finishes the first."""
+class GpuPlan(CapturedPlan):
+    """Samples batches on one GPU."""
 
     def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
+        super().__init__()
         self.topology, self.recipe = topology, recipe
-        self.num_captures = 0
-        self._scratch: Scratch | None = None
-        self._slots: list[Slot] = []
-        self._most_slots = 2
-        self._pending: deque[Pending] = deque()
-        self._lock = threading.RLock()
         self._known_edges = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of GPU memory held by the plan, without the scratch it shares with other plans of its topology."""
-        return sum(slot.num_bytes for slot in self._slots)
-
-    @property
-    def num_scratch_bytes(self) -> int:
-        """Bytes of GPU memory of that scratch."""
-        return 0 if self._scratch is None else self._scratch.num_bytes
-
-    def release(self) -> bool:
-        """Give the buffers back, unless a batch is on its way in them; they are made again when needed."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            if self._pending:
-                return False
-            self._slots.clear()
-            return True
-        finally:
-            self._lock.release()
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
         """The batch of `seeds` under `key`."""
-        return self.submit(seeds, key).finish()
+        sample: Sample = self.submit(seeds, key).finish()
+        return sample
 
     def submit(self, seeds: Tensor | Ends, key: int) -> Pending:
         """Enqueue a batch on torch's current stream and return at once.
@@ -334,33 +184,18 @@ class GpuPlan:
             else:
                 pending._result = empty_sample(seeds.to(self.topology.device), len(self.recipe.fanouts))
             return pending
-        with self._lock:
-            touch(self)
-            pending._slot = self._claim_slot(seeds.numel())
-            self._pending.append(pending)
-            self._enqueue_batch(pending)
-        return pending
+        return self._submit(pending)
 
-    def _claim_slot(self, num_seeds: int) -> Slot:
-        """A slot without a batch on its way, large enough for the seeds."""
-        busy = [pending._slot for pending in self._pending]
-        idle = next((slot for slot in self._slots if slot not in busy), None)
-        if idle is None and len(self._slots) >= self._most_slots:
-            oldest = self._pending[0]
-            self._finish(oldest)
-            idle = oldest._slot
-        elif idle is None and self._slots:
-            try:
-                return self._make_slot(None, num_seeds, self._edges_at_first(num_seeds))
-            except MemoryLimitError:
-                self._most_slots = 1
-                warn(
-                    "no GPU memory is left to sample one batch ahead; batches are sampled one by one", PlacementWarning
-                )
-                return self._claim_slot(num_seeds)
-        if idle is None or idle not in self._slots or num_seeds > idle.num_seeds:
-            return self._make_slot(idle, num_seeds, self._edges_at_first(num_seeds))
-        return idle
+    def _find_scratch(self) -> Scratch:
+        return Scratch.of(self.topology)
+
+    def _has_room(self, slot: Slot, pending: Pending) -> bool:
+        return bool(pending.seeds.numel() <= slot.num_seeds)
+
+    def _find_capacity(self, before: Slot | None, pending: Pending) -> Capacity:
+        num_seeds = pending.seeds.numel()
+        edges = self._edges_at_first(num_seeds)
+        return Capacity(num_seeds if before is None else max(num_seeds, before.num_seeds), edges)
 
     def _edges_at_first(self, num_seeds: int) -> int:
         topology = self.topology
@@ -369,63 +204,23 @@ class GpuPlan:
             return max(worst, 1)
         return max(self._known_edges, _FIRST_EDGES if not SIMULATED else 64)
 
-    @ordinary_tensors()
-    def _make_slot(self, before: Slot | None, num_seeds: int, num_edges: int) -> Slot:
-        """A slot of this capacity instead of `before`, whose batch is over."""
-        if num_edges > _MAX_EDGES:
+    def _count_slot_bytes(self, capacity: Capacity) -> int:
+        return Slot.expect_bytes(self.topology, *capacity)
+
+    def _allocate_slot(self, capacity: Capacity) -> Slot:
+        if capacity.edges > _MAX_EDGES:
             raise MemoryLimitError(
-                f"a batch must have fewer than {_MAX_EDGES} edges, and {num_seeds} seeds with fanouts "
-                f"{list(self.recipe.fanouts)} need {num_edges}; use fewer seeds or smaller fanouts"
+                f"a batch must have fewer than {_MAX_EDGES} edges, and {capacity.seeds} seeds with fanouts "
+                f"{list(self.recipe.fanouts)} need {capacity.edges}; use fewer seeds or smaller fanouts"
             )
-        if before is not None:
-            num_seeds = max(num_seeds, before.num_seeds)
-            if before in self._slots:
-                self._slots.remove(before)
-            del before
-        if self._scratch is None:
-            self._scratch = Scratch.of(self.topology)
-        slot = self._allocate(num_seeds, num_edges)
-        if not SIMULATED:
-            index = self.topology.device.index
-            # Compile and load before the capture, in which nothing may be loaded; without seeds, so that nothing
-            # changes in the scratch.
-            with torch.cuda.device(index), self._scratch.lock:
-                stream = torch._C._cuda_getCurrentRawStream(index)
-                self._scratch.wait(stream)
-                self._enqueue(slot, stream)
-                torch.cuda.current_stream(index).synchronize()
-            slot.graph = CapturedGraph(lambda stream: self._enqueue(slot, stream), index)
-        self._slots.append(slot)
-        self._known_edges = max(self._known_edges, num_edges)
-        self.num_captures += 1
+        slot = Slot(self.topology, *capacity, self._scratch.ranks.numel() > 0)
+        self._known_edges = max(self._known_edges, capacity.edges)
         return slot
 
-    def _allocate(self, num_seeds: int, num_edges: int) -> Slot:
-        assert self._scratch is not None
-        device, ranked = self.topology.device, self._scratch.ranks.numel() > 0
-        if device.type == "cuda":
-            make_room(Slot.count_bytes(self.topology, num_seeds, num_edges), self, device)
-        try:
-            return Slot(self.topology, num_seeds, num_edges, ranked)
-        except torch.OutOfMemoryError:
-            make_room(0, self, device, all_of_it=True)
-        try:
-            return Slot(self.topology, num_seeds, num_edges, ranked)
-        except torch.OutOfMemoryError as error:
-            raise MemoryLimitError(
-                f"a plan for {num_seeds} seeds and {num_edges} edges must fit free GPU memory; use fewer seeds or "
-                f"smaller fanouts: {error}"
-            ) from error
-
-    def _enqueue_batch(self, pending: Pending) -> None:
-        slot, seeds = pending._slot, pending.seeds
-        assert slot is not None and self._scratch is not None
-        count, words = seeds.numel(), slot.inbox_words
-        words[KEY], words[NUM_SEEDS], words[SEEDS_ON_GPU] = _signed(pending.key), count, seeds.is_cuda
-        stream, index = 0, self.topology.device.index
-        if slot.graph is not None:
-            stream = torch._C._cuda_getCurrentRawStream(index)
-            slot.wait(stream)
+    def _write_inbox(self, slot: Slot, pending: Pending) -> None:
+        seeds, words = pending.seeds, slot.inbox_words
+        count = seeds.numel()
+        words[KEY], words[NUM_SEEDS], words[SEEDS_ON_GPU] = to_signed(pending.key), count, seeds.is_cuda
         if isinstance(seeds, Ends):
             assert self.recipe.unique_seeds
             given = seeds.num_links
@@ -438,20 +233,10 @@ class GpuPlan:
         else:
             words[NUM_LINKS] = 0
             words[HEADER : HEADER + count] = seeds.numpy()
-        if slot.graph is None:
-            self._enqueue(slot, 0)
-            return
-        with self._scratch.lock:
-            self._scratch.wait(stream)
-            slot.graph.replay(stream)
-            assert slot.sized is not None
-            slot.sized.record(current_stream(index))
-            self._scratch.note(stream, slot.sized)
 
     def _enqueue(self, slot: Slot, stream: int) -> None:
         """All kernels of a batch, in order; this is what is captured."""
         topology, recipe, s = self.topology, self.recipe, self._scratch
-        assert s is not None
         num_nodes, expand_all, replace = topology.num_nodes, int(recipe.expand_all), int(recipe.replace)
         hops, full = len(recipe.fanouts), s.block_sums.numel()
         # Rows are picked in one wave: the grid that fits at once.
@@ -496,48 +281,24 @@ class GpuPlan:
     def _number(self, slot: Slot, hop: int, grid: int, quads: int, stream: int) -> None:
         """The nodes marked fresh become those of the hop after `hop`."""
         s = self._scratch
-        assert s is not None
         run_gpu(new_nodes.count_fresh_gpu, grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
         run_gpu(new_nodes.emit_fresh_gpu, grid, slot.state, hop, quads, s.fresh, s.seen, s.touched, s.block_sums,
                 s.local_of_node, slot.nodes, stream=stream)  # fmt: skip
 
-    def _finish(self, pending: Pending) -> None:
-        with self._lock:
-            if pending._result is not None or pending._error is not None:
-                return
-            try:
-                if pending.stream is None or is_current(pending.stream):
-                    pending._result = self._read(pending)
-                else:
-                    with kept_stream(pending.stream.device_index):
-                        set_stream(pending.stream)
-                        pending._result = self._read(pending)
-            except Exception as error:
-                pending._error = error
-            finally:
-                self._pending.remove(pending)
+    def _find_larger(self, slot: Slot, pending: Pending) -> Capacity | None:
+        words = slot.outbox_words
+        if words[BAD_SEED] != NO_POSITION:
+            value = int(pending.seeds[int(words[BAD_SEED])])
+            raise IdError(f"seeds must lie in [0, {self.topology.num_nodes}), got {value}")
+        needed_edges = int(words[NEEDED_EDGES])
+        if needed_edges == 0:
+            return None
+        needed = max(needed_edges + needed_edges // 4, 2 * slot.num_edges)
+        worst = self.recipe.worst_case(slot.num_seeds, self.topology.num_nodes, self.topology.num_edges)
+        return Capacity(slot.num_seeds, needed if worst is None else min(needed, max(worst, needed_edges)))
 
-    def _read(self, pending: Pending) -> Sample:
-        while True:
-            slot = pending._slot
-            assert slot is not None
-            if slot.sized is not None:
-                # The one wait of the batch; other threads run meanwhile.
-                slot.sized.synchronize()
-            state = slot.outbox_words.tolist()
-            if state[BAD_SEED] != NO_POSITION:
-                value = int(pending.seeds[state[BAD_SEED]])
-                raise IdError(f"seeds must lie in [0, {self.topology.num_nodes}), got {value}")
-            if state[NEEDED_EDGES] == 0:
-                return self._export(slot, state, pending.seeds)
-            needed = max(state[NEEDED_EDGES] + state[NEEDED_EDGES] // 4, 2 * slot.num_edges)
-            worst = self.recipe.worst_case(slot.num_seeds, self.topology.num_nodes, self.topology.num_edges)
-            needed = needed if worst is None else min(needed, max(worst, state[NEEDED_EDGES]))
-            pending._slot = self._make_slot(slot, slot.num_seeds, needed)
-            self._enqueue_batch(pending)
-
-    def _export(self, slot: Slot, state: list[int], seeds: Tensor | Ends) -> Sample:
-        hops = len(self.recipe.fanouts)
+    def _export(self, slot: Slot, pending: Pending) -> Sample:
+        hops, state, seeds = len(self.recipe.fanouts), slot.outbox_words.tolist(), pending.seeds
         node_counts = state[NODES : NODES + hops + 1]
         edge_counts = state[EDGES : EDGES + hops + 1]
         num_nodes, num_edges = node_counts[-1], edge_counts[-1]
@@ -549,7 +310,6 @@ class GpuPlan:
         run_gpu(relabel.export_batch_gpu, grid_for(max(num_nodes, num_edges), n_id), slot.sources, slot.targets,
                 slot.ids, slot.nodes, edge_index, e_id, n_id)  # fmt: skip
         placed = self._place(slot, seeds, node_counts[0]) if isinstance(seeds, Ends) else None
-        slot.note_export()
         return Sample(n_id, edge_index, e_id, node_counts, edge_counts, (n_id, memory, *(placed or ())), placed,
                       self.recipe.max_degree)  # fmt: skip
 
@@ -562,7 +322,8 @@ class GpuPlan:
         return PlacedEnds(places, labels)
 
 
-def _signed(key: int) -> int:
+def to_signed(key: int) -> int:
+    """A key as a signed number of 64 bits."""
     return key - 2**64 if key >= 2**63 else key
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
-from pyg_direct.kernels.local_ids.thread_block import own_range
+from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of
+from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, sum_block
 from pyg_direct.kernels.sampling.excluded_edges import first_excluded, position_of, restrict_to_left
 from pyg_direct.kernels.sampling.uniform import (
     SHORT_ROW,
@@ -35,14 +36,17 @@ from pyg_direct.kernels.sampling.worklist import (
     EDGES,
     FANOUT,
     FIRST,
+    FIRST_TREE,
     FLAGS,
     FRONT,
     LOCAL,
+    OWN_START,
     ROWS,
     SOURCE_BASE,
     SOURCE_START,
     TIMED,
     WEIGHTED,
+    count_all_items,
     find_entry,
     frontier_place,
     identity,
@@ -112,9 +116,15 @@ def count_picks_left(edge_weight, start, size, fanout, flags, replace, excluded,
 
 
 @body
+def node_of(item, entry, work, rows):
+    """Id within its type of the node of an item."""
+    return rows[frontier_place(work, entry, item)] - work[entry + OWN_START]
+
+
+@body
 def row_of(item, entry, work, indptr, rows):
     """[start, end) of the row of an item."""
-    segment = work[entry + ROWS] + rows[frontier_place(work, entry, item)]
+    segment = work[entry + ROWS] + node_of(item, entry, work, rows)
     return indptr[segment], indptr[segment + 1]
 
 
@@ -126,7 +136,7 @@ def restrict_row(item, entry, work, start, end, indices, node_time, edge_time, e
     most = end - start
     if flags & TIMED:
         place = frontier_place(work, entry, item)
-        time = seed_times[place] if flags & BY_PLACE else seed_times[trees[place]]
+        time = seed_times[place] if flags & BY_PLACE else seed_times[work[entry + FIRST_TREE] + trees[place]]
         start, end = allowed_range(indices, node_time, edge_time, start, end, time, strict, window)
         if last and fanout >= 0:
             most = fanout
@@ -283,33 +293,43 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
             entry += COLUMNS
 
 
-@gpu_kernel("i8[] i8[] I[] i8[] i8[] W[] i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[]", I=("i4", "i8"),
+@gpu_kernel("i8[] i8[] I[] i8[] i8[] W[] i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[]", I=("i4", "i8"),
             W=("f4", "f8"))  # fmt: skip
 def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
-                    replace, last, strict, window, starts, sizes, counts):  # fmt: skip
-    item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    while item < starts.shape[0]:
+                    replace, last, strict, window, starts, sizes, counts, block_sums):  # fmt: skip
+    """As on the CPU; `block_sums`, where not empty, gets the picks of each block's items."""
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    own_begin, own_end = own_range(count_all_items(work))
+    own_picks = np.int64(0)
+    item = own_begin + cuda.threadIdx.x
+    while item < own_end:
         entry = find_entry(work, item)
         start, end = row_of(item, entry, work, indptr, rows)
         start, size, count = restrict_row(item, entry, work, start, end, indices, node_time, edge_time, edge_weight,
                                           trees, seed_times, excluded, replace, last, strict, window)  # fmt: skip
         starts[item], sizes[item], counts[item] = start, size, count
-        item += np.int64(cuda.gridDim.x) * THREADS
+        own_picks += count
+        item += THREADS
+    if block_sums.shape[0] > 0:
+        total, _ = sum_block(own_picks, np.int64(0), shared)
+        if cuda.threadIdx.x == 0:
+            block_sums[cuda.blockIdx.x] = total
 
 
-@gpu_kernel("i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[]", I=("i4", "i8"),
+@gpu_kernel("i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[] u4[] u1[]", I=("i4", "i8"),
             P=("i4", "i8"))  # fmt: skip
 def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, rows, trees, starts, sizes, offsets,
-                   draws, repeats, sources, ids, targets):  # fmt: skip
+                   draws, repeats, sources, ids, targets, fresh, touched):  # fmt: skip
     """A block takes a tile of items at a time, and has a thread for each of their edges.
 
-    `draws` holds the places of weighted items already.
+    `draws` holds the places of weighted items already. Sources, which are ids of nodes then, are marked in the bitmap
+    `fresh`, and their groups in `touched`, where these are not empty.
     """
     item_offsets = cuda.shared.array(THREADS, np.int64)
     item_keys = cuda.shared.array(THREADS, np.uint64)
     entries = cuda.shared.array(THREADS, np.int64)
     tid = np.int64(cuda.threadIdx.x)
-    own_begin, own_end = own_range(np.int64(starts.shape[0]))
+    own_begin, own_end = own_range(count_all_items(work))
     tile = own_begin
     while tile < own_end:
         num_items = min(np.int64(THREADS), own_end - tile)
@@ -326,7 +346,7 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, 
             at = find_row(item_offsets, num_items, e)
             item, entry = tile + at, entries[at]
             if not is_weighted(work, entry, sizes[item], replace):
-                row = rows[frontier_place(work, entry, item)]
+                row = node_of(item, entry, work, rows)
                 draws[e] = draw_pick(item_keys[at], row, e - item_offsets[at], sizes[item], work[entry + FANOUT],
                                      replace)  # fmt: skip
             e += THREADS
@@ -361,6 +381,10 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, 
             source, own_id = read_source(indices, edge_ids, work, entry, position, tree, tree_shift)
             sources[e], ids[e] = source, own_id
             targets[e] = work[entry + LOCAL] + item - work[entry + FIRST]
+            if fresh.shape[0] > 0:
+                cuda.atomic.or_(fresh, source >> 5, bit_of(source))
+            if touched.shape[0] > 0:
+                touched[source // (GROUP_WORDS * WORD)] = 1
             e += THREADS
         cuda.syncthreads()
         tile += THREADS

@@ -12,7 +12,15 @@ import numpy as np
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cuda, gpu_kernel
 from pyg_direct.kernels.sampling.excluded_edges import first_excluded, position_of
 from pyg_direct.kernels.sampling.weighted import order_of, pick_weighted_row, score_of, sift_up, sort_heap
-from pyg_direct.kernels.sampling.worklist import BATCH, find_entry, frontier_place, is_weighted, row_key
+from pyg_direct.kernels.sampling.worklist import (
+    BATCH,
+    OWN_START,
+    count_all_items,
+    find_entry,
+    frontier_place,
+    is_weighted,
+    row_key,
+)
 
 # Edges above which a block reads a row together.
 LONG_ROW = 16 if SIMULATED else 1024
@@ -32,15 +40,17 @@ def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, excluded, 
                       scores, draws):  # fmt: skip
     """The places of items that choose by weight; a thread reads a row, unless that is long."""
     item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    while item < starts.shape[0]:
+    num_items = count_all_items(work)
+    while item < num_items:
         entry = find_entry(work, item)
         count = offsets[item + 1] - offsets[item]
         if count > 0 and is_weighted(work, entry, sizes[item], replace) and not is_long(sizes[item], replace):
             place = frontier_place(work, entry, item)
             own_key = row_key(work, entry, hop, trees, place)
             base = work[entry + BATCH] * edge_weight.shape[0]
-            pick_weighted_row(own_key, rows[place], starts[item], sizes[item], count, replace, edge_weight,
-                              weight_before, excluded, base, np.int64(0), scores, draws, offsets[item])  # fmt: skip
+            node = rows[place] - work[entry + OWN_START]
+            pick_weighted_row(own_key, node, starts[item], sizes[item], count, replace, edge_weight, weight_before,
+                              excluded, base, np.int64(0), scores, draws, offsets[item])  # fmt: skip
         item += np.int64(cuda.gridDim.x) * THREADS
 
 
@@ -63,12 +73,13 @@ def pick_long_rows_gpu(hop, work, edge_weight, excluded, rows, trees, starts, si
     found = cuda.shared.array(3, np.int64)
     tid = np.int64(cuda.threadIdx.x)
     item = np.int64(cuda.blockIdx.x)
-    while item < starts.shape[0]:
+    num_items = count_all_items(work)
+    while item < num_items:
         entry = find_entry(work, item)
         size, count, at = sizes[item], offsets[item + 1] - offsets[item], offsets[item]
         if count > 0 and is_long(size, 0) and is_weighted(work, entry, size, 0):
             place = frontier_place(work, entry, item)
-            row, own_key = rows[place], row_key(work, entry, hop, trees, place)
+            row, own_key = rows[place] - work[entry + OWN_START], row_key(work, entry, hop, trees, place)
             base = work[entry + BATCH] * edge_weight.shape[0]
             first = first_excluded(excluded, base + starts[item])
             if tid == 0:

@@ -16,9 +16,10 @@ from pyg_direct.kernels.sampling.uniform import hop_key
 # Columns of an entry. First item of the relation; number of the relation; its fanout; where its rows begin in the
 # offsets; where its nodes begin in the frontier; the local id of the first of them; TIMED + WEIGHTED; where its edges
 # begin; where the type of its neighbors begins in the id space, and where among the identities; the bits of the key of
-# its batch; the number of that.
-FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES, SOURCE_START, SOURCE_BASE, KEY, BATCH = range(12)
-COLUMNS = 12
+# its batch; the number of that; what the frontier's nodes are counted from; the number of the first tree of the batch.
+FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES = range(8)
+SOURCE_START, SOURCE_BASE, KEY, BATCH, OWN_START, FIRST_TREE = range(8, 14)
+COLUMNS = 14
 # BY_PLACE: times are those of the nodes of the frontier, not of their trees.
 TIMED, WEIGHTED, BY_PLACE = 1, 2, 4
 
@@ -34,6 +35,12 @@ def find_record(table, width, column, value):
         else:
             high = middle
     return low * width
+
+
+@body
+def count_all_items(work):
+    """Number of the items of a work list, which is what its last entry begins with."""
+    return work[(work.shape[0] // COLUMNS - 1) * COLUMNS + FIRST]
 
 
 @body

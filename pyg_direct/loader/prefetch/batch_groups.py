@@ -23,8 +23,8 @@ from pyg_direct.ops.local_ids.bitmap import Union, unite
 from pyg_direct.ops.rows.gather import gather_rows
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.sampler.keyed_sampler import Drawn
+from pyg_direct.sampling.captured_plan import Pending
 from pyg_direct.sampling.sampling_options import Sample
-from pyg_direct.sampling.uniform_gpu import Pending
 
 Work = tuple[int, Seeds]
 # Share of the free GPU memory that the rows of a group may take, in the union and in its batches.

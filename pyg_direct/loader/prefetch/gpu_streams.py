@@ -18,7 +18,7 @@ from torch import Tensor
 from pyg_direct.errors import CudaError, PlacementWarning, warn
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream, kept_stream, set_stream, side_streams
-from pyg_direct.sampling.uniform_gpu import Pending
+from pyg_direct.sampling.captured_plan import Pending
 
 # The number of a batch and what it is made from, or of a group of batches (see `batch_groups.py`).
 Work = tuple[int, Any]

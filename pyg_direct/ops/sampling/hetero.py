@@ -113,7 +113,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     arguments = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, places,
                  frontier.trees, frontier.seed_times, excluded, replace, last, strict, rules.window)  # fmt: skip
     if on_gpu:
-        run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *arguments, starts, sizes, counts)
+        run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *arguments, starts, sizes, counts, starts[:0])
     else:
         run_cpu(kernels.count_items_cpu, *arguments, cpu_chunks(), starts, sizes, counts)
     offsets = torch.zeros(num_items + 1, dtype=torch.int64, device=device)
@@ -143,8 +143,8 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     repeats = torch.empty(capacity, dtype=torch.uint8, device=device)
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
     run_gpu(kernels.pick_items_gpu, grid, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
-            excluded, frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids,
-            targets)  # fmt: skip
+            excluded, frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids, targets,
+            repeats[:0].view(torch.uint32), repeats[:0])  # fmt: skip
     return Picked(sources, ids, targets, ends, offsets)
 
 

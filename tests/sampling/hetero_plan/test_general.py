@@ -17,7 +17,7 @@ from pyg_direct.graph.relation import LINKS, NODES
 from pyg_direct.kernels.sampling.worklist import COLUMNS, RELATION
 from pyg_direct.ops import run_kernel
 from pyg_direct.ops.sampling import hetero as ops
-from pyg_direct.sampling import hetero_plan as general, local_ids, local_ids as numbering, local_ids as tabled
+from pyg_direct.sampling import hetero_gpu, hetero_plan as general, local_ids
 from pyg_direct.sampling.hetero_plan import GeneralPlan, list_work
 from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import GeneralRecipe, Recipe
@@ -164,12 +164,11 @@ def test_more_types_than_a_block_has_threads_match_reference(device, disjoint):
 
 def test_the_number_of_kernels_does_not_grow_with_the_relations(device, monkeypatch):
     launched = []
-    for module in (ops, numbering, local_ids, tabled):
-        for name in ("run_cpu", "run_gpu"):
-            real = getattr(module, name)
-            monkeypatch.setattr(
-                module, name, lambda kernel, *args, real=real: (launched.append(1), real(kernel, *args))
-            )
+    for module, name in ((ops, "run_cpu"), (ops, "run_gpu"), (local_ids, "run_cpu"), (local_ids, "run_gpu"),
+                         (hetero_gpu, "run_gpu")):  # fmt: skip
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda kernel, *args, real=real, **stream: (
+            launched.append(1), real(kernel, *args, **stream)))  # fmt: skip
 
     def count_kernels(num_relations):
         pairs = [(node, (node * 7) % 20) for node in range(20)]

@@ -9,7 +9,7 @@ from pyg_direct.errors import IdError, MemoryLimitError, PlacementWarning
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.kernels.local_ids import new_nodes as kernels
 from pyg_direct.runtime.cuda.graph_capture import waits_refused
-from pyg_direct.sampling import uniform_gpu, uniform_gpu as buffers, uniform_gpu as gpu_plan
+from pyg_direct.sampling import captured_plan, uniform_gpu as buffers, uniform_gpu as gpu_plan
 from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import Recipe
 from tests.graphs import GRAPHS, make_random_graph
@@ -177,7 +177,7 @@ def test_plan_used_longest_ago_gives_its_buffers_back(monkeypatch):
     old.sample(torch.tensor([1]), 1)
     busy = open_plan(topology, Recipe((1,)))
     pending = busy.submit(torch.tensor([5]), 1)
-    monkeypatch.setattr(uniform_gpu, "_SHARE", 0)
+    monkeypatch.setattr(captured_plan, "_SHARE", 0)
 
     new.sample(torch.tensor([2]), 1)
 

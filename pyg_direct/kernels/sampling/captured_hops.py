@@ -1,0 +1,396 @@
+"""Hops over a work list that a GPU makes itself: every count of a batch stays on the device until the batch is over.
+
+A batch has classes of nodes: its node types, batch after batch where several are sampled together. It has entries of
+the work list likewise: its relations, batch after batch. Nodes stand in `nodes` hop after hop, class after class within
+a hop; a node's place there is its number in the batch. Edges stand hop after hop in the order of the items.
+
+`begins`, int64 `[(H + 1) * (C + 1)]`, tells where the classes of each hop begin among the nodes. `firsts`, int64
+`[H * (A + 1)]`, tells where the entries of each hop begin among the edges. `totals`, int64
+`[(H + 2) * C + (H + 1) * A]`, has the nodes of each class before each hop, and then the edges of each entry before each
+hop. `outputs`, int64 `[(C + 1) + 2 * (A + 1)]`, tells where the nodes of each class, the edge ids and the pairs of each
+entry begin in a batch that leaves the plan.
+
+Nodes are known by slots: places of a hash table of identities, or ids of the id space where a table over it serves.
+`place_of_slot` holds the place of the node of a slot. When all hops are over it holds local ids instead, as -1 - id.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
+from pyg_direct.kernels.batch_counters import (
+    BAD_SEED,
+    EDGES,
+    FAR,
+    HEADER,
+    NEEDED_EDGES,
+    NEEDED_ITEMS,
+    NO_POSITION,
+    NODES,
+    NUM_NEW,
+    NUM_SEEDS,
+    OWN_TIMES,
+    SEEDS_ON_GPU,
+    STATE,
+)
+from pyg_direct.kernels.local_ids.bitmap import bit_of
+from pyg_direct.kernels.local_ids.hash_table import slot_at
+from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before
+from pyg_direct.kernels.sampling import worklist
+from pyg_direct.kernels.sampling.worklist import COLUMNS, count_all_items
+
+# Columns of a template: as those of a work list, but that FRONT holds the number of the class that is expanded.
+_FIRST, _FANOUT, _FRONT, _LOCAL = worklist.FIRST, worklist.FANOUT, worklist.FRONT, worklist.LOCAL
+_KEY, _BATCH, _FIRST_TREE = worklist.KEY, worklist.BATCH, worklist.FIRST_TREE
+_FREE = -1
+
+
+@body
+def find_below(table, begin, count, value):
+    """Number of the last of table[begin : begin + count] that is at most `value`, the first of which is."""
+    low, high = np.int64(0), np.int64(count)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if table[begin + middle] <= value:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@body
+def first_not_below(values, begin, end, value):
+    """The first place of values[begin:end], ascending, that is not below `value`; `end` where there is none."""
+    low, high = np.int64(begin), np.int64(end)
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] u4[] i8[] i4[] i8[] i8[] i4[] i8[]")
+def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_types, tree_shift, tree_bits, type_sizes,
+                         type_starts, seen, table, place_of_slot, nodes, trees, slots, seed_times):  # fmt: skip
+    """Seeds become the first nodes; one that is no node of its type is remembered and reads as node 0.
+
+    Behind the header of the inbox, which may be page-locked memory of the host, stand a key for each batch, where the
+    seeds of each class begin and the last end, and the number of the first tree of each class within its batch. The
+    seeds follow, and then as many times, tree after tree, unless the times are those of the seeds themselves. Seeds and
+    times stand in `arrived` instead if the inbox says so.
+    """
+    count, num_classes = inbox[NUM_SEEDS], num_batches * num_types
+    begins = HEADER + num_batches
+    first_trees = begins + num_classes + 1
+    given = first_trees + num_classes
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    if i == 0:
+        state[NUM_SEEDS] = count
+        state[NODES] = count
+        state[EDGES] = 0
+        state[NUM_NEW] = 0
+    while i < count:
+        kind = find_below(inbox, begins, num_classes, i)
+        node = arrived[i] if inbox[SEEDS_ON_GPU] != 0 else inbox[given + i]
+        node_type = kind % num_types
+        if node < 0 or node >= type_sizes[node_type]:
+            cuda.atomic.min(state, BAD_SEED, i)
+            node = np.int64(0)
+        tree = inbox[first_trees + kind] + i - inbox[begins + kind]
+        if seed_times.shape[0] > 0:
+            if inbox[OWN_TIMES] != 0:
+                own = inbox[begins + kind - node_type] + tree
+                seed_times[own] = node_time[type_starts[node_type] + node]
+            else:
+                seed_times[i] = arrived[count + i] if inbox[SEEDS_ON_GPU] != 0 else inbox[given + count + i]
+        if trees.shape[0] > 0:
+            trees[i] = tree
+        if table.shape[0] == 0:
+            node += type_starts[node_type]
+            nodes[i] = node
+            cuda.atomic.or_(seen, node >> 5, bit_of(node))
+            # The first of repeated seeds wins: `claim_seeds_gpu` takes the minimum.
+            place_of_slot[node] = FAR
+        else:
+            nodes[i] = node
+            item = (kind << (tree_bits + tree_shift)) + node
+            if tree_bits > 0:
+                item += tree << tree_shift
+            attempt = np.int64(0)
+            while True:
+                slot = slot_at(table, table.shape[0], tree_shift, tree_bits, item, attempt)
+                found = cuda.atomic.cas(table, slot, _FREE, item)
+                is_there = found == item
+                if is_there or found == _FREE:
+                    slots[i] = slot
+                    break
+                attempt += 1
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8[] i4[] i4[]")
+def claim_seeds_gpu(state, nodes, slots, place_of_slot):
+    """Of repeated seeds the first gives the place."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < state[NODES]:
+        slot = np.int64(slots[i]) if slots.shape[0] > 0 else np.int64(nodes[i])
+        cuda.atomic.min(place_of_slot, slot, np.int32(i))
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@body
+def close_entries(hop, num_hops, num_classes, work, offsets, firsts, totals):
+    """Tables of the edges of `hop`, which are complete; by one block, whose threads meet afterwards."""
+    entries = np.int64(work.shape[0] // COLUMNS - 1)
+    before = (num_hops + 2) * num_classes + hop * entries
+    a = np.int64(cuda.threadIdx.x)
+    while a <= entries:
+        first = offsets[work[a * COLUMNS + _FIRST]]
+        firsts[hop * (entries + 1) + a] = first
+        if a < entries:
+            count = offsets[work[(a + 1) * COLUMNS + _FIRST]] - first
+            if hop == 0:
+                totals[before + a] = 0
+            totals[before + entries + a] = totals[before + a] + count
+        a += THREADS
+
+
+@body
+def close_nodes(state, hop, num_classes, inbox, num_batches, nodes, class_starts, bucket_starts, bucket_step, begins,
+                totals):  # fmt: skip
+    """Tables of the nodes of `hop`, which are complete; by one block."""
+    row = hop * (num_classes + 1)
+    begin = np.int64(0)
+    if hop > 0:
+        begin = state[NODES + hop - 1]
+    c = np.int64(cuda.threadIdx.x)
+    while c <= num_classes:
+        if hop == 0:
+            begins[row + c] = inbox[HEADER + num_batches + c]
+        elif c == num_classes:
+            begins[row + c] = state[NODES + hop]
+        elif bucket_starts.shape[0] > 0:
+            begins[row + c] = begin + bucket_starts[c << bucket_step]
+        else:
+            begins[row + c] = first_not_below(nodes, begin, state[NODES + hop], class_starts[c])
+        c += THREADS
+    cuda.syncthreads()
+    c = np.int64(cuda.threadIdx.x)
+    while c < num_classes:
+        if hop == 0:
+            totals[c] = 0
+        totals[(hop + 1) * num_classes + c] = totals[hop * num_classes + c] + begins[row + c + 1] - begins[row + c]
+        c += THREADS
+    cuda.syncthreads()
+
+
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[]")
+def list_work_gpu(state, inbox, hop, num_hops, num_batches, num_types, capacity, nodes, class_starts, bucket_starts,
+                  bucket_step, template, work, offsets, begins, firsts, totals):  # fmt: skip
+    """Close the tables of what was sampled before, and list the work of `hop`; one block.
+
+    `template` holds what is known of the entries of each hop, int64 `[H * (A + 1) * COLUMNS]`. Where there are more
+    items than the capacity, it is noted and the hop has none.
+    """
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    tid, num_classes = np.int64(cuda.threadIdx.x), num_batches * num_types
+    if hop > 0:
+        close_entries(hop - 1, num_hops, num_classes, work, offsets, firsts, totals)
+    cuda.syncthreads()
+    close_nodes(state, hop, num_classes, inbox, num_batches, nodes, class_starts, bucket_starts, bucket_step, begins,
+                totals)  # fmt: skip
+    entries, row = np.int64(work.shape[0] // COLUMNS - 1), hop * (num_classes + 1)
+    known = hop * num_classes
+    own = hop * work.shape[0]
+    needed = np.int64(0)
+    first = np.int64(0)
+    while first <= entries:
+        a = first + tid
+        count = np.int64(0)
+        if a < entries:
+            at, source = a * COLUMNS, own + a * COLUMNS
+            for column in range(COLUMNS):
+                work[at + column] = template[source + column]
+            kind, batch = template[source + _FRONT], template[source + _BATCH]
+            begin = begins[row + kind]
+            if template[source + _FANOUT] != 0:
+                count = begins[row + kind + 1] - begin
+            work[at + _FRONT], work[at + _LOCAL] = begin, totals[known + kind]
+            work[at + _KEY] = inbox[HEADER + batch]
+            work[at + _FIRST_TREE] = begins[batch * num_types]
+        before, total = scan_block(count, shared)
+        if a <= entries:
+            work[a * COLUMNS + _FIRST] = needed + before
+        needed += total
+        first += THREADS
+    cuda.syncthreads()
+    if needed > capacity:
+        a = tid
+        while a <= entries:
+            work[a * COLUMNS + _FIRST] = 0
+            a += THREADS
+        if tid == 0:
+            state[NEEDED_ITEMS] = max(state[NEEDED_ITEMS], needed)
+
+
+@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8[]")
+def place_items_gpu(state, hop, capacity, work, counts, block_sums, offsets):
+    """Running sum of the picks of items: where the edges of each begin; by a grid as that which counted them.
+
+    Where edges do not fit the capacity it is noted, and the hop has none.
+    """
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    num_items = count_all_items(work)
+    before, total = sum_before(block_sums, shared)
+    begin = state[EDGES + hop]
+    is_full = begin + total > capacity
+    running = begin + before
+    own_begin, own_end = own_range(num_items)
+    tile = own_begin
+    while tile < own_end:
+        item = tile + cuda.threadIdx.x
+        count = np.int64(0)
+        if item < own_end and not is_full:
+            count = counts[item]
+        ahead, of_tile = scan_block(count, shared)
+        if item < own_end:
+            offsets[item] = begin if is_full else running + ahead
+        running += of_tile
+        tile += THREADS
+    if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
+        offsets[num_items] = begin if is_full else begin + total
+        state[EDGES + hop + 1] = begin if is_full else begin + total
+        state[NUM_NEW] = 0
+        if is_full:
+            state[NEEDED_EDGES] = max(state[NEEDED_EDGES], begin + total)
+
+
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
+def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, nodes, class_starts, bucket_starts, bucket_step,
+                    work, offsets, begins, firsts, totals, outputs, outbox):  # fmt: skip
+    """The tables of the last hop, the places of all outputs, and the sizes for the host; one block."""
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    num_classes, entries = num_batches * num_types, np.int64(work.shape[0] // COLUMNS - 1)
+    tid = np.int64(cuda.threadIdx.x)
+    if num_hops > 0:
+        close_entries(num_hops - 1, num_hops, num_classes, work, offsets, firsts, totals)
+    else:
+        a = tid
+        while a < entries:
+            totals[2 * num_classes + a] = 0
+            a += THREADS
+    cuda.syncthreads()
+    close_nodes(state, num_hops, num_classes, inbox, num_batches, nodes, class_starts, bucket_starts, bucket_step,
+                begins, totals)  # fmt: skip
+    place_outputs(totals, (num_hops + 1) * num_classes, num_classes, 0, outputs, 0, shared)
+    edges = (num_hops + 2) * num_classes + num_hops * entries
+    place_outputs(totals, edges, entries, 0, outputs, num_classes + 1, shared)
+    place_outputs(totals, edges, entries, 1, outputs, num_classes + entries + 2, shared)
+    w = tid
+    while w < STATE:
+        outbox[w] = state[w]
+        w += THREADS
+    w = tid
+    while w < totals.shape[0]:
+        outbox[STATE + w] = totals[w]
+        w += THREADS
+
+
+@body
+def place_outputs(sizes, begin, count, is_pair, outputs, at, shared):
+    """outputs[at : at + count + 1]: where each begins of those whose sizes are given, and the end of the last.
+
+    A pair has two numbers for each edge, and as many without edges as with one.
+    """
+    running = np.int64(0)
+    first = np.int64(0)
+    while first <= count:
+        i = first + cuda.threadIdx.x
+        size = np.int64(0)
+        if i < count:
+            size = sizes[begin + i]
+            if is_pair:
+                size = 2 * max(size, np.int64(1))
+        before, total = scan_block(size, shared)
+        if i <= count:
+            outputs[at + i] = running + before
+        running += total
+        first += THREADS
+
+
+@body
+def find_hop(state, start, num_hops, place):
+    """The hop of a node or an edge; state[start + h] is where those of hop h end."""
+    hop = np.int64(0)
+    while hop < num_hops and place >= state[start + hop]:
+        hop += 1
+    return hop
+
+
+@gpu_kernel("i8[] i8 i8 i8[] i4[] i8[] i8[] i4[] u4[]")
+def settle_places_gpu(state, num_hops, num_classes, nodes, slots, begins, totals, place_of_slot, seen):
+    """Places of nodes become local ids within their classes, and bits of nodes are cleared."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < state[NODES + num_hops]:
+        slot = np.int64(slots[i]) if slots.shape[0] > 0 else np.int64(nodes[i])
+        # Not so for a repeated seed; a local id is negative here, and never a place.
+        if place_of_slot[slot] == i:
+            hop = find_hop(state, NODES, num_hops, i)
+            row = hop * (num_classes + 1)
+            kind = find_below(begins, row, num_classes, i)
+            place_of_slot[slot] = np.int32(-1 - (totals[hop * num_classes + kind] + i - begins[row + kind]))
+        if slots.shape[0] == 0:
+            seen[slot >> 5] = np.uint32(0)
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8 i8[] i4[]")
+def localize_slots_gpu(state, num_hops, sources, place_of_slot):
+    """Slots of sources become local ids, and the notes of the batch are cleared."""
+    e = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    if e == 0:
+        state[BAD_SEED] = NO_POSITION
+        state[NEEDED_EDGES] = 0
+        state[NEEDED_ITEMS] = 0
+    while e < state[EDGES + num_hops]:
+        sources[e] = -1 - np.int64(place_of_slot[sources[e]])
+        e += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[]")
+def export_typed_batch_gpu(state, num_hops, num_classes, num_entries, node_starts, nodes, trees, begins, firsts, totals,
+                           outputs, sources, targets, ids, expands_sources, out_nodes, out_trees, out_pairs,
+                           out_ids):  # fmt: skip
+    """The batch by class and entry, hop after hop within each; pairs have sources of edges first."""
+    first = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    step = np.int64(cuda.gridDim.x) * THREADS
+    i = first
+    while i < out_nodes.shape[0]:
+        hop = find_hop(state, NODES, num_hops, i)
+        row = hop * (num_classes + 1)
+        kind = find_below(begins, row, num_classes, i)
+        at = outputs[kind] + totals[hop * num_classes + kind] + i - begins[row + kind]
+        out_nodes[at] = nodes[i] - node_starts[kind]
+        if out_trees.shape[0] > 0:
+            out_trees[at] = trees[i]
+        i += step
+    edge_totals, id_starts = (num_hops + 2) * num_classes, num_classes + 1
+    pair_starts = id_starts + num_entries + 1
+    e = first
+    while e < out_ids.shape[0]:
+        hop = find_hop(state, EDGES + 1, num_hops - 1, e)
+        row = hop * (num_entries + 1)
+        entry = find_below(firsts, row, num_entries, e)
+        place = totals[edge_totals + hop * num_entries + entry] + e - firsts[row + entry]
+        out_ids[outputs[id_starts + entry] + place] = ids[e]
+        count = totals[edge_totals + num_hops * num_entries + entry]
+        at = outputs[pair_starts + entry] + place
+        source, target = sources[e], targets[e]
+        if expands_sources:
+            source, target = target, source
+        out_pairs[at] = source
+        out_pairs[at + count] = target
+        e += step

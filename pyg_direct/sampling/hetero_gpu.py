@@ -1,0 +1,481 @@
+"""GPU plan for graphs with types, times and weights: all hops of a batch, or of several, as one captured graph.
+
+A kernel lists the work of each hop over all relations (`kernels/sampling/captured_hops.py`), so that the host waits
+once a batch. Nodes whose trees are not told apart are numbered by a bitmap over all node types. Otherwise, and if that
+takes too much memory, a hash table of the slot serves (`kernels/local_ids/hash_order.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.compiler.jit import SIMULATED, THREADS
+from pyg_direct.errors import IdError, MemoryLimitError
+from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
+from pyg_direct.kernels.batch_counters import (
+    BAD_SEED,
+    EDGES,
+    FAR,
+    HEADER,
+    NEEDED_EDGES,
+    NEEDED_ITEMS,
+    NO_POSITION,
+    NODES,
+    NUM_SEEDS,
+    OWN_TIMES,
+    SEEDS_ON_GPU,
+    STATE,
+)
+from pyg_direct.kernels.local_ids import hash_order, new_nodes
+from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
+from pyg_direct.kernels.sampling import captured_hops, hetero, weighted_gpu, worklist
+from pyg_direct.kernels.sampling.worklist import COLUMNS
+from pyg_direct.ops.local_ids.relabel import num_words
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import full_grid, grid_for, run_gpu
+from pyg_direct.ops.sampling.hetero import Rows, Rules
+from pyg_direct.sampling import captured_plan
+from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
+from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs
+from pyg_direct.sampling.seeds import Request, list_seeds, name_seed
+
+# Nodes up to which every hop reads the whole bitmap: flags would cost more than they save.
+_SCAN_NODES = 1 << 27
+# Edges up to which a slot is made for the worst case at once; above, it grows with what batches need.
+_WORST_CASE_EDGES = 1 << 21
+_FIRST_EDGES = 64 if SIMULATED else 1 << 19
+_MAX_EDGES = 2**31 - 1
+# Ranges of identities that new ones are sorted by first; more if there are more classes.
+_BUCKET_BITS = 5 if SIMULATED else 13
+# Words of the bitmap for each thread of a full grid up to which a thread takes one at a time.
+_FEW_WORDS = 4
+_LAST = 2**63 - 1
+
+
+class Scratch(captured_plan.Scratch):
+    """Memory by the number of nodes of all types, used by one batch after the other.
+
+    Attributes:
+        seen, fresh: Bitmaps, uint32 `[W]`, empty between batches; `[0]` where hash tables serve.
+        place_of_id: Places of nodes, int32 `[N]`, or `[0]`.
+        touched: A flag, uint8, for each group of words of `fresh`; `[0]` for few nodes, all of whose groups are read.
+        block_sums: int64, one for each block of a full grid.
+    """
+
+    def __init__(self, topology: PlacedHetero, has_table: bool) -> None:
+        super().__init__()
+        device, num_ids = topology.device, int(topology.topo.type_starts[-1]) if has_table else 0
+        words = num_words(num_ids)
+        groups = -(-words // GROUP_WORDS) if num_ids > _SCAN_NODES else 0
+        self.seen = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
+        self.fresh = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
+        self.touched = torch.zeros(groups, dtype=torch.uint8, device=device)
+        self.place_of_id = torch.full((num_ids,), FAR, dtype=torch.int32, device=device)
+        self.block_sums = torch.empty(full_grid(self.place_of_id), dtype=torch.int64, device=device)
+        self._topology: PlacedHetero | None = None
+
+    @classmethod
+    def of(cls, topology: PlacedHetero, has_table: bool) -> Scratch:
+        """The scratch of a topology, made once."""
+        key = id(topology), has_table
+        known = _SCRATCH.get(key)
+        if known is None:
+            known = _SCRATCH[key] = cls(topology, has_table)
+            # So that its id stays its own as long as the scratch lives.
+            known._topology = topology
+        return known
+
+
+_SCRATCH: WeakValueDictionary[tuple[int, bool], Scratch] = WeakValueDictionary()
+
+
+class Capacity(NamedTuple):
+    """Seeds, edges, items of a hop and excluded edges that a slot has room for."""
+
+    seeds: int
+    edges: int
+    items: int
+    excluded: int
+
+
+class Layout(NamedTuple):
+    """Identities of a slot: class, tree and node in bits of their own; or ids, if `class_bits` is None.
+
+    Attributes:
+        tree_shift: Place of the tree among the bits.
+        tree_bits: Bits of a tree; 0 where trees are not told apart.
+        class_bits: Bits of a class.
+        bucket_bits: Bits of the bucket of an identity, at least those of a class.
+    """
+
+    tree_shift: int
+    tree_bits: int
+    class_bits: int | None
+    bucket_bits: int
+
+    @property
+    def bucket_shift(self) -> int:
+        """Place of the bucket among the bits of an identity."""
+        assert self.class_bits is not None
+        return self.tree_shift + self.tree_bits + self.class_bits - self.bucket_bits
+
+    @property
+    def bucket_step(self) -> int:
+        """Logarithm of the number of buckets of a class."""
+        return 0 if self.class_bits is None else self.bucket_bits - self.class_bits
+
+
+class Slot(captured_plan.Slot):
+    """Arrays of fixed capacity that hold a batch, or several that are sampled together."""
+
+    def __init__(self, plan: HeteroGpuPlan, capacity: Capacity) -> None:
+        device, topo = plan.topology.device, plan.topology.topo
+        super().__init__(device)
+        on_gpu, layout = device.type == "cuda", plan.lay_out(capacity.seeds)
+        num_ids, has_hash = int(topo.type_starts[-1]), layout.class_bits is not None
+        seeds, edges, items, excluded = capacity
+        num_nodes = seeds + (edges if has_hash else min(edges, num_ids))
+        classes, entries, hops = plan.num_classes, plan.num_entries, plan.num_hops
+
+        def reserve(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        self.capacity, self.layout = capacity, layout
+        self.inbox = torch.zeros(plan.find_seeds() + 2 * seeds, dtype=torch.int64, pin_memory=on_gpu, device="cpu")
+        self.totals = reserve((hops + 2) * classes + (hops + 1) * entries)
+        self.outbox = torch.zeros(STATE + self.totals.numel(), dtype=torch.int64, pin_memory=on_gpu, device="cpu")
+        self.inbox_words: np.ndarray = self.inbox.numpy()
+        self.outbox_words: np.ndarray = self.outbox.numpy()
+        self.arrived = reserve(2 * seeds)
+        self.state = torch.zeros(STATE, dtype=torch.int64, device=device)
+        self.state[BAD_SEED] = NO_POSITION
+        self.begins, self.firsts = reserve((hops + 1) * (classes + 1)), reserve(hops * (entries + 1))
+        self.outputs = reserve(classes + 1 + 2 * (entries + 1))
+        self.template = upload(plan.list_templates(layout), device)
+        self.work = torch.zeros((entries + 1) * COLUMNS, dtype=torch.int64, device=device)
+        self.seed_times = reserve(seeds if topo.is_temporal else 0)
+        self.excluded = torch.full((excluded,), _LAST, dtype=torch.int64, device=device)
+        self.nodes, self.trees = reserve(num_nodes), reserve(num_nodes if plan.disjoint else 0)
+        self.starts, self.sizes, self.counts = reserve(3, items).unbind()
+        self.offsets = torch.zeros(items + 1, dtype=torch.int64, device=device)
+        self.draws, self.sources, self.ids, self.targets = reserve(4, edges).unbind()
+        self.repeats = reserve(edges, dtype=torch.uint8)
+        self.scores = reserve(edges if plan.is_weighted else 0, dtype=torch.float64)
+        # Of the hash table; empty where there is none.
+        num_slots, listed = (1 << (2 * num_nodes).bit_length(), edges) if has_hash else (0, 0)
+        num_buckets = 1 << layout.bucket_bits if has_hash else 0
+        self.table = torch.full((num_slots,), -1, dtype=torch.int64, device=device)
+        self.place_of_slot = torch.full((num_slots,), FAR, dtype=torch.int32, device=device)
+        self.slots = reserve(num_nodes if has_hash else 0, dtype=torch.int32)
+        self.new_slots, self.placed = reserve(2, listed, dtype=torch.int32).unbind()
+        self.sorted_items = reserve(listed)
+        self.bucket_counts = torch.zeros(num_buckets, dtype=torch.int32, device=device)
+        self.cursors = reserve(num_buckets, dtype=torch.int32)
+        self.bucket_starts = reserve(num_buckets + 1 if has_hash else 0)
+
+
+class HeteroGpuPlan(CapturedPlan):
+    """Samples batches of a `PlacedHetero` on one GPU, some at a time as one.
+
+    Args:
+        topology: The graph.
+        fanouts: Fanouts by hop and relation, int64 `[H, R]`.
+        rules: How edges are chosen.
+        rows: Rows of the topology, with what the rules need.
+        flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
+        disjoint: Whether trees are told apart.
+        has_table: Whether a table over the id space takes little enough memory.
+        num_batches: Batches that are sampled together.
+        max_degree: See `GeneralSample`.
+    """
+
+    def __init__(self, topology: PlacedHetero, fanouts: np.ndarray, rules: Rules, rows: Rows, flags: np.ndarray, *,
+                 disjoint: bool, has_table: bool, num_batches: int, max_degree: int | None) -> None:  # fmt: skip
+        super().__init__()
+        self.topology, self.fanouts, self.rules, self.rows = topology, fanouts, rules, rows
+        self.disjoint, self.num_batches, self.max_degree = disjoint, num_batches, max_degree
+        topo, device = topology.topo, topology.device
+        self.num_hops = len(fanouts)
+        self.num_classes, self.num_entries = num_batches * len(topo.node_types), num_batches * len(topo.edge_types)
+        self.is_weighted = rows.edge_weight.numel() > 0
+        self._flags, self._has_table = flags, has_table and not disjoint and num_batches == 1
+        sizes = np.array([topo.num_nodes[kind] for kind in topo.node_types], np.int64)
+        self._type_sizes, self._type_starts = upload(np.stack([sizes, topo.type_starts[:-1]]), device).unbind()
+        class_starts = np.tile(topo.type_starts[:-1], num_batches)
+        self._class_starts = upload(class_starts, device)
+        self._node_starts = upload(class_starts if self._has_table else np.zeros_like(class_starts), device)
+        self._known_edges = self._known_items = 0
+
+    def submit(self, requests: Sequence[Request], keys: Sequence[int], excluded: Tensor | None = None) -> Pending:
+        """Enqueue batches on torch's current stream and return at once.
+
+        Args:
+            requests: At most as many as are sampled together.
+            keys: A key for each.
+            excluded: Edges that are not picked, as `find_edges` lists them; None for none.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        topo = self.topology.topo
+        listed = list_seeds(self.topology, requests, self.disjoint)
+        missing = self.num_batches - len(requests)
+        pending = Pending(self, (listed, excluded, len(requests)), [*keys, *[0] * missing])
+        if listed.numel() == 0:
+            node_counts = np.zeros((self.num_hops + 1, len(requests) * len(topo.node_types)), np.int64)
+            num_edges = np.zeros((self.num_hops, len(requests) * len(topo.edge_types)), np.int64)
+            new = self._class_starts.new_empty
+            outputs = new(0), new(2 * num_edges.shape[1]), new(0)
+            pending._result = split_outputs(topo, outputs, node_counts, num_edges, len(requests), self.disjoint,
+                                            self.max_degree)  # fmt: skip
+            return pending
+        return self._submit(pending)
+
+    def lay_out(self, num_seeds: int) -> Layout:
+        """Where the parts of an identity stand, for so many seeds at most."""
+        topo = self.topology.topo
+        if self._has_table:
+            return Layout(0, 0, None, 0)
+        tree_shift = max(topo.num_nodes.values(), default=0).bit_length()
+        tree_bits = max((num_seeds - 1).bit_length(), 1) if self.disjoint else 0
+        class_bits = max(self.num_classes - 1, 0).bit_length()
+        bucket_bits = min(max(_BUCKET_BITS, class_bits), tree_shift + tree_bits + class_bits)
+        return Layout(tree_shift, tree_bits, class_bits, bucket_bits)
+
+    def find_seeds(self) -> int:
+        """Place of the first seed in an inbox."""
+        return HEADER + self.num_batches + 2 * self.num_classes + 1
+
+    def list_templates(self, layout: Layout) -> np.ndarray:
+        """Words of the work lists of all hops that do not depend on a batch, int64 `[H * (A + 1) * COLUMNS]`."""
+        topo = self.topology.topo
+        num_types, num_relations = len(topo.node_types), len(topo.edge_types)
+        words = np.zeros((self.num_hops, self.num_entries + 1, COLUMNS), np.int64)
+        batches, relations = np.divmod(np.arange(self.num_entries), max(1, num_relations))
+        expanded, reached = topo.expanded[relations], topo.reached[relations]
+        entries = words[:, :-1]
+        entries[..., worklist.RELATION], entries[..., worklist.BATCH] = relations, batches
+        entries[..., worklist.FANOUT] = self.fanouts[:, relations]
+        entries[..., worklist.ROWS] = topo.row_starts[relations]
+        entries[..., worklist.EDGES] = topo.edge_starts[relations]
+        entries[..., worklist.FRONT] = batches * num_types + expanded
+        entries[..., worklist.FLAGS] = self._flags[relations]
+        entries[..., worklist.SOURCE_START] = topo.type_starts[reached]
+        if layout.class_bits is None:
+            entries[..., worklist.SOURCE_BASE] = topo.type_starts[reached]
+            entries[..., worklist.OWN_START] = topo.type_starts[expanded]
+        else:
+            of_class = batches * num_types + reached
+            entries[..., worklist.SOURCE_BASE] = of_class << (layout.tree_shift + layout.tree_bits)
+        return words.reshape(-1)
+
+    def _find_scratch(self) -> Scratch:
+        return Scratch.of(self.topology, self._has_table)
+
+    def _has_room(self, slot: Slot, pending: Pending) -> bool:
+        listed, excluded, _ = pending.seeds
+        most_excluded = 0 if excluded is None else excluded.numel()
+        return bool(listed.numel() <= slot.capacity.seeds and most_excluded <= slot.capacity.excluded)
+
+    def _find_capacity(self, before: Slot | None, pending: Pending) -> Capacity:
+        listed, excluded, num_batches = pending.seeds
+        num_seeds, num_excluded = listed.numel(), 0 if excluded is None else excluded.numel()
+        if before is not None:
+            num_seeds = max(num_seeds, before.capacity.seeds)
+            num_excluded = max(num_excluded, before.capacity.excluded)
+        # Batches differ a little in the number of excluded edges.
+        num_excluded = 1 << num_excluded.bit_length() if num_excluded else 0
+        counts = listed.counts.reshape(num_batches, -1).sum(0)
+        worst = None
+        if before is None or num_seeds == listed.numel():
+            worst = _find_worst_case(self.topology.topo, self.fanouts, counts, None if self.disjoint else num_batches)
+        if worst is not None and worst[0] <= _WORST_CASE_EDGES:
+            return Capacity(num_seeds, max(worst[0], self._known_edges, 1), max(worst[1], self._known_items, 1),
+                            num_excluded)  # fmt: skip
+        edges = max(self._known_edges, _FIRST_EDGES)
+        return Capacity(num_seeds, edges, max(self._known_items, edges), num_excluded)
+
+    def _count_slot_bytes(self, capacity: Capacity) -> int:
+        seeds, edges, items, _ = capacity
+        hash_bytes = 0 if self._has_table else 64
+        return edges * (57 + hash_bytes + 8 * self.is_weighted) + 32 * items + 64 * seeds
+
+    def _allocate_slot(self, capacity: Capacity) -> Slot:
+        if capacity.edges > _MAX_EDGES:
+            raise MemoryLimitError(
+                f"a batch must have fewer than {_MAX_EDGES} edges, and {capacity.seeds} seeds with these fanouts need "
+                f"{capacity.edges}; use fewer seeds or smaller fanouts"
+            )
+        slot = Slot(self, capacity)
+        self._known_edges, self._known_items = (max(known, new) for known, new in (
+            (self._known_edges, capacity.edges), (self._known_items, capacity.items)))  # fmt: skip
+        return slot
+
+    def _write_inbox(self, slot: Slot, pending: Pending) -> None:
+        listed, excluded, _ = pending.seeds
+        words, count = slot.inbox_words, listed.numel()
+        counts, first_trees = np.zeros((2, self.num_classes), np.int64)
+        counts[: len(listed.counts)], first_trees[: len(listed.counts)] = listed.counts, listed.first_trees
+        begins, trees = HEADER + self.num_batches, HEADER + self.num_batches + self.num_classes + 1
+        words[NUM_SEEDS], words[SEEDS_ON_GPU], words[OWN_TIMES] = count, listed.ids.is_cuda, listed.times is None
+        words[HEADER:begins].view(np.uint64)[:] = pending.key
+        words[begins] = 0
+        np.cumsum(counts, out=words[begins + 1 : trees])
+        seeds = self.find_seeds()
+        words[trees:seeds] = first_trees
+        if listed.ids.is_cuda:
+            slot.arrived[:count].copy_(listed.ids)
+            if listed.times is not None:
+                slot.arrived[count : 2 * count].copy_(listed.times)
+        else:
+            words[seeds : seeds + count] = listed.ids.numpy()
+            if listed.times is not None:
+                words[seeds + count : seeds + 2 * count] = listed.times.numpy()
+        if slot.excluded.numel():
+            slot.excluded.fill_(_LAST)
+            if excluded is not None:
+                slot.excluded[: excluded.numel()].copy_(excluded)
+
+    def _enqueue(self, slot: Slot, stream: int) -> None:
+        topo, rows, scratch = self.topology.topo, self.rows, self._scratch
+        hops, batches, types, classes = self.num_hops, self.num_batches, len(topo.node_types), self.num_classes
+        shift, bits = slot.layout.tree_shift, slot.layout.tree_bits
+        place_of_slot = scratch.place_of_id if self._has_table else slot.place_of_slot
+        load_grid, full = grid_for(slot.capacity.seeds, slot.state), scratch.block_sums.numel()
+        replace, last, strict = int(self.rules.replace), int(self.rules.last), int(self.rules.strict)
+        bounds = slot.bucket_starts, slot.layout.bucket_step
+
+        run_gpu(captured_hops.load_typed_seeds_gpu, load_grid, slot.state, slot.inbox, slot.arrived, rows.node_time,
+                batches, types, shift, bits, self._type_sizes, self._type_starts, scratch.seen, slot.table,
+                place_of_slot, slot.nodes, slot.trees, slot.slots, slot.seed_times, stream=stream)  # fmt: skip
+        run_gpu(captured_hops.claim_seeds_gpu, load_grid, slot.state, slot.nodes, slot.slots, place_of_slot,
+                stream=stream)  # fmt: skip
+        item_grid = max(1, min(full, -(-slot.capacity.items // THREADS)))
+        for hop in range(hops):
+            run_gpu(captured_hops.list_work_gpu, 1, slot.state, slot.inbox, hop, hops, batches, types,
+                    slot.capacity.items, slot.nodes, self._class_starts, *bounds, slot.template, slot.work,
+                    slot.offsets, slot.begins, slot.firsts, slot.totals, stream=stream)  # fmt: skip
+            run_gpu(hetero.count_items_gpu, item_grid, slot.work, rows.indptr, rows.indices, rows.node_time,
+                    rows.edge_time, rows.edge_weight, slot.nodes, slot.trees, slot.seed_times, slot.excluded, replace,
+                    last, strict, self.rules.window, slot.starts, slot.sizes, slot.counts, scratch.block_sums,
+                    stream=stream)  # fmt: skip
+            run_gpu(captured_hops.place_items_gpu, item_grid, slot.state, hop, slot.capacity.edges, slot.work,
+                    slot.counts, scratch.block_sums, slot.offsets, stream=stream)  # fmt: skip
+            if self.is_weighted:
+                run_gpu(weighted_gpu.pick_weighted_gpu, item_grid, hop, replace, slot.work, rows.edge_weight,
+                        rows.weight_before, slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes,
+                        slot.offsets, slot.scores, slot.draws, stream=stream)  # fmt: skip
+                if not replace:
+                    run_gpu(weighted_gpu.pick_long_rows_gpu, full, hop, slot.work, rows.edge_weight, slot.excluded,
+                            slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.scores, slot.draws,
+                            stream=stream)  # fmt: skip
+            run_gpu(hetero.pick_items_gpu, full, hop, replace, shift, slot.work, rows.indices, rows.edge_ids,
+                    slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.draws,
+                    slot.repeats, slot.sources, slot.ids, slot.targets, scratch.fresh, scratch.touched,
+                    stream=stream)  # fmt: skip
+            if self._has_table:
+                self._number_by_table(slot, hop, stream)
+            else:
+                self._number_by_hash(slot, hop, stream)
+        run_gpu(captured_hops.close_batch_gpu, 1, slot.state, slot.inbox, hops, batches, types, slot.nodes,
+                self._class_starts, *bounds, slot.work, slot.offsets, slot.begins, slot.firsts, slot.totals,
+                slot.outputs, slot.outbox, stream=stream)  # fmt: skip
+        node_grid = grid_for(slot.nodes.numel(), slot.state)
+        run_gpu(captured_hops.settle_places_gpu, node_grid, slot.state, hops, classes, slot.nodes, slot.slots,
+                slot.begins, slot.totals, place_of_slot, scratch.seen, stream=stream)  # fmt: skip
+        run_gpu(captured_hops.localize_slots_gpu, grid_for(slot.capacity.edges, slot.state), slot.state, hops,
+                slot.sources, place_of_slot, stream=stream)  # fmt: skip
+        if not self._has_table:
+            run_gpu(hash_order.clear_slots_gpu, node_grid, slot.state, hops, slot.slots, slot.table, place_of_slot,
+                    stream=stream)  # fmt: skip
+
+    def _number_by_table(self, slot: Slot, hop: int, stream: int) -> None:
+        """The nodes marked fresh become those of the hop after `hop`."""
+        s = self._scratch
+        full, words = s.block_sums.numel(), s.seen.numel()
+        grid, quads = max(1, min(full, -(-words // THREADS))), int(words > _FEW_WORDS * THREADS * full)
+        run_gpu(new_nodes.count_fresh_gpu, grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
+        run_gpu(new_nodes.emit_fresh_gpu, grid, slot.state, hop, quads, s.fresh, s.seen, s.touched, s.block_sums,
+                s.place_of_id, slot.nodes, stream=stream)  # fmt: skip
+
+    def _number_by_hash(self, slot: Slot, hop: int, stream: int) -> None:
+        """As `_number_by_table`, of the identities of this hop."""
+        layout, grid = slot.layout, grid_for(slot.capacity.edges, slot.state)
+        tiles = max(1, min(grid, -(-slot.capacity.edges // hash_order.TILE)))
+        run_gpu(hash_order.insert_sources_gpu, grid, slot.state, hop, layout.tree_shift, layout.tree_bits,
+                layout.bucket_shift, slot.sources, slot.table, slot.new_slots, slot.bucket_counts,
+                stream=stream)  # fmt: skip
+        run_gpu(hash_order.scan_buckets_gpu, 1, slot.state, hop, slot.bucket_counts, slot.cursors, slot.bucket_starts,
+                stream=stream)  # fmt: skip
+        run_gpu(hash_order.place_new_gpu, grid, slot.state, layout.bucket_shift, slot.table, slot.new_slots,
+                slot.cursors, slot.placed, stream=stream)  # fmt: skip
+        run_gpu(hash_order.sort_tiles_gpu, tiles, slot.state, slot.table, slot.placed, slot.sorted_items,
+                stream=stream)  # fmt: skip
+        run_gpu(hash_order.settle_new_gpu, grid, slot.state, hop, layout.tree_shift, layout.tree_bits,
+                layout.bucket_shift, slot.sorted_items, slot.placed, slot.bucket_starts, slot.place_of_slot,
+                slot.nodes, slot.trees, slot.slots, stream=stream)  # fmt: skip
+
+    def _find_larger(self, slot: Slot, pending: Pending) -> Capacity | None:
+        words = slot.outbox_words
+        if words[BAD_SEED] != NO_POSITION:
+            raise IdError(name_seed(self.topology.topo, pending.seeds[0], int(words[BAD_SEED])))
+        needed_edges, needed_items = int(words[NEEDED_EDGES]), int(words[NEEDED_ITEMS])
+        if needed_edges == needed_items == 0:
+            return None
+        seeds, edges, items, excluded = slot.capacity
+        edges = max(needed_edges + needed_edges // 4, 2 * edges) if needed_edges else edges
+        items = max(needed_items + needed_items // 4, 2 * items) if needed_items else items
+        return Capacity(seeds, edges, items, excluded)
+
+    def _export(self, slot: Slot, pending: Pending) -> list[GeneralSample]:
+        topo, hops, words = self.topology.topo, self.num_hops, slot.outbox_words
+        num_asked = pending.seeds[2]
+        totals = words[STATE:].copy()
+        nodes = totals[: (hops + 2) * self.num_classes].reshape(hops + 2, self.num_classes)
+        edges = totals[nodes.size :].reshape(hops + 1, self.num_entries)
+        num_nodes, num_edges = int(words[NODES + hops]), int(words[EDGES + hops])
+        new, pair_room = slot.arrived.new_empty, int(2 * np.maximum(edges[-1], 1).sum())
+        out_nodes = new(num_nodes * (2 if self.disjoint else 1))
+        outputs = out_nodes, new(pair_room), new(num_edges)
+        run_gpu(captured_hops.export_typed_batch_gpu, grid_for(max(num_nodes, num_edges), slot.state), slot.state, hops,
+                self.num_classes, self.num_entries, self._node_starts, slot.nodes, slot.trees, slot.begins,
+                slot.firsts, slot.totals, slot.outputs, slot.sources, slot.targets, slot.ids,
+                int(topo.direction == "out"), out_nodes[:num_nodes], out_nodes[num_nodes:], *outputs[1:])  # fmt: skip
+        samples = split_outputs(topo, outputs, np.diff(nodes, axis=0), np.diff(edges, axis=0), self.num_batches,
+                                self.disjoint, self.max_degree)  # fmt: skip
+        return samples[:num_asked]
+
+
+def _find_worst_case(topo: HeteroTopo, fanouts: np.ndarray, counts: np.ndarray, copies: int | None
+                     ) -> tuple[int, int] | None:  # fmt: skip
+    """Upper bounds of the edges of a batch, and of the items of a hop; None where a fanout takes all neighbors.
+
+    Args:
+        topo: The graph.
+        fanouts: Fanouts by hop and relation, int64 `[H, R]`.
+        counts: Seeds of each type, of all batches together, int64 `[T]`.
+        copies: How often a node may be met as a new one; None for as often as there are edges.
+    """
+    frontier, edges, items = counts.tolist(), 0, 0
+    sizes = [topo.num_nodes[kind] for kind in topo.node_types]
+    for of_hop in fanouts.tolist():
+        if any(fanout < 0 for fanout in of_hop):
+            return None
+        reached, of_this = [0] * len(sizes), 0
+        for relation, fanout in enumerate(of_hop):
+            count = frontier[topo.expanded[relation]]
+            of_this += count if fanout else 0
+            edges += count * fanout
+            reached[topo.reached[relation]] += count * fanout
+        items = max(items, of_this)
+        if copies is None:
+            frontier = reached
+        else:
+            frontier = [min(own, copies * size) for own, size in zip(reached, sizes, strict=True)]
+    return edges, items

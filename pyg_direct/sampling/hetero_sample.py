@@ -1,0 +1,166 @@
+"""`GeneralSample`: a sampled batch with types, in parts by node type and relation, and its bidirectional form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import LoaderWarning, warn
+from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.graph.relation import EdgeType
+
+
+@dataclass
+class GeneralSample:
+    """A sampled batch, by node type and relation.
+
+    Attributes:
+        node: Ids of the nodes within their type, int64 `[M]`: seeds in the order given, then hop after hop, ascending
+            within a hop (by tree first, where trees are disjoint).
+        edge_index: Local ids of sources and targets, int64 `[2, E']`: hop after hop, sorted by the node expanded.
+        edge: Edge ids within the relation, int64 `[E']`; None where edges were merged with reverse ones of another
+            relation.
+        batch: Number of the seed whose tree a node belongs to, int64 `[M]`; None unless disjoint. Seeds of several
+            types are numbered one type after the other, in the order given.
+        num_sampled_nodes: Seeds, and new nodes of each hop; None for subgraphs that have no hops.
+        num_sampled_edges: Edges of each hop; None likewise.
+        memory: The tensors whose memory those of all types and relations share; empty where each has its own.
+        sampled: What edges that kept their ids in both directions were made from, of a graph in parts; else None.
+        max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
+    """
+
+    node: dict[str, Tensor]
+    edge_index: dict[EdgeType, Tensor]
+    edge: dict[EdgeType, Tensor | None]
+    batch: dict[str, Tensor] | None
+    num_sampled_nodes: dict[str, list[int]] | None
+    num_sampled_edges: dict[EdgeType, list[int]] | None
+    memory: tuple[Tensor, ...] = ()
+    sampled: GeneralSample | None = None
+    max_degree: int | None = None
+
+    @property
+    def row(self) -> dict[EdgeType, Tensor]:
+        """Local ids of sources, int64 `[E']`."""
+        return {kind: pair[0] for kind, pair in self.edge_index.items()}
+
+    @property
+    def col(self) -> dict[EdgeType, Tensor]:
+        """Local ids of targets, int64 `[E']`."""
+        return {kind: pair[1] for kind, pair in self.edge_index.items()}
+
+    def to_bidirectional(self, *, keep_ids: bool = False, keep_sampled: bool = False) -> GeneralSample:
+        """Every edge in both directions, once each, sorted by target, then source, as PyG makes it.
+
+        A relation (a, r, b) meets its reverse (b, rev_r, a); without one, a relation from a type to itself is its own
+        reverse; else the only relation from b to a is. Ids of merged edges are dropped, or (`keep_ids`, for a graph of
+        one relation) an edge sampled in both directions, or several times, keeps the first. With `keep_sampled` it
+        holds this one too.
+        """
+        row, col, edge = self.row, self.col, dict(self.edge)
+        sources, targets = dict(row), dict(col)
+        for edge_type in sources:
+            name = edge_type[1]
+            if name.startswith("rev_"):
+                continue
+            reverse = find_partner(edge_type, list(sources))
+            if reverse is None:
+                warn(f"{edge_type} has no reverse relation and keeps its direction", LoaderWarning)  # fmt: skip
+                continue
+            row[edge_type], col[edge_type], first = _merge(
+                torch.cat([sources[edge_type], targets[reverse]]), torch.cat([targets[edge_type], sources[reverse]])
+            )
+            ids = self.edge[edge_type]
+            edge[edge_type] = torch.cat([ids, ids])[first] if keep_ids and ids is not None else None
+            if reverse[1] == f"rev_{name}":
+                row[reverse], col[reverse], edge[reverse] = col[edge_type], row[edge_type], None
+        pairs = {kind: torch.stack([row[kind], col[kind]]) for kind in row}
+        return replace(self, edge_index=pairs, edge=edge, num_sampled_nodes=None, num_sampled_edges=None, memory=(),
+                       sampled=self if keep_sampled else None)  # fmt: skip
+
+
+def find_partner(edge_type: EdgeType, edge_types: Sequence[EdgeType]) -> EdgeType | None:
+    """Return the relation whose edges stand beside those of another in both directions; None where none is known, or
+    the other is named `rev_...`, which others find.
+    """
+    source, name, target = edge_type
+    if name.startswith("rev_"):
+        return None
+    reverse = (target, f"rev_{name}", source)
+    if reverse in edge_types:
+        return reverse
+    if source == target:
+        return edge_type
+    back = [kind for kind in edge_types if (kind[0], kind[2]) == (target, source)]
+    return back[0] if len(back) == 1 else None
+
+
+def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct edges by target, then source; and where each stands first."""
+    if not row.numel():
+        return row, col, row
+    order = row.sort(stable=True).indices
+    order = order[col[order].sort(stable=True).indices]
+    row, col = row[order], col[order]
+    is_first = torch.ones_like(row, dtype=torch.bool)
+    is_first[1:] = (row[1:] != row[:-1]) | (col[1:] != col[:-1])
+    return row[is_first], col[is_first], order[is_first]
+
+
+def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node_counts: np.ndarray,
+                  num_edges: np.ndarray, num_batches: int, disjoint: bool, max_degree: int | None
+                  ) -> list[GeneralSample]:  # fmt: skip
+    """The batches whose types and relations stand one after the other in three arrays.
+
+    Args:
+        topo: The graph.
+        outputs: Nodes, batch after batch and type after type, int64 `[M]`, and then their trees where trees are told
+            apart; pairs of ends, batch after batch and relation after relation, sources and then targets, with room
+            for one where there is none; ids of edges likewise, int64 `[E']`.
+        node_counts: Nodes of each hop, int64 `[H + 1, G * T]`.
+        num_edges: Edges of each hop, int64 `[H, G * R]`.
+        num_batches: Batches, G.
+        disjoint: Whether trees are told apart.
+        max_degree: See `GeneralSample`.
+    """
+    num_types, num_relations = len(topo.node_types), len(topo.edge_types)
+    by_type, by_relation = node_counts.sum(0), num_edges.sum(0)
+    pair_sizes = 2 * np.maximum(by_relation, 1)
+    nodes, ends, edge_ids = outputs
+    sizes, edge_sizes = by_type.tolist(), by_relation.tolist()
+    parts = split_parts(nodes, sizes * 2 if disjoint else sizes)
+    id_parts = split_parts(edge_ids, edge_sizes)
+    # Those of pairs without edges begin at a place of their own too.
+    pairs_of = [part.view(2, -1) if size else part.as_strided((2, 0), (1, 1))
+                for part, size in zip(split_parts(ends, pair_sizes.tolist()), edge_sizes, strict=True)]  # fmt: skip
+    sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
+    samples = []
+    for number in range(num_batches):
+        own_types = slice(number * num_types, (number + 1) * num_types)
+        own_relations = slice(number * num_relations, (number + 1) * num_relations)
+        trees = parts[len(sizes) :][own_types]
+        samples.append(GeneralSample(
+            node=dict(zip(topo.node_types, parts[own_types], strict=True)),
+            edge_index=dict(zip(topo.edge_types, pairs_of[own_relations], strict=True)),
+            edge=dict(zip(topo.edge_types, id_parts[own_relations], strict=True)),
+            batch=dict(zip(topo.node_types, trees, strict=True)) if disjoint else None,
+            num_sampled_nodes=dict(zip(topo.node_types, sampled_nodes[own_types], strict=True)),
+            num_sampled_edges=dict(zip(topo.edge_types, sampled_edges[own_relations], strict=True)),
+            memory=outputs,
+            max_degree=max_degree,
+        ))  # fmt: skip
+    return samples
+
+
+def split_parts(array: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """Parts of an array that stand one after the other; torch counts writes to each on its own."""
+    return torch.unsafe_split_with_sizes(array, sizes) if sizes else ()
+
+
+def split_by(names: tuple, array: Tensor, sizes: list[int], dim: int = 0) -> dict:  # type: ignore[type-arg]
+    """Parts of an array that stand one after the other along a dimension, by name."""
+    return dict(zip(names, array.split(sizes, dim), strict=True)) if names else {}

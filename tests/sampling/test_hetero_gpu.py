@@ -1,0 +1,192 @@
+"""The captured plan of graphs with types gives the batch of the reference, whatever its capacity and numbering."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from pyg_direct.errors import IdError, MemoryLimitError
+from pyg_direct.kernels.local_ids import hash_order
+from pyg_direct.sampling import captured_plan, hetero_gpu, hetero_plan
+from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.sampling_options import GeneralRecipe
+from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
+from tests.plans import KEY, ON_GPU_PLANS
+from tests.poison import poisoned_memory
+from tests.reference.general import Options, Parts, sample
+from tests.sampling.hetero_plan.test_general import SEED_TIME, SEEDS, as_tensors, assert_equal
+
+FANOUTS = [4, 3]
+KINDS = {
+    "uniform": ("", False, Options()),
+    "disjoint": ("", False, Options(disjoint=True)),
+    "timed": ("node", False, Options(temporal_strategy="last")),
+    "weighted": ("edge", True, Options(replace=True, time_window=5)),
+}
+pytestmark = ON_GPU_PLANS
+
+
+def make_plan(graph, device, fanouts, options):
+    plan = GeneralPlan(make_topo(graph).place("auto", device), GeneralRecipe(fanouts, **asdict(options)))
+    plan._is_captured = True
+    return plan
+
+
+def expect(graph, seeds, fanouts, options, times=None, key=KEY):
+    return sample(graph, seeds, dict.fromkeys(graph.edges, fanouts), key, options, times)
+
+
+@pytest.mark.parametrize("numbering", ["table", "hash"])
+@pytest.mark.parametrize("limit", ["edges", "items", "buckets"])
+@pytest.mark.parametrize("name", KINDS)
+def test_capacity_changes_no_batch(device, monkeypatch, name, limit, numbering):
+    times, weighted, options = KINDS[name]
+    graph = make_parts(times=times, weighted=weighted)
+    monkeypatch.setattr(hetero_gpu, "_WORST_CASE_EDGES", 0)
+    monkeypatch.setattr(hetero_gpu, "_FIRST_EDGES", 1 if limit == "edges" else 1000)
+    monkeypatch.setattr(hetero_plan, "fits_table", lambda *_: numbering == "table")
+    if limit == "items":
+        slot, shrink = hetero_gpu.Slot.__init__, [True]
+
+        def make_smaller(self, plan, capacity):
+            if shrink:
+                capacity = capacity._replace(items=shrink.pop())
+            slot(self, plan, capacity)
+
+        monkeypatch.setattr(hetero_gpu.Slot, "__init__", make_smaller)
+    elif limit == "buckets":
+        monkeypatch.setattr(hetero_gpu, "_BUCKET_BITS", 0)
+    plan = make_plan(graph, device, FANOUTS, options)
+
+    for key in (KEY, 5):
+        with poisoned_memory():
+            got = plan.sample(as_tensors(SEEDS, device), key, seed_time=as_tensors(SEED_TIME, device))
+        assert_equal(got, expect(graph, SEEDS, FANOUTS, options, SEED_TIME, key))
+
+    captured = plan._captured[1]
+    # Learned by the first batch, so that the second is sampled once; a slot of each size is replaced by the next.
+    assert len(captured._slots) == 1
+    assert captured.num_captures == 1 if limit == "buckets" else captured.num_captures > 1
+
+
+def test_more_new_nodes_than_a_block_sorts_are_numbered_in_order(device, monkeypatch):
+    count = 5 * hash_order.TILE + 3
+    graph = Parts({"hub": 2, "leaf": count}, {("leaf", "to", "hub"): [(leaf, leaf % 2) for leaf in range(count)]})
+    monkeypatch.setattr(hetero_gpu, "_BUCKET_BITS", 1)
+    plan = make_plan(graph, device, [-1], Options(disjoint=True))
+
+    got = plan.sample(as_tensors({"hub": [1, 0, 1]}, device), KEY)
+
+    assert_equal(got, expect(graph, {"hub": [1, 0, 1]}, [-1], Options(disjoint=True)))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_batches_on_their_way_at_once_do_not_disturb_each_other(device, name):
+    times, weighted, options = KINDS[name]
+    graph = make_parts(times=times, weighted=weighted)
+    plan = make_plan(graph, device, FANOUTS, options)
+    plan.sample(as_tensors({"paper": [1]}, device), KEY, seed_time=as_tensors({"paper": [1]}, device))
+    captured = plan._captured[1]
+    requests = [{"paper": [number, 3], "author": [2 * number]} for number in range(4)]
+    seed_times = [{"paper": [number, 7], "author": [9]} for number in range(4)]
+
+    pending = [captured.submit([(as_tensors(seeds, device), as_tensors(own, device))], [number])
+               for number, (seeds, own) in enumerate(zip(requests, seed_times, strict=True))]  # fmt: skip
+
+    for number in (2, 0, 3, 1):
+        (got,) = pending[number].finish()
+        assert_equal(got, expect(graph, requests[number], FANOUTS, options, seed_times[number], number))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_fewer_batches_than_a_plan_samples_together_use_it_too(device, name):
+    times, weighted, options = KINDS[name]
+    graph = make_parts(times=times, weighted=weighted)
+    plan = make_plan(graph, device, FANOUTS, options)
+    requests = [({"author": [number], "paper": [3, 3]}, {"author": [4], "paper": [number, 8]}) for number in range(3)]
+
+    for count in (3, 1, 2):
+        got = plan.sample_together(
+            [tuple(as_tensors(part, device) for part in request) for request in requests[:count]], range(count)
+        )
+        assert len(got) == count
+        for number, (batch, (seeds, own)) in enumerate(zip(got, requests, strict=False)):
+            assert_equal(batch, expect(graph, seeds, FANOUTS, options, own, number))
+
+    assert list(plan._captured) == [3]
+
+
+def test_a_batch_without_seeds_samples_nothing(device):
+    graph = make_parts(times="node")
+    plan = make_plan(graph, device, FANOUTS, Options())
+
+    got = plan.sample(as_tensors({"paper": []}, device), KEY, seed_time=as_tensors({"paper": []}, device))
+
+    assert_equal(got, expect(graph, {"paper": []}, FANOUTS, Options(), {"paper": []}))
+
+
+@pytest.mark.parametrize("seed", [-1, 25, 2**40])
+def test_a_seed_that_is_no_node_is_named(device, seed):
+    plan = make_plan(make_parts(), device, FANOUTS, Options())
+    # Those of the host are checked before they travel.
+    seeds = as_tensors({"paper": [3, 39], "author": [24, seed]}, device)
+
+    with pytest.raises(IdError, match=rf"seeds\['author'\] must lie in \[0, 25\), got {seed}"):
+        plan.sample(seeds, KEY)
+    got = plan.sample(as_tensors(SEEDS, device), KEY)
+
+    assert_equal(got, expect(make_parts(), SEEDS, FANOUTS, Options()))
+
+
+def test_excluded_edges_are_left_out_in_batches_of_different_numbers(device):
+    graph = make_parts()
+    edge_type = "author", "writes", "paper"
+    plan = make_plan(graph, device, FANOUTS, Options())
+
+    for number in (0, 1, 20, 0, 3):
+        graph.excluded = {edge_type: graph.edges[edge_type][:number]}
+        pairs = torch.tensor(graph.excluded[edge_type], dtype=torch.int64, device=device).reshape(-1, 2).t()
+        got = plan.sample(as_tensors(SEEDS, device), KEY, excluded={edge_type: pairs})
+        assert_equal(got, expect(graph, SEEDS, FANOUTS, Options()))
+
+
+def test_a_batch_too_large_for_its_arrays_is_refused(device, monkeypatch):
+    monkeypatch.setattr(hetero_gpu, "_MAX_EDGES", 10)
+    plan = make_plan(make_parts(), device, FANOUTS, Options())
+
+    with pytest.raises(MemoryLimitError, match="fewer than 10 edges"):
+        plan.sample(as_tensors(SEEDS, device), KEY)
+
+
+def test_plans_share_the_scratch_of_a_topology(device):
+    graph = make_parts()
+    topology = make_topo(graph).place("auto", device)
+    plans = [GeneralPlan(topology, GeneralRecipe(fanouts)) for fanouts in ([2], [3, 1])]
+    for plan in plans:
+        plan._is_captured = True
+        plan.sample(as_tensors(SEEDS, device), KEY)
+
+    first, second = (plan._captured[1] for plan in plans)
+    assert first._scratch is second._scratch
+    assert first.num_scratch_bytes == first._scratch.num_bytes > 0
+    assert first.num_bytes > 0
+    assert first.release()
+    assert first.num_bytes == 0
+    assert_equal(plans[0].sample(as_tensors(SEEDS, device), KEY), expect(graph, SEEDS, [2], Options()))
+    assert captured_plan.count_bytes(first._slots[0]) == first.num_bytes
+
+
+@given(st.data())
+def test_any_graph_matches_the_reference(device, data):
+    graph = data.draw(odd_parts(weighted=data.draw(st.booleans())))
+    seeds, seed_time, fanouts = data.draw(odd_requests(graph))
+    options = Options(replace=data.draw(st.booleans()), disjoint=data.draw(st.booleans()),
+                      temporal_strategy=data.draw(st.sampled_from(["uniform", "last"])),
+                      time_window=data.draw(st.none() | st.integers(0, 5)))  # fmt: skip
+    plan = make_plan(graph, device, fanouts, options)
+
+    with poisoned_memory():
+        got = plan.sample(as_tensors(seeds, device), KEY, seed_time=as_tensors(seed_time, device))
+
+    assert_equal(got, sample(graph, seeds, fanouts, KEY, options, seed_time))
