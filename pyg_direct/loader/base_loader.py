@@ -338,7 +338,8 @@ class EpochLoader(ReportedLoader):
         """How the batches of an epoch, or groups of them, are made, and timed where that is wanted: the times of a
         group are those of its first batch."""
         submit, fetch = (partial(self._submit, key), self._fetch) if group is None else (group.submit, group.fetch)
-        stages = Stages(submit, lambda pending, _: pending.finish(), fetch)
+        finish = group.finish if hasattr(group, "finish") else _finish
+        stages = Stages(submit, finish, fetch)
         return stages if record is None else record.around(stages)
 
     def _find_sharded(self) -> list[Feature]:
@@ -513,6 +514,11 @@ def check_hooks(loader: Any) -> None:
 def run_stages(stages: Stages, number: int, seeds: Any) -> Any:
     """A batch, or those of a group, one stage after the other."""
     return stages.fetch(stages.finish(stages.submit(number, seeds), number), number, seeds)
+
+
+def _finish(pending: Any, number: int) -> Any:
+    """Wait for what a batch, or a group of them, is sampled as."""
+    return pending.finish()
 
 
 def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:

@@ -38,8 +38,9 @@ from pyg_direct.sampler.keyed_sampler import (
     device_for,
     is_own,
 )
-from pyg_direct.sampler.link_seeds import LoaderLinks, PendingLinks, tells_negatives
+from pyg_direct.sampler.link_seeds import LoaderLinks, tells_negatives
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
+from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.negative_links import check_weight
 from pyg_direct.sampling.plan_factory import is_captured_on
 from pyg_direct.sampling.random_key import EpochKey
@@ -193,10 +194,12 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         # A sampler of a class of its own may draw in another way than ours.
         return is_own(self._sampler, NeighborSampler)
 
-    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+    def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
         if not self._samples_together():
-            return super()._ask_together(positions, keys)
-        return self._sampler.sample_links_together([self.input_data[own] for own in positions], self.neg_sampling, keys)
+            return super()._submit_together(positions, keys)
+        inputs = [self.input_data[own] for own in positions]
+        pending: PendingOutput | Finished = self._sampler.submit_links_together(inputs, self.neg_sampling, keys)
+        return pending
 
     def _open_group(self, key: EpochKey) -> Together | None:
         # Uniform batches of a graph without types are sampled ahead, one by one.
@@ -237,9 +240,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         if found is not None:
             planned, plan = found
             return planned.submit(plan, seeds.positions, seeds.nodes, own)
-        return _PendingBatch(
-            self._sampler.submit_from_edges(self.input_data[seeds.positions], self.neg_sampling, key=own)
-        )
+        links = self._sampler.submit_from_edges(self.input_data[seeds.positions], self.neg_sampling, key=own)
+        return PendingOutput(links, Drawn)
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         if not isinstance(sample, Sample):
@@ -269,17 +271,6 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         for key in ("edge_label_index", "edge_label_time"):
             if key in part:
                 del part[key]
-
-
-class _PendingBatch:
-    """What a pipeline waits for."""
-
-    def __init__(self, links: PendingLinks) -> None:
-        self._links = links
-
-    def finish(self) -> Drawn:
-        """The sampler's output."""
-        return Drawn(self._links.finish())
 
 
 class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[misc]

@@ -20,6 +20,7 @@ from pyg_direct.ops.argument_checks import check_callables, check_ids, check_int
 from pyg_direct.sampler.graph_reader import check_graph, count_nodes, list_relations, settle_filter
 from pyg_direct.sampler.keyed_sampler import Output, OwnSampler, ask, check_sampler, device_for, is_own
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
+from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.typing import Device
 
 
@@ -108,9 +109,9 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         # A sampler of a class of its own may draw in another way than ours.
         return is_own(self._sampler, NeighborSampler)
 
-    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
+    def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
         if not self._samples_together():
-            return super()._ask_together(positions, keys)
+            return super()._submit_together(positions, keys)
         given, whole, sizes = self.input_data, torch.cat(list(positions)), [own.numel() for own in positions]
         # Not by brackets, which wake torch's threads for a few thousand items.
         parts = [whole if given.input_id is None else given.input_id.index_select(0, whole),
@@ -118,7 +119,8 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                  None if given.time is None else given.time.index_select(0, whole)]  # fmt: skip
         split = [[None] * len(sizes) if part is None else torch.unsafe_split_with_sizes(part, sizes) for part in parts]
         inputs = [NodeSamplerInput(*own, given.input_type) for own in zip(*split, strict=True)]
-        return self._sampler.sample_together(inputs, keys)
+        pending: PendingOutput | Finished = self._sampler.submit_together(inputs, keys)
+        return pending
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
         kind, (input_id, time) = self.input_data.input_type, out.metadata[:2]

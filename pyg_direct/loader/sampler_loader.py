@@ -29,6 +29,7 @@ from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.memory import available_bytes
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, is_own
+from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
 
@@ -110,12 +111,14 @@ class GeneralLoader(EpochLoader):
     def _is_told_by_batches(self) -> bool:
         return isinstance(self._general, StoreAttributes) or super()._is_told_by_batches()
 
-    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Drawn:
-        return Drawn(self._ask(seeds.positions, key.of_batch(number)))
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        if not self._samples_together():
+            return Drawn(self._ask(seeds.positions, key.of_batch(number)))
+        return PendingOutput(self._submit_together([seeds.positions], [key.of_batch(number)]), _first_drawn)
 
-    def _ask_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> Sequence[Output]:
-        """What the sampler makes of the seeds of several batches."""
-        return [self._ask(own, key) for own, key in zip(positions, keys, strict=True)]
+    def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
+        """Start what the sampler makes of the seeds of several batches, a list."""
+        return Finished([self._ask(own, key) for own, key in zip(positions, keys, strict=True)])
 
     def _samples_together(self) -> bool:
         """Whether several batches are sampled in one call."""
@@ -132,9 +135,9 @@ class GeneralLoader(EpochLoader):
         if self.super_batch == 1 or (self.super_batch is None and not self._grows()):
             return None
 
-        def ask(work: Sequence[Work]) -> Sequence[Output]:
+        def submit(work: Sequence[Work]) -> PendingOutput | Finished:
             keys = [key.of_batch(number) for number, _ in work]
-            return self._ask_together([seeds.positions for _, seeds in work], keys)
+            return self._submit_together([seeds.positions for _, seeds in work], keys)
 
         def read(samples: Sequence[Drawn]) -> Sequence[Any]:
             if not self._is_own() or not isinstance(self._general, HeteroAttributes):
@@ -145,8 +148,8 @@ class GeneralLoader(EpochLoader):
         if self.super_batch is None:
             room = GPU_ROOM if is_alone else HOST_ROOM
             count_free = partial(free_bytes, self.device.index) if is_alone else available_bytes
-            return GrowingTogether(room, count_free, ask, read, self._fetch_read, is_alone)
-        return Together(self.super_batch, ask, read, self._fetch_read, is_alone)
+            return GrowingTogether(room, count_free, submit, read, self._fetch_read, is_alone)
+        return Together(self.super_batch, submit, read, self._fetch_read, is_alone)
 
     def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return self._fetch_read(sample, number, seeds)
@@ -264,6 +267,10 @@ class GeneralLoader(EpochLoader):
         attributes = self._prepare() if self._general is None else self._general
         lines = [self._sampler.summarise()] if isinstance(self._sampler, OwnSampler) else []
         return lines, attributes.describe()
+
+
+def _first_drawn(outs: Sequence[Output]) -> Drawn:
+    return Drawn(outs[0])
 
 
 def read_positions(index: Any, count: int) -> Tensor:

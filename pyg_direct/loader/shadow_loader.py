@@ -82,6 +82,10 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
         out = self._ask(check_ids("index", as_ids("index", index)).long(), None)
         return self.filter_fn(out) if self.filter_per_worker else out
 
+    def _samples_together(self) -> bool:
+        # Nodes are sorted by tree after each call.
+        return False
+
     def _ask(self, positions: Tensor, key: int | None) -> Output:
         out = super()._ask(positions, key)
         assert isinstance(out, SamplerOutput)

@@ -29,8 +29,8 @@ Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 _STEPS = (
     "sample_from_nodes",
     "sample_from_edges",
-    "sample_together",
-    "sample_links_together",
+    "submit_together",
+    "submit_links_together",
     "submit_from_edges",
     "edge_permutation",
     "_sample",

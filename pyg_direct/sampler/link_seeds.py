@@ -27,7 +27,7 @@ from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import Parts
 from pyg_direct.sampler.keyed_sampler import to_output
-from pyg_direct.sampling.captured_plan import Pending
+from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
 from pyg_direct.sampling.hetero_sample import find_partner
 from pyg_direct.sampling.link_endpoints import Excluded
 from pyg_direct.sampling.negative_links import TRIES, AskedNodes, Edges, EdgeSet, Nodes, draw_negatives
@@ -480,17 +480,22 @@ class PendingLinks:
         disjoint: Whether each end has a tree of its own.
     """
 
-    def __init__(self, links: Links, sample: Pending | Sample | SamplerOutput | HeteroSamplerOutput, disjoint: bool
-                 ) -> None:  # fmt: skip
+    def __init__(self, links: Links, sample: Pending | PendingOutput | Finished | Sample, disjoint: bool) -> None:
         self._links, self._sample, self._disjoint = links, sample, disjoint
+
+    @property
+    def stream(self) -> Any:
+        """The stream that `finish` is called on; None where nothing is waited for."""
+        return None if isinstance(self._sample, Sample) else self._sample.stream
+
+    @stream.setter
+    def stream(self, stream: Any) -> None:
+        self._sample.stream = stream  # type: ignore[union-attr]
 
     def finish(self) -> SamplerOutput | HeteroSamplerOutput:
         """PyG's output, once the sizes of the sample are known."""
-        sample = self._sample
-        if isinstance(sample, (Pending, Sample)):
-            drawn = sample.finish()
-            self._links.place(drawn.n_id[: drawn.node_counts[0]])
-            out: SamplerOutput | HeteroSamplerOutput = to_output(drawn)
-        else:
-            out = sample
+        out = self._sample.finish()
+        if isinstance(out, Sample):
+            self._links.place(out.n_id[: out.node_counts[0]])
+            out = to_output(out)
         return self._links.finish(out, self._disjoint)

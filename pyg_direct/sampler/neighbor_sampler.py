@@ -42,7 +42,9 @@ from pyg_direct.sampler.link_seeds import (
     check_exclusion,
     find_ways,
 )
+from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.link_endpoints import Excluded
 from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.random_key import check_seed
@@ -334,29 +336,35 @@ class NeighborSampler(OwnSampler):
         out.metadata = (index.input_id, None if index.time is None else index.time.to(self.device))
         return out
 
-    def sample_together(self, inputs: Sequence[NodeSamplerInput], keys: Sequence[int]
-                        ) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
-        """Sample around the nodes of several batches in as many steps as for one; as `sample_from_nodes` for each.
+    def submit_together(self, inputs: Sequence[NodeSamplerInput], keys: Sequence[int]) -> PendingOutput | Finished:
+        """Start to sample around the nodes of several batches in as many steps as for one.
 
         Args:
             inputs: At least one, each as of `sample_from_nodes`.
             keys: A key for each.
+
+        Returns:
+            What `finish()` makes a list of samples of, as `sample_from_nodes` for each, once they are waited for.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         plan = self._open_plan()
         if not isinstance(plan, GeneralPlan):
-            return [self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)]
+            return Finished([self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)])
         requests = [
             (seed, time if self.is_temporal else None)
             for seed, time in (_by_type(index, self.is_hetero) for index in inputs)
         ]
-        outs = [to_general_output(sample, self.is_hetero) for sample in plan.sample_together(requests, keys)]
-        times = upload_parts([index.time for index in inputs], self.device)
-        for out, index, time in zip(outs, inputs, times, strict=True):
-            out.metadata = (index.input_id, time)
-        return outs
+
+        def give(samples: list[GeneralSample]) -> list[SamplerOutput | HeteroSamplerOutput]:
+            outs = [to_general_output(sample, self.is_hetero) for sample in samples]
+            times = upload_parts([index.time for index in inputs], self.device)
+            for out, index, time in zip(outs, inputs, times, strict=True):
+                out.metadata = (index.input_id, time)
+            return outs
+
+        return PendingOutput(plan.submit_together(requests, keys), give)
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
                           key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
@@ -374,7 +382,7 @@ class NeighborSampler(OwnSampler):
 
     def submit_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
                           key: int | None = None) -> PendingLinks:  # fmt: skip
-        """Start to sample around links; as `sample_from_edges`, but uniform sampling of a `Data` is not waited for.
+        """Start to sample around links; as `sample_from_edges`, but what a captured plan samples is not waited for.
 
         Args:
             index, neg_sampling, key: As of `sample_from_edges`.
@@ -393,32 +401,45 @@ class NeighborSampler(OwnSampler):
             return PendingLinks(links, pending, self.disjoint)
         ways = self.find_ways(index.input_type)
         excluded = None if ways is None else links.list_excluded(ways)
+        plan = self._open_plan()
+        if isinstance(plan, GeneralPlan):
+            seeds, times = links.seeds(self.disjoint)
+            request = seeds, times if self.is_temporal else None
+            pending = plan.submit_together([request], [key], None if excluded is None else [excluded])
+            drawn = PendingOutput(pending, lambda samples: to_general_output(samples[0], self.is_hetero))
+            return PendingLinks(links, drawn, self.disjoint)
         sample = self._sample(*links.seeds(self.disjoint), key=key, excluded=excluded)
-        return PendingLinks(links, sample, self.disjoint)
+        return PendingLinks(links, Finished(sample), self.disjoint)
 
-    def sample_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
-                              keys: Sequence[int]) -> list[SamplerOutput | HeteroSamplerOutput]:  # fmt: skip
-        """Sample around the links of several batches, at least one, in as many steps as for one; as `sample_from_edges`
-        for each under its key.
+    def submit_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
+                              keys: Sequence[int]) -> PendingOutput | Finished:  # fmt: skip
+        """Start to sample around the links of several batches in as many steps as for one.
 
         Args:
             inputs: At least one, each as of `sample_from_edges`.
             neg_sampling: PyG's `NegativeSampling`; None draws none.
             keys: A key for each.
 
+        Returns:
+            What `finish()` makes a list of samples of, as `sample_from_edges` for each, once they are waited for.
+
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         plan, each = self._open_plan(), list(zip(inputs, keys, strict=True))
         if not isinstance(plan, GeneralPlan):
-            return [self.sample_from_edges(index, neg_sampling, key=key) for index, key in each]
+            return Finished([self.sample_from_edges(index, neg_sampling, key=key) for index, key in each])
         links = [self._open_links(index, neg_sampling, key) for index, key in each]
         seeds = [own.seeds(self.disjoint) for own in links]
         requests = [(own, times if self.is_temporal else None) for own, times in seeds]
         ways = self.find_ways(inputs[0].input_type)
         excluded = None if ways is None else [own.list_excluded(ways) for own in links]
-        return [PendingLinks(own, to_general_output(sample, self.is_hetero), self.disjoint).finish()
-                for own, sample in zip(links, plan.sample_together(requests, keys, excluded), strict=True)]  # fmt: skip
+
+        def give(samples: list[GeneralSample]) -> list[SamplerOutput | HeteroSamplerOutput]:
+            return [PendingLinks(own, Finished(to_general_output(sample, self.is_hetero)), self.disjoint).finish()
+                    for own, sample in zip(links, samples, strict=True)]  # fmt: skip
+
+        return PendingOutput(plan.submit_together(requests, keys, excluded), give)
 
     def _open_links(self, index: EdgeSamplerInput, neg_sampling: Any, key: int) -> Links:
         """The links of a batch with their negatives."""

@@ -15,6 +15,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -176,6 +177,50 @@ class Pending:
             raise self._error
         assert self._result is not None
         return self._result
+
+
+class Finished:
+    """A result that was not waited for because it is there already, in the form of one on its way."""
+
+    # Of the GPU on which it would still be on its way.
+    stream = None
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def finish(self) -> Any:
+        """The result."""
+        return self._result
+
+
+class PendingOutput:
+    """What is made of a result on its way once that is there.
+
+    Args:
+        pending: The result.
+        make: Makes the output of the result.
+    """
+
+    def __init__(self, pending: Pending | PendingOutput | Finished, make: Callable[[Any], Any]) -> None:
+        self._pending, self._make = pending, make
+
+    @property
+    def stream(self) -> Any:
+        """The stream that `finish` is called on; None where nothing is waited for."""
+        return self._pending.stream
+
+    @stream.setter
+    def stream(self, stream: Any) -> None:
+        self._pending.stream = stream
+
+    def finish(self) -> Any:
+        """Wait for the result and make the output, once."""
+        return self._make(self._pending.finish())
+
+
+def is_on_its_way(pending: Any) -> bool:
+    """Report whether what `finish` of an object gives is still being sampled by a GPU."""
+    return isinstance(pending, (Pending, PendingOutput)) and pending.stream is not None
 
 
 class CapturedPlan:

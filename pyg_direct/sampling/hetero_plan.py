@@ -41,6 +41,7 @@ from pyg_direct.ops.run_kernel import runs_on_gpu, threads_for
 from pyg_direct.ops.sampling.hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.runtime.host.threads import one_thread
+from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
 from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
@@ -198,7 +199,11 @@ class GeneralPlan:
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
-        return self._sample_all([(seeds, seed_time)], [key], None if excluded is None else [excluded])[0]
+        own = None if excluded is None else [excluded]
+        if self._is_captured:
+            samples: list[GeneralSample] = self.submit_together([(seeds, seed_time)], [key], own).finish()
+            return samples[0]
+        return self._sample_all([(seeds, seed_time)], [key], own)[0]
 
     def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
@@ -209,11 +214,35 @@ class GeneralPlan:
             keys: A key for each.
             excluded: Edges that each is sampled without; None for none.
         """
+        if self._is_captured:
+            samples: list[GeneralSample] = self.submit_together(requests, keys, excluded).finish()
+            return samples
         if self.recipe.subgraph_type == "induced":
             each = [None] * len(keys) if excluded is None else [[own] for own in excluded]
             return [self._sample_all([request], [key], own)[0]
                     for request, key, own in zip(requests, keys, each, strict=True)]  # fmt: skip
         return self._sample_all(requests, keys, excluded)
+
+    def submit_together(self, requests: Sequence[Request], keys: Sequence[int],
+                        excluded: Sequence[Excluded] | None = None) -> PendingOutput | Finished:  # fmt: skip
+        """Start to sample several batches; `finish()` of what is returned gives what `sample_together` does.
+
+        Args:
+            requests, keys, excluded: As of `sample_together`.
+        """
+        if not self._is_captured:
+            return Finished(self.sample_together(requests, keys, excluded))
+        for key in keys:
+            check_key("key", key)
+        self.topology.check_process()
+        number = min((size for size in self._captured if size >= len(keys)), default=len(keys))
+        plan = self._captured.get(number)
+        if plan is None:
+            plan = self._captured[number] = HeteroGpuPlan(
+                self.topology, self._fanouts, self.rules, self.rows, self.flags, disjoint=self.disjoint,
+                has_table=self._has_table, num_batches=number, max_degree=self.recipe.max_degree)  # fmt: skip
+        pending = plan.submit(requests, keys, None if excluded is None else self._find_excluded(excluded))
+        return PendingOutput(pending, lambda samples: [self._turn_both_ways(sample) for sample in samples])
 
     def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
                     ) -> list[GeneralSample]:  # fmt: skip
@@ -223,8 +252,6 @@ class GeneralPlan:
         for key in keys:
             check_key("key", key)
         self.topology.check_process()
-        if self._is_captured:
-            return self._sample_captured(requests, keys, excluded)
         start = read_group(self.topology, requests, self.disjoint)
         if excluded is not None:
             start = start._replace(excluded=self._find_excluded(excluded))
@@ -240,20 +267,6 @@ class GeneralPlan:
         num_edges = sum(pair.shape[1] for sample in samples for pair in sample.edge_index.values())
         self._most_edges = max(self._most_edges, num_edges)
         return samples
-
-    def _sample_captured(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
-                         ) -> list[GeneralSample]:  # fmt: skip
-        """The batches by a captured plan for as many, or for more."""
-        number = min((size for size in self._captured if size >= len(keys)), default=len(keys))
-        plan = self._captured.get(number)
-        if plan is None:
-            plan = self._captured[number] = HeteroGpuPlan(
-                self.topology, self._fanouts, self.rules, self.rows, self.flags, disjoint=self.disjoint,
-                has_table=self._has_table, num_batches=number, max_degree=self.recipe.max_degree)  # fmt: skip
-        samples: list[GeneralSample] = plan.submit(
-            requests, keys, None if excluded is None else self._find_excluded(excluded)
-        ).finish()
-        return [self._turn_both_ways(sample) for sample in samples]
 
     def _turn_both_ways(self, sample: GeneralSample) -> GeneralSample:
         """The sample with its edges in both directions, if the recipe says so."""

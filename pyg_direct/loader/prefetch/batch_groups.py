@@ -23,7 +23,7 @@ from pyg_direct.ops.local_ids.bitmap import Union, unite
 from pyg_direct.ops.rows.gather import gather_rows
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.sampler.keyed_sampler import Drawn
-from pyg_direct.sampling.captured_plan import Pending
+from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
 from pyg_direct.sampling.sampling_options import Sample
 
 Work = tuple[int, Seeds]
@@ -173,10 +173,6 @@ MOST_BATCHES, GPU_ROOM, HOST_ROOM, _GROUP_SHARE = 16, 256 << 20, 128 << 20, 1 / 
 class DrawnGroup(list[Drawn]):
     """The samples of a group, in order, as a pipeline hands them on."""
 
-    def finish(self) -> DrawnGroup:
-        """Nothing is left to wait for."""
-        return self
-
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Tell torch's allocator that the samples are read on `stream` too."""
         # Most of it is all batches'.
@@ -190,25 +186,31 @@ class Together:
 
     Args:
         size: Batches of a group.
-        ask: Samples the batches of a group.
+        submit: Starts to sample the batches of a group; what it returns gives their samples by `finish()`.
         read: Reads rows of all of them at once: samples -> a list.
         fetch: Makes a batch: (sample, number, seeds, its item of that list) -> batch.
         alone: Whether groups are made in the caller's thread, and no other's.
     """
 
-    def __init__(self, size: int, ask: Callable[[Sequence[Work]], Sequence[Any]],
+    def __init__(self, size: int, submit: Callable[[Sequence[Work]], PendingOutput | Finished],
                  read: Callable[[Sequence[Drawn]], Sequence[Any]],
                  fetch: Callable[[Drawn, int, Any, Any], Any], alone: bool = False) -> None:  # fmt: skip
-        self._size, self._ask, self._read, self._fetch_batch, self._is_alone = size, ask, read, fetch, alone
+        self._size, self._submit_group, self._read, self._fetch_batch, self._is_alone = size, submit, read, fetch, alone
 
     def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
         """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
         return group_work(work, self._size)
 
-    def submit(self, number: int, work: Sequence[Work]) -> DrawnGroup:
-        """Sample a group."""
+    def submit(self, number: int, work: Sequence[Work]) -> PendingOutput:
+        """Start to sample a group."""
         with self._paused():
-            return DrawnGroup(map(Drawn, self._ask(work)))
+            return PendingOutput(self._submit_group(work), lambda outs: DrawnGroup(map(Drawn, outs)))
+
+    def finish(self, pending: PendingOutput, number: int) -> DrawnGroup:
+        """Wait for the samples of a group."""
+        with self._paused():
+            drawn: DrawnGroup = pending.finish()
+            return drawn
 
     def fetch(self, samples: Sequence[Drawn], number: int, work: Sequence[Work]) -> list[Any]:
         """The batches of a group."""

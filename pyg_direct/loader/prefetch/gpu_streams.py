@@ -18,7 +18,7 @@ from torch import Tensor
 from pyg_direct.errors import CudaError, PlacementWarning, warn
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream, kept_stream, set_stream, side_streams
-from pyg_direct.sampling.captured_plan import Pending
+from pyg_direct.sampling.captured_plan import is_on_its_way
 
 # The number of a batch and what it is made from, or of a group of batches (see `batch_groups.py`).
 Work = tuple[int, Any]
@@ -156,7 +156,7 @@ class Pipeline:
         except BaseException:
             self._again.appendleft(work)
             raise
-        if self._streams is not None and isinstance(pending, Pending):
+        if self._streams is not None and is_on_its_way(pending):
             # Its sizes are waited for on the host, so that it may leave the sampler in the order of the rows: then
             # its ids and its rows come from one stream, which the allocator must know of.
             pending.stream = self._streams[1]
@@ -168,7 +168,7 @@ class Pipeline:
         if self._streams is None:
             return self._fetch_batch(self._finish(pending, number), number, item), None
         sampling, fetching = self._streams
-        if isinstance(pending, Pending):
+        if is_on_its_way(pending):
             set_stream(fetching)
             sample = self._finish(pending, number)
         else:

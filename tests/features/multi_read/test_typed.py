@@ -102,7 +102,7 @@ def test_a_batch_of_a_group_is_made_alone_too(on_a_gpu):
     loader = NeighborLoader(data, [3, 2], "paper", batch_size=4, device="cpu", seed=1)
     loader._prepare()
     positions = [torch.arange(4), torch.arange(4, 9)]
-    first, second = loader._ask_together(positions, [5, 6])
+    first, second = loader._submit_together(positions, [5, 6]).finish()
 
     for out in (second, first):
         assert torch.equal(loader._build(out, [])["paper"].x, data["paper"].x[out.node["paper"]])

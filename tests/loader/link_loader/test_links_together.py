@@ -64,9 +64,9 @@ def test_a_graph_without_types_too(real_device, options):
 @pytest.mark.parametrize(("option", "sizes"), [("binary", [4, 2]), ("strict", [4, 2])])
 def test_they_are_sampled_in_one_call(monkeypatch, option, sizes):
     loader, seen = make_typed("cpu", option, super_batch=4), []
-    ask = GeneralPlan.sample_together
+    ask = GeneralPlan.submit_together
     note = lambda plan, requests, *rest: seen.append(len(requests)) or ask(plan, requests, *rest)  # noqa: E731
-    monkeypatch.setattr(GeneralPlan, "sample_together", note)
+    monkeypatch.setattr(GeneralPlan, "submit_together", note)
 
     list(loader)
 

@@ -9,10 +9,11 @@ from torch_geometric.data import Data
 
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import IdError, PlacementWarning
-from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, GrowingTogether, count_bytes, pause_collector
+from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, GrowingTogether, Together, count_bytes, pause_collector
 from pyg_direct.loader.prefetch.gpu_streams import Pipeline, note_memory
 from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.sampler import NeighborSampler
+from pyg_direct.sampling.captured_plan import Finished
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from tests.batches import make_data
 from tests.hetero_data import check_rows, make_hetero
@@ -68,11 +69,11 @@ def test_a_graph_without_types_too(real_device):
 
 def test_they_are_sampled_in_one_call(monkeypatch):
     loader, sizes = make_loader("cpu", super_batch=4), []
-    ask = GeneralPlan.sample_together
+    ask = GeneralPlan.submit_together
     monkeypatch.setattr(
         GeneralPlan,
-        "sample_together",
-        lambda plan, requests, keys: sizes.append(len(requests)) or ask(plan, requests, keys),
+        "submit_together",
+        lambda plan, requests, *rest: sizes.append(len(requests)) or ask(plan, requests, *rest),
     )
 
     list(loader)
@@ -99,11 +100,9 @@ class TestGroupsThatGrow:
 
     @pytest.fixture
     def sizes(self, monkeypatch):
-        sizes, ask = [], GeneralPlan.sample_together
+        sizes, submit = [], Together.submit
         monkeypatch.setattr(
-            GeneralPlan,
-            "sample_together",
-            lambda plan, requests, keys: sizes.append(len(requests)) or ask(plan, requests, keys),
+            Together, "submit", lambda group, number, work: sizes.append(len(work)) or submit(group, number, work)
         )
         return sizes
 
@@ -119,7 +118,7 @@ class TestGroupsThatGrow:
         return GrowingTogether(
             GPU_ROOM,
             lambda: room,
-            lambda work: self.asked.append(len(work)) or [number for number, _ in work],
+            lambda work: self.asked.append(len(work)) or Finished([number for number, _ in work]),
             lambda samples: [None] * len(samples),
             fetch,
             True,
@@ -128,7 +127,7 @@ class TestGroupsThatGrow:
     def run(self, together, count=40):
         work = ((number, number) for number in range(count))
         for number, items in together.group(work):
-            samples = together.submit(number, items)
+            samples = together.finish(together.submit(number, items), number)
             yield from zip([n for n, _ in items], together.fetch(samples, number, items), strict=True)
 
     @pytest.mark.parametrize(
@@ -165,12 +164,12 @@ class TestGroupsThatGrow:
                 raise torch.OutOfMemoryError("CUDA out of memory")
 
         together = self.make(on_fetch=lambda number: fail("fetch", number))
-        ask = together._ask
-        together._ask = lambda work: fail("submit", work[-1][0]) or ask(work)
+        submit = together.submit
+        together.submit = lambda number, work: fail("submit", work[-1][0]) or submit(number, work)
         work = ((number, number) for number in range(20))
         pipeline = Pipeline(
             together.group(work),
-            lambda number, items: Done(together.submit(number, items)),
+            lambda number, items: Done(together.submit(number, items).finish()),
             together.fetch,
             1,
             real_device,
@@ -338,8 +337,8 @@ def test_the_collector_is_left_as_it_was(was_on):
 
 def test_groups_of_a_gpu_are_made_without_the_collector(real_device):
     loader, seen = make_loader(real_device, super_batch=3), []
-    ask, build = loader._ask_together, loader._build
-    loader._ask_together = lambda *args: seen.append(gc.isenabled()) or ask(*args)
+    submit, build = loader._submit_together, loader._build
+    loader._submit_together = lambda *args: seen.append(gc.isenabled()) or submit(*args)
     loader._build = lambda *args: seen.append(gc.isenabled()) or build(*args)
 
     list(loader)
