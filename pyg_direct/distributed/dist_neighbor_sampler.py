@@ -127,7 +127,9 @@ class DistNeighborSampler(NeighborSampler):
         return (self.graph.whole is not None and self.graph.is_homogeneous and not self.disjoint and is_directional
                 and self.weight_attr is None)  # fmt: skip
 
-    def _make_plan(self, unique_seeds: bool) -> Any:
+    def _make_plan(self, unique_seeds: bool, windows: bool = False) -> Any:
+        if windows:
+            raise ArgumentError("time must be one for each seed of a graph in parts, got a window for each")
         recipe = self._read_recipe()
         if self._is_plain():
             assert self.graph.whole is not None

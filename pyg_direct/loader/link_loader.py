@@ -22,7 +22,7 @@ from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.captured_link_batches import PlannedLinks
 from pyg_direct.loader.collate.data import Attributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw
-from pyg_direct.loader.node_loader import check_input_id, check_times
+from pyg_direct.loader.node_loader import check_input_id, check_times, join_windows
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.loader.sampler_loader import GeneralLoader
@@ -63,6 +63,8 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             on a graph with types; (None, links or None) on one without types in stores.
         edge_label: A label for each link, `[L, ...]` of any dtype.
         edge_label_time: A time for each link, integers `[L]`.
+        input_start_time, input_end_time: A window for each link instead, as of `NodeLoader`. Batches hold them as
+            `edge_label_start_time` and `edge_label_time`, those of triplets as `seed_start_time` and `seed_time`.
         neg_sampling: PyG's `NegativeSampling`, its mode, or a dict of its arguments.
         neg_sampling_ratio: Negative links for each link; short for `neg_sampling` of mode `binary`.
         transform: Called with every batch.
@@ -88,7 +90,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                  custom_cls: Any = None, input_id: Tensor | None = None, *, device: Device = None,
                  placement: str = "auto", feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None, **kwargs: Any
+                 ) -> None:  # fmt: skip
+        edge_label_time = join_windows("edge_label_time", edge_label_time, input_start_time, input_end_time)
         device = device_for(device, link_sampler)
         self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
         kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
@@ -125,7 +130,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             edge_label = None
         # Before PyG's loader writes other labels where it adds negatives.
         has_negatives = edge_label is not None and tells_negatives(edge_label)
-        check_times("edge_label_time", edge_label_time, count)
+        check_times("edge_label_time", edge_label_time, count, windows=True)
         check_input_id(input_id, count)
         kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=count)
         PygLinkLoader.__init__(self, data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
@@ -150,7 +155,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             raise ArgumentError(
                 f"edge_label must have a label for each of the {count} links, got shape {tuple(given.label.shape)}"
             )
-        check_times("edge_label_time", given.time, count)
+        check_times("edge_label_time", given.time, count, windows=True)
         negatives = self.neg_sampling
         for weight, size in ((getattr(negatives, "src_weight", None), sizes[0]),
                              (getattr(negatives, "dst_weight", None), sizes[1])):  # fmt: skip
@@ -259,15 +264,22 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         # Whose memory is the batch's.
         out.metadata = (out.metadata[0], *fields)
         edge_type = self.input_data.input_type
+        start = None
+        if fields[-1] is not None and fields[-1].dim() == 2:
+            start, fields[-1] = fields[-1].unbind(1)
         source = target = part = batch
         if isinstance(out, HeteroSamplerOutput):
             part, source, target = batch[edge_type], batch[edge_type[0]], batch[edge_type[-1]]
         part.input_id = out.metadata[0]
         if self.neg_sampling is None or self.neg_sampling.is_binary():
             part.edge_label_index, part.edge_label, part.edge_label_time = fields
+            if start is not None:
+                part.edge_label_start_time = start
             return
         source.src_index, target.dst_pos_index, target.dst_neg_index = fields[:3]
         source.seed_time = target.seed_time = fields[3]
+        if start is not None:
+            source.seed_start_time = target.seed_start_time = start
         for key in ("edge_label_index", "edge_label_time"):
             if key in part:
                 del part[key]
@@ -281,7 +293,8 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
     strict or weighted or `exclude_target_edges` is set.
 
     Args:
-        data, edge_label_index, edge_label, edge_label_time, neg_sampling, neg_sampling_ratio: See `LinkLoader`.
+        data, edge_label_index, edge_label, edge_label_time, neg_sampling, neg_sampling_ratio,
+            input_start_time, input_end_time: See `LinkLoader`.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted: See
             `NeighborLoader`.
         transform, transform_sampler_output, filter_per_worker, neighbor_sampler, directed: See `NeighborLoader`.
@@ -323,7 +336,10 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                  time_comparison: str = "<=", time_window: int | None = None,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", custom_cls: Any = None,
                  input_id: Tensor | None = None, super_batch: int | None = None, rev_edge_type: EdgeType | None = None,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None, **kwargs: Any
+                 ) -> None:  # fmt: skip
+        edge_label_time = join_windows("edge_label_time", edge_label_time, input_start_time, input_end_time,
+                                       time_window)  # fmt: skip
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
             is_set = ["'edge_label_time' is not set", "'time_attr' is not set"][time_attr is None]
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")

@@ -30,7 +30,7 @@ from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.data import Attributes, summarise
 from pyg_direct.loader.hot_row_ranking import check_ranking, rank_edges, rank_rows
 from pyg_direct.loader.memory_placement import announce, describe, keep_once
-from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seeds, open_loader
+from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seeds, join_windows, open_loader
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.loader.prefetch.processes import Positions, WorkerSampler, number_items
@@ -79,6 +79,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes; with types, a type or
             (type, seeds).
         input_time: A time for each seed, integers `[S]`; by default the times that `time_attr` gives the seeds.
+        input_start_time, input_end_time: A window for each seed instead, see `NodeLoader`.
         replace: Draw with replacement.
         subgraph_type: `directional`: the edges sampled; `bidirectional`: these in both directions; `induced`: all edges
             among the nodes sampled.
@@ -230,9 +231,12 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  time_comparison: str = "<=", time_window: int | None = None,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", cache_policy: str | None = None,
                  cold_policy: str = "auto", hotness: str = "expected", presample: float | None = None,
-                 custom_cls: Any = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+                 custom_cls: Any = None, input_id: Tensor | None = None, input_start_time: Tensor | None = None,
+                 input_end_time: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+        input_time = join_windows("input_time", input_time, input_start_time, input_end_time, time_window)
         if input_time is not None and time_attr is None and neighbor_sampler is None:
-            raise ArgumentError("input_time needs time_attr, the name of the times it is compared with, got None")
+            given = "input_time" if input_start_time is None else "input_start_time"
+            raise ArgumentError(f"{given} needs time_attr, the name of the times it is compared with, got None")
         device = device_for(device, neighbor_sampler)
         self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
         self.sharing = settle_sharing(cache_policy, cold_policy)

@@ -19,7 +19,7 @@ from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.ops.argument_checks import check_callables, check_ids, check_integers, in_short, tell_kind
 from pyg_direct.sampler.graph_reader import check_graph, count_nodes, list_relations, settle_filter
 from pyg_direct.sampler.keyed_sampler import Output, OwnSampler, ask, check_sampler, device_for, is_own
-from pyg_direct.sampler.neighbor_sampler import NeighborSampler
+from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.typing import Device
 
@@ -34,6 +34,9 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all; (type, seeds) on a graph with
             types.
         input_time: A time for each seed, integers `[S]`.
+        input_start_time, input_end_time: A window for each seed instead, integers `[S]` each: only neighbors from its
+            start to its end are sampled, in every hop, both included; before its end if the sampler compares by `<`.
+            Batches hold them as `seed_start_time` and `seed_time`.
         transform: Called with every batch.
         transform_sampler_output: Called with the sampler's output before rows are fetched.
         filter_per_worker: Whether `collate_fn`, called by hand, gives batches, as PyG's does on a CPU by default, or
@@ -56,7 +59,10 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                  custom_cls: Any = None, input_id: Tensor | None = None, *, device: Device = None,
                  placement: str = "auto", feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None, **kwargs: Any
+                 ) -> None:  # fmt: skip
+        input_time = join_windows("input_time", input_time, input_start_time, input_end_time)
         device = device_for(device, node_sampler)
         self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
         kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
@@ -76,14 +82,14 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         check_graph(data, is_sampled=False)
         input_nodes, num_seeds = _read_seeds(data, input_nodes, self._seeds_name)
         size = _count_known(node_sampler, input_nodes, self._seeds_name)
-        check_times("input_time", input_time, num_seeds)
+        check_times("input_time", input_time, num_seeds, windows=True)
         check_input_id(input_id, num_seeds)
         kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=num_seeds)
         open_loader(self, data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                     custom_cls=custom_cls, input_id=input_id, **kwargs)  # fmt: skip
         given = self.input_data
         given.node = check_ids(self._seeds_name, given.node, size).long().cpu()
-        check_times("input_time", given.time, given.node.numel())
+        check_times("input_time", given.time, given.node.numel(), windows=True)
         # As the positions that pick from them.
         given.time, given.input_id = (None if own is None else own.cpu() for own in (given.time, given.input_id))
 
@@ -126,6 +132,8 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         kind, (input_id, time) = self.input_data.input_type, out.metadata[:2]
         time = time if time is None else time.to(self.device)
         part = batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
+        if time is not None and time.dim() == 2:
+            part.seed_start_time, time = time.unbind(1)
         if isinstance(batch, HeteroData) and time is not None:
             # PyG's own way to set one attribute takes as long as a kernel's launch.
             part._mapping.update(input_id=input_id, seed_time=time, batch_size=input_id.numel())
@@ -141,13 +149,49 @@ def open_loader(loader: PygNodeLoader, *args: Any, **kwargs: Any) -> None:
         PygNodeLoader.__init__(loader, *args, **kwargs)
 
 
-def check_times(name: str, times: Any, count: int | None) -> None:
-    """Times of seeds: integers, one for each, where their number is known.
+def join_windows(name: str, times: Any, start: Any, end: Any, time_window: int | None = None) -> Any:
+    """Times of seeds, or their windows, the earliest and the latest time of each, integers `[S, 2]`.
+
+    Args:
+        name: Name of the times.
+        times: Times of the seeds, returned if there are no windows.
+        start: Earliest times, integers `[S]`.
+        end: Latest times, likewise.
+        time_window: Length of the window of all seeds, which cannot be given beside windows of their own.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if start is None and end is None:
+        if has_windows(times):
+            raise ArgumentError(f"{name} must have one dimension, with one for each seed, got shape "
+                                f"{tuple(times.shape)}: windows are input_start_time and input_end_time")  # fmt: skip
+        return times
+    if start is None or end is None:
+        missing, given = ("start", "end") if start is None else ("end", "start")
+        raise ArgumentError(f"input_{missing}_time must be given with input_{given}_time, got None")
+    for other, value in ((name, times), ("time_window", time_window)):
+        if value is not None:
+            raise ArgumentError(f"{other} must be None beside input_start_time and input_end_time, which say for each "
+                                f"seed what is sampled, got {in_short(value)}")  # fmt: skip
+    check_times("input_end_time", end, None)
+    if end.dim() != 1:
+        raise ArgumentError(f"input_end_time must have one dimension, got shape {tuple(end.shape)}")
+    check_times("input_start_time", start, len(end))
+    return torch.stack([start.long(), end.long()], 1)
+
+
+def check_times(name: str, times: Any, count: int | None, windows: bool = False) -> None:
+    """Times of seeds: integers, one for each, where their number is known; or windows, two for each.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     if times is None:
+        return
+    if windows and has_windows(times):
+        # Of those that `join_windows` gives, the number alone is not known before.
+        check_times("input_start_time", times[:, 0], count)
         return
     if not isinstance(times, Tensor) or times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
         kind = times.dtype if isinstance(times, Tensor) else type(times).__name__

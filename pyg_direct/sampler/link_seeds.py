@@ -361,7 +361,8 @@ class Links:
         until = None
         if source.has_times:
             assert self._time is not None
-            until = self._time[self._owners_of(count)[self._num_links :]]
+            latest = self._time if self._time.dim() == 1 else self._time[:, 1]
+            until = latest[self._owners_of(count)[self._num_links :]]
         sources = self._sources[self._owners_of(count)[self._num_links :]] if is_triplet else source.sources
         drawn = draw_negatives(count, key, source.targets, sources=sources, until=until, edges=edges,
                                device=self._device)  # fmt: skip

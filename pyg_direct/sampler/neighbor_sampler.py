@@ -7,7 +7,7 @@ opened of its graph. Links as seeds, and their negatives, are in `link_seeds.py`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace as replace_fields
 from typing import Any
 
 from torch import Tensor
@@ -349,7 +349,7 @@ class NeighborSampler(OwnSampler):
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
-        plan = self._open_plan()
+        plan = self._open_plan(windows=has_windows(inputs[0].time))
         if not isinstance(plan, GeneralPlan):
             return Finished([self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)])
         requests = [
@@ -401,7 +401,7 @@ class NeighborSampler(OwnSampler):
             return PendingLinks(links, pending, self.disjoint)
         ways = self.find_ways(index.input_type)
         excluded = None if ways is None else links.list_excluded(ways)
-        plan = self._open_plan()
+        plan = self._open_plan(windows=has_windows(index.time))
         if isinstance(plan, GeneralPlan):
             seeds, times = links.seeds(self.disjoint)
             request = seeds, times if self.is_temporal else None
@@ -426,7 +426,7 @@ class NeighborSampler(OwnSampler):
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
-        plan, each = self._open_plan(), list(zip(inputs, keys, strict=True))
+        plan, each = self._open_plan(windows=has_windows(inputs[0].time)), list(zip(inputs, keys, strict=True))
         if not isinstance(plan, GeneralPlan):
             return Finished([self.sample_from_edges(index, neg_sampling, key=key) for index, key in each])
         links = [self._open_links(index, neg_sampling, key) for index, key in each]
@@ -482,7 +482,7 @@ class NeighborSampler(OwnSampler):
     def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
                 excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
         """Sample around seeds, by type where there are types; metadata is left to the caller."""
-        plan = self._open_plan()
+        plan = self._open_plan(windows=has_windows(seed_time))
         key = self._next_key() if key is None else key
         if isinstance(seed, Tensor) and not seed.numel():
             # An empty tensor that was made of a list holds floats.
@@ -520,22 +520,24 @@ class NeighborSampler(OwnSampler):
         return (isinstance(self.data, Data) and not self.disjoint and is_directional and self.weight_attr is None
                 and not {"edge_index", "adj_t"}.isdisjoint(self.data._store._mapping))  # fmt: skip
 
-    def _open_plan(self, unique_seeds: bool = False) -> Any:
+    def _open_plan(self, unique_seeds: bool = False, windows: bool = False) -> Any:
         held = (id(self._num_neighbors), self._subgraph_type, self.replace, self._disjoint, self.temporal_strategy,
-                self.time_comparison, self.time_window, self._is_plain(), unique_seeds)  # fmt: skip
+                self.time_comparison, self.time_window, self._is_plain(), unique_seeds, windows)  # fmt: skip
         _, plan = self._opened.quick.get(held, (None, None))
         if plan is None:
-            plan = self._make_plan(unique_seeds)
+            plan = self._make_plan(unique_seeds, windows)
             self._opened.quick[held] = self._num_neighbors, plan
         return plan
 
-    def _make_plan(self, unique_seeds: bool) -> Any:
+    def _make_plan(self, unique_seeds: bool, windows: bool = False) -> Any:
         """The plan for what the attributes hold, checked; copies of the sampler share it."""
         recipe, is_plain = self._read_recipe(), self._is_plain()
+        if windows:
+            recipe = replace_fields(recipe, seed_windows=True)
         fanouts = recipe.fanouts
         shape = tuple(fanouts) if isinstance(fanouts, list) else tuple((k, tuple(v)) for k, v in fanouts.items())  # type: ignore[union-attr]
         key = (is_plain, shape, recipe.replace, recipe.disjoint, recipe.subgraph_type, recipe.temporal_strategy,
-               recipe.time_comparison, recipe.time_window, unique_seeds)  # fmt: skip
+               recipe.time_comparison, recipe.time_window, recipe.seed_windows, unique_seeds)  # fmt: skip
         plan = self._opened.plans.get(key)
         if plan is None:
             topology = self._open_topology()
@@ -584,6 +586,13 @@ def _by_type(index: NodeSamplerInput, is_hetero: bool) -> tuple[Any, Any]:
     if not is_hetero:
         raise ArgumentError(f"input_type must be None for a graph without types, got {index.input_type!r}")
     return {index.input_type: index.node}, None if index.time is None else {index.input_type: index.time}
+
+
+def has_windows(time: Any) -> bool:
+    """Report whether times of seeds, or one of those by type, are windows: the earliest and the latest time of each."""
+    if isinstance(time, Mapping):
+        return any(map(has_windows, time.values()))
+    return isinstance(time, Tensor) and time.dim() == 2
 
 
 def check_choices(temporal_strategy: str, time_comparison: str, time_window: int | None) -> None:

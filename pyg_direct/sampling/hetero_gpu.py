@@ -147,19 +147,20 @@ class Slot(captured_plan.Slot):
             return torch.empty(*size, dtype=dtype, device=device)
 
         self.capacity, self.layout = capacity, layout
-        self.inbox = torch.zeros(plan.find_seeds() + 2 * seeds, dtype=torch.int64, pin_memory=on_gpu, device="cpu")
+        room = (1 + plan.num_times) * seeds
+        self.inbox = torch.zeros(plan.find_seeds() + room, dtype=torch.int64, pin_memory=on_gpu, device="cpu")
         self.totals = reserve((hops + 2) * classes + (hops + 1) * entries)
         self.outbox = torch.zeros(STATE + self.totals.numel(), dtype=torch.int64, pin_memory=on_gpu, device="cpu")
         self.inbox_words: np.ndarray = self.inbox.numpy()
         self.outbox_words: np.ndarray = self.outbox.numpy()
-        self.arrived = reserve(2 * seeds)
+        self.arrived = reserve(room)
         self.state = torch.zeros(STATE, dtype=torch.int64, device=device)
         self.state[BAD_SEED] = NO_POSITION
         self.begins, self.firsts = reserve((hops + 1) * (classes + 1)), reserve(hops * (entries + 1))
         self.outputs = reserve(classes + 1 + 2 * (entries + 1))
         self.template = upload(plan.list_templates(layout), device)
         self.work = torch.zeros((entries + 1) * COLUMNS, dtype=torch.int64, device=device)
-        self.seed_times = reserve(seeds if topo.is_temporal else 0)
+        self.seed_times = reserve(plan.num_times * seeds if topo.is_temporal else 0)
         self.excluded = torch.full((excluded,), _LAST, dtype=torch.int64, device=device)
         self.nodes, self.trees = reserve(num_nodes), reserve(num_nodes if plan.disjoint else 0)
         self.starts, self.sizes, self.counts = reserve(3, items).unbind()
@@ -202,6 +203,7 @@ class HeteroGpuPlan(CapturedPlan):
         self.disjoint, self.num_batches, self.max_degree = disjoint, num_batches, max_degree
         topo, device = topology.topo, topology.device
         self.num_hops = len(fanouts)
+        self.num_times = 2 if rules.window == hetero.BY_SEED else 1
         self.num_classes, self.num_entries = num_batches * len(topo.node_types), num_batches * len(topo.edge_types)
         self.is_weighted = rows.edge_weight.numel() > 0
         self._flags, self._has_table = flags, has_table and not disjoint and num_batches == 1
@@ -224,7 +226,7 @@ class HeteroGpuPlan(CapturedPlan):
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         topo = self.topology.topo
-        listed = list_seeds(self.topology, requests, self.disjoint)
+        listed = list_seeds(self.topology, requests, self.disjoint, self.num_times)
         missing = self.num_batches - len(requests)
         pending = Pending(self, (listed, excluded, len(requests)), [*keys, *[0] * missing])
         if listed.numel() == 0:
@@ -332,11 +334,11 @@ class HeteroGpuPlan(CapturedPlan):
         if listed.ids.is_cuda:
             slot.arrived[:count].copy_(listed.ids)
             if listed.times is not None:
-                slot.arrived[count : 2 * count].copy_(listed.times)
+                slot.arrived[count : (1 + self.num_times) * count].copy_(listed.times.view(-1))
         else:
             words[seeds : seeds + count] = listed.ids.numpy()
             if listed.times is not None:
-                words[seeds + count : seeds + 2 * count] = listed.times.numpy()
+                words[seeds + count : seeds + (1 + self.num_times) * count] = listed.times.numpy().reshape(-1)
         if slot.excluded.numel():
             slot.excluded.fill_(_LAST)
             if excluded is not None:
@@ -352,8 +354,9 @@ class HeteroGpuPlan(CapturedPlan):
         bounds = slot.bucket_starts, slot.layout.bucket_step
 
         run_gpu(captured_hops.load_typed_seeds_gpu, load_grid, slot.state, slot.inbox, slot.arrived, rows.node_time,
-                batches, types, shift, bits, self._type_sizes, self._type_starts, scratch.seen, slot.table,
-                place_of_slot, slot.nodes, slot.trees, slot.slots, slot.seed_times, stream=stream)  # fmt: skip
+                batches, types, self.num_times, shift, bits, self._type_sizes, self._type_starts, scratch.seen,
+                slot.table, place_of_slot, slot.nodes, slot.trees, slot.slots, slot.seed_times,
+                stream=stream)  # fmt: skip
         run_gpu(captured_hops.claim_seeds_gpu, load_grid, slot.state, slot.nodes, slot.slots, place_of_slot,
                 stream=stream)  # fmt: skip
         item_grid = max(1, min(full, -(-slot.capacity.items // THREADS)))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
+from pyg_direct.kernels.sampling.hetero import BY_SEED
 from pyg_direct.kernels.sampling.worklist import (
     BATCH,
     BY_PLACE,
@@ -119,7 +120,8 @@ class _Hop(NamedTuple):
         rows: Ids within the types, int64 `[M]`.
         trees: Trees within the batches, int64 `[M]`; empty where not told apart.
         counts: Number of each type of each batch, int64 `[G * T]`.
-        times: Those of the seeds, int64: of each node `[M]`, or of each tree where there is one batch.
+        times: Those of the seeds, int64: of each node `[M]`, or of each tree where there is one batch; `[M, 2]` where
+            each seed has two.
     """
 
     rows: Tensor
@@ -165,7 +167,7 @@ class GeneralPlan:
         topo = topology.topo
         self._fanouts = recipe.table(topo)
         self.disjoint = recipe.disjoint or topo.is_temporal
-        window = -1 if recipe.time_window is None else recipe.time_window
+        window = BY_SEED if recipe.seed_windows else -1 if recipe.time_window is None else recipe.time_window
         self.rules = Rules(recipe.replace, recipe.temporal_strategy == "last", recipe.time_comparison == "<", window)
         weighted = topo.weighted & recipe.weighted
         self.flags = TIMED * topo.timed.astype(np.int64) + WEIGHTED * weighted.astype(np.int64)
@@ -193,7 +195,7 @@ class GeneralPlan:
             seeds: int64 or int32 ids within their types, by type; a tensor where there is one type.
             key: Unsigned 64-bit key of its draws.
             seed_time: A time for each seed, integers, in the form of `seeds`; by default the times of the seeds
-                themselves. Without effect on a graph without times.
+                themselves. Two for each, `[B, 2]`, if the recipe says so. Without effect on a graph without times.
             excluded: Edges to sample without, as if the graph had none between these pairs.
 
         Raises:
@@ -252,7 +254,7 @@ class GeneralPlan:
         for key in keys:
             check_key("key", key)
         self.topology.check_process()
-        start = read_group(self.topology, requests, self.disjoint)
+        start = read_group(self.topology, requests, self.disjoint, 2 if self.recipe.seed_windows else 1)
         if excluded is not None:
             start = start._replace(excluded=self._find_excluded(excluded))
         if self.topology.device.type == "cuda":
@@ -361,7 +363,7 @@ class GeneralPlan:
         if listed.work[-COLUMNS] == 0:
             none = front.rows[:0]
             return Picked(none, none, none, none.new_zeros(1))
-        frontier = Frontier(front.rows, front.trees, front.times, start.tree_shift)
+        frontier = Frontier(front.rows, front.trees, front.times.view(-1), start.tree_shift)
         if self._most_neighbors is None and runs_on_gpu(front.rows):
             self._most_neighbors = _find_most_neighbors(self.topology.topo, self.rows)
         picked = pick_edges(self.rows, listed.work, frontier, self.rules, hop=hop, entries=listed.entries,

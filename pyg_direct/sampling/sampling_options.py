@@ -150,6 +150,7 @@ class GeneralRecipe:
         time_comparison: `<=`: edges up to the time of the seed are allowed, as in PyG. `<`: before it.
         time_window: Only edges after the seed's time minus this are allowed; None for no limit.
         weighted: Choose edges by their weights; without effect where the topology has none.
+        seed_windows: Each seed has two times, and edges from the first to the second are allowed, both included.
     """
 
     fanouts: Sequence[int] | Mapping[EdgeType, Sequence[int]]
@@ -160,6 +161,7 @@ class GeneralRecipe:
     time_comparison: str = "<="
     time_window: int | None = None
     weighted: bool = True
+    seed_windows: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (("subgraph_type", self.subgraph_type, _SUBGRAPHS),
@@ -170,6 +172,8 @@ class GeneralRecipe:
         window = self.time_window
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or not 0 <= window < 2**63):
             raise ArgumentError(f"time_window must be None or an integer in [0, 2**63), got {window!r}")
+        if self.seed_windows and window is not None:
+            raise ArgumentError(f"time_window must be None where each seed has a window of its own, got {window}")
 
     @cached_property
     def max_degree(self) -> int | None:

@@ -27,7 +27,8 @@ class Seeds(NamedTuple):
         rows: Ids within their types, int64 `[B]`.
         trees: Number of each seed of a batch in the order given, int64 `[B]`; empty unless disjoint.
         identities: int64 `[B]`, see `kernels/sampling/worklist.py`.
-        times: Time of each tree, batch after batch, int64; empty on a graph without times.
+        times: Time of each tree, batch after batch, int64 `[B]`, or two of each `[B, 2]`; empty on a graph without
+            times.
         counts: Seeds of each type of each of G batches, int64 `[G * T]`.
         bases: Where each of these begins among the identities, and the end of the last, int64 `[G * T + 1]`.
         tree_shift: Place of the tree among the bits of an identity.
@@ -58,9 +59,9 @@ def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],
     return read_group(topology, [(seeds, seed_time)], disjoint)
 
 
-def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool) -> Seeds:
-    """As `read_seeds` for several batches, whose nodes are told apart."""
-    alike = _read_alike(topology, requests, disjoint)
+def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool, num_times: int = 1) -> Seeds:
+    """As `read_seeds` for several batches, whose nodes are told apart; with `num_times` times of each seed."""
+    alike = _read_alike(topology, requests, disjoint) if num_times == 1 else None
     if alike is not None:
         return alike
     topo, device = topology.topo, topology.device
@@ -74,7 +75,7 @@ def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
     times = None
     if topo.is_temporal:
         parts = [time for own, (_, seed_time) in zip(given, requests, strict=True)
-                 for time in _read_times(topology, own, seed_time)]  # fmt: skip
+                 for time in _read_times(topology, own, seed_time, num_times)]  # fmt: skip
         times = _bring(parts, device) if parts else torch.empty(0, dtype=torch.int64, device=device)
     # Ids, where their type begins, and the first of their trees.
     own: list[tuple[Tensor, int, int]] = []
@@ -100,7 +101,8 @@ class SeedList(NamedTuple):
 
     Attributes:
         ids: Ids within their types, batch after batch and type after type, int64 `[B]`; those on a GPU are not checked.
-        times: Time of each tree, batch after batch, int64 `[B]`; None for the times of the seeds themselves, or none.
+        times: Time of each tree, batch after batch, int64 `[B]` or `[B, 2]`; None for the times of the seeds
+            themselves, or none.
         counts: Seeds of each type of each of G batches, int64 `[G * T]`.
         first_trees: Number within its batch of the first tree of these, int64 `[G * T]`.
     """
@@ -115,8 +117,14 @@ class SeedList(NamedTuple):
         return self.ids.numel()
 
 
-def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool) -> SeedList:
+def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool, num_times: int = 1) -> SeedList:
     """Check the seeds of several batches; those that are on a GPU are left for kernels to check.
+
+    Args:
+        topology: The graph.
+        requests: Seeds of each batch, and their times.
+        disjoint: Whether trees are told apart.
+        num_times: Times of each seed.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -125,7 +133,7 @@ def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
     num_types = len(topo.node_types)
     number_of = {kind: number for number, kind in enumerate(topo.node_types)}
     counts, first_trees = np.zeros((2, len(requests), num_types), np.int64)
-    all_own = all(seed_time is None for _, seed_time in requests)
+    all_own = num_times == 1 and all(seed_time is None for _, seed_time in requests)
     ids: list[Tensor] = []
     times: list[Tensor] = []
     for batch, (seeds, seed_time) in enumerate(requests):
@@ -138,7 +146,7 @@ def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
         if topo.is_temporal and all_own:
             _check_own_times(topo, given)
         elif topo.is_temporal:
-            times += _read_times(topology, given, seed_time)
+            times += _read_times(topology, given, seed_time, num_times)
     _lay_out(topo, counts.sum(1), disjoint)
     if any(own.is_cuda for own in (*ids, *times)):
         ids, times = [_bring(ids, device)], [_bring(times, device)] if times else []
@@ -250,8 +258,8 @@ def _check_on_gpu(topo: HeteroTopo, lists: Sequence[tuple[str, Tensor]]) -> None
                           f"{low if low < 0 else high}")  # fmt: skip
 
 
-def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
-                seed_time: Tensor | Mapping[str, Tensor] | None) -> list[Tensor]:  # fmt: skip
+def _read_times(topology: PlacedHetero, given: dict[str, Tensor], seed_time: Tensor | Mapping[str, Tensor] | None,
+                num_times: int) -> list[Tensor]:  # fmt: skip
     """Times of the seeds of each type, in the order given."""
     topo, device = topology.topo, topology.device
     if seed_time is not None:
@@ -262,10 +270,13 @@ def _read_times(topology: PlacedHetero, given: dict[str, Tensor],
         for kind, ids in given.items():
             time = by_type[kind]
             check_integers("seed_time", time)
-            if time.shape != ids.shape:
-                raise ArgumentError(f"seed_time must have shape {tuple(ids.shape)}, got {tuple(time.shape)}")
+            shape = ids.shape if num_times == 1 else (*ids.shape, num_times)
+            if time.shape != shape:
+                raise ArgumentError(f"seed_time must have shape {tuple(shape)}, got {tuple(time.shape)}")
             times.append(time)
         return times
+    if num_times > 1:
+        raise ArgumentError("seed_time must be given where each seed has a window of its own, got None")
     _check_own_times(topo, given)
     starts = dict(zip(topo.node_types, topo.type_starts.tolist(), strict=False))
     return [topology.rows.node_time[upload(ids, device).long() + starts[kind]] for kind, ids in given.items()]

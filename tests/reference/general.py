@@ -38,6 +38,7 @@ class Options:
     temporal_strategy: str = "uniform"
     time_comparison: str = "<="
     time_window: int | None = None
+    seed_windows: bool = False
 
 
 @dataclass
@@ -77,6 +78,10 @@ def list_row(graph, edge_type, node):
 def is_allowed(time, seed_time, options):
     if time is None:
         return True
+    if options.seed_windows:
+        earliest, seed_time = seed_time
+        if time < earliest:
+            return False
     if options.time_window is not None and time <= seed_time - options.time_window:
         return False
     return time < seed_time if options.time_comparison == "<" else time <= seed_time

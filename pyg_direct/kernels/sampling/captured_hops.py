@@ -72,15 +72,16 @@ def first_not_below(values, begin, end, value):
     return low
 
 
-@gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] u4[] i8[] i4[] i8[] i8[] i4[] i8[]")
-def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_types, tree_shift, tree_bits, type_sizes,
-                         type_starts, seen, table, place_of_slot, nodes, trees, slots, seed_times):  # fmt: skip
+@gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8 i8[] i8[] u4[] i8[] i4[] i8[] i8[] i4[] i8[]")
+def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_types, num_times, tree_shift, tree_bits,
+                         type_sizes, type_starts, seen, table, place_of_slot, nodes, trees, slots,
+                         seed_times):  # fmt: skip
     """Seeds become the first nodes; one that is no node of its type is remembered and reads as node 0.
 
     Behind the header of the inbox, which may be page-locked memory of the host, stand a key for each batch, where the
     seeds of each class begin and the last end, and the number of the first tree of each class within its batch. The
-    seeds follow, and then as many times, tree after tree, unless the times are those of the seeds themselves. Seeds and
-    times stand in `arrived` instead if the inbox says so.
+    seeds follow, and then `num_times` times of each tree, tree after tree, unless the times are those of the seeds
+    themselves. Seeds and times stand in `arrived` instead if the inbox says so.
     """
     count, num_classes = inbox[NUM_SEEDS], num_batches * num_types
     begins = HEADER + num_batches
@@ -105,7 +106,11 @@ def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_type
                 own = inbox[begins + kind - node_type] + tree
                 seed_times[own] = node_time[type_starts[node_type] + node]
             else:
-                seed_times[i] = arrived[count + i] if inbox[SEEDS_ON_GPU] != 0 else inbox[given + count + i]
+                for place in range(num_times * i, num_times * (i + 1)):
+                    if inbox[SEEDS_ON_GPU] != 0:
+                        seed_times[place] = arrived[count + place]
+                    else:
+                        seed_times[place] = inbox[given + count + place]
         if trees.shape[0] > 0:
             trees[i] = tree
         if table.shape[0] == 0:

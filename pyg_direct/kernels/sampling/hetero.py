@@ -58,6 +58,8 @@ from pyg_direct.kernels.sampling.worklist import (
 )
 
 _EARLIEST = -(2**63)
+# Windows of this length are those of the seeds: the times of a tree are two, the earliest and the latest of its edges.
+BY_SEED = -2
 
 
 @body
@@ -75,14 +77,21 @@ def first_after(indices, node_time, edge_time, start, end, time):
 
 
 @body
-def allowed_range(indices, node_time, edge_time, start, end, seed_time, strict, window):
-    """[start, end) of the edges up to `seed_time` (before it if `strict`), and after `seed_time - window`.
+def read_window(seed_times, tree, window):
+    """(latest time, time that edges must be after, whether there is one) of a tree; a window of -1 does not limit."""
+    if window == BY_SEED:
+        earliest = seed_times[2 * tree]
+        return seed_times[2 * tree + 1], earliest - 1, earliest > _EARLIEST
+    seed_time = seed_times[tree]
+    return seed_time, seed_time - window, window >= 0 and seed_time >= _EARLIEST + window
 
-    A negative window does not limit.
-    """
+
+@body
+def allowed_range(indices, node_time, edge_time, start, end, seed_time, strict, after, is_limited):
+    """[start, end) of the edges up to `seed_time` (before it if `strict`), and later than `after` if `is_limited`."""
     begin = start
-    if window >= 0 and seed_time >= _EARLIEST + window:
-        begin = first_after(indices, node_time, edge_time, start, end, seed_time - window)
+    if is_limited:
+        begin = first_after(indices, node_time, edge_time, start, end, after)
     if strict and seed_time == _EARLIEST:
         return start, start
     latest = seed_time - 1 if strict else seed_time
@@ -136,8 +145,9 @@ def restrict_row(item, entry, work, start, end, indices, node_time, edge_time, e
     most = end - start
     if flags & TIMED:
         place = frontier_place(work, entry, item)
-        time = seed_times[place] if flags & BY_PLACE else seed_times[work[entry + FIRST_TREE] + trees[place]]
-        start, end = allowed_range(indices, node_time, edge_time, start, end, time, strict, window)
+        tree = place if flags & BY_PLACE else work[entry + FIRST_TREE] + trees[place]
+        time, after, is_limited = read_window(seed_times, tree, window)
+        start, end = allowed_range(indices, node_time, edge_time, start, end, time, strict, after, is_limited)
         if last and fanout >= 0:
             most = fanout
     size = end - start
@@ -185,11 +195,12 @@ def restrict_by_time(entry, begin, end, work, indices, node_time, edge_time, tre
         start, size = starts[item], sizes[item]
         if size > 0:
             place = to_place + item
-            time = seed_times[place] if by_place else seed_times[trees[place]]
+            time, after, is_limited = read_window(seed_times, place if by_place else trees[place], window)
             if times[item] > time:
                 size = 0
-            elif size > 1 or strict or window >= 0:
-                start, stop = allowed_range(indices, node_time, edge_time, start, start + size, time, strict, window)
+            elif size > 1 or strict or is_limited:
+                start, stop = allowed_range(indices, node_time, edge_time, start, start + size, time, strict, after,
+                                            is_limited)  # fmt: skip
                 size = stop - start
             if last and fanout >= 0 and size > fanout:
                 start, size = start + size - fanout, fanout

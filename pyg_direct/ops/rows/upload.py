@@ -30,11 +30,11 @@ def upload(words: np.ndarray | Tensor, device: torch.device) -> Tensor:
 
 
 def upload_parts(parts: Sequence[Tensor | None], device: torch.device) -> Sequence[Tensor | None]:
-    """1-D tensors of the host, or None, on `device`: those of one dtype travel together, and are written to apart."""
+    """Tensors of the host, or None, on `device`: those of one dtype travel together, and are written to apart."""
     own = [part for part in parts if part is not None]
     if len(own) < len(parts) or len({part.dtype for part in own}) != 1:
         return [None if part is None else part.to(device) for part in parts]
-    return torch.unsafe_split_with_sizes(upload(torch.cat(own), device), [part.numel() for part in own])
+    return torch.unsafe_split_with_sizes(upload(torch.cat(own), device), [len(part) for part in own])
 
 
 def upload_large(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:

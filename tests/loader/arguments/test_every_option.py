@@ -233,6 +233,16 @@ SAMPLING = {"num_neighbors": Differs([1, 1]), "replace": Differs(True), "disjoin
             "time_window": Differs(5, **TIMED), "time_attr": Differs("time"),
             "is_sorted": Refused(True, "is_sorted", **TIMED)}  # fmt: skip
 INPUTS = {"input_nodes": Differs(SEEDS + 1), "input_time": Differs(TIMES[:30] // 2, time_attr="time")}
+
+
+def list_windows(count, **more):
+    """Entries of the windows of so many seeds."""
+    start, end = torch.full((count,), 5), torch.full((count,), 40)
+    return {"input_start_time": Seen(look, start, start + 20, input_end_time=end, **more),
+            "input_end_time": Seen(look, end, end - 20, input_start_time=start, **more)}  # fmt: skip
+
+
+WINDOWS = list_windows(30)
 LINK_TIMED = {"time_attr": "time", "edge_label_time": torch.full((20,), 25)}
 LINK_INPUTS = {"edge_label_index": Differs(LINKS + 1), "edge_label": Differs(torch.arange(20)),
                "neg_sampling": Differs("triplet"), "neg_sampling_ratio": Differs(2.0)}  # fmt: skip
@@ -246,7 +256,8 @@ LINK_SAMPLING = {**{name: SAMPLING[name] for name in ("num_neighbors", "replace"
                  "strict_negatives": Differs(True, neg_sampling={"mode": "binary", "amount": 40}),
                  "exclude_target_edges": Differs(True, edge_label_index=DATA.edge_index[:, :20]),
                  "rev_edge_type": Refused(("a", "to", "b"), "rev_edge_type must be None")}  # fmt: skip
-NEIGHBOR = {**INPUTS, **SAMPLING, **OF_PYG, **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH,
+NEIGHBOR = {**INPUTS, **list_windows(30, time_attr="time"), **SAMPLING, **OF_PYG, **PLACES, **TOPOLOGY, **EPOCHS,
+            **RANKS, **TORCH,
             "neighbor_sampler": Differs(sampler_of(replace=True)),
             "topology_cache": Refused("lots", "topology_cache must look like"), "sampling": Differs("labor"),
             "layer_dependency": Differs(True, sampling="labor"),
@@ -263,14 +274,15 @@ LOADERS = {
         "topology_cache": Refused(9, "needs a Data"),
         "directed": Refused(3, "directed"), "neighbor_sampler": Differs(sampler_of())}),
     "LinkNeighborLoader": (LinkNeighborLoader, {
-        **LINK_INPUTS, **LINK_SAMPLING, **OF_LINKS, **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH,
+        **LINK_INPUTS, **list_windows(20, time_attr="time"), **LINK_SAMPLING, **OF_LINKS, **PLACES, **TOPOLOGY,
+        **EPOCHS, **RANKS, **TORCH,
         "neighbor_sampler": Differs(sampler_of(replace=True)),
         "topology_cache": Refused("lots", "topology_cache must look like"), "super_batch": Refused(0, "super_batch")}),
     "NodeLoader": (NodeLoader, {
-        **OF_PYG, **PLACES, **EPOCHS, **RANKS, **TORCH, "node_sampler": Differs(sampler_of(replace=True)),
+        **OF_PYG, **WINDOWS, **PLACES, **EPOCHS, **RANKS, **TORCH, "node_sampler": Differs(sampler_of(replace=True)),
         "input_nodes": Differs(SEEDS + 1), "input_time": Differs(TIMES[:30])}),
     "LinkLoader": (LinkLoader, {
-        **LINK_INPUTS, **OF_LINKS, **PLACES, **EPOCHS, **RANKS, **TORCH,
+        **LINK_INPUTS, **list_windows(20), **OF_LINKS, **PLACES, **EPOCHS, **RANKS, **TORCH,
         "link_sampler": Differs(sampler_of(replace=True)), "edge_label_time": Differs(TIMES[:20])}),
     "HGTLoader": (HGTLoader, {
         **HOOKS, **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "num_samples": Differs([1, 1]),
@@ -368,6 +380,9 @@ def test_options_that_need_another_are_refused_alone_or_said():
         Refused(3, "needs time_attr").check(make, "time_window")
         Refused("drop", "needs ranks").check(make, "uneven")
     Refused(SEEDS, "input_time needs time_attr").check(nodes, "input_time")
+    for make, times in ((nodes, TIMES[:30]), (links, TIMES[:20])):
+        Refused(times, "input_end_time must be given with input_start_time").check(make, "input_start_time")
+        Refused(times, "time_attr", input_start_time=times).check(make, "input_end_time")
     Refused(True, "needs neg_sampling").check(links, "strict_negatives")
     Refused(True, "layer_dependency").check(nodes, "layer_dependency")
     Refused(2, "needs hotness='frequency'", hotness="expected").check(nodes, "presample")

@@ -50,6 +50,33 @@ def test_links_with_times_too(real_device, mode):
     assert list_epoch(make(real_device, super_batch=3)) == list_epoch(make("cpu"))
 
 
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+def test_each_link_has_a_window(real_device, mode):
+    def make(device, **options):
+        return LinkNeighborLoader(make_hetero(make_parts(times="node")), [3, 2], (CITES, make_links(40, 40, 40)),
+                                  time_attr="time", batch_size=7, seed=3, neg_sampling=NegativeSampling(mode),
+                                  device=device, **options)  # fmt: skip
+
+    end = torch.arange(40) % 9 + 3
+    start = end - torch.arange(40) % 5
+
+    batches = list(make(real_device, input_start_time=start, input_end_time=end, super_batch=3))
+
+    assert list_epoch(batches) == list_epoch(make("cpu", input_start_time=start, input_end_time=end))
+    for batch in batches:
+        papers, part = batch["paper"], batch[CITES]
+        begin, until = (papers.seed_start_time, papers.seed_time) if mode == "triplet" else (
+            part.edge_label_start_time, part.edge_label_time)  # fmt: skip
+        assert begin[: part.input_id.numel()].tolist() == start[part.input_id.cpu()].tolist()
+        sources, targets = part.edge_index
+        met, owner = papers.time[sources], papers.batch[targets]
+        assert bool(((begin[owner] <= met) & (met <= until[owner])).all())
+    # Windows of one length are one of all.
+    equal = list(make(real_device, input_start_time=end - 3, input_end_time=end))
+    other = list(make("cpu", edge_label_time=end, time_window=4))
+    assert [batch[CITES].e_id.tolist() for batch in equal] == [batch[CITES].e_id.tolist() for batch in other]
+
+
 @pytest.mark.parametrize("options", [{"disjoint": True}, {"weight_attr": "edge_attr"}, {}])
 def test_a_graph_without_types_too(real_device, options):
     def make(device, **more):

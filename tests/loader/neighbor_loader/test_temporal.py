@@ -54,6 +54,84 @@ def test_no_neighbor_is_later_than_its_seed(real_device, subgraph_type, strategy
         assert bool((met <= until).all() if comparison == "<=" else (met < until).all())
 
 
+class TestWindows:
+    """Each seed has a window of its own."""
+
+    START, END = torch.tensor([3, 9, -5, 0, 19, 7]), torch.tensor([9, 9, 15, 20, 19, 6])
+
+    def check_window(self, batch, met, trees):
+        begin, end = batch.seed_start_time[trees], batch.seed_time[trees]
+        assert met.numel() > 0
+        assert bool(((begin <= met) & (met <= end)).all())
+
+    @pytest.mark.parametrize("strategy", ["uniform", "last"])
+    @pytest.mark.parametrize("subgraph_type", ["directional", "induced"])
+    @pytest.mark.parametrize("weight_attr", [None, "weight"])
+    def test_no_edge_lies_outside_that_of_its_seed(self, real_device, strategy, subgraph_type, weight_attr):
+        data = make_timed()
+
+        batches = load(data, [-1, 2], real_device, time_attr="edge_time", input_start_time=self.START,
+                       input_end_time=self.END, temporal_strategy=strategy, subgraph_type=subgraph_type,
+                       weight_attr=weight_attr)  # fmt: skip
+
+        assert torch.cat([batch.seed_start_time.cpu() for batch in batches]).tolist() == self.START.tolist()
+        assert torch.cat([batch.seed_time.cpu() for batch in batches]).tolist() == self.END.tolist()
+        for batch in batches:
+            check_edges(data, batch)
+            self.check_window(batch, batch.edge_time, batch.batch[batch.edge_index[1]])
+        # All edges of the first seed that its window allows.
+        own = (data.edge_index[1] == 4) & (data.edge_time >= 3) & (data.edge_time <= 9)
+        found = batches[0].e_id[batches[0].edge_index[1] == 0].sort().values.tolist()
+        assert found == own.nonzero().view(-1).tolist() or weight_attr is not None or subgraph_type == "induced"
+
+    def test_batches_of_windows_of_one_length_are_those_of_a_window(self, real_device):
+        data, end = make_timed(), torch.tensor([3, 9, 15, 0, 19, 7])
+        options = {"time_attr": "time", "weight_attr": "weight"}
+
+        got = load(data, [3, 2], real_device, input_start_time=end - 4, input_end_time=end, super_batch=2, **options)
+
+        expected = load(data, [3, 2], "cpu", input_time=end, time_window=5, **options)
+        for batch in got:
+            del batch.seed_start_time
+        assert_equal_epochs(got, expected)
+
+    def test_types_too(self, real_device):
+        data = make_timed().to_heterogeneous()
+        seeds = "0", torch.tensor([4, 40, 3])
+        loader = NeighborLoader(data, [3, 2], seeds, batch_size=2, time_attr="time", input_start_time=self.START[:3],
+                                input_end_time=self.END[:3], device=real_device, seed=2)  # fmt: skip
+
+        first, second = loader
+
+        assert first["0"].seed_start_time.tolist() == [3, 9]
+        assert second["0"].seed_time.tolist() == [15]
+        for batch in (first, second):
+            nodes, sources = batch["0"], batch["0", "0", "0"].edge_index[0]
+            self.check_window(nodes, nodes.time[sources], nodes.batch[sources])
+
+    @pytest.mark.parametrize(("options", "error", "words"), [
+        ({"input_start_time": START}, ArgumentError, "input_end_time must be given with input_start_time, got None"),
+        ({"input_end_time": END}, ArgumentError, "input_start_time must be given with input_end_time, got None"),
+        ({"input_start_time": START, "input_end_time": END, "input_time": END}, ArgumentError,
+         "input_time must be None beside input_start_time"),
+        ({"input_start_time": START, "input_end_time": END, "time_window": 3}, ArgumentError,
+         "time_window must be None beside input_start_time"),
+        ({"input_start_time": START[:4], "input_end_time": END}, ArgumentError,
+         r"input_start_time must have shape \(6,\), one for each seed, got \(4,\)"),
+        ({"input_start_time": START[:4], "input_end_time": END[:4]}, ArgumentError,
+         r"input_start_time must have shape \(6,\), one for each seed, got \(4,\)"),
+        ({"input_start_time": START, "input_end_time": END[:, None]}, ArgumentError, "input_end_time must have one"),
+        ({"input_start_time": START.float(), "input_end_time": END}, ArgumentTypeError, "input_start_time must be a"),
+        ({"input_start_time": START, "input_end_time": [9] * 6}, ArgumentTypeError, "input_end_time must be a tensor"),
+        ({"input_time": torch.stack([START, END], 1)}, ArgumentError, "windows are input_start_time and input_end"),
+        ({"input_start_time": START, "input_end_time": END, "time_attr": None}, ArgumentError,
+         "input_start_time needs time_attr"),
+    ])  # fmt: skip
+    def test_bad_ones_are_named(self, options, error, words):
+        with pytest.raises(error, match=words):
+            load(make_timed(), [2], "cpu", **{"time_attr": "time", **options})
+
+
 @pytest.mark.parametrize("typed", [False, True])
 def test_attributes_of_timed_batches_come_in_pygs_order(real_device, typed):
     data, seeds = make_timed(), torch.tensor([4, 40, 3])

@@ -117,6 +117,31 @@ def test_one_relation_draws_as_the_plans_for_it(device, name, recipe):
     assert got.num_sampled_edges[LINKS] == expected.num_sampled_edges
 
 
+WINDOWS = {"paper": [[3, 9], [11, 11], [-5, 12], [8, 2]], "author": [[-(2**63), 2**63 - 1], [0, 5]]}
+
+
+@pytest.mark.parametrize("options", [
+    Options(seed_windows=True), Options(seed_windows=True, temporal_strategy="last", time_comparison="<"),
+    Options(seed_windows=True, subgraph_type="induced", replace=True),
+])  # fmt: skip
+@pytest.mark.parametrize("weighted", [False, True], ids=["uniform", "weighted"])
+@pytest.mark.parametrize("times", ["node", "edge"])
+def test_each_seed_has_a_window_of_its_own(device, times, weighted, options):
+    graph = make_parts(times=times, weighted=weighted)
+    plan = make_plan(graph, device, [4, 3], options)
+    request = as_tensors(SEEDS, device), as_tensors(WINDOWS, device)
+
+    got = [plan.sample(request[0], KEY, seed_time=request[1]), *plan.sample_together([request] * 2, [KEY, 7])]
+
+    fanouts = {edge_type: [4, 3] for edge_type in graph.edges}
+    for batch, key in zip(got, (KEY, KEY, 7), strict=True):
+        assert_equal(batch, sample(graph, SEEDS, fanouts, key, options, WINDOWS))
+    with pytest.raises(ArgumentError, match="seed_time must be given where each seed has a window"):
+        plan.sample(request[0], KEY)
+    with pytest.raises(ArgumentError, match=r"seed_time must have shape \(4, 2\), got \(4,\)"):
+        plan.sample(request[0], KEY, seed_time=as_tensors(SEED_TIME, device))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fanouts", [(15, 10, 5), (1300,), (-1, -1)])
 @pytest.mark.parametrize("disjoint", [False, True])
