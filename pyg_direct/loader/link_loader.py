@@ -266,7 +266,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         edge_type = self.input_data.input_type
         start = None
         if fields[-1] is not None and fields[-1].dim() == 2:
-            start, fields[-1] = fields[-1].unbind(1)
+            start, fields[-1] = fields[-1].t().contiguous().unbind()
         source = target = part = batch
         if isinstance(out, HeteroSamplerOutput):
             part, source, target = batch[edge_type], batch[edge_type[0]], batch[edge_type[-1]]

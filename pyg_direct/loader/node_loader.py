@@ -133,7 +133,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         time = time if time is None else time.to(self.device)
         part = batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
         if time is not None and time.dim() == 2:
-            part.seed_start_time, time = time.unbind(1)
+            part.seed_start_time, time = time.t().contiguous().unbind()
         if isinstance(batch, HeteroData) and time is not None:
             # PyG's own way to set one attribute takes as long as a kernel's launch.
             part._mapping.update(input_id=input_id, seed_time=time, batch_size=input_id.numel())

@@ -20,7 +20,10 @@ from tests.fuzz.neighbors import (
     check_parts,
     draw_fanouts,
     draw_graph,
+    draw_times,
     expect_sample,
+    expect_times,
+    name_times,
     sampling_arguments,
     sampling_options,
 )
@@ -118,7 +121,7 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
     source, _, target = relation
     links = draw_links(row, random, graph, relation)
     is_timed = row["time"] != "none"
-    times = [random.randrange(-1, 9) for _ in links] if is_timed else None
+    times = draw_times(row, random, len(links)) if is_timed else None
     num_labels = {"no": 0, "two": 2, "four": 4}[row["labels"]]
     labels = [random.randrange(num_labels) for _ in links] if num_labels else None
     weights = draw_weights(row, random, graph.num_nodes[source], graph.num_nodes[target])
@@ -141,7 +144,7 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
     named = (None, given) if relation == LINKS and held is not data else named
     inputs = {"edge_label_index": named, "neg_sampling": sampling,
               "edge_label": None if labels is None else torch.tensor(labels, dtype=torch.int64),
-              "edge_label_time": None if times is None else torch.tensor(times, dtype=torch.int64)}  # fmt: skip
+              **name_times(row, "edge_label_time", times)}  # fmt: skip
 
     def make() -> Any:
         return wrap(make_loader())
@@ -213,7 +216,7 @@ def draw_weights(row: Row, random: Random, num_sources: int, num_targets: int) -
     return [weights[0] if kind != "none" else None, weights[1] if kind == "both" else None]
 
 
-def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]], times: list[int] | None,
+def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]], times: list[Any] | None,
            weights: list[Any], fanouts: dict, key: int, positives: list[tuple[int, int]]
            ) -> tuple[Output, dict[Any, dict[str, Any]]]:  # fmt: skip
     """(what is sampled around links and their negatives, what the loader says of them)."""
@@ -222,12 +225,14 @@ def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]]
     sources, targets = [s for s, _ in links], [t for _, t in links]
     num_negatives = 0 if mode == "none" else math.ceil(count * AMOUNTS[row["amount"]])
     owners = [number % count for number in range(num_negatives)]
+    latest = None if times is None else expect_times(row, "time", times)["time"]
     has_times = row["time"] == "node" and bool({source, target} & graph.node_time.keys())
     drawn = draw_negatives(
         num_negatives, key, graph.num_nodes[source], graph.num_nodes[target],
         sources=[sources[owner] for owner in owners] if mode == "triplet" else None,
         time=(graph.node_time.get(source), graph.node_time.get(target)) if has_times else None,
-        until=[times[owner] for owner in owners] if has_times and times is not None else None, weight=tuple(weights),
+        until=[latest[owner] for owner in owners] if has_times and latest is not None else None,
+        weight=tuple(weights),
         edges=list_avoided(graph.edges[relation], positives, source == target) if row["strict"] == "yes" else None,
     )  # fmt: skip
     own = list(range(count))
@@ -246,14 +251,15 @@ def expect(row: Row, graph: Parts, relation: tuple, links: list[tuple[int, int]]
     if mode == "triplet":
         amount = len(targets) // count - 1 if count else 1
         negatives = [[places[1][count + n * count + link] for n in range(amount)] for link in range(count)]
-        more.setdefault(source, {}).update(src_index=places[0], seed_time=times)
+        told = expect_times(row, "seed_time", times)
+        more.setdefault(source, {}).update(src_index=places[0], **told)
         more.setdefault(target, {}).update(
-            dst_pos_index=places[1][:count], seed_time=times,
+            dst_pos_index=places[1][:count], **told,
             dst_neg_index=[own[0] for own in negatives] if amount == 1 else negatives)  # fmt: skip
         return out, more
     more[relation] = {"edge_label_index": [places[0], places[1]]}
     if times is not None:
-        more[relation]["edge_label_time"] = [times[owner] for owner in source_owners]
+        more[relation].update(expect_times(row, "edge_label_time", [times[owner] for owner in source_owners]))
     if mode == "binary":
         more[relation]["edge_label"] = torch.tensor([1.0] * count + [0.0] * num_negatives)
     return out, more

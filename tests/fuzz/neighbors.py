@@ -20,7 +20,8 @@ from tests.reference.draw import call_key
 from tests.reference.general import Options, Output, Parts, sample
 from tests.reference.sample import sample as sample_plain
 
-NO_WINDOW, WINDOW = "none", "3"
+# The last: each seed has one of its own.
+NO_WINDOW, WINDOW, OWN_WINDOWS = "none", "3", "own"
 FANOUTS = ("few", "many", "all", "mixed", "none")
 
 
@@ -35,7 +36,7 @@ def sampling_options() -> dict[str, tuple[str, ...]]:
     return {
         "graph": ("data", "hetero"), "replace": ("no", "yes"), "disjoint": ("no", "yes"),
         "subgraph": ("directional", "bidirectional", "induced"), "time": ("none", "node", "edge"),
-        "strategy": ("uniform", "last"), "compare": ("<=", "<"), "window": (NO_WINDOW, WINDOW),
+        "strategy": ("uniform", "last"), "compare": ("<=", "<"), "window": (NO_WINDOW, WINDOW, OWN_WINDOWS),
         "weight": ("no", "yes"), "fanout": FANOUTS, "fanout_by": ("hop", "relation"), "hops": ("1", "2", "3"),
         "reverses": ("yes", "no"), "sorted": ("no", "yes"),
     }  # fmt: skip
@@ -70,6 +71,7 @@ def space(device: str) -> Space:
         (("via", "direction"), lambda via, direction: via == "NodeLoader" or direction == "forward"),
         (("time", "direction"), lambda time, direction: time == "none" or direction == "forward"),
         # Edges tell nothing of the times of seeds.
+        (("window", "input_time"), lambda window, given: window != OWN_WINDOWS or given == "given"),
         (("time", "input_time"), lambda time, given: given == {"none": "own", "edge": "given"}.get(time, given)),
         *(((name, other), lambda value, found, without=without, needed=needed: value == without or found == needed)
           for name, without in NEED_PLAIN.items() for other, needed in PLAIN.items()),
@@ -111,10 +113,32 @@ def sampling_arguments(row: Row) -> dict[str, Any]:
     return {
         "replace": row["replace"] == "yes", "disjoint": row["disjoint"] == "yes", "subgraph_type": row["subgraph"],
         "temporal_strategy": row["strategy"], "time_comparison": row["compare"],
-        "time_window": None if row["window"] == NO_WINDOW else int(row["window"]),
+        "time_window": int(row["window"]) if row["window"] == WINDOW else None,
         "time_attr": {"none": None, "node": "time", "edge": "when"}[row["time"]],
         "weight_attr": "weight" if row["weight"] == "yes" else None, "is_sorted": row.get("sorted") == "yes",
     }  # fmt: skip
+
+
+def draw_times(row: Row, random: Random, count: int) -> list[Any]:
+    """A time for each seed, or its window."""
+    times = [random.randrange(-1, 9) for _ in range(count)]
+    return [(time - random.randrange(-1, 7), time) for time in times] if row["window"] == OWN_WINDOWS else times
+
+
+def name_times(row: Row, name: str, times: list[Any] | None) -> dict[str, Any]:
+    """Arguments of a loader that give it times of seeds, or windows."""
+    if times is None or row["window"] != OWN_WINDOWS:
+        return {name: None if times is None else torch.tensor(times, dtype=torch.int64)}
+    start, end = torch.tensor(times, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    return {"input_start_time": start, "input_end_time": end}
+
+
+def expect_times(row: Row, name: str, times: list[Any] | None) -> dict[str, Any]:
+    """What a batch tells of times of seeds, or windows."""
+    if times is None or row["window"] != OWN_WINDOWS:
+        return {name: times}
+    start = name.replace("time", "start_time")
+    return {start: [own for own, _ in times], name: [own for _, own in times]}
 
 
 def expect_sample(row: Row, graph: Parts, seeds: dict, fanouts: dict, key: int, times: dict | None) -> Output:
@@ -123,7 +147,8 @@ def expect_sample(row: Row, graph: Parts, seeds: dict, fanouts: dict, key: int, 
         return expect_labor(row, graph, seeds[NODES], fanouts[LINKS], key)
     options = Options(row["replace"] == "yes", row["disjoint"] == "yes",
                       "induced" if row["subgraph"] == "induced" else "directional", row["strategy"], row["compare"],
-                      None if row["window"] == NO_WINDOW else int(row["window"]))  # fmt: skip
+                      int(row["window"]) if row["window"] == WINDOW else None,
+                      row["window"] == OWN_WINDOWS)  # fmt: skip
     out = sample(graph, seeds, fanouts, key, options, times)
     return make_bidirectional(out, row["graph"] == "data") if row["subgraph"] == "bidirectional" else out
 
@@ -217,13 +242,13 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
             first = next(iter(graph.edges))
             graph.edge_time[first] = [0] * len(graph.edges[first])
             data[first].when = torch.tensor(graph.edge_time[first], dtype=torch.int64)
-        times = [random.randrange(-1, 9) for _ in ids]
+        times = draw_times(row, random, len(ids))
     if row["weight"] == "yes" and not graph.edge_weight:
         first = next(iter(graph.edges))
         graph.edge_weight[first] = [1.0] * len(graph.edges[first])
         data[first].weight = torch.tensor(graph.edge_weight[first])
     input_nodes = given if kind == NODES else (kind, given)
-    input_time = None if times is None else torch.tensor(times, dtype=torch.int64)
+    given_times = name_times(row, "input_time", times)
     options["ranks"], options["uneven"] = RANKS[row["ranks"]]
     # A batch tells the positions of its seeds, of a mask their ids, or what the user calls them.
     names = ids if row["seeds"] == "mask" else list(range(len(ids)))
@@ -241,13 +266,13 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
             sampler = NeighborSampler(held, num_neighbors, sample_direction=row["direction"], device=device,
                                       placement=row["placement"] if row["topology"] == "same" else row["topology"],
                                       seed=options["seed"], **arguments)  # fmt: skip
-            return NodeLoader(held, sampler, input_nodes, input_time, **options)
+            return NodeLoader(held, sampler, input_nodes, **given_times, **options)
         if row["via"] == "SubGraphLoader":
             rest = {name: value for name, value in arguments.items() if name != "subgraph_type"}
-            return SubGraphLoader(held, input_nodes, num_neighbors, input_time=input_time, **rest, **places, **options)
+            return SubGraphLoader(held, input_nodes, num_neighbors, **given_times, **rest, **places, **options)
         sampling = {"sampling": "uniform" if row["sampling"] == "uniform" else "labor",
                     "layer_dependency": row["sampling"] == "layers"}  # fmt: skip
-        return NeighborLoader(held, num_neighbors, input_nodes, input_time, hotness=row["hotness"],
+        return NeighborLoader(held, num_neighbors, input_nodes, **given_times, hotness=row["hotness"],
                               presample=None if row["presample"] == "none" else float(row["presample"]),
                               super_batch=int(row["super_batch"]), **sampling, **arguments, **places,
                               **options)  # fmt: skip
@@ -259,7 +284,7 @@ def run(row: Row, random: Random, device: str, hold: Callable[[Any], Any] = same
         more = {
             "input_id": [names[position] for position in positions],
             "batch_size": len(positions),
-            "seed_time": None if own is None else own[kind],
+            **expect_times(row, "seed_time", None if own is None else own[kind]),
         }
         if row["via"] == "SubGraphLoader":
             more["mapping"] = list(range(len(positions)))

@@ -42,6 +42,8 @@ def space(device: str) -> Space:
         (("via", "subgraph"), lambda via, kind: via != "SubGraphLoader" or kind == "induced"),
         (("via", "negatives"), lambda via, negatives: "Link" in via or negatives == "none"),
         (("via", "input_time"), lambda via, given: "Link" not in via or given == "own"),
+        (("via", "window", "input_time"), lambda via, window, given: "Link" in via or window != neighbors.OWN_WINDOWS
+         or given == "given"),
         (("via", "time", "input_time"), lambda via, time, given: "Link" in via
          or given == {"none": "own", "edge": "given"}.get(time, given)),
         (("via", "leave"), lambda via, leave: "Link" not in via or leave != "call"),

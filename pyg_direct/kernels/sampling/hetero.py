@@ -81,9 +81,11 @@ def read_window(seed_times, tree, window):
     """(latest time, time that edges must be after, whether there is one) of a tree; a window of -1 does not limit."""
     if window == BY_SEED:
         earliest = seed_times[2 * tree]
-        return seed_times[2 * tree + 1], earliest - 1, earliest > _EARLIEST
+        is_limited = earliest > _EARLIEST
+        return seed_times[2 * tree + 1], earliest - 1 if is_limited else earliest, is_limited
     seed_time = seed_times[tree]
-    return seed_time, seed_time - window, window >= 0 and seed_time >= _EARLIEST + window
+    is_limited = window >= 0 and seed_time >= _EARLIEST + window
+    return seed_time, seed_time - window if is_limited else seed_time, is_limited
 
 
 @body
