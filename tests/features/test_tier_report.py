@@ -7,7 +7,7 @@ import torch
 
 from pyg_direct import Feature, save_rows
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.tier_report import FarRows
+from pyg_direct.features.tiers.peer import FarRows
 from tests.features.contract import make_rows
 
 IDS = [5, 0, 39, 5, 5, 17, 38, 1, 0]

@@ -71,7 +71,7 @@ def test_rows_are_sent_by_the_names_they_were_given():
 
 def see_writing(rank, feature):
     feature[torch.tensor([0])]
-    feature._hot[rank] = 100 + rank
+    feature.stored.tier.table[rank] = 100 + rank
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_handle_is_small_and_made_once():
     assert isinstance(handle, Handle)
     assert feature.share_ipc() is handle
     assert len(pickle.dumps(handle)) < 3000
-    assert find_shared(feature._hot) is handle.host
+    assert find_shared(feature.stored.tier.table) is handle.host
 
 
 def test_handles_open_in_this_process_too():

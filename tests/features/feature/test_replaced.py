@@ -1,12 +1,10 @@
 """Rows are looked at before they take the place of others by what will be asked of them, and no more."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.feature import ReplacedRows
+from pyg_direct.features.memory_rows import check_placing
 
 
 class OnGpu(torch.Tensor):
@@ -14,10 +12,8 @@ class OnGpu(torch.Tensor):
 
 
 def look_at(table, is_for_many):
-    feature = SimpleNamespace(
-        device=OnGpu.device, device_cache_size="20%", hotness=torch.arange(40), csr_topo=None, store_dtype=None,
-        _shape=torch.Size([40, 5]), _check_count=lambda num_rows: None, _is_for_many=lambda: is_for_many)  # fmt: skip
-    ReplacedRows._check_rows(feature, table)
+    check_placing(table, OnGpu.device, table.dtype, "20%", hotness=torch.arange(40), csr_topo=None,
+                  is_for_many=is_for_many)  # fmt: skip
 
 
 def test_rows_that_lie_on_the_gpu_need_no_ranking_there():

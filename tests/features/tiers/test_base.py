@@ -32,7 +32,7 @@ class TestHostTier(TierContract):
 
     def test_rows_are_refused_in_a_forked_child(self, tier_of, monkeypatch):
         tier = tier_of(make_rows())
-        monkeypatch.setattr(tier._block, "_process", -1)
+        monkeypatch.setattr(tier.block, "_process", -1)
 
         with pytest.raises(ForkedProcessError, match="spawn"):
             self.read(tier, [0])
