@@ -236,6 +236,7 @@ class TableTier(Tier):
         self._errors = ReadErrors(table.is_cuda)
         self._position = self._errors.position
         self._gather: Gather | None = None
+        self._is_on_cpu = not table.is_cuda
         self._row, self._is_empty = tuple(table.shape[1:]), 0 in table.shape[1:]
 
     @property
@@ -247,6 +248,8 @@ class TableTier(Tier):
 
     def take(self, ids: Tensor) -> Tensor:
         """Rows of ids on a GPU that were checked, as the process was, in a tensor of their own; otherwise as `read`."""
+        if self._is_on_cpu:
+            return super().take(ids)
         if self._position.value != NO_POSITION:
             self.raise_earlier_error()
         count = ids.numel()

@@ -1,8 +1,10 @@
 """Rows of which every process holds a part: read by all, sent no more than needed, in any order of work."""
 
 import logging
+import queue
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ from pyg_direct.features.process_sharing import Room, find_too_small
 from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.features.tiers.sharded import ShardedTier, range_of
 from tests.batches import hash_batches, make_data
-from tests.distributed.threads import run_threads
-from tests.features.contract import DTYPES, ROWS, bytes_of, make_rows
+from tests.distributed.threads import CPU, Meeting, ThreadCommunicator, run_threads
+from tests.features.contract import DTYPES, ROWS, TierContract, bytes_of, make_rows
 from tests.processes import run_ranks
 
 HOT = torch.tensor([0, 7, 21, 39])
@@ -38,6 +40,48 @@ def open_rows(comm, rows, hot=None):
 def wanted_by(rank):
     """Ids of a process, some several times; none of the last one of three."""
     return torch.randint(40, (25 if rank < 2 else 0,), generator=torch.Generator().manual_seed(rank))
+
+
+class Asking:
+    """The way of rank 0 to the others, who take part in what it does."""
+
+    def __init__(self, comm, turns):
+        self._comm, self._turns = comm, turns
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def run(self, fn, *args):
+        self._turns.put(None)
+        return self._comm.run(fn, *args)
+
+
+class TestShardedTier(TierContract):
+    """Rows of two processes, as the first sees them."""
+
+    read_only = True
+
+    @pytest.fixture
+    def tier_of(self):
+        meeting, turns = Meeting(2), queue.SimpleQueue()
+
+        def take_part():
+            tier = None
+            while (turn := turns.get()) != "end":
+                if turn is None:
+                    tier.take_nothing()
+                else:
+                    tier = open_rows(ThreadCommunicator(meeting, 1, CPU), turn).tier
+
+        def make(rows):
+            turns.put(rows)
+            return open_rows(Asking(ThreadCommunicator(meeting, 0, CPU), turns), rows).tier
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(take_part)
+            yield make
+            turns.put("end")
+            done.result()
 
 
 @pytest.mark.parametrize("size", [2, 3])
