@@ -226,7 +226,7 @@ def draw_spans(axes: Axes, rows: Mapping[str, tuple[str, Sequence[tuple[float, f
 
 
 def draw_shares(axes: Axes, bars: Mapping[str, Sequence[tuple[str, int]]], colors: Mapping[str, str]) -> None:
-    """Draw a bar for each entry of `bars`: shares of (name, count), in colors by a word of the name, gray without one."""
+    """Draw a bar for each entry of `bars`: shares of (name, count), in colors by a word of the name; gray without."""
     shown = set()
     for place, parts in enumerate(bars.values()):
         left, total = 0.0, max(1, sum(count for _, count in parts))

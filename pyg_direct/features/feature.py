@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -372,8 +372,7 @@ class Feature:
             ids = choose_hottest(scores, len(rows), count).ids
             hot = type(self)(device=self.device, device_cache_size="100%", **options)
             hot.from_cpu_tensor(rows[ids])
-            directory = Directory.of(ids.to(self.device), len(rows)).wait()
-            locate = partial(locate_ids, directory=directory, num_ids=len(rows))
+            locate = self._list_places(ids, len(rows))
         tier = ShardedTier(len(rows), own._open_memory(), exchange)
         self._hold(SpilledRows(tier, locate, None if hot is None else hot._open_memory()))
         _LOGGER.info("%d rows shared out over %d processes: %d of them here, %.3f GB of host memory, and copies of %d "
@@ -457,8 +456,12 @@ class Feature:
         memory = type(self)(self.rank, self.device_list, hot_bytes, device=self.device, hotness=hotness,
                             placement=self._placement, link_blocks=self.link_blocks)  # fmt: skip
         memory.from_cpu_tensor(rows)
-        directory = Directory.of(ids.to(self.device), shape[0]).wait()
-        return SpilledRows(tier, partial(locate_ids, directory=directory, num_ids=shape[0]), memory._open_memory())
+        return SpilledRows(tier, self._list_places(ids, shape[0]), memory._open_memory())
+
+    def _list_places(self, ids: Tensor, num_rows: int) -> Callable[[Tensor], Tensor]:
+        """What finds the places of ids among those that are hot, ascending; -1 for others."""
+        directory = Directory.of(ids.to(self.device), num_rows).wait()
+        return partial(locate_ids, directory=directory, num_ids=num_rows)
 
     def set_mmap_file(self, path: str | PathLike[str], disk_map: Tensor) -> None:
         """Read rows that are not in memory from a file, as Quiver does.

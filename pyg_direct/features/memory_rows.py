@@ -38,23 +38,15 @@ from pyg_direct.runtime.host.memory import parse_size
 
 
 class Served:
-    """Counts of reads, on the device and without a wait.
-
-    Args:
-        device: Of the ids.
-
-    Attributes:
-        num_read: Rows read.
-        num_hot: Those of them that were hot, where only some rows are.
-    """
+    """Counts of reads, on the device and without a wait: rows read, and those of them that were hot."""
 
     def __init__(self, device: torch.device) -> None:
         self.num_read, self.num_hot = 0, torch.zeros((), dtype=torch.int64, device=device)
 
 
 class MemoryRows:
-    """Hot rows over a tier that kernels read in place. An id is looked up in the directory: it has a bit for each row,
-    and the set bits before it are its place among the hot rows; without a bit the row is read from the tier.
+    """Hot rows over a tier that kernels read in place. The directory has a bit for each id: where it is set, the number
+    of bits before it is the place of the row among the hot ones; else the row is read from the tier.
 
     Args:
         tier: All rows.
@@ -298,13 +290,8 @@ class MemoryRows:
         return num_read if self.tier.is_gpu_memory else 0
 
     def describe(self, num_read: int, is_counted: bool, link: str | None) -> list[TierReport]:
-        """Lines of a report, nearest tier first.
-
-        Args:
-            num_read: Rows read.
-            is_counted: Whether reads are counted.
-            link: What rows of the host come over.
-        """
+        """Lines of a report, nearest tier first, of `num_read` reads, if they are counted; `link` is what rows of the
+        host come over."""
         num_hot, hot_read, lines = self.num_hot_rows, self.count_hot(num_read), []
         for tier, num_rows, tier_read in ((self.hot or self.tier, num_hot, hot_read),
                                           (self.tier, self.shape[0] - num_hot, num_read - hot_read)):  # fmt: skip
@@ -315,15 +302,8 @@ class MemoryRows:
 
 def check_placing(rows: Tensor, device: torch.device, dtype: torch.dtype, asked: int | str, *, hotness: str | Tensor,
                   csr_topo: Listing | None, is_for_many: bool) -> None:  # fmt: skip
-    """Refuse rows that cannot be ranked where they would be, before those that they replace are let go of.
-
-    Args:
-        rows: `[N, ...]` of any dtype.
-        device: Where they are read.
-        dtype: What they are stored as.
-        asked: The `device_cache_size`.
-        hotness, csr_topo: See `Feature`.
-        is_for_many: Whether several processes or GPUs read them.
+    """Refuse rows `[N, ...]`, stored as `dtype` for a device, that `hotness` and `csr_topo` of a `Feature` do not rank
+    where they have to; `asked` is its `device_cache_size`.
 
     Raises:
         ArgumentError: `hotness`, rule and value.
@@ -343,12 +323,9 @@ def place_rows(source: Tensor, device: torch.device, dtype: torch.dtype, asked: 
 
     Args:
         source: `[N, ...]` of any dtype, which becomes a view of the host's memory where it can.
-        device: Where they are read.
-        dtype: What they are read as.
-        asked: The `device_cache_size`.
-        placement: `unified` or `pinned`.
+        device, dtype, exponents, link_blocks: As of `MemoryRows`.
+        asked, placement: The `device_cache_size` and `placement` of a `Feature`.
         rank: Computes scores of the rows, `[N]`; None for none.
-        exponents, link_blocks: As of `MemoryRows`.
     """
     rows = source.detach().resolve_conj().resolve_neg()
     if device.type == "cpu":

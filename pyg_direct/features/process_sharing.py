@@ -262,13 +262,12 @@ class Handle:
 
 
 def share_rows(feature: Any, cpu_tensor: Tensor, rows: Tensor, exponents: Tensor | None) -> Handle:
-    """Put rows where all processes and GPUs find them; with `device_list="group"` called by all of them.
+    """Put the rows of a `Feature` where all processes and GPUs find them; with `device_list="group"` called by all.
 
     Args:
-        feature: The `Feature` whose rows they are.
-        cpu_tensor: The user's, `[N, ...]`, which becomes a view of shared memory where it can.
-        rows: The same as they are stored, `[N, ...]`.
-        exponents: Of float8 rows, uint8 `[N]`.
+        feature: It.
+        cpu_tensor: The user's, which becomes a view of shared memory where it can.
+        rows, exponents: The same as they are stored.
     """
     is_plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg() or cpu_tensor.is_cuda)
     source = cpu_tensor if is_plain and cpu_tensor.is_contiguous() else rows.cpu().contiguous()
@@ -305,14 +304,7 @@ def _find_cliques(feature: Any, devices: list[int]) -> list[list[int]]:
 
 
 def handle_of(feature: Any, source: Tensor, exponents: Tensor | None, cliques: Sequence[Sequence[int]]) -> Handle:
-    """The handle of a feature's rows.
-
-    Args:
-        feature: The `Feature` whose rows they are.
-        source: The rows as they are stored, `[N, ...]`, contiguous and on the CPU.
-        exponents: Of float8 rows, uint8 `[N]`.
-        cliques: As of `make_handle`.
-    """
+    """The handle of a `Feature` whose rows, as they are stored, are `source`; see `make_handle`."""
     num_bytes = source.numel() * source.element_size()
     budget = min(num_bytes, parse_size(feature.device_cache_size, num_bytes))
     scores = score_rows(feature.hotness, feature.csr_topo, len(source)) if cliques and budget > 0 else None

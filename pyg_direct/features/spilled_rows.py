@@ -53,13 +53,7 @@ class SpilledRows:
         """Nothing was enqueued that could have failed."""
 
     def take(self, ids: Tensor) -> Tensor:
-        """Rows of ids on the device, `[n, ...]`; the host waits for them.
-
-        Raises:
-            IdError: an id is outside [0, N).
-            FileError: the file has changed.
-            RankError: another process that has rows failed or is gone.
-        """
+        """Rows of ids on the device, `[n, ...]`; the host waits for them, and for errors of the tier."""
         self.num_read += ids.numel()
         if self.memory is None or self.locate is None:
             self.num_missed += ids.numel()

@@ -240,6 +240,18 @@ def test_what_makes_no_sense_is_named(device, tmp_path, act, error, words):
         act(feature, path)
 
 
+def test_rows_of_a_file_lie_over_no_rows_of_another(device, tmp_path):
+    rows = make_rows()
+    path = save_rows(tmp_path / "rows.npy", rows)
+    feature = Feature(device=device).from_file(path)
+
+    for act in (lambda: feature.set_mmap_file(path, torch.arange(40)), lambda: feature.gather(torch.arange(3), None)):
+        with pytest.raises(ArgumentError, match=r"rows must be in memory .*, got rows of 'mmap'"):
+            act()
+
+    assert torch.equal(read(feature, IDS, device), bytes_of(rows)[IDS])
+
+
 def test_a_pickle_is_refused(device, tmp_path):
     torch.save(make_rows(), tmp_path / "rows.pt")
 
