@@ -493,11 +493,7 @@ class Feature:
         self._hold(SpilledRows(open_file(file, self.device), lambda ids: gather_rows(shifted, ids) - 1, memory))
 
     def _check_rows(self, cpu_tensor: Any) -> None:
-        """Refuse what `from_cpu_tensor` does, before anything is let go of.
-
-        Raises:
-            ArgumentError, ArgumentTypeError: named argument, rule and value.
-        """
+        """Refuse what `from_cpu_tensor` does, before anything is let go of."""
         if not isinstance(cpu_tensor, Tensor) or cpu_tensor.layout != torch.strided or cpu_tensor.is_meta:
             kind = getattr(cpu_tensor, "layout", type(cpu_tensor).__name__)
             raise ArgumentTypeError(
@@ -679,11 +675,8 @@ class Feature:
         return feature
 
     def _find_stored(self) -> Tensor:
-        """All rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory.
-
-        Raises:
-            ArgumentError: there are none yet, or they are in a file or shared out over processes.
-        """
+        """All rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory; refused if they cannot be
+        sent."""
         self._filled()
         if isinstance(self.stored, SpilledRows):
             self.stored.tier.check_sending()

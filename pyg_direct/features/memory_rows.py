@@ -104,10 +104,14 @@ class MemoryRows:
         return self.tier.device.type == "cuda"
 
     @property
+    def _nearest(self) -> TableTier:
+        """Where the hot rows are; the tier where it serves all."""
+        return self.tier if self.hot is None else self.hot
+
+    @property
     def num_hot_rows(self) -> int:
         """Rows in GPU memory."""
-        nearest = self.tier if self.hot is None else self.hot
-        return nearest.shape[0] if nearest.is_gpu_memory else 0
+        return self._nearest.shape[0] if self._nearest.is_gpu_memory else 0
 
     @property
     def num_writes(self) -> int:
@@ -136,12 +140,11 @@ class MemoryRows:
         return own.data_ptr() == place and own.stride() == table.stride()
 
     def use_table(self, table: Tensor) -> None:
-        """Read from now on a table with the same rows, `[N, ...]` of the dtype that is stored, where no block has
-        them."""
+        """Read from now on a table that has the same rows as they are stored."""
         self.tier = open_table(table, self.tier.block)
 
     def own_rows(self) -> None:
-        """Read from now on copies of the rows that these alone have, where no block has them."""
+        """Read from now on copies of the rows, which no block has."""
         self.use_table(self.tier.table.clone())
         self.exponents = None if self.exponents is None else self.exponents.clone()
 
@@ -153,12 +156,7 @@ class MemoryRows:
         return made
 
     def check(self) -> None:
-        """Refuse to read on after a bad id, or in a forked child.
-
-        Raises:
-            IdError: an earlier read had an id out of range.
-            ForkedProcessError: this process was forked from the one that has the memory.
-        """
+        """Refuse to read on after a bad id, or in a forked child."""
         self.raise_earlier_error()
         if self.tier.block is not None:
             self.tier.block.check_process()
@@ -181,10 +179,9 @@ class MemoryRows:
             return gather_rows(table, ids.cpu(), dtype=self.dtype, exponents=self.exponents).to(self.device)
         if self.following is not None:
             self.following.order_reads(self.device)
-        # Without a directory all rows are in one of the two tables.
-        nearest, cold = (table, None) if self.hot is None else (self.hot.table, table)
-        rows = gather_rows(nearest, ids, cold=cold, directory=self.directory, errors=errors, max_blocks=self.max_blocks,
-                           dtype=self.dtype, exponents=self.exponents)  # fmt: skip
+        cold = None if self.hot is None else table
+        rows = gather_rows(self._nearest.table, ids, cold=cold, directory=self.directory, errors=errors,
+                           max_blocks=self.max_blocks, dtype=self.dtype, exponents=self.exponents)  # fmt: skip
         if self.following is not None and self.following.note(ids):
             self._choose_anew(self.following)
         return rows
@@ -208,10 +205,10 @@ class MemoryRows:
                 is_bare = self.device.type == "cpu" and self.served is None and table.dtype == self.dtype
                 return select_rows(table, ids) if is_bare else None
             assert self.errors is not None
-            nearest, cold = (table, None) if self.hot is None else (self.hot.table, table)
-            strands = STRANDS if isinstance(self.hot or self.tier, PeerTier) else 1
-            self._reader = RowReader(nearest, cold, self.directory, self.errors.word, self.max_blocks, dtype=self.dtype,
-                                     exponents=self.exponents, strands=strands)  # fmt: skip
+            cold = None if self.hot is None else table
+            strands = STRANDS if isinstance(self._nearest, PeerTier) else 1
+            self._reader = RowReader(self._nearest.table, cold, self.directory, self.errors.word, self.max_blocks,
+                                     dtype=self.dtype, exponents=self.exponents, strands=strands)  # fmt: skip
         if self.served is not None:
             self.count(ids)
         if self.errors is not None and self.errors.position.value != NO_POSITION:
@@ -221,12 +218,8 @@ class MemoryRows:
         return self._reader.read(ids)
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
-        """Replace rows wherever they lie: in the tier, and where they are hot too.
-
-        Args:
-            ids: int32 or int64 `[n]`, where the tier has its table; of one that comes several times, the last counts.
-            rows: `[n, ...]` of `dtype`, there.
-        """
+        """Replace rows in the tier, and where they are hot too; of an id that comes several times, the last row counts.
+        Ids and rows, of `dtype`, are where the tier's table is."""
         errors = None if self.errors is None else self.errors.word
         table = self.tier.table
         ids, rows = keep_last(ids.contiguous(), rows.contiguous())
@@ -268,7 +261,7 @@ class MemoryRows:
         """Count a read."""
         assert self.served is not None
         self.served.num_read += ids.numel()
-        nearest = self.hot or self.tier
+        nearest = self._nearest
         if self.directory is None and not isinstance(nearest, PeerTier):
             return
         places = ids.to(self.device)
@@ -293,7 +286,7 @@ class MemoryRows:
         """Lines of a report, nearest tier first, of `num_read` reads, if they are counted; `link` is what rows of the
         host come over."""
         num_hot, hot_read, lines = self.num_hot_rows, self.count_hot(num_read), []
-        for tier, num_rows, tier_read in ((self.hot or self.tier, num_hot, hot_read),
+        for tier, num_rows, tier_read in ((self._nearest, num_hot, hot_read),
                                           (self.tier, self.shape[0] - num_hot, num_read - hot_read)):  # fmt: skip
             if num_rows > 0:
                 lines += tier.describe(num_rows, tier_read if is_counted else None, link)

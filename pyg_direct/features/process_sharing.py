@@ -65,11 +65,7 @@ def check_cold(cold_policy: str, cache_policy: str | None) -> None:
 
 def read_gpus(device_list: Sequence[int] | str, cache_policy: str, cold_policy: str,
               device_group_list: Sequence[Any] | None) -> tuple[Any, list[list[int]] | None]:  # fmt: skip
-    """(`device_list`, `device_group_list`) of a `Feature`, checked.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """(`device_list`, `device_group_list`) of a `Feature`, checked."""
     if cache_policy not in POLICIES:
         raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
     check_cold(cold_policy, cache_policy)

@@ -44,15 +44,7 @@ class ReadErrors:
         self._is_pinned = is_pinned
 
     def raise_first(self, name: str, num_rows: int) -> None:
-        """Raise what was reported since the last call.
-
-        Args:
-            name: Of the ids.
-            num_rows: N.
-
-        Raises:
-            IdError: an id was outside [0, N).
-        """
+        """Raise an `IdError` for what was reported since the last call; `name` is that of the ids."""
         position = self.position.value
         if position != NO_POSITION:
             self.position.value = NO_POSITION
@@ -187,23 +179,14 @@ class Tier(ABC):
         """Raise what a read that was only enqueued has met since."""
 
     def check_sending(self) -> None:  # noqa: B027 (most rows can be)
-        """Refuse to have the rows sent to other processes.
-
-        Raises:
-            ArgumentError: they cannot be.
-        """
+        """Raise an `ArgumentError` where the rows cannot be sent to other processes."""
 
     def count_served(self, on: bool) -> None:  # noqa: B027 (most tiers have one line in a report)
         """Count from zero what `describe` tells apart, or stop."""
 
     def describe(self, num_rows: int, num_read: int | None, link: str | None) -> list[TierReport]:
-        """Lines of a report on rows that nearer tiers do not serve.
-
-        Args:
-            num_rows: How many they are.
-            num_read: How many were read; None where reads are not counted.
-            link: What rows of the host come over.
-        """
+        """Lines of a report on rows that nearer tiers do not serve: how many they are, and how many were read, None if
+        that is not counted; `link` is what rows of the host come over."""
         return [TierReport(self.title, num_rows, num_read, None if self.is_gpu_memory else link)]
 
     def _make_rows(self, count: int) -> Tensor:

@@ -19,9 +19,8 @@ def open_table(table: Tensor, block: Block | None = None, spread: Spread | None 
     """The tier of rows that kernels read in place.
 
     Args:
-        table: `[M, ...]` of any dtype, contiguous, as the device that reads them sees them.
-        block: The host memory that they lie in, where a GPU reads it.
-        spread: The memory of several GPUs that they lie in.
+        table: `[M, ...]`, contiguous, as the device that reads them sees them.
+        block, spread: The memory of the host, or of several GPUs, that a GPU reads them in.
     """
     if spread is not None:
         return PeerTier(spread, table)
@@ -29,11 +28,6 @@ def open_table(table: Tensor, block: Block | None = None, spread: Spread | None 
 
 
 def open_file(file: RowFile, device: torch.device) -> Tier:
-    """The tier of rows that stay in a file.
-
-    Args:
-        file: The rows.
-        device: Where they are wanted.
-    """
+    """The tier of rows that stay in a file and are wanted on a device."""
     disk = DiskTier(file)
     return StagedTier(disk, device) if device.type == "cuda" else disk

@@ -56,11 +56,7 @@ class DiskTier(Tier):
         self._num_threads = min(num_threads, _MOST_THREADS)
 
     def check_sending(self) -> None:
-        """Refuse it: a process opens the file itself.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Refuse it: a process opens the file itself."""
         raise ArgumentError(f"a Feature over {self.file.path} cannot be sent: call from_file in each process")
 
     def _read(self, ids: Tensor, out: Tensor) -> None:

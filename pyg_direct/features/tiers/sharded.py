@@ -98,11 +98,7 @@ class ShardedTier(Tier):
                 TierReport(self.title, self.shape[0] - num_own, num_remote)]  # fmt: skip
 
     def check_sending(self) -> None:
-        """Refuse it: the others have rows of their own.
-
-        Raises:
-            ArgumentError: always.
-        """
+        """Refuse it: the others have rows of their own."""
         raise ArgumentError("a Feature whose rows are shared out over processes cannot be sent to others")
 
     def _read(self, ids: Tensor, out: Tensor) -> None:
