@@ -170,7 +170,7 @@ class Feature:
 
     @property
     def placement(self) -> str:
-        """Where the rows live that are not in GPU memory; `cuda` when all are."""
+        """Place of the rows that are not in GPU memory; `cuda` when all are there."""
         return self.device.type if self.stored is None else self.stored.placement
 
     @property
@@ -279,7 +279,7 @@ class Feature:
         return self._shape
 
     def _open(self) -> MemoryRows | SpilledRows:
-        """What holds the rows; a feature that came from another process gets its device and its tables here."""
+        """Return what holds the rows; a feature that came from another process gets its device and its tables here."""
         self._filled()
         if self.stored is None:
             assert self._handle is not None
@@ -380,7 +380,7 @@ class Feature:
                      count, time.perf_counter() - begin)  # fmt: skip
 
     def _is_for_many(self) -> bool:
-        """Whether rows go where several processes or GPUs find them."""
+        """Report whether rows go where several processes or GPUs find them."""
         return self.device_list == "group" or (self.device.type == "cuda" and len(self.device_list) > 1)
 
     def from_file(self, path: str | PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
@@ -459,7 +459,7 @@ class Feature:
         return SpilledRows(tier, self._list_places(ids, shape[0]), memory._open_memory())
 
     def _list_places(self, ids: Tensor, num_rows: int) -> Callable[[Tensor], Tensor]:
-        """What finds the places of ids among those that are hot, ascending; -1 for others."""
+        """Make the function that finds places of ids among those that are hot, ascending; -1 for others."""
         directory = Directory.of(ids.to(self.device), num_rows).wait()
         return partial(locate_ids, directory=directory, num_ids=num_rows)
 

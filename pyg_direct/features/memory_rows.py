@@ -95,17 +95,17 @@ class MemoryRows:
 
     @property
     def placement(self) -> str:
-        """Where the rows live that are not in GPU memory; `cuda` when all are."""
+        """Place of the rows that are not in GPU memory; `cuda` when all are there."""
         return self.device.type if self.tier.is_gpu_memory else self.tier.placement
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether kernels of a GPU read them."""
+        """True if kernels of a GPU read them."""
         return self.tier.device.type == "cuda"
 
     @property
     def _nearest(self) -> TableTier:
-        """Where the hot rows are; the tier where it serves all."""
+        """Tier of the hot rows; the tier of all rows if it serves all."""
         return self.tier if self.hot is None else self.hot
 
     @property

@@ -123,7 +123,7 @@ def find_too_small(rooms: Sequence[Room], num_bytes: int) -> Room | None:
 
 
 def is_shared_out(policy: str, rows: Tensor) -> bool:
-    """Whether each process of the group keeps a part of the rows, as that is asked for or nothing else fits; called by
+    """Report whether each process of the group keeps a part of the rows, as asked or as nothing else fits; called by
     all of them, which a warning tells of the choice."""
     if policy not in ("auto", "shard") or count_processes() < 2:
         return False

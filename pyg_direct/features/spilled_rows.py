@@ -36,7 +36,7 @@ class SpilledRows:
 
     @property
     def placement(self) -> str:
-        """Where the rows live that are not in memory."""
+        """Place of the rows that are not in memory."""
         return self.tier.placement
 
     @property

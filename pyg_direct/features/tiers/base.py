@@ -62,7 +62,7 @@ class HeldRows(Protocol):
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether kernels of a GPU read them, for which a place of -1 is no error."""
+        """True if kernels of a GPU read them, for which a place of -1 is no error."""
 
     def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
         """Rows of places; on a GPU those of -1 may hold anything."""
