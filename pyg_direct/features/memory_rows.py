@@ -174,14 +174,14 @@ class MemoryRows:
         """Rows of ids, `[n, ...]` of `dtype` on the device; see `Feature.gather`."""
         if self.served is not None:
             self.count(ids)
-        table = self.tier.table
-        if not table.is_cuda:
-            return gather_rows(table, ids.cpu(), dtype=self.dtype, exponents=self.exponents).to(self.device)
         if self.following is not None:
             self.following.order_reads(self.device)
-        cold = None if self.hot is None else table
-        rows = gather_rows(self._nearest.table, ids, cold=cold, directory=self.directory, errors=errors,
-                           max_blocks=self.max_blocks, dtype=self.dtype, exponents=self.exponents)  # fmt: skip
+        cold = None if self.hot is None else self.tier.table
+        rows = gather_rows(self._nearest.table, ids if self.is_on_gpu else ids.cpu(), cold=cold,
+                           directory=self.directory, errors=errors, max_blocks=self.max_blocks, dtype=self.dtype,
+                           exponents=self.exponents)  # fmt: skip
+        if not self.is_on_gpu:
+            return rows.to(self.device)
         if self.following is not None and self.following.note(ids):
             self._choose_anew(self.following)
         return rows
@@ -202,8 +202,8 @@ class MemoryRows:
                 return None
             table = self.tier.table
             if not table.is_cuda or not ids.is_cuda:
-                is_bare = self.device.type == "cpu" and self.served is None and table.dtype == self.dtype
-                return select_rows(table, ids) if is_bare else None
+                is_plain = self.hot is None and self.served is None and table.dtype == self.dtype
+                return select_rows(table, ids) if is_plain and self.device.type == "cpu" else None
             assert self.errors is not None
             cold = None if self.hot is None else table
             strands = STRANDS if isinstance(self._nearest, PeerTier) else 1
