@@ -226,12 +226,12 @@ def draw_spans(axes: Axes, rows: Mapping[str, tuple[str, Sequence[tuple[float, f
 
 
 def draw_shares(axes: Axes, bars: Mapping[str, Sequence[tuple[str, int]]], colors: Mapping[str, str]) -> None:
-    """Draw a bar for each entry of `bars`: shares of (name, count), in colors by a word of the name."""
+    """Draw a bar for each entry of `bars`: shares of (name, count), in colors by a word of the name; gray without."""
     shown = set()
     for place, parts in enumerate(bars.values()):
         left, total = 0.0, max(1, sum(count for _, count in parts))
         for name, count in parts:
-            color = next(color for word, color in colors.items() if word in name)
+            color = next((color for word, color in colors.items() if word in name), "#d0d0d0")
             axes.barh(place, count / total, left=left, color=color, label=None if name in shown else name)
             shown.add(name)
             if count / total > 0.06:

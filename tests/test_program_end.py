@@ -44,10 +44,10 @@ touch(kept)
 from pyg_direct.runtime.host.shared_memory import SharedMemory
 kept = SharedMemory(4096).bytes
 """,
-    "a feature": """
-from pyg_direct.features.feature import Feature
-kept = Feature(device="cpu")
-kept._errors = 8
+    "errors of reads": """
+from pyg_direct.features.tiers.base import ReadErrors
+kept = ReadErrors(is_pinned=False)
+kept._is_pinned = True
 """,
     "a tensor with what was derived from it": """
 import torch

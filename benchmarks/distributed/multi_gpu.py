@@ -24,7 +24,8 @@ from benchmarks.distributed.exchange import end_processes
 from pyg_direct.bench.gather import SkewedListing
 from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.features.feature import STRANDS, Feature
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.tiers.peer import STRANDS
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.ops.rows.gather import RowReader, unread_errors

@@ -22,7 +22,8 @@ from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.feature_store import FeatureStore
 from pyg_direct.features.row_files import RowFile, save_rows
-from pyg_direct.features.tiers.disk import DiskTier, SpilledRows
+from pyg_direct.features.spilled_rows import SpilledRows
+from pyg_direct.features.tiers.disk import DiskTier
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.ops.rows.gather import rows_in_units
@@ -111,8 +112,8 @@ def measure_disk_feature(x: Tensor, n_ids: list[Tensor], name: str, folder: str 
             times = time_on_clock(lambda feature=feature: [feature[ids] for ids in n_ids], 3, 1)  # type: ignore[misc]
             seconds.append([1e3 * s / len(n_ids) for s in times])
         assert torch.equal(on_disk[n_ids[0]], in_memory[n_ids[0]])
-        spilled = on_disk._spilled
-        assert spilled is not None
+        spilled = on_disk.stored
+        assert isinstance(spilled, SpilledRows)
         yield Row.of(
             f"disk/{name}, 10 % in memory",
             "rows of a batch",
@@ -153,10 +154,12 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
         path = save_rows(Path(place) / "x.npy", x)
         share = {"device_cache_size" if device.type == "cuda" else "host_cache_size": "10%"}
         on_disk = Feature(csr_topo=topology, **share).from_file(path)  # type: ignore[arg-type]
-        file, spilled = on_disk._file, on_disk._spilled
-        assert file is not None
+        spilled = on_disk.stored
         assert isinstance(spilled, SpilledRows)
-        assert spilled._locate is not None
+        disk = getattr(spilled.tier, "source", spilled.tier)
+        assert isinstance(disk, DiskTier)
+        file = disk.file
+        assert spilled.locate is not None
         case, in_file = f"disk/{name}/training", "a file, 10 % in memory"
         in_memory = Feature().from_cpu_tensor(x)
         # Whichever came first would be slower for it.
@@ -174,7 +177,7 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
         times = run_steps(load(on_disk), step_anew, _COLD_STEPS)
         n_ids, in_order = [batch.n_id for batch in islice(load(on_disk), 3)], []
         for n_id in n_ids:
-            missed = n_id[spilled._locate(n_id) < 0].cpu().sort().values
+            missed = n_id[spilled.locate(n_id) < 0].cpu().sort().values
             _forget(file)
             in_order.append(1e3 * _read_in_order(file, missed, torch.empty(len(missed), *x.shape[1:], dtype=x.dtype)))
         yield Row.of(case, f"step, features in {in_file}, forgotten at every step", "ms", times, sorted(in_order)[1],

@@ -25,6 +25,7 @@ from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.steps import find_loss, run_steps, without_end
 from pyg_direct.bench.timing import time_on_gpu
 from pyg_direct.features.feature import Feature
+from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.nn.replay.graphed_step import GraphedStep
@@ -64,10 +65,12 @@ def measure_link_share(data: Data, train_idx: Tensor, num_classes: int, name: st
     yield Row.of(f"link_share/{name}", f"{_CHAIN} kernels of a graph, alone", "us",
                  [1e6 * s for s in time_on_gpu(chain)])  # fmt: skip
     feature: Feature = loader._list_places()[1]["x"]
-    chosen = feature._max_blocks or 1
+    rows = feature.stored
+    assert isinstance(rows, MemoryRows)
+    chosen = rows.max_blocks or 1
     for share in SHARES:
         blocks = max(1, round(share * chosen))
-        limit_blocks(feature, blocks)
+        rows.limit_blocks(blocks)
         case = f"link_share/{name}/{blocks} blocks"
         read = partial(feature.read, first.n_id)
         yield Row.of(case, "rows of a batch, alone", "ms", [1e3 * s for s in time_on_gpu(read)], link, "link")
@@ -75,12 +78,7 @@ def measure_link_share(data: Data, train_idx: Tensor, num_classes: int, name: st
         yield Row.of(case, "step with loader, replayed", "ms", run_steps(without_end(loader), step, batches),
                      max(compute, link), "slowest part alone",
                      f"of compute {compute:.2f}, link {link:.2f} ms")  # fmt: skip
-    limit_blocks(feature, chosen)
-
-
-def limit_blocks(feature: Feature, blocks: int) -> None:
-    """Let a feature read with so many blocks from now on."""
-    feature._max_blocks, feature._reader = blocks, None
+    rows.limit_blocks(chosen)
 
 
 def _make_chain(device: torch.device) -> Callable[[], object]:

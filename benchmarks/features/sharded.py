@@ -54,11 +54,11 @@ def _measure(rank: int, count: int, device: torch.device, edge_index: torch.Tens
         loader = NeighborLoader(data, FANOUTS, seeds, batch_size=BATCH, seed=1, device=device, **common, **options)
         rates = [_run_epoch(loader, count) for _ in range(4)][1:]
         feature = loader._list_places()[1]["x"]
-        row_bytes, rows = x[0].numel() * x.element_size(), feature._spilled
+        row_bytes, rows = x[0].numel() * x.element_size(), feature.stored
         held, num_bytes = num_nodes * row_bytes, 0.0
-        if rows is not None:
+        if feature.placement == "sharded":
             held = sum(tier.num_rows for tier in feature.tell().tiers if "host" in tier.name) * row_bytes
-            num_bytes = rows.num_remote * row_bytes / (4 * len(loader))
+            num_bytes = rows.tier.num_remote * row_bytes / (4 * len(loader))
         found[way] = rates, num_bytes, held
     return found
 

@@ -35,7 +35,7 @@ def measure_first_layer(x: Tensor, n_id: Tensor, edges: SortedEdges, num_targets
     places: dict[str, int | str] = {"GPU": "100%", "host": 0} if on_gpu else {"CPU": 0}
     for place, share in places.items():
         feature = Feature(device_cache_size=share).from_cpu_tensor(x)
-        table = feature.whole if place == "GPU" else feature._cold if on_gpu else x
+        table = feature.whole if place == "GPU" else feature.stored.tier.table if on_gpu and feature.stored else x
         assert table is not None
 
         def bring(feature: Feature = feature) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
+from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.ops.rows.gather import gather_rows
 from pyg_direct.runtime.cuda.memory import Block, allocate
 
@@ -138,10 +139,11 @@ def measure_cached_rows(num_rows: int = 1 << 23, width: int = 128, cache: str = 
     table = torch.arange(num_rows, dtype=torch.float32)[:, None].repeat(1, width)
     gpu_table = table.cuda()
     feature = Feature(device_cache_size=cache, csr_topo=listing).from_cpu_tensor(table)
-    assert feature._cold is not None
-    assert feature._directory is not None
-    hits = int((feature._directory.bits.view(torch.int32)[nodes // 32] >> (nodes % 32) & 1).sum())
-    cold = partial(gather_rows, feature._cold, out=out, max_blocks=DEFAULT_BLOCKS)
+    stored = feature.stored
+    assert isinstance(stored, MemoryRows)
+    assert stored.directory is not None
+    hits = int((stored.directory.bits.view(torch.int32)[nodes // 32] >> (nodes % 32) & 1).sum())
+    cold = partial(gather_rows, stored.tier.table, out=out, max_blocks=DEFAULT_BLOCKS)
     for order, ids in (("ascending", nodes), ("shuffled", nodes[torch.randperm(len(nodes), device="cuda")])):
         hot_seconds = time_on_gpu(partial(gather_rows, gpu_table, ids, out=out), 10)
         cold_seconds = time_on_gpu(partial(cold, ids), 10, 2, 2)
@@ -151,7 +153,7 @@ def measure_cached_rows(num_rows: int = 1 << 23, width: int = 128, cache: str = 
         limit = max(share * sorted(hot_seconds)[5], (1 - share) * sorted(cold_seconds)[5])
         yield Row.of(f"gather/{cache} cached/{4 * width} B/{order}", "time", "ms", [1e3 * s for s in seconds],
                      1e3 * limit, "max(hit bytes / hot rate, miss bytes / cold rate)",
-                     f"{share:.0%} of the rows are hits, {feature._max_blocks} blocks")  # fmt: skip
+                     f"{share:.0%} of the rows are hits, {stored.max_blocks} blocks")  # fmt: skip
 
 
 def measure_stored_rows(num_rows: int = 1 << 23, width: int = 128) -> Iterator[Row]:

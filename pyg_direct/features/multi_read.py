@@ -7,14 +7,23 @@ reads features of short rows by the same ids, such as labels and masks, in one l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from pyg_direct.features.feature import Feature
-from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.ops.rows.multi_gather import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow
 from pyg_direct.ops.rows.upload import upload
+
+
+def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor]:
+    """(rows of features that lie whole in GPU memory, their tables, the word that gets bad ids, told by the first)."""
+    rows = [feature.stored for feature in features.values() if isinstance(feature.stored, MemoryRows)]
+    assert rows[0].errors is not None
+    tables = [feature.whole for feature in features.values()]
+    return rows, [table for table in tables if table is not None], rows[0].errors.word
 
 
 class ReadTyped:
@@ -28,12 +37,8 @@ class ReadTyped:
 
     def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str], num_batches: int) -> None:
         self.names = list(features)
-        self._features = list(features.values())
-        first, tables = self._features[0], [feature.whole for feature in self._features]
-        assert first._errors is not None
-        self.reader = TypedReader([table for table in tables if table is not None] * num_batches, first._errors)
-        # As looking at an item of a tensor costs more than the launch of a kernel.
-        self._flag = first._errors.numpy()
+        self._rows, tables, errors = _list_rows(features)
+        self.reader = TypedReader(tables * num_batches, errors)
         order = {kind: number for number, kind in enumerate(types)}
         own = np.array([order[kind] for kind, _ in self.names], dtype=np.int64)
         # Which of the lists of ids each table is read by.
@@ -41,21 +46,20 @@ class ReadTyped:
 
     def read(self, ids: Tensor, layout: Tensor, counts: list[int]) -> tuple[Tensor, Sequence[Tensor]]:
         """(all rows, those of each feature, batch after batch), by ids that a sampler made; see `TypedReader.read`."""
-        if self._flag[0] != NO_POSITION:
-            self._features[0]._raise_earlier_error()
+        self._rows[0].raise_earlier_error()
         return self.reader.read(ids, layout, counts)
 
     def count(self, ids: Sequence[Tensor]) -> None:
         """Count what is read by the ids of each type, where that is asked for."""
         for number, which in enumerate(self.lists.tolist()):
-            feature = self._features[number % len(self._features)]
-            if feature._served is not None:
-                feature._count(ids[which])
+            rows = self._rows[number % len(self._rows)]
+            if rows.served is not None:
+                rows.count(ids[which])
 
     @property
     def is_counting(self) -> bool:
         """Whether somebody asked."""
-        return any(feature._served is not None for feature in self._features)
+        return any(rows.served is not None for rows in self._rows)
 
 
 class TypedRows:
@@ -118,13 +122,8 @@ class ReadTogether:
 
     def __init__(self, features: Mapping[str, Feature]) -> None:
         self.names = list(features)
-        self._features = list(features.values())
-        # What the kernel finds is told by the first of them.
-        first, tables = self._features[0], [feature.whole for feature in self._features]
-        assert first._errors is not None
-        # Through NumPy, as looking at an item of a tensor costs more than the launch of a kernel.
-        self._flag = first._errors.numpy()
-        self._reader = NarrowReader([table for table in tables if table is not None], first._errors)
+        self._rows, tables, errors = _list_rows(features)
+        self._reader = NarrowReader(tables, errors)
 
     def read(self, ids: Tensor, memory: list[Tensor] | None = None) -> dict[str, Tensor]:
         """Rows of ids that a sampler made, as `Feature.read` returns those of each.
@@ -133,11 +132,10 @@ class ReadTogether:
             ids: int64 `[n]`, contiguous and where the features are.
             memory: Gets the tensors that the memory of all rows belongs to.
         """
-        if self._flag[0] != NO_POSITION:
-            self._features[0]._raise_earlier_error()
-        if self._features[0]._served is not None:
-            for feature in self._features:
-                feature._count(ids)
+        self._rows[0].raise_earlier_error()
+        if self._rows[0].served is not None:
+            for rows in self._rows:
+                rows.count(ids)
         return dict(zip(self.names, self._reader.read(ids, memory), strict=True))
 
 

@@ -18,16 +18,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, CudaError
-from pyg_direct.features.hot_rows import choose_hottest, copy_rows, fit_budget
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, CudaError, PlacementWarning, warn
+from pyg_direct.features.hot_rows import choose_hottest, copy_rows, fit_budget, score_rows
+from pyg_direct.features.memory_rows import MemoryRows
+from pyg_direct.features.tiers.choice import open_table
 from pyg_direct.ops.rows.gather import Directory
-from pyg_direct.runtime.comm.host_group import gather, identify_host
-from pyg_direct.runtime.cuda.device import abilities
+from pyg_direct.runtime.comm.host_group import count_processes, gather, give_to_host, has_group, identify_host
+from pyg_direct.runtime.cuda.device import abilities, resolve_device
 from pyg_direct.runtime.cuda.memory import Block, allocate, fill
-from pyg_direct.runtime.cuda.peer_memory import GRANULE, Spread
-from pyg_direct.runtime.host.memory import HOST_SHARE, available_bytes
-from pyg_direct.runtime.host.shared_memory import SharedMemory, pin, share
+from pyg_direct.runtime.cuda.peer_memory import GRANULE, DeviceGroup, Spread, check_devices, p2pCliqueTopo
+from pyg_direct.runtime.host.memory import HOST_SHARE, available_bytes, parse_size
+from pyg_direct.runtime.host.shared_memory import SharedMemory, find_shared, pin, share
 
+POLICIES = ("device_replicate", "p2p_clique_replicate")
+# Arguments of a `Feature` that a handle brings along.
+_OPTIONS = ("device_cache_size", "cache_policy", "cold_policy", "link_blocks")
 COLD_POLICIES = ("auto", "unified", "pinned", "shard")
 
 
@@ -56,6 +61,27 @@ def check_cold(cold_policy: str, cache_policy: str | None) -> None:
     if cold_policy == "shard" and cache_policy == "p2p_clique_replicate":
         raise ArgumentError("cold_policy='shard' needs cache_policy='device_replicate', as each process keeps hot rows "
                             "of its own, got 'p2p_clique_replicate'")  # fmt: skip
+
+
+def read_gpus(device_list: Sequence[int] | str, cache_policy: str, cold_policy: str,
+              device_group_list: Sequence[Any] | None) -> tuple[Any, list[list[int]] | None]:  # fmt: skip
+    """(`device_list`, `device_group_list`) of a `Feature`, checked."""
+    if cache_policy not in POLICIES:
+        raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
+    check_cold(cold_policy, cache_policy)
+    if isinstance(device_list, str) and device_list != "group":
+        raise ArgumentError(f"device_list must hold GPU indices or be 'group', got {device_list!r}")
+    if cold_policy == "shard" and device_list != "group":
+        raise ArgumentError(f"cold_policy='shard' needs device_list='group', got {device_list!r}")
+    devices: Any = device_list if isinstance(device_list, str) else check_devices(device_list)
+    if device_group_list is None:
+        return devices, None
+    name = "device_group_list"
+    if isinstance(device_group_list, (str, bytes)) or not isinstance(device_group_list, Sequence):
+        raise ArgumentTypeError(f"{name} must be a list of groups of GPUs, got {device_group_list!r}")
+    groups = [g.device_list if isinstance(g, DeviceGroup) else check_devices(g, name) for g in device_group_list]
+    check_devices([device for group in groups for device in group], name)
+    return devices, groups
 
 
 def choose_cold(policy: str, num_bytes: int, devices: Sequence[int]) -> str:
@@ -94,6 +120,22 @@ def find_too_small(rooms: Sequence[Room], num_bytes: int) -> Room | None:
             return None
         lacking = least
     return lacking
+
+
+def is_shared_out(policy: str, rows: Tensor) -> bool:
+    """Report whether each process of the group keeps a part of the rows, as asked or as nothing else fits; called by
+    all of them, which a warning tells of the choice."""
+    if policy not in ("auto", "shard") or count_processes() < 2:
+        return False
+    if policy == "auto":
+        num_bytes = rows.numel() * rows.element_size()
+        lacking = find_too_small(ask_rooms(find_shared(rows) is not None), num_bytes)
+        if lacking is None:
+            return False
+        warn(f"cold_policy='auto' shares the rows out over {count_processes()} processes, which all take part in "
+             f"each read: they have {num_bytes} bytes, of which a host ({lacking.host}) has "
+             f"{lacking.num_bytes} to give", PlacementWarning)  # fmt: skip
+    return True
 
 
 # Parts on each GPU: enough to even out how hot they are, few enough to open in no time.
@@ -215,16 +257,57 @@ class Handle:
         return next((i for i, hot in enumerate(self.hot) if device.index in hot.devices), None)
 
 
-@dataclass
-class Opened:
-    """The tables of one process; see `Feature`."""
+def share_rows(feature: Any, cpu_tensor: Tensor, rows: Tensor, exponents: Tensor | None) -> Handle:
+    """Put the rows of a `Feature` where all processes and GPUs find them; with `device_list="group"` called by all.
 
-    hot: Tensor
-    cold: Tensor | None = None
-    directory: Directory | None = None
-    block: Block | None = None
-    misses: float = 1.0
-    exponents: Tensor | None = None
+    Args:
+        feature: It.
+        cpu_tensor: The user's, which becomes a view of shared memory where it can.
+        rows, exponents: The same as they are stored.
+    """
+    is_plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg() or cpu_tensor.is_cuda)
+    source = cpu_tensor if is_plain and cpu_tensor.is_contiguous() else rows.cpu().contiguous()
+
+    def make(devices: list[int | None]) -> Handle:
+        on_gpus = [device for device in devices if device is not None]
+        if len(set(on_gpus)) < len(on_gpus):
+            raise ArgumentError(f"device must be another GPU in every process of a host, got {on_gpus}: call "
+                                "torch.cuda.set_device(local_rank) first")  # fmt: skip
+        return handle_of(feature, source, exponents, _find_cliques(feature, on_gpus))
+
+    if feature.device_list == "group":
+        handle = give_to_host(make, feature.device.index) if has_group() else make([feature.device.index])
+    else:
+        handle = make([*feature.device_list])
+    shared = handle.rows
+    if source.data_ptr() != shared.data_ptr() and (source.shape, source.dtype) == (shared.shape, shared.dtype):
+        source.data = shared
+    return handle
+
+
+def _find_cliques(feature: Any, devices: list[int]) -> list[list[int]]:
+    for device in devices:
+        resolve_device(device)
+    if feature.device_group_list is not None:
+        named = {device for group in feature.device_group_list for device in group}
+        if not named.issuperset(devices):
+            raise ArgumentError(f"device_group_list must name every GPU of {devices}, got {feature.device_group_list}")
+        groups = [[device for device in group if device in devices] for group in feature.device_group_list]
+        return [group for group in groups if group]
+    if feature.cache_policy == "device_replicate" or len(devices) < 2:
+        return [[device] for device in devices]
+    return list(p2pCliqueTopo(devices).p2p_clique.values())
+
+
+def handle_of(feature: Any, source: Tensor, exponents: Tensor | None, cliques: Sequence[Sequence[int]]) -> Handle:
+    """The handle of a `Feature` whose rows, as they are stored, are `source`; see `make_handle`."""
+    num_bytes = source.numel() * source.element_size()
+    budget = min(num_bytes, parse_size(feature.device_cache_size, num_bytes))
+    scores = score_rows(feature.hotness, feature.csr_topo, len(source)) if cliques and budget > 0 else None
+    handle = make_handle(source, feature.dtype, None if exponents is None else exponents.cpu(), scores, budget, cliques,
+                         policy=feature.cache_policy, cold_policy=feature.cold_policy)  # fmt: skip
+    handle.options = {name: getattr(feature, name) for name in _OPTIONS}
+    return handle
 
 
 def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat: Tensor | None, budget: int,
@@ -291,11 +374,11 @@ def list_hot_ids(directory: Directory) -> Tensor:
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device="cpu")
 
 
-def open_handle(handle: Handle, device: torch.device) -> Opened:
-    """The tables as a device of this process reads them."""
+def open_handle(handle: Handle, device: torch.device, link_blocks: int | None = None) -> MemoryRows:
+    """The rows as a device of this process reads them."""
     rows = handle.rows
     if device.type == "cpu":
-        return Opened(rows, exponents=handle.exponents)
+        return MemoryRows(open_table(rows), device, handle.dtype, exponents=handle.exponents)
     number = handle.find_hot(device)
     hot = HotRows([], 0) if number is None else handle.hot[number]
     exponents = None if handle.exponents is None else handle.exponents.to(device)
@@ -306,13 +389,16 @@ def open_handle(handle: Handle, device: torch.device) -> Opened:
         if hot.count > 0:
             directory = hot.open_directory()
             copy_rows(rows, None if directory is None else list_hot_ids(directory), table)
+    near = open_table(table, spread=hot.spread)
     if hot.count == len(rows):
-        return Opened(table, exponents=exponents, misses=0.0)
+        return MemoryRows(near, device, handle.dtype, exponents=exponents)
     block = _place_cold(handle, device)
     directory = hot.open_directory()
     directory = None if directory is None else directory.to(device)
     misses = 1.0 if number is None else handle.misses[number]
-    return Opened(table, block.view_on_gpu(handle.stored, handle.shape, device), directory, block, misses, exponents)
+    far = open_table(block.view_on_gpu(handle.stored, handle.shape, device), block)
+    return MemoryRows(far, device, handle.dtype, hot=None if directory is None else near, directory=directory,
+                      exponents=exponents, misses=misses, link_blocks=link_blocks)  # fmt: skip
 
 
 def _place_cold(handle: Handle, device: torch.device) -> Block:

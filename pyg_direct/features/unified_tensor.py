@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
 from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
-from pyg_direct.features.tiers.base import TableTier
+from pyg_direct.features.tiers.host import HostTier
 from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_flag
 from pyg_direct.runtime.cuda.device import bind_thread, resolve_device
 from pyg_direct.runtime.cuda.driver import advise as advise_driver
@@ -406,7 +406,7 @@ class UnifiedTensor(Tensor):
     memory: UnifiedBytes
     propagated: bool
     _on_gpu: Tensor | None
-    _rows: TableTier | None
+    _rows: HostTier | None
 
     @staticmethod
     def __new__(cls, host: Tensor, memory: UnifiedBytes, propagated: bool = True) -> UnifiedTensor:
@@ -538,12 +538,11 @@ class UnifiedTensor(Tensor):
         self.memory.join()
         return (self._rows or self._make_rows()).take(ids)
 
-    def _make_rows(self) -> TableTier:
+    def _make_rows(self) -> HostTier:
         """What reads rows over the link."""
         row_bytes = self.host_view.shape[1:].numel() * self.itemsize
         # A grid with a cap asks for whole rows, which is what the link serves best.
-        self._rows = TableTier(self.on_gpu(), "unified", block=self.memory.block,
-                               max_blocks=blocks_for_rows(_BLOCKS, row_bytes, row_bytes))  # fmt: skip
+        self._rows = HostTier(self.on_gpu(), self.memory.block, blocks_for_rows(_BLOCKS, row_bytes, row_bytes))
         return self._rows
 
     def numpy(self, *, force: bool = False) -> Any:

@@ -16,8 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn, warn_unused
-from pyg_direct.features.feature import POLICIES
-from pyg_direct.features.process_sharing import check_cold
+from pyg_direct.features.process_sharing import POLICIES, check_cold
 from pyg_direct.ops.argument_checks import check_flag, in_short, list_options, refuse_unknown
 
 # Only workers need these; None and the defaults of torch are not worth a word.

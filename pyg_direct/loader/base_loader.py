@@ -356,14 +356,14 @@ class EpochLoader(ReportedLoader):
         """Batches of which every process makes its own at the same time, or takes part without one."""
         from pyg_direct.loader.prefetch.lockstep_ranks import Steps
 
-        stored: list[Any] = [feature._spilled for feature in sharded]
+        tiers: list[Any] = [feature.stored.tier for feature in sharded if feature.stored is not None]
 
         def take_part() -> None:
-            for rows in stored:
-                rows.read_nothing()
+            for tier in tiers:
+                tier.take_nothing()
 
         make = partial(make_batch, self._stages(key, record))
-        steps = Steps(stored[0].exchange, batches, make, take_part, 0 if self._is_learned() else self.prefetch)
+        steps = Steps(tiers[0].exchange, batches, make, take_part, 0 if self._is_learned() else self.prefetch)
         try:
             yield from steps
         finally:

@@ -74,7 +74,7 @@ def count_asked(sampler):
 
 def describe_memory(graph):
     """Which files the arrays of a graph lie in, and how many bytes this process counts for its own."""
-    arrays = [*graph.whole.place().rows, *(feature._hot for feature in graph.rows.describe().values())]
+    arrays = [*graph.whole.place().rows, *(feature.stored.tier.table for feature in graph.rows.describe().values())]
     files = [os.fstat(find_shared(array).descriptor).st_ino for array in arrays if array.numel()]
     return files, graph.num_bytes
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.features.memory_rows import MemoryRows
+from pyg_direct.features.tiers.choice import open_table
 from tests.poison import poisoned_memory
 
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
@@ -93,6 +95,34 @@ class TierContract:
         tier.synchronize()
         assert torch.equal(bytes_of(out), expected)
 
+    @pytest.mark.parametrize("row", [(5,), (0,)], ids=str)
+    def test_rows_come_in_a_tensor_of_their_own(self, tier_of, row):
+        rows = make_rows(row=row)
+        tier, ids = tier_of(rows.clone()), torch.tensor([7, 39, 7, 0])
+
+        got = tier.take(ids.to(tier.device))
+
+        tier.synchronize()
+        assert (got.shape, got.dtype, got.device) == ((4, *row), torch.float32, tier.device)
+        assert torch.equal(bytes_of(got), bytes_of(rows)[ids])
+
+    @pytest.mark.parametrize("ids", [[5, 0, 39, 5, 7, 8], [7, 0, 7], [5, 38], []], ids=str)
+    def test_rows_in_memory_are_read_beside_others(self, tier_of, ids):
+        rows, held_ids = make_rows(), torch.tensor([0, 7, 39])
+        held = make_rows(3)
+        expected = rows.clone()
+        expected[held_ids] = held
+        tier = tier_of(rows)
+        places = torch.full((40,), -1, device=tier.device)
+        places[held_ids.to(tier.device)] = torch.arange(3, device=tier.device)
+        memory = MemoryRows(open_table(held.to(tier.device)), tier.device, torch.float32)
+
+        got, num_missed = tier.take_beside(torch.tensor(ids, device=tier.device).long(), places.__getitem__, memory)
+
+        tier.synchronize()
+        assert torch.equal(bytes_of(got), bytes_of(expected[torch.tensor(ids).long()]))
+        assert num_missed == sum(one not in held_ids.tolist() for one in ids)
+
     def test_no_ids_read_nothing(self, tier_of):
         got = self.read(tier_of(make_rows()), torch.empty(0, dtype=torch.int64))
 
@@ -102,7 +132,10 @@ class TierContract:
         tier = tier_of(make_rows(row=(2, 3), dtype=torch.int16))
 
         assert (tier.shape, tier.dtype) == ((40, 2, 3), torch.int16)
-        assert tier.placement in ("cuda", "peer", "unified", "pinned", "cpu", "mmap")
+        assert tier.placement in ("cuda", "peer", "unified", "pinned", "cpu", "mmap", "sharded")
+        lines = tier.describe(40, None, None)
+        assert sum(line.num_rows for line in lines) == 40
+        assert all(line.name and line.num_read is None for line in lines)
         assert tier.table is None or tier.table.shape == tier.shape
 
     @pytest.mark.parametrize("bad", [40, -1, 2**40])

@@ -106,7 +106,7 @@ def test_where_nothing_can_change_nothing_does(device, cache):
 
     feature.follow_reads(1)
 
-    assert feature._following is None
+    assert feature.stored.following is None
     assert torch.equal(bytes_of(feature[[3, 39]]), bytes_of(table)[[3, 39]])
 
 

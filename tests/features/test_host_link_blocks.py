@@ -83,7 +83,7 @@ def test_more_blocks_read_where_other_gpus_hold_rows(misses, blocks):
 def test_hot_rows_take_blocks_of_their_own(hot_rows, blocks):
     feature = Feature(device_cache_size=hot_rows * 16, link_blocks=5).from_cpu_tensor(torch.ones(40, 4))
 
-    assert feature._max_blocks == blocks
+    assert feature.stored.max_blocks == blocks
 
 
 @pytest.mark.parametrize(("stored_bytes", "row_bytes", "blocks"), [

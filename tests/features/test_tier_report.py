@@ -7,7 +7,6 @@ import torch
 
 from pyg_direct import Feature, save_rows
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.tier_report import FarRows
 from tests.features.contract import make_rows
 
 IDS = [5, 0, 39, 5, 5, 17, 38, 1, 0]
@@ -112,30 +111,3 @@ def test_what_was_not_counted_has_no_rate():
 def test_an_empty_feature_has_nothing_to_tell():
     with pytest.raises(ArgumentError, match="holds no rows yet"):
         Feature(device="cpu").report()
-
-
-class Piece:
-    def __init__(self, owner, num_bytes):
-        self.owner, self.num_bytes = owner, num_bytes
-
-
-class Pieces:
-    def __init__(self, owners, num_bytes):
-        self.chunks = [Piece(owner, num_bytes) for owner in owners]
-
-
-@pytest.mark.parametrize("row_bytes", [12, 16, 64, 100])
-@pytest.mark.parametrize("owners", [[0, 1], [1, 0, 1, 2], [0, 0], [2, 2, 2]])
-def test_rows_of_other_gpus_are_counted(row_bytes, owners):
-    chunk_bytes = 256
-    rows = torch.zeros(len(owners) * chunk_bytes // row_bytes, row_bytes // 4)
-    is_far = [owners[row * row_bytes // chunk_bytes] != 0 for row in range(len(rows))]
-    places = torch.randint(-1, len(rows), (200,))
-
-    far = FarRows(Pieces(owners, chunk_bytes), rows, torch.device("cpu", 0))
-    far.count(places)
-    far.count(places[:50])
-
-    assert far.num_rows == sum(is_far)
-    expected = [sum(is_far[place] for place in part.tolist() if place >= 0) for part in (places, places[:50])]
-    assert far.num_read == sum(expected)

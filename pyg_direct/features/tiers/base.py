@@ -4,28 +4,90 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.features.tier_report import TierReport
 from pyg_direct.kernels.batch_counters import NO_POSITION
 from pyg_direct.kernels.rows.gather import PIECE
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.rows.gather import Gather, choose_gather, gather_rows
 from pyg_direct.ops.rows.scatter import scatter_rows
 from pyg_direct.runtime.cuda.memory import Block
+from pyg_direct.runtime.host.pages import use_large_pages
+
+# Page-locked words that kernels report bad ids in. They are kept for the next reader: a kernel of the last one may
+# still run, and must not write into memory that has become something else.
+_WORDS: list[Tensor] = []
+
+
+class ReadErrors:
+    """The word that kernels report ids out of range in: a read that is only enqueued cannot raise them.
+
+    Args:
+        is_pinned: Whether kernels of a GPU write there.
+
+    Attributes:
+        word: The lowest position of such an id, int64 `[1]` on the host.
+        position: The same number, as Python reads it fastest.
+    """
+
+    def __init__(self, is_pinned: bool) -> None:
+        self.word = _WORDS.pop() if is_pinned and _WORDS else torch.empty(
+            1, dtype=torch.int64, pin_memory=is_pinned, device="cpu")  # fmt: skip
+        self.position = ctypes.c_int64.from_address(self.word.data_ptr())
+        self.position.value = NO_POSITION
+        self._is_pinned = is_pinned
+
+    def raise_first(self, name: str, num_rows: int) -> None:
+        """Raise an `IdError` for what was reported since the last call; `name` is that of the ids."""
+        position = self.position.value
+        if position != NO_POSITION:
+            self.position.value = NO_POSITION
+            raise IdError(f"{name} must lie in [0, {num_rows}); an earlier read had an id outside at position "
+                          f"{position}")  # fmt: skip
+
+    def __del__(self, words: list[Tensor] = _WORDS) -> None:
+        # Names are given: as the interpreter ends, those of modules are gone before objects are.
+        if getattr(self, "_is_pinned", False):
+            words.append(self.word)
+
+
+class HeldRows(Protocol):
+    """Rows in memory that a tier is read beside, by their places there."""
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """True if kernels of a GPU read them, for which a place of -1 is no error."""
+
+    def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
+        """Rows of places; on a GPU those of -1 may hold anything."""
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Rows of places that all are some."""
 
 
 class Tier(ABC):
     """Rows of one place. Which ids of a feature they are is the feature's to know: a tier counts its own from 0.
 
     Attributes:
-        placement: Where they live: `cuda`, `peer`, `unified`, `pinned`, `cpu` or `mmap`.
+        placement: Where they live: `cuda`, `peer`, `unified`, `pinned`, `cpu`, `mmap` or `sharded`.
         shape: `[M, ...]`.
         dtype: Of the rows as they are stored, and as they are read.
         device: Where ids come from and rows go to.
+        title: What reports call the place.
+        refusal: Why its rows are not updated.
+        is_gpu_memory: Whether the rows lie in memory of GPUs.
+        is_collective: Whether all processes of a group take part in each read, those that read nothing too.
     """
+
+    title = "memory"
+    refusal = "they are read-only"
+    is_gpu_memory = is_collective = False
 
     def __init__(self, placement: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
         self.placement, self.shape, self.dtype, self.device = placement, shape, dtype, device
@@ -50,8 +112,37 @@ class Tier(ABC):
         if out.shape != shape or out.dtype != self.dtype or out.device != self.device or not out.is_contiguous():
             raise ArgumentError(f"out must be contiguous {shape} of {self.dtype} on {self.device}, got "
                                 f"{tuple(out.shape)} of {out.dtype} on {out.device}")  # fmt: skip
-        if out.numel() > 0:
+        if out.numel() > 0 or self.is_collective:
             self._read(ids, out)
+
+    def take(self, ids: Tensor) -> Tensor:
+        """Rows of ids in a tensor of their own, `[n, ...]` of `dtype`; otherwise as `read`."""
+        rows = self._make_rows(ids.numel())
+        self.read(ids, rows)
+        return rows
+
+    def take_beside(self, ids: Tensor, locate: Callable[[Tensor], Tensor], held: HeldRows) -> tuple[Tensor, int]:
+        """(rows of ids as of `take`, how many of them came from here), others from memory.
+
+        Args:
+            ids: As of `read`.
+            locate: Ids `[n]` -> places in memory, int64 `[n]`; -1 for rows that only the tier has, and for bad ids.
+            held: The rows in memory.
+        """
+        places = locate(ids)
+        missing = (places < 0).nonzero().view(-1)
+        if missing.numel() == ids.numel():
+            return self.take(ids), missing.numel()
+        # While rows come from the tier, a GPU reads those in memory.
+        if held.is_on_gpu:
+            rows = held.gather(places, None)
+        else:
+            hits = (places >= 0).nonzero().view(-1)
+            rows = self._make_rows(places.numel())
+            scatter_rows(rows, hits, held.gather(places[hits], None), is_unique=True)
+        if missing.numel() > 0:
+            self.place(ids[missing], rows, missing)
+        return rows, missing.numel()
 
     def place(self, ids: Tensor, out: Tensor, positions: Tensor) -> None:
         """Write row `ids[i]` to `out[positions[i]]`, no position twice; otherwise as `read`.
@@ -87,6 +178,20 @@ class Tier(ABC):
     def raise_earlier_error(self) -> None:  # noqa: B027 (a tier that enqueues nothing has nothing to say)
         """Raise what a read that was only enqueued has met since."""
 
+    def check_sending(self) -> None:  # noqa: B027 (most rows can be)
+        """Raise an `ArgumentError` where the rows cannot be sent to other processes."""
+
+    def count_served(self, on: bool) -> None:  # noqa: B027 (most tiers have one line in a report)
+        """Count from zero what `describe` tells apart, or stop."""
+
+    def describe(self, num_rows: int, num_read: int | None, link: str | None) -> list[TierReport]:
+        """Lines of a report on rows that nearer tiers do not serve: how many they are, and how many were read, None if
+        that is not counted; `link` is what rows of the host come over."""
+        return [TierReport(self.title, num_rows, num_read, None if self.is_gpu_memory else link)]
+
+    def _make_rows(self, count: int) -> Tensor:
+        return use_large_pages(torch.empty((count, *self.shape[1:]), dtype=self.dtype, device=self.device))
+
     @abstractmethod
     def _read(self, ids: Tensor, out: Tensor) -> None:
         """As `read`, of arguments that were checked, where there is something to read."""
@@ -100,6 +205,9 @@ class TableTier(Tier):
         placement: Where its bytes live; see `Tier`.
         block: Their owner, where that is ours.
         max_blocks: Cap of the grid, for reads over a link; None for none.
+
+    Attributes:
+        block: As given.
     """
 
     def __init__(self, table: Tensor, placement: str, *, block: Block | None = None,
@@ -107,22 +215,24 @@ class TableTier(Tier):
         if not table.is_contiguous():
             raise ArgumentError(f"table must be contiguous, got strides {table.stride()}")
         super().__init__(placement, table.shape, table.dtype, table.device)
-        self._table, self._block, self._max_blocks = table, block, max_blocks
-        self._errors = torch.full((1,), NO_POSITION, dtype=torch.int64, device="cpu", pin_memory=table.is_cuda)
-        # The same number, as Python reads it fastest.
-        self._position = ctypes.c_int64.from_address(self._errors.data_ptr())
+        self.block, self._table, self._max_blocks = block, table, max_blocks
+        self._errors = ReadErrors(table.is_cuda)
+        self._position = self._errors.position
         self._gather: Gather | None = None
+        self._is_on_cpu = not table.is_cuda
         self._row, self._is_empty = tuple(table.shape[1:]), 0 in table.shape[1:]
 
     @property
     def table(self) -> Tensor:
         """The rows, `[M, ...]`."""
-        if self._block is not None:
-            self._block.check_process()
+        if self.block is not None:
+            self.block.check_process()
         return self._table
 
     def take(self, ids: Tensor) -> Tensor:
         """Rows of ids on a GPU that were checked, as the process was, in a tensor of their own; otherwise as `read`."""
+        if self._is_on_cpu:
+            return super().take(ids)
         if self._position.value != NO_POSITION:
             self.raise_earlier_error()
         count = ids.numel()
@@ -136,14 +246,14 @@ class TableTier(Tier):
 
     def _read(self, ids: Tensor, out: Tensor) -> None:
         if not ids.is_cuda or out.data_ptr() % PIECE:
-            gather_rows(self.table, ids, out=out, errors=self._errors, max_blocks=self._max_blocks)
+            gather_rows(self.table, ids, out=out, errors=self._errors.word, max_blocks=self._max_blocks)
             return
-        if self._block is not None:
-            self._block.check_process()
+        if self.block is not None:
+            self.block.check_process()
         (self._gather or self._choose_gather())(ids, out)
 
     def _choose_gather(self) -> Gather:
-        self._gather = choose_gather(self._table, None, None, self.dtype, None, self._errors, self._max_blocks)
+        self._gather = choose_gather(self._table, None, None, self.dtype, None, self._errors.word, self._max_blocks)
         return self._gather
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
@@ -154,12 +264,8 @@ class TableTier(Tier):
         """
         if rows.device != self.device:
             raise ArgumentError(f"rows must be on {self.device}, got rows on {rows.device}")
-        scatter_rows(self.table, ids, rows, errors=self._errors)
+        scatter_rows(self.table, ids, rows, errors=self._errors.word)
 
     def raise_earlier_error(self) -> None:
         """Raise what a read on a GPU has met since."""
-        position = self._position.value
-        if position != NO_POSITION:
-            self._position.value = NO_POSITION
-            raise IdError(f"ids must lie in [0, {self.shape[0]}); an earlier read had an id outside at position "
-                          f"{position}")  # fmt: skip
+        self._errors.raise_first("ids", self.shape[0])

@@ -1,7 +1,4 @@
-"""Rows on disk, read by threads, or from a mapped file once they are cached; to a GPU through page-locked memory.
-
-`SpilledRows` are rows of a file, some of which are also in memory. One read takes each row from the nearest place.
-"""
+"""Rows on disk, read by threads, or from a mapped file once they are cached; to a GPU through page-locked memory."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +17,7 @@ from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tiers.base import Tier
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.rows.gather import prepare_read, rows_in_units
-from pyg_direct.ops.rows.scatter import scatter_rows
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
-from pyg_direct.runtime.host.pages import use_large_pages
 from pyg_direct.runtime.host.threads import Pool
 
 # Rows that are not in memory are waited for one by one in each thread: as many as a disk serves at once.
@@ -53,10 +48,16 @@ class DiskTier(Tier):
         num_threads: Reads under way at once.
     """
 
+    title, refusal = "file", "the file is read-only"
+
     def __init__(self, file: RowFile, num_threads: int = _MOST_THREADS) -> None:
         super().__init__("mmap", file.rows.shape, file.rows.dtype, torch.device("cpu"))
         self.file = file
         self._num_threads = min(num_threads, _MOST_THREADS)
+
+    def check_sending(self) -> None:
+        """Refuse it: a process opens the file itself."""
+        raise ArgumentError(f"a Feature over {self.file.path} cannot be sent: call from_file in each process")
 
     def _read(self, ids: Tensor, out: Tensor) -> None:
         self._read_to(ids, out)
@@ -119,11 +120,15 @@ class StagedTier(Tier):
     Args:
         source: The rows, on the CPU.
         device: The GPU.
+
+    Attributes:
+        source: As given.
     """
 
     def __init__(self, source: Tier, device: torch.device) -> None:
         super().__init__(source.placement, source.shape, source.dtype, device)
-        self._source = source
+        self.title, self.refusal, self.check_sending = source.title, source.refusal, source.check_sending  # type: ignore[method-assign]
+        self.source = source
         self._row_bytes = source.shape[1:].numel() * source.dtype.itemsize
         self._slots: list[_Slot] = []
 
@@ -139,7 +144,7 @@ class StagedTier(Tier):
             slot = self._slot(number % _SLOTS)
             slot.free.synchronize()
             rows = slot.block.view_on_cpu(self.dtype, target.shape)
-            self._source.read(part, rows)
+            self.source.read(part, rows)
             target.copy_(rows, non_blocking=True)
             slot.free.record(stream)
 
@@ -148,101 +153,3 @@ class StagedTier(Tier):
             size = max(_SLOT_BYTES, self._row_bytes)
             self._slots.append(_Slot(allocate_or_fall_back(size, "pinned", self.device), torch.cuda.Event()))
         return self._slots[number]
-
-
-class Resident(Protocol):
-    """Rows in memory, by place."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where places come from and rows go to."""
-
-    @property
-    def num_hot_rows(self) -> int:
-        """Rows in GPU memory."""
-
-    @property
-    def placement(self) -> str:
-        """Where the others live."""
-
-    def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
-        """Rows of places; on a GPU those of -1 may hold anything."""
-
-
-class SpilledRows:
-    """All rows on disk over some of them in memory.
-
-    Args:
-        disk: All rows `[N, ...]`, as the device of the results reads them.
-        locate: Ids `[n]` on that device -> places in memory, int64 `[n]`; -1 for rows on disk alone and bad ids.
-        resident: The rows in memory; None where there are none.
-
-    Attributes:
-        num_read, num_missed: Rows read so far, and how many of them came from disk.
-        refusal: Why they cannot be written.
-    """
-
-    refusal = "the file is read-only"
-
-    def __init__(self, disk: Tier, locate: Callable[[Tensor], Tensor] | None = None,
-                 resident: Resident | None = None) -> None:  # fmt: skip
-        self.disk = disk
-        self._locate, self._resident = locate, resident
-        self.forget_counts()
-
-    @property
-    def placement(self) -> str:
-        """Where the rows live that are not in memory."""
-        return self.disk.placement
-
-    def forget_counts(self) -> None:
-        """Count from zero."""
-        self.num_read = self.num_missed = 0
-
-    def list_tiers(self, num_held: int) -> list[tuple[str, int, int, bool]]:
-        """(name, rows, rows read, whether they came over the link of the GPU) of what is not in memory.
-
-        Args:
-            num_held: Rows that are.
-        """
-        return [("file", self.disk.shape[0] - num_held, self.num_missed, True)]
-
-    def read(self, ids: Tensor) -> Tensor:
-        """Rows of ids on the device, `[n, ...]`; the host waits for them.
-
-        Raises:
-            IdError: an id is outside [0, N).
-            FileError: the file has changed.
-        """
-        self.num_read += ids.numel()
-        if self._resident is None or self._locate is None:
-            self.num_missed += ids.numel()
-            return self.read_disk(ids)
-        places = self._locate(ids)
-        missing = (places < 0).nonzero().view(-1)
-        self.num_missed += missing.numel()
-        if missing.numel() == ids.numel():
-            return self.read_disk(ids)
-        # While rows come from disk, the GPU reads those in memory.
-        rows = self._read_memory(self._resident, places)
-        if missing.numel() > 0:
-            self.disk.place(ids[missing], rows, missing)
-        return rows
-
-    def read_disk(self, ids: Tensor) -> Tensor:
-        """Rows of ids, all of them from disk."""
-        rows = self._make_rows(ids.numel())
-        self.disk.read(ids, rows)
-        return rows
-
-    def _read_memory(self, resident: Resident, places: Tensor) -> Tensor:
-        if resident.device.type == "cuda" and resident.placement != "cpu":
-            return resident.gather(places, None)
-        hits = (places >= 0).nonzero().view(-1)
-        rows = self._make_rows(places.numel())
-        scatter_rows(rows, hits, resident.gather(places[hits], None), is_unique=True)
-        return rows
-
-    def _make_rows(self, count: int) -> Tensor:
-        shape = (count, *self.disk.shape[1:])
-        return use_large_pages(torch.empty(shape, dtype=self.disk.dtype, device=self.disk.device))

@@ -12,6 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_direct.errors import ArgumentError
+from pyg_direct.features.memory_rows import MemoryRows
+from pyg_direct.features.tier_report import TierReport
+from pyg_direct.features.tiers.base import HeldRows, Tier
 from pyg_direct.ops.rows.scatter import scatter_rows
 from pyg_direct.ops.sampling.split_by_owner import find_buckets, group_keys, make_keys
 from pyg_direct.runtime.cuda.launch import current_stream
@@ -38,46 +42,31 @@ def open_exchange(device: torch.device) -> Any:
     return _EXCHANGES[-1]
 
 
-class ShardedRows:
+class ShardedTier(Tier):
     """Rows over the processes of a group. Its reads are collective.
 
     Args:
         num_rows: N.
-        own: Those of this process, from `range_of(rank, size, N)[0]` on: a `Feature`.
+        own: Those of this process, from `range_of(rank, size, N)[0]` on.
         exchange: The way to the others; see `open_exchange`.
-        locate: Ids `[n]` on the device -> places among the hot rows, int64 `[n]`; -1 for the others.
-        hot: The hot rows, of which each process has a copy: a `Feature`; None where there are none.
 
     Attributes:
-        placement, refusal: `sharded`, and why they cannot be written.
         exchange: As given.
-        num_read, num_missed, num_remote: Rows read so far, those of them that were not hot, and those that other
-            processes sent.
+        num_remote: Rows read so far that other processes sent.
     """
 
-    placement, refusal = "sharded", "several processes hold them"
+    title, refusal, is_collective = "other processes", "several processes hold them", True
 
-    def __init__(self, num_rows: int, own: Any, exchange: Any, locate: Callable[[Tensor], Tensor] | None = None,
-                 hot: Any = None) -> None:  # fmt: skip
-        self.exchange, self._own, self._locate, self._hot = exchange, own, locate, hot
-        self._num_rows, self._first = num_rows, range_of(exchange.rank, exchange.size, num_rows)[0]
+    def __init__(self, num_rows: int, own: MemoryRows, exchange: Any) -> None:
+        super().__init__("sharded", torch.Size((num_rows, *own.shape[1:])), own.dtype, own.device)
+        self.exchange, self.num_remote, self._own = exchange, 0, own
+        self._first = range_of(exchange.rank, exchange.size, num_rows)[0]
         self._word = torch.int32 if num_rows < 2**31 else torch.int64
         self._row_bytes = own.shape[1:].numel() * own.dtype.itemsize
         firsts = [range_of(rank, exchange.size, num_rows)[0] for rank in range(1, exchange.size)]
         self._bounds = torch.tensor(firsts, dtype=torch.int64, device=own.device)
-        self.forget_counts()
 
-    def forget_counts(self) -> None:
-        """Count from zero."""
-        self.num_read = self.num_missed = self.num_remote = 0
-
-    def list_tiers(self, num_held: int) -> list[tuple[str, int, int, bool]]:
-        """As `SpilledRows` has it. A hot row counts as one of the process that holds it, too."""
-        num_own = int(self._own.shape[0])
-        return [(f"host memory ({self._own.placement})", num_own, self.num_missed - self.num_remote, True),
-                ("other processes", self._num_rows - num_own, self.num_remote, False)]  # fmt: skip
-
-    def read(self, ids: Tensor) -> Tensor:
+    def take(self, ids: Tensor) -> Tensor:
         """Rows of ids on the device, `[n, ...]`; every process calls it, with ids of its own or none.
 
         A row of another process is sent as often as its id comes.
@@ -86,20 +75,49 @@ class ShardedRows:
             IdError: an id is outside [0, N); the other processes get a `RankError`.
             RankError: another process failed or is gone.
         """
-        rows: Tensor = self.exchange.run(self._read, ids)
+        return self._take(ids)[0]
+
+    def take_beside(self, ids: Tensor, locate: Callable[[Tensor], Tensor], held: HeldRows) -> tuple[Tensor, int]:
+        """As of `Tier`. Rows in memory are told apart in the pass that groups ids by process; it is collective."""
+        return self._take(ids, locate, held)
+
+    def take_nothing(self) -> None:
+        """Take part in a read of the others."""
+        self.take(torch.empty(0, dtype=torch.int64, device=self.device))
+
+    def count_served(self, on: bool) -> None:
+        """Count from zero."""
+        self.num_remote = 0
+
+    def describe(self, num_rows: int, num_read: int | None, link: str | None) -> list[TierReport]:
+        """A line for the rows of this process, and one for those of others. A hot row counts as one of the process that
+        holds it, too."""
+        num_own, num_remote = int(self._own.shape[0]), None if num_read is None else self.num_remote
+        own_read = None if num_read is None else num_read - self.num_remote
+        return [TierReport(f"host memory ({self._own.placement})", num_own, own_read, link),
+                TierReport(self.title, self.shape[0] - num_own, num_remote)]  # fmt: skip
+
+    def check_sending(self) -> None:
+        """Refuse it: the others have rows of their own."""
+        raise ArgumentError("a Feature whose rows are shared out over processes cannot be sent to others")
+
+    def _read(self, ids: Tensor, out: Tensor) -> None:
+        out.copy_(self.take(ids))
+
+    def _take(self, ids: Tensor, locate: Callable[[Tensor], Tensor] | None = None, held: HeldRows | None = None
+              ) -> tuple[Tensor, int]:  # fmt: skip
+        rows: Tensor
+        rows, num_missed = self.exchange.run(self._swap, ids, locate, held)
         if rows.is_cuda:
             # They were made on the stream of the exchange.
             rows.record_stream(current_stream(rows.device.index))
-        return rows
+        return rows, num_missed
 
-    def read_nothing(self) -> None:
-        """Take part in a read of the others."""
-        self.read(torch.empty(0, dtype=torch.int64, device=self._own.device))
-
-    def _read(self, ids: Tensor) -> Tensor:
+    def _swap(self, ids: Tensor, locate: Callable[[Tensor], Tensor] | None, held: HeldRows | None
+              ) -> tuple[Tensor, int]:  # fmt: skip
         comm, ids = self.exchange, ids.long()
-        is_bad = ((ids < 0) | (ids >= self._num_rows)).any()
-        places = None if self._locate is None or not len(ids) else self._locate(ids)
+        is_bad = ((ids < 0) | (ids >= self.shape[0])).any()
+        places = None if locate is None or not len(ids) else locate(ids)
         order, bounds = self._group(ids, places)
         words = comm.make_rows(ids.device)
         words[: comm.size, 0], words[: comm.size, 1] = -is_bad.long(), bounds.diff()[: comm.size]
@@ -113,12 +131,10 @@ class ShardedRows:
         rows = torch.empty((len(ids), *self._own.shape[1:]), dtype=self._own.dtype, device=ids.device)
         scatter_rows(rows, others, self._view(received, len(others)), is_unique=True)
         scatter_rows(rows, here, self._own.read(ids[here] - self._first), is_unique=True)
-        if places is not None:
-            scatter_rows(rows, hot, self._hot.read(places[hot]), is_unique=True)
-        self.num_read += len(ids)
-        self.num_missed += len(others) + len(here)
+        if places is not None and held is not None:
+            scatter_rows(rows, hot, held.read(places[hot]), is_unique=True)
         self.num_remote += len(others)
-        return rows
+        return rows, len(others) + len(here)
 
     def _group(self, ids: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """(which ids go to each partner, are of this process, and are hot; where each of these begins, and the end)."""

@@ -352,6 +352,31 @@ def test_a_bad_id_of_a_sampler_is_named_on_the_cpu(count):
         feature.read(torch.arange(301 - count, 301).clamp(min=0))
 
 
+@pytest.mark.parametrize("cache", [0, "20%", "100%"])
+def test_ids_of_a_sampler_are_those_that_rows_were_given_last(device, cache):
+    table, ids = make_table(), torch.tensor(IDS, device=device)
+    expected = bytes_of(table)
+    feature = Feature(device=device, device_cache_size=cache).from_cpu_tensor(table)
+
+    before = feature.read(ids)
+    feature.set_local_order(torch.arange(39, -1, -1))
+    after = feature.read(ids)
+
+    assert torch.equal(bytes_of(before), expected[IDS])
+    assert torch.equal(bytes_of(after), expected.flip(0)[IDS])
+
+
+def test_reads_of_a_copy_are_counted_alone(device):
+    feature = Feature(device=device).from_cpu_tensor(make_table())
+    feature.count_served()
+    feature[IDS]
+
+    other = copy.copy(feature)
+    other[IDS[:4]]
+
+    assert (feature.tell().num_read, other.tell().num_read) == (9, 13)
+
+
 @pytest.mark.parametrize("ids", [slice(2, 5), None, ..., "first", [[1], [2, 3]]])
 def test_what_holds_no_ids_is_named(ids):
     with pytest.raises(ArgumentTypeError, match="node_idx must be ids, got"):

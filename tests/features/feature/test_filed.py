@@ -10,6 +10,7 @@ import torch
 
 from pyg_direct import CSRTopo, DeviceConfig, Feature, save_rows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, FileError, IdError
+from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.features.tiers.disk import DiskTier
 from tests.features.contract import DTYPES, bytes_of, make_rows
 from tests.poison import poisoned_memory
@@ -61,9 +62,9 @@ def test_only_rows_that_are_in_no_memory_come_from_disk(device, tmp_path, caches
     read(feature, list(range(40)), device)
 
     if in_memory == 40:
-        assert (feature._spilled, feature.placement == "mmap") == (None, False)
+        assert (isinstance(feature.stored, SpilledRows), feature.placement == "mmap") == (False, False)
     else:
-        assert (feature._spilled.num_missed, feature._spilled.num_read) == (40 - in_memory, 40)
+        assert (feature.stored.num_missed, feature.stored.num_read) == (40 - in_memory, 40)
         assert feature.placement == "mmap"
 
 
@@ -74,7 +75,7 @@ def test_the_hottest_rows_are_in_memory(device, tmp_path):
 
     read(feature, [3, 5, 7], device)
 
-    assert feature._spilled.num_missed == 0
+    assert feature.stored.num_missed == 0
 
 
 @pytest.mark.parametrize("slicing", [lambda a: a, lambda a: a[10:50], lambda a: a[3:][4:30], lambda a: a[0]],
@@ -237,6 +238,18 @@ def test_what_makes_no_sense_is_named(device, tmp_path, act, error, words):
 
     with pytest.raises(error, match=words):
         act(feature, path)
+
+
+def test_rows_of_a_file_lie_over_no_rows_of_another(device, tmp_path):
+    rows = make_rows()
+    path = save_rows(tmp_path / "rows.npy", rows)
+    feature = Feature(device=device).from_file(path)
+
+    for act in (lambda: feature.set_mmap_file(path, torch.arange(40)), lambda: feature.gather(torch.arange(3), None)):
+        with pytest.raises(ArgumentError, match=r"rows must be in memory .*, got rows of 'mmap'"):
+            act()
+
+    assert torch.equal(read(feature, IDS, device), bytes_of(rows)[IDS])
 
 
 def test_a_pickle_is_refused(device, tmp_path):

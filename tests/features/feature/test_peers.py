@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from pyg_direct import CSRTopo, Feature
+from pyg_direct import CSRTopo, Feature, save_rows
 from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.runtime.cuda.peer_memory import GRANULE, DeviceGroup, Spread, init_p2p, p2pCliqueTopo, read_link
 from tests.processes import run_ranks
@@ -127,6 +127,15 @@ def test_groups_by_hand_each_have_a_copy():
     assert [hot.devices for hot in feature.share_ipc().hot] == [[0], [1]]
     with pytest.raises(ArgumentError, match="device_group_list must name every GPU"):
         make_feature(device_group_list=[[0]])
+
+
+def test_rows_of_a_file_are_read_over_hot_ones_of_both(tmp_path):
+    feature = Feature(device_list=[0, 1], device_cache_size="10%", host_cache_size="30%")
+    feature.from_file(save_rows(tmp_path / "rows.npy", make_rows()))
+
+    got = feature[make_ids()]
+
+    assert torch.equal(got.cpu(), make_rows()[make_ids()])
 
 
 def test_bad_ids_are_found_in_the_kernel():

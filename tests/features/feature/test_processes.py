@@ -1,9 +1,11 @@
 """Features that several processes of a host read: no copy for each, whole whoever ends, nothing left behind."""
 
 import contextlib
+import copy
 import os
 import pickle
 import signal
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -71,7 +73,7 @@ def test_rows_are_sent_by_the_names_they_were_given():
 
 def see_writing(rank, feature):
     feature[torch.tensor([0])]
-    feature._hot[rank] = 100 + rank
+    feature.stored.tier.table[rank] = 100 + rank
 
 
 @pytest.mark.slow
@@ -92,7 +94,7 @@ def test_a_handle_is_small_and_made_once():
     assert isinstance(handle, Handle)
     assert feature.share_ipc() is handle
     assert len(pickle.dumps(handle)) < 3000
-    assert find_shared(feature._hot) is handle.host
+    assert find_shared(feature.stored.tier.table) is handle.host
 
 
 def test_handles_open_in_this_process_too():
@@ -101,6 +103,45 @@ def test_handles_open_in_this_process_too():
     for feature in (Feature.lazy_from_ipc_handle(handle), Feature.new_from_ipc_handle(0, handle)):
         assert feature[torch.tensor(IDS)].tolist() == make_rows()[IDS].tolist()
         assert list(feature.shape) == [10, 3]
+
+
+class OwnFeature(Feature):
+    """A program's."""
+
+
+def test_a_class_derived_from_it_is_sent_by_a_handle_too():
+    feature = OwnFeature(device="cpu").from_cpu_tensor(make_rows())
+
+    got = ForkingPickler.loads(ForkingPickler.dumps(feature))
+
+    assert type(got) is OwnFeature
+    assert got[torch.tensor(IDS)].tolist() == make_rows()[IDS].tolist()
+    feature.share_ipc().rows[6] = -7
+    assert got[[6]].tolist() == [[-7.0] * 3]
+
+
+def test_a_handle_that_is_not_opened_tells_what_it_holds():
+    feature = Feature.lazy_from_ipc_handle(make_feature().share_ipc())
+    feature.count_served()
+
+    before = feature.tell()
+    feature[torch.tensor(IDS)]
+
+    assert [tier[:3] for tier in before.tiers] == [("host memory (cpu)", 10, 0)]
+    assert [tier[:3] for tier in feature.tell().tiers] == [("host memory (cpu)", 10, 5)]
+    assert feature.hit_rate == 0
+
+
+def test_shared_rows_are_not_updated_and_a_deep_copy_shares_them():
+    feature = make_feature()
+    handle = feature.share_ipc()
+
+    other = copy.deepcopy(feature)
+
+    assert other.share_ipc() is handle
+    for one in (feature, other):
+        with pytest.raises(ArgumentError, match="rows that several processes share cannot be updated"):
+            one.update_([1], torch.ones(1, 3))
 
 
 def test_ids_are_checked_in_every_process():

@@ -174,7 +174,7 @@ def test_a_read_on_another_stream_is_ordered_after_its_ids():
 
 def test_rows_are_refused_in_a_forked_child(monkeypatch):
     feature = Feature(device_cache_size="20%").from_cpu_tensor(make_table())
-    monkeypatch.setattr(feature._block, "_process", -1)
+    monkeypatch.setattr(feature.stored.tier.block, "_process", -1)
 
     with pytest.raises(ForkedProcessError, match="spawn"):
         feature[[0]]

@@ -6,7 +6,7 @@ import torch
 from pyg_direct import NeighborLoader
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.multi_read import TypedRows
-from pyg_direct.kernels.batch_counters import NO_POSITION
+from pyg_direct.features.tiers.base import ReadErrors
 from tests.hetero_data import make_hetero
 from tests.loader.prefetch.batch_groups.test_together import OPTIONS, list_epoch, make_loader
 
@@ -20,9 +20,9 @@ def on_a_gpu(monkeypatch):
     """Tables count as those that a kernel may read together, wherever they are."""
 
     def whole(feature):
-        if feature._errors is None:
-            feature._errors = torch.full((1,), NO_POSITION)
-        return feature._hot
+        if feature.stored.errors is None:
+            feature.stored.errors = ReadErrors(is_pinned=False)
+        return feature.stored.tier.table
 
     if not torch.cuda.is_available():
         monkeypatch.setattr(Feature, "whole", property(whole))
@@ -61,7 +61,7 @@ def test_reads_are_counted(real_device, on_a_gpu):
 
     typed.read(torch.zeros(18, dtype=torch.int64, device=real_device), [1, 2, 4, 0, 0, 3, 7, 1])
 
-    assert features["c", "x"]._num_served == 4 + 7
+    assert features["c", "x"].tell().num_read == 4 + 7
 
 
 def test_nothing_is_read_together_where_no_two_tables_are_alike(real_device, on_a_gpu):

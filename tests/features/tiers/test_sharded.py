@@ -1,8 +1,10 @@
 """Rows of which every process holds a part: read by all, sent no more than needed, in any order of work."""
 
 import logging
+import queue
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from pyg_direct import Feature, FeatureStore, NeighborLoader
 from pyg_direct.errors import ArgumentError, IdError, PlacementWarning, RankError
 from pyg_direct.features import process_sharing
 from pyg_direct.features.process_sharing import Room, find_too_small
-from pyg_direct.features.tiers.sharded import ShardedRows, range_of
+from pyg_direct.features.spilled_rows import SpilledRows
+from pyg_direct.features.tiers.sharded import ShardedTier, range_of
 from tests.batches import hash_batches, make_data
-from tests.distributed.threads import run_threads
-from tests.features.contract import DTYPES, ROWS, bytes_of, make_rows
+from tests.distributed.threads import CPU, Meeting, ThreadCommunicator, run_threads
+from tests.features.contract import DTYPES, ROWS, TierContract, bytes_of, make_rows
 from tests.processes import run_ranks
 
 HOT = torch.tensor([0, 7, 21, 39])
@@ -25,12 +28,13 @@ HOT = torch.tensor([0, 7, 21, 39])
 
 def open_rows(comm, rows, hot=None):
     first, end = range_of(comm.rank, comm.size, len(rows))
-    own = Feature(device="cpu").from_cpu_tensor(rows[first:end].clone())
+    own = Feature(device="cpu").from_cpu_tensor(rows[first:end].clone()).stored
     if hot is None:
-        return ShardedRows(len(rows), own, comm)
+        return SpilledRows(ShardedTier(len(rows), own, comm))
     places = torch.full((len(rows),), -1)
     places[hot] = torch.arange(len(hot))
-    return ShardedRows(len(rows), own, comm, lambda ids: places[ids], Feature(device="cpu").from_cpu_tensor(rows[hot]))
+    held = Feature(device="cpu").from_cpu_tensor(rows[hot]).stored
+    return SpilledRows(ShardedTier(len(rows), own, comm), lambda ids: places[ids], held)
 
 
 def wanted_by(rank):
@@ -38,12 +42,54 @@ def wanted_by(rank):
     return torch.randint(40, (25 if rank < 2 else 0,), generator=torch.Generator().manual_seed(rank))
 
 
+class Asking:
+    """The way of rank 0 to the others, who take part in what it does."""
+
+    def __init__(self, comm, turns):
+        self._comm, self._turns = comm, turns
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def run(self, fn, *args):
+        self._turns.put(None)
+        return self._comm.run(fn, *args)
+
+
+class TestShardedTier(TierContract):
+    """Rows of two processes, as the first sees them."""
+
+    read_only = True
+
+    @pytest.fixture
+    def tier_of(self):
+        meeting, turns = Meeting(2), queue.SimpleQueue()
+
+        def take_part():
+            tier = None
+            while (turn := turns.get()) != "end":
+                if turn is None:
+                    tier.take_nothing()
+                else:
+                    tier = open_rows(ThreadCommunicator(meeting, 1, CPU), turn).tier
+
+        def make(rows):
+            turns.put(rows)
+            return open_rows(Asking(ThreadCommunicator(meeting, 0, CPU), turns), rows).tier
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(take_part)
+            yield make
+            turns.put("end")
+            done.result()
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("hot", [None, HOT, torch.arange(40)], ids=["none", "some", "all"])
 def test_every_process_gets_the_rows_that_it_asks_for(size, hot):
     rows = make_rows()
 
-    got = run_threads(lambda comm: open_rows(comm, rows, hot).read(wanted_by(comm.rank)), size)
+    got = run_threads(lambda comm: open_rows(comm, rows, hot).take(wanted_by(comm.rank)), size)
 
     for rank in range(size):
         assert torch.equal(bytes_of(got[rank]), bytes_of(rows[wanted_by(rank)]))
@@ -53,7 +99,7 @@ def test_every_process_gets_the_rows_that_it_asks_for(size, hot):
 def test_rows_of_any_dtype_come_bit_for_bit(dtype):
     rows = make_rows(dtype=dtype)
 
-    got = run_threads(lambda comm: open_rows(comm, rows, HOT).read(wanted_by(comm.rank)), 2)
+    got = run_threads(lambda comm: open_rows(comm, rows, HOT).take(wanted_by(comm.rank)), 2)
 
     assert torch.equal(bytes_of(got[1]), bytes_of(rows[wanted_by(1)]))
 
@@ -62,7 +108,7 @@ def test_rows_of_any_dtype_come_bit_for_bit(dtype):
 def test_rows_of_any_shape_come_bit_for_bit(row):
     rows = make_rows(row=row)
 
-    got = run_threads(lambda comm: open_rows(comm, rows).read(wanted_by(comm.rank).int()), 2)
+    got = run_threads(lambda comm: open_rows(comm, rows).take(wanted_by(comm.rank).int()), 2)
 
     assert got[0].shape == (25, *row)
     assert torch.equal(bytes_of(got[0]), bytes_of(rows[wanted_by(0)]))
@@ -71,7 +117,7 @@ def test_rows_of_any_shape_come_bit_for_bit(row):
 def test_fewer_rows_than_processes():
     rows = make_rows(2)
 
-    got = run_threads(lambda comm: open_rows(comm, rows).read(torch.tensor([1, 0, 1])), 3)
+    got = run_threads(lambda comm: open_rows(comm, rows).take(torch.tensor([1, 0, 1])), 3)
 
     assert all(torch.equal(bytes_of(one), bytes_of(rows[[1, 0, 1]])) for one in got)
 
@@ -79,8 +125,8 @@ def test_fewer_rows_than_processes():
 def test_only_rows_of_others_are_sent():
     def run(comm):
         rows = open_rows(comm, make_rows(row=(5,)), HOT)
-        rows.read(torch.tensor([0, 1, 7, 8, 30, 31, 39]))
-        return dict(comm.sent), rows.num_read, rows.num_missed, rows.num_remote
+        rows.take(torch.tensor([0, 1, 7, 8, 30, 31, 39]))
+        return dict(comm.sent), rows.num_read, rows.num_missed, rows.tier.num_remote
 
     got = run_threads(run, 2)
 
@@ -91,7 +137,7 @@ def test_only_rows_of_others_are_sent():
 def test_a_bad_id_is_told_to_all():
     def run(comm):
         try:
-            open_rows(comm, make_rows()).read(torch.tensor([3, 40 if comm.rank == 1 else 4]))
+            open_rows(comm, make_rows()).take(torch.tensor([3, 40 if comm.rank == 1 else 4]))
         except (IdError, RankError) as error:
             return f"{type(error).__name__}: {error}"
 
@@ -192,7 +238,7 @@ def use_features(rank, path):
     kept = Feature(device="cpu", device_list="group").from_cpu_tensor(table.clone())
     process_sharing.identify_host, process_sharing.available_bytes = kept_calls
     # They have one way to each other.
-    exchanges = {id(one._spilled.exchange) for one in (feature, narrow, named, chosen)}
+    exchanges = {id(one.stored.tier.exchange) for one in (feature, narrow, named, chosen)}
     tiers = [(tier.name, tier.num_rows, tier.num_read) for tier in feature.tell().tiers]
     return (right, [one.placement for one in (feature, chosen, kept)], [str(w.message) for w in warned
             if w.category is PlacementWarning], tiers, heard.lines[0], len(exchanges))  # fmt: skip

@@ -246,7 +246,7 @@ class TestFeatureStore:
             assert batch.x.device == batch.n_id.device
             assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
         assert len(batches) == 4
-        assert on_disk._spilled.num_missed > 0
+        assert on_disk.stored.num_missed > 0
 
     def test_tables_are_taken_away(self, store):
         assert store.remove_tensor(group_name=None, attr_name="x", index=None)
