@@ -2,7 +2,7 @@
 
 - `random.py`: Philox, the source of all draws.
 - `uniform.py`, `weighted.py`, `weighted_gpu.py`, `labor.py`, `hgt_budget.py`: one sampling rule each.
-- `hetero.py`, `worklist.py`: picks over many relations.
+- `hetero.py`, `worklist.py`: picks over many relations; `captured_hops.py`: hops whose counts stay on a GPU.
 - `split_by_owner.py`, `remote_edges.py`: picks over parts of a graph.
 - `excluded_edges.py`, `expected_reads.py`: edges that a batch leaves out, and the reads that sampling expects.
 """
