@@ -96,9 +96,11 @@ class _DistLoader(GeneralLoader):
     )
     # What the batch that is being built was sampled from, if in both directions.
     _sampled: Any = None
+    _given_data: Any
 
     def _even_out(self, ranks: str) -> None:
         """Agree on equally many batches, if each process has seeds of its own; with `ranks="auto"` they follow."""
+        self._given_data = self.data
         uneven = self._ranks.uneven
         if ranks != "own" or uneven == "keep":
             return
@@ -139,6 +141,9 @@ class _DistLoader(GeneralLoader):
         return counts
 
     def _prepare(self) -> Any:
+        if self.data is not self._given_data:
+            raise ArgumentError(f"data of a {type(self).__name__} cannot be replaced, got {type(self.data).__name__}: "
+                                "partition the other graph, and make a loader of its DistGraph")  # fmt: skip
         self._check_seeds(self._sampler.num_nodes)
         # A graph in parts does not change, but weights of negatives may.
         if isinstance(self._sampler, NeighborSampler):
@@ -212,6 +217,8 @@ _ELSEWHERE = {
     "store_dtype": "rows keep the dtype that they were partitioned with",
     "custom_cls": "batches of a graph in parts are a Data or a HeteroData",
     "subgraph_type": "it is 'induced'",
+    "input_start_time": "time_window is that of all seeds",
+    "input_end_time": "time_window is that of all seeds",
 }
 
 

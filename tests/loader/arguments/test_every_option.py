@@ -303,7 +303,9 @@ ELSEWHERE = {"device": Refused("cpu", "give it to DistGraph"), "placement": Refu
              "store_dtype": Refused(torch.float16, "rows keep the dtype"), "custom_cls": Refused(dict, "batches of"),
              "is_sorted": Refused(True, "has no option is_sorted"), "super_batch": Refused(2, "has no option super"),
              "topology_placement": Refused("cpu", "has no option topo"), "sampling": Refused("labor", "has no option"),
-             "num_workers": Refused(2, "num_workers must be 0")}  # fmt: skip
+             "num_workers": Refused(2, "num_workers must be 0"),
+             "input_start_time": Refused(TIMES[:30], "has no option input_start_time: time_window"),
+             "input_end_time": Refused(TIMES[:30], "has no option input_end_time: time_window")}  # fmt: skip
 DIST_EPOCHS = {"seed": Differs(2), "prefetch": Refused(-1, "prefetch must be"),
                "ranks": Differs("own"), "uneven": Differs("drop", client=(1, 2)),
                **{name: HOOKS[name] for name in HOOKS}, **ORDER,
@@ -387,6 +389,19 @@ def test_options_that_need_another_are_refused_alone_or_said():
     Refused(True, "layer_dependency").check(nodes, "layer_dependency")
     Refused(2, "needs hotness='frequency'", hotness="expected").check(nodes, "presample")
     Refused(False, "has no option filter_per_worker").check(MAKE["ShaDowKHopSampler"], "filter_per_worker")
+
+
+@pytest.mark.parametrize("kind", [DistNeighborLoader, DistLinkNeighborLoader])
+def test_a_graph_in_parts_is_not_replaced(parts, kind):
+    loader = make_dist(kind, parts)()
+    expected = look(loader)
+    data, loader.data = loader.data, DATA
+
+    with pytest.raises(PygDirectError, match=f"data of a {kind.__name__} cannot be replaced, got Data: partition"):
+        list(loader)
+
+    loader.data = data
+    assert look(loader) != expected
 
 
 def test_what_a_graph_in_parts_was_not_given_is_refused(parts):
