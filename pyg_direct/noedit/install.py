@@ -127,7 +127,7 @@ class Replacement(NamedTuple):
 REPLACEMENTS = (
     *(Replacement(getattr(pyg_loader, name), getattr(loader, name))
       for name in ("NeighborLoader", "LinkNeighborLoader", "NodeLoader", "LinkLoader", "NeighborSampler", "HGTLoader",
-                   "ShaDowKHopSampler")),
+                   "ShaDowKHopSampler", "DataLoader")),
     *(Replacement(getattr(pyg_sampler, name), getattr(sampler, name)) for name in ("NeighborSampler", "HGTSampler")),
 )  # fmt: skip
 

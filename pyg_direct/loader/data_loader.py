@@ -1,0 +1,183 @@
+"""`DataLoader`: batches of many small graphs, cut out of one collated store, after PyG's loader of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+from torch_geometric.loader import DataLoader as PygDataLoader
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.loader.arguments import settle_workers
+from pyg_direct.loader.base_loader import ALONE, EpochLoader, make_batch
+from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.collate.graph_batches import GraphCollection
+from pyg_direct.loader.collate.graph_columns import move_all
+from pyg_direct.loader.collate.graph_sources import NotCollated, read_source
+from pyg_direct.loader.memory_placement import announce
+from pyg_direct.loader.prefetch.batch_groups import SharedRows
+from pyg_direct.loader.profiler import EpochRecord
+from pyg_direct.profiling import show_bytes
+from pyg_direct.runtime.cuda.device import budget_of, free_bytes
+from pyg_direct.sampling.random_key import EpochKey
+from pyg_direct.typing import Device
+
+
+class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
+    """Batches of small graphs, after PyG's `DataLoader`: the same `Batch`, cut out of one collated store on `device`.
+
+    A list of `Data` or `HeteroData` is collated once, and anew in an epoch after graphs were changed; the joined tensors
+    of an `InMemoryDataset` are used as they are. Subsets and index selections share them. Any other data set, and one
+    with a `transform`, gives its graphs one by one to PyG's own collation, which is logged once.
+
+    Without a `seed` graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
+
+    Args:
+        dataset: A list of `Data` or `HeteroData`, an `InMemoryDataset`, or a `torch.utils.data.Subset` of one; or
+            anything that has items and a length.
+        batch_size: Graphs of a batch.
+        shuffle: Whether each epoch has another order.
+        follow_batch: Attributes whose rows batches say the graphs of, by `NAME_batch` and `NAME_ptr`.
+        exclude_keys: Attributes that batches do not have.
+        device: Where batches are; None is the current GPU if there is one, else the CPU.
+        placement: Memory of the store: `cuda`, or `unified` or `pinned` for host memory, from which batches are copied;
+            `auto` is GPU memory if it has room; `cpu` on a CPU.
+        seed: Seed of shuffling; with it, batches are a function of seed, epoch and number. None follows torch's
+            generator.
+        prefetch: Batches made ahead.
+        ranks, uneven: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `sampler`, `batch_sampler`, `drop_last` and
+            `generator`. Options of workers are absorbed, unless graphs are made one by one.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value, and the number of a graph that misses an
+            attribute of others, or has another width or dtype.
+        NotImplementedError: `dataset` has no length, or `batch_size` is None.
+    """
+
+    transform = None
+    transform_sampler_output = None
+    _orders_as_torch = True
+    _graphs: GraphCollection | None = None
+
+    def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False,
+                 follow_batch: list[str] | None = None, exclude_keys: list[str] | None = None, *,
+                 device: Device = None, placement: str = "auto", seed: int | None = None, prefetch: int = 1,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+        self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)
+        if isinstance(dataset, IterableDataset) or (batch_size is None and kwargs.get("batch_sampler") is None):
+            raise NotImplementedError("a data set without a length, or batch_size=None, has no batches to cut out: take "
+                                      "torch_geometric.loader.DataLoader")  # fmt: skip
+        for name, keys in (("follow_batch", follow_batch), ("exclude_keys", exclude_keys)):
+            if isinstance(keys, str) or not all(isinstance(key, str) for key in keys or ()):
+                raise ArgumentTypeError(f"{name} must be a list of names of attributes or None, got {keys!r}")
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ArgumentTypeError(f"dataset must have items and a length, got {type(dataset).__name__}")
+        self._keys = (follow_batch, exclude_keys)
+        self._read(dataset)
+        kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=len(dataset),
+                                needs_workers=self._graphs is None)  # fmt: skip
+        PygDataLoader.__init__(self, dataset, batch_size, shuffle and len(dataset) > 0, follow_batch, exclude_keys,
+                               **kwargs)  # fmt: skip
+
+    def _read(self, dataset: Any) -> None:
+        """Collate the data set if it is not collated, or was changed since."""
+        known = self._graphs
+        try:
+            source = read_source(dataset, None if known is None else known.source)
+            if known is None or not known.source.is_like(source):
+                self._graphs = GraphCollection(source, *self._keys)
+        except NotCollated as reason:
+            self._graphs = None
+            announce(f"the data set of a DataLoader is not collated once, as {reason}: its graphs are made one by one "
+                     "and joined by PyG's own code for each batch, which takes longer")  # fmt: skip
+
+    def _prepare(self) -> None:
+        self._read(self.dataset)
+        graphs = self._graphs
+        if graphs is None or self.device.type == "cpu" or graphs.device == self.device:
+            return
+        has_room = self.placement == "cuda" or graphs.count_bytes() <= budget_of(free_bytes(self.device.index))
+        if self.placement in ("auto", "cuda") and has_room:
+            graphs.place(self.device)
+
+    def _input(self) -> Tensor:
+        if self._graphs is None:
+            return torch.arange(len(self.dataset), device="cpu")
+        return self._graphs.source.numbers
+
+    def _is_own(self) -> bool:
+        return self._graphs is not None
+
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        return _Sample(seeds)
+
+    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        graphs = self._graphs
+        if graphs is not None:
+            batch = graphs.collate(seeds.nodes)
+            return batch if graphs.device == self.device else _upload(batch, self.device)
+        positions = seeds.positions.tolist()
+        if hasattr(self.dataset, "__getitems__") and self.dataset.__getitems__:
+            items = self.dataset.__getitems__(positions)
+        else:
+            items = [self.dataset[position] for position in positions]
+        return move_all(self.collate_fn(items), self.device)
+
+    def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
+                   ) -> Iterator[Any]:  # fmt: skip
+        if self._graphs is not None:
+            yield from super()._work_here(key, batches, record)
+            return
+        # Code of the program's may draw numbers, which are PyG's where it is called when PyG calls it.
+        stages = self._stages(key, record)
+        for number, seeds in batches:
+            yield make_batch(stages, number, seeds)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the next epoch, or the rest of one that was resumed."""
+        if self.num_workers > 0 and self.seed is None and self._ranks.ranks is None and self._drawn is None:
+            # As a program of PyG's has them, with all that torch does for workers.
+            return (move_all(batch, self.device) for batch in PygDataLoader.__iter__(self))
+        return super().__iter__()
+
+    def _work_with_workers(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
+        options = {name: getattr(self, name) for name in ("num_workers", "prefetch_factor", "pin_memory", "timeout",
+                                                          "worker_init_fn", "multiprocessing_context")}  # fmt: skip
+        positions = [seeds.positions.tolist() for _, seeds in batches]
+        generator = torch.Generator().manual_seed(key.of_order() % 2**63)
+        pool: Any = torch.utils.data.DataLoader(self.dataset, batch_sampler=positions, collate_fn=self.collate_fn,
+                                                generator=generator, **options)  # fmt: skip
+        for batch in pool:
+            yield move_all(batch, self.device)
+
+    def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
+        if self._graphs is None:
+            return [f"graphs: {len(self.dataset)}, made one by one"], {}
+        source, where = self._graphs.source, self._graphs.device
+        return [f"graphs: {source.count}, {show_bytes(self._graphs.count_bytes())} on {where}"], {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.dataset)} graphs)"
+
+
+class _Sample:
+    """The graphs of a batch, which are known as it begins."""
+
+    def __init__(self, seeds: Seeds) -> None:
+        self.seeds = seeds
+
+    def finish(self) -> _Sample:
+        """Nothing is left to wait for."""
+        return self
+
+    def record_stream(self, stream: Any) -> None:
+        """Nothing lies on a GPU."""
+
+
+def _upload(batch: Any, device: torch.device) -> Any:
+    """A batch of the CPU on a GPU, copied while the host goes on."""
+    return batch.apply(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
