@@ -16,12 +16,13 @@ from pyg_direct.loader.base_loader import ALONE, EpochLoader, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.graph_batches import GraphCollection
 from pyg_direct.loader.collate.graph_columns import move_all
-from pyg_direct.loader.collate.graph_sources import NotCollated, read_source
+from pyg_direct.loader.collate.graph_sources import NotCollated, Source, read_source
 from pyg_direct.loader.memory_placement import announce
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.profiler import EpochRecord
+from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.profiling import show_bytes
-from pyg_direct.runtime.cuda.device import budget_of, free_bytes
+from pyg_direct.runtime.cuda.device import budget_of, free_bytes, resolve_device
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
 
@@ -47,7 +48,8 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
             `auto` is GPU memory if it has room; `cpu` on a CPU.
         seed: Seed of shuffling; with it, batches are a function of seed, epoch and number. None follows torch's
             generator.
-        prefetch: Batches made ahead.
+        prefetch: Batches made ahead; None is 1 on a GPU, and 0 on a CPU, where a batch is made sooner than a thread
+            hands it over.
         ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `sampler`, `batch_sampler`, `drop_last` and
             `generator`. Options of workers are absorbed, unless graphs are made one by one.
@@ -65,9 +67,13 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False,
                  follow_batch: list[str] | None = None, exclude_keys: list[str] | None = None, *,
-                 device: Device = None, placement: str = "auto", seed: int | None = None, prefetch: int = 1,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+                 device: Device = None, placement: str = "auto", seed: int | None = None,
+                 prefetch: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
+                 **kwargs: Any) -> None:  # fmt: skip
+        if prefetch is None:
+            prefetch = int(resolve_device(device).type == "cuda")
         self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)
+        check_flag("shuffle", shuffle)
         if isinstance(dataset, IterableDataset) or (batch_size is None and kwargs.get("batch_sampler") is None):
             raise NotImplementedError("a data set without a length, or batch_size=None, has no batches to cut out: take "
                                       "torch_geometric.loader.DataLoader")  # fmt: skip
@@ -77,6 +83,7 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise ArgumentTypeError(f"dataset must have items and a length, got {type(dataset).__name__}")
         self._keys = (follow_batch, exclude_keys)
+        self._is_alone = batch_size == 1 and kwargs.get("batch_sampler") is None
         self._read(dataset)
         kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=len(dataset),
                                 needs_workers=self._graphs is None)  # fmt: skip
@@ -89,11 +96,20 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
         try:
             source = read_source(dataset, None if known is None else known.source)
             if known is None or not known.source.is_like(source):
-                self._graphs = GraphCollection(source, *self._keys)
+                self._graphs = self._collate(source)
         except NotCollated as reason:
             self._graphs = None
             announce(f"the data set of a DataLoader is not collated once, as {reason}: its graphs are made one by one "
                      "and joined by PyG's own code for each batch, which takes longer")  # fmt: skip
+
+    def _collate(self, source: Source) -> GraphCollection:
+        try:
+            return GraphCollection(source, *self._keys)
+        except (ArgumentError, ArgumentTypeError) as error:
+            if not self._is_alone:
+                raise
+            # A batch of one graph has no other that it must be like.
+            raise NotCollated(str(error)) from error
 
     def _prepare(self) -> None:
         self._read(self.dataset)

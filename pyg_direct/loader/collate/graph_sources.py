@@ -199,6 +199,9 @@ class CollatedDataset:
     def __init__(self, dataset: InMemoryDataset) -> None:
         self.data, self.slices = dataset._data, dataset.slices
         self.count = dataset.len()
+        for store in self.data.stores:
+            for name, slices in self._slices_of(store).items():
+                self._check_slices(name, slices)
         indices = dataset.indices()
         self.numbers = torch.tensor(indices if isinstance(indices, list) else list(indices), dtype=torch.int64,
                                     device="cpu")  # fmt: skip
@@ -206,11 +209,23 @@ class CollatedDataset:
         self._versions = [value._version for value in self._values if _is_watched(value)]
 
     def _read_values(self) -> list[Any]:
-        return [value for store in self.data.stores for value in (*store._mapping.values(), *self._slices_of(store))]
+        return [value for store in self.data.stores for value in (*store._mapping.values(), *self._slices_of(store).values())]
 
-    def _slices_of(self, store: Any) -> list[Any]:
-        own = self.slices if store._key is None else self.slices.get(store._key, {})
-        return [own[name] for name in store._mapping if name in own]
+    def _slices_of(self, store: Any) -> dict[str, Any]:
+        own: Any = self.slices if store._key is None else self.slices.get(store._key, {})
+        return {name: own[name] for name in own if name in store._mapping}
+
+    def _check_slices(self, name: str, slices: Any) -> None:
+        if not isinstance(slices, Tensor):
+            return
+        if slices.dim() != 1 or slices.numel() != self.count + 1:
+            raise ArgumentError(f"slices of {name} must have {self.count + 1} entries for {self.count} graphs, got "
+                                f"shape {tuple(slices.shape)}")  # fmt: skip
+        is_bad = (slices[1:] < slices[:-1]) | (slices[:-1] < 0)
+        if bool(is_bad.any()):
+            number = int(is_bad.nonzero()[0])
+            raise ArgumentError(f"slices of {name} must ascend from 0 on, got [{int(slices[number])}, "
+                                f"{int(slices[number + 1])}) for graph {number}")  # fmt: skip
 
     @property
     def example(self) -> Any:
@@ -244,9 +259,7 @@ class CollatedDataset:
         """
         used, order = self.used, []
         for store in self.data.stores:
-            key = store._key
-            own: Any = self.slices if key is None else self.slices.get(key, {})
-            names = [name for name in own if name in store._mapping]
+            key, names = store._key, list(self._slices_of(store))
             if "_num_nodes" in store.__dict__:
                 names = [name for name in names if name != "num_nodes"] + ["num_nodes"]
             order.append((key, tuple(name for name in names if name not in excluded)))
