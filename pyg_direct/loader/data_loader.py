@@ -92,10 +92,10 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
 
     def _read(self, dataset: Any) -> None:
         """Collate the data set if it is not collated, or was changed since."""
-        known = self._graphs
+        known = None if self._graphs is None else self._graphs.source
         try:
-            source = read_source(dataset, None if known is None else known.source)
-            if known is None or not known.source.is_like(source):
+            source = read_source(dataset, known)
+            if source is not known:
                 self._graphs = self._collate(source)
         except NotCollated as reason:
             self._graphs = None
@@ -145,7 +145,12 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
 
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
-        if self._graphs is not None:
+        graphs = self._graphs
+        if graphs is not None and record is None and self.prefetch == 0 and self.device.type == "cpu":
+            for _, seeds in batches:
+                yield graphs.collate(seeds.nodes)
+            return
+        if graphs is not None:
             yield from super()._work_here(key, batches, record)
             return
         # Code of the program's may draw numbers, which are PyG's where it is called when PyG calls it.

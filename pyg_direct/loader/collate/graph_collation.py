@@ -286,11 +286,11 @@ class _Reader:
         return listed
 
     def join_spans(self) -> Tensor:
-        """First row and number of rows of each graph in each group, int64 `[G, 2, K]`."""
-        spans = torch.empty(self._source.count, 2, len(self._groups), dtype=torch.int64, device="cpu")
-        for group in self._groups:
-            spans[:, 0, group.place], spans[:, 1, group.place] = group.slices[:-1], group.sizes
-        return spans
+        """First row of each graph in each group, then its number of rows in each, int64 `[G, 2 * K]`."""
+        parts = [group.slices[:-1] for group in self._groups] + [group.sizes for group in self._groups]
+        if not parts:
+            return torch.empty(self._source.count, 0, dtype=torch.int64, device="cpu")
+        return torch.stack(parts, 1)
 
     def _group(self, sizes: Sequence[int] | Tensor) -> Ragged:
         slices = torch.zeros(len(sizes) + 1, dtype=torch.int64, device="cpu")

@@ -38,7 +38,8 @@ class Chosen:
 
     Args:
         numbers: Numbers of the graphs, int64 `[B]` on the CPU, at least one.
-        spans: Of each graph, first row and number of rows in each group of tables, int64 `[G, 2, K]` on the CPU.
+        spans: Of each graph, its first row in each group of tables, then its number of rows in each, int64 `[G, 2 * K]`
+            on the CPU.
         device: The device of the tables.
         make_graph: Makes a graph of its number.
     """
@@ -49,15 +50,15 @@ class Chosen:
         self._listed: list[int] | None = None
         self._graphs: list[Any] | None = None
         self._lasting: dict[str, Tensor] = {}
-        num_groups = spans.shape[2]
+        num_groups = spans.shape[1] // 2
         # By group, so that all of one lie together.
-        starts, sizes = spans.index_select(0, numbers).permute(1, 2, 0).contiguous().unbind()
+        own = spans.index_select(0, numbers).t().contiguous()
         self._ptr = torch.zeros(num_groups, self.count + 1, dtype=torch.int64, device="cpu")
-        torch.cumsum(sizes, 1, out=self._ptr[:, 1:])
+        torch.cumsum(own[num_groups:], 1, out=self._ptr[:, 1:])
         self._totals: list[int] = self._ptr[:, -1].tolist()
-        ptr = self._ptr[:, :-1]
+        own[:num_groups].sub_(self._ptr[:, :-1])
         # One copy to a GPU for all groups.
-        self._sizes, self._shifts = to_device(torch.stack((sizes, starts - ptr)), device).unbind()
+        self._own = to_device(own, device)
         self._cuts: list[Cut | None] = [None] * num_groups
 
     def cut(self, group: Ragged) -> Cut:
@@ -65,8 +66,8 @@ class Chosen:
         cut = self._cuts[group.place]
         if cut is None:
             place = group.place
-            cut = Cut(self._ptr[place], self._sizes[place], self._shifts[place], self._totals[place])
-            self._cuts[place] = cut
+            sizes = self._own[place + len(self._cuts)]
+            cut = self._cuts[place] = Cut(self._ptr[place], sizes, self._own[place], self._totals[place])
         return cut
 
     def sum_nodes(self, groups: Sequence[Ragged]) -> Tensor:

@@ -78,15 +78,19 @@ class GraphList:
     Args:
         graphs: The graphs.
         numbers: Which of them are the items of the data set, int64 `[D]`.
+        places: Where the graphs stand in the list of the program, in their order; None for all of it.
+        follows: Whether they are those of a list of the program, which it may change.
 
     Raises:
         NotCollated: they are of several classes, or no plain graphs.
         ArgumentTypeError: one is no graph, or of another kind than the first.
     """
 
-    def __init__(self, graphs: Sequence[Any], numbers: Tensor) -> None:
+    def __init__(self, graphs: Sequence[Any], numbers: Tensor, places: list[int] | None = None,
+                 follows: bool = True) -> None:  # fmt: skip
         # The program may change its own.
         self.graphs, self.numbers = list(graphs), numbers
+        self._places, self._follows = places, follows
         self.example = graphs[0] if graphs else Data()
         kind = type(self.example)
         for number, graph in enumerate(graphs):
@@ -123,15 +127,21 @@ class GraphList:
         """The graph of a number."""
         return self.graphs[number]
 
-    def is_like(self, other: Any) -> bool:
-        """Report whether another source has the same graphs, and none was written since this one was read."""
-        if type(other) is not GraphList or len(self.graphs) != len(other.graphs):
+    def is_current(self, base: Any, places: list[int] | None) -> bool:
+        """Report whether a data set still has these graphs, in this order, and none was written since they were read.
+
+        Args:
+            base: The data set below its subsets.
+            places: Items of it that there are; None for all.
+        """
+        if not self._follows or not isinstance(base, (list, tuple)) or places != self._places:
             return False
-        if not all(map(operator.is_, self.graphs, other.graphs)) or not torch.equal(self.numbers, other.numbers):
+        graphs = base if places is None else [base[place] for place in dict.fromkeys(places)]
+        if len(graphs) != len(self.graphs) or not all(map(operator.is_, graphs, self.graphs)):
             return False
         values = self._read_values()
         return len(values) == len(self._values) and all(map(operator.is_, values, self._values)) \
-            and [tensor._version for tensor in self._written] == self._versions  # fmt: skip
+            and [one._version for one in self._written] == self._versions  # fmt: skip
 
     def list_orders(self, excluded: frozenset[str]) -> tuple[list[Any], list[int] | None]:
         """(orders of attributes, which of them each graph has, None where all have the first); see `read_order`.
@@ -189,6 +199,7 @@ class CollatedDataset:
 
     Args:
         dataset: The data set, with at least two graphs.
+        places: Items of it that there are; None for all.
 
     Raises:
         ArgumentError: slices contradict each other or the values.
@@ -196,15 +207,16 @@ class CollatedDataset:
 
     has_one_order = True
 
-    def __init__(self, dataset: InMemoryDataset) -> None:
+    def __init__(self, dataset: InMemoryDataset, places: list[int] | None = None) -> None:
         self.data, self.slices = dataset._data, dataset.slices
         self.count = dataset.len()
         for store in self.data.stores:
             for name, slices in self._slices_of(store).items():
                 self._check_slices(name, slices)
-        indices = dataset.indices()
-        self.numbers = torch.tensor(indices if isinstance(indices, list) else list(indices), dtype=torch.int64,
-                                    device="cpu")  # fmt: skip
+        self._kind, self._indices, self._places = type(dataset), list(dataset.indices()), places
+        self.numbers = torch.tensor(self._indices, dtype=torch.int64, device="cpu")
+        if places is not None:
+            self.numbers = self.numbers[torch.tensor(places, dtype=torch.int64, device="cpu")]
         self._values = self._read_values()
         self._versions = [value._version for value in self._values if _is_watched(value)]
 
@@ -242,13 +254,19 @@ class CollatedDataset:
         """The graph of a number."""
         return separate(type(self.data), batch=self.data, idx=number, slice_dict=self.slices, decrement=False)
 
-    def is_like(self, other: Any) -> bool:
-        """Report whether another source has the same graphs, and none was written since this one was read."""
-        if type(other) is not CollatedDataset or other.data is not self.data or other.slices is not self.slices:
+    def is_current(self, base: Any, places: list[int] | None) -> bool:
+        """Report whether a data set still has these graphs joined, and none was written since they were read.
+
+        Args:
+            base: The data set below its subsets.
+            places: Items of it that there are; None for all.
+        """
+        if type(base) is not self._kind or base._data is not self.data or base.slices is not self.slices:
+            return False
+        if base.transform is not None or places != self._places or list(base.indices()) != self._indices:
             return False
         values = self._read_values()
-        return torch.equal(self.numbers, other.numbers) and len(values) == len(self._values) \
-            and all(map(operator.is_, values, self._values)) \
+        return len(values) == len(self._values) and all(map(operator.is_, values, self._values)) \
             and [value._version for value in values if _is_watched(value)] == self._versions  # fmt: skip
 
     def list_orders(self, excluded: frozenset[str]) -> tuple[list[Any], list[int] | None]:
@@ -302,7 +320,7 @@ def read_source(dataset: Any, known: Source | None = None) -> Source:
 
     Args:
         dataset: A list of `Data` or `HeteroData`, an `InMemoryDataset`, or a `Subset` of one.
-        known: What was read of it before.
+        known: What was read of it before, which is returned if nothing has changed.
 
     Raises:
         NotCollated: it is none of these, or Python makes each of its graphs.
@@ -313,8 +331,10 @@ def read_source(dataset: Any, known: Source | None = None) -> Source:
         chosen = [int(index) for index in dataset.indices]
         places = chosen if places is None else [chosen[place] for place in places]
         dataset = dataset.dataset
+    if known is not None and known.is_current(dataset, places):
+        return known
     if isinstance(dataset, InMemoryDataset):
-        return _read_in_memory(dataset, places, known)
+        return _read_in_memory(dataset, places)
     if not isinstance(dataset, (list, tuple)):
         raise NotCollated(f"a {type(dataset).__name__} is neither a list of graphs nor an InMemoryDataset")
     return _read_list(dataset, places)
@@ -328,11 +348,11 @@ def _read_list(graphs: Sequence[Any], places: list[int] | None) -> GraphList:
     if places is None:
         return GraphList(graphs, torch.arange(len(graphs), device="cpu"))
     own: dict[int, int] = {}
-    numbers = [own.setdefault(place % len(graphs) if place < 0 else place, len(own)) for place in places]
-    return GraphList([graphs[place] for place in own], torch.tensor(numbers, dtype=torch.int64, device="cpu"))
+    numbers = [own.setdefault(place, len(own)) for place in places]
+    return GraphList([graphs[place] for place in own], torch.tensor(numbers, dtype=torch.int64, device="cpu"), places)
 
 
-def _read_in_memory(dataset: InMemoryDataset, places: list[int] | None, known: Source | None) -> Source:
+def _read_in_memory(dataset: InMemoryDataset, places: list[int] | None) -> Source:
     kind = type(dataset)
     if dataset.transform is not None:
         raise NotCollated("it has a transform, which is called for each graph of each batch; what draws no numbers may "
@@ -345,19 +365,15 @@ def _read_in_memory(dataset: InMemoryDataset, places: list[int] | None, known: S
         raise NotCollated(f"{kind.__name__}.__getitems__ is code of its own")
     if not isinstance(dataset._data, (Data, HeteroData)) or isinstance(dataset._data, Batch):
         raise NotCollated(f"its graphs are of {type(dataset._data).__name__}")
-    is_known = isinstance(known, CollatedDataset) and known.data is dataset._data
-    if is_known or (dataset.len() != 1 and not _has_other_graphs(dataset)):
-        source = CollatedDataset(dataset)
-        if places is not None:
-            source.numbers = source.numbers[torch.tensor(places, dtype=torch.int64, device="cpu")]
-        return source
+    if dataset.len() != 1 and not _has_other_graphs(dataset):
+        return CollatedDataset(dataset, places)
     items = range(len(dataset)) if places is None else places
     indices = dataset.indices()
     own: dict[int, int] = {}
     numbers = [own.setdefault(indices[item], len(own)) for item in items]
     kept = [dataset._data] if dataset.len() == 1 else dataset._data_list
     graphs = [dataset.get(number) if kept[number] is None else kept[number] for number in own]
-    return GraphList(graphs, torch.tensor(numbers, dtype=torch.int64, device="cpu"))
+    return GraphList(graphs, torch.tensor(numbers, dtype=torch.int64, device="cpu"), follows=False)
 
 
 def _has_other_graphs(dataset: InMemoryDataset) -> bool:
