@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from pyg_direct.loader.base_loader import ALONE, EpochLoader, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.graph_batches import GraphCollection
 from pyg_direct.loader.collate.graph_columns import move_all
-from pyg_direct.loader.collate.graph_sources import NotCollated, Source, read_source
+from pyg_direct.loader.collate.graph_sources import OneByOneError, Source, read_source
 from pyg_direct.loader.memory_placement import announce
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.profiler import EpochRecord
@@ -30,9 +30,9 @@ from pyg_direct.typing import Device
 class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
     """Batches of small graphs, after PyG's `DataLoader`: the same `Batch`, cut out of one collated store on `device`.
 
-    A list of `Data` or `HeteroData` is collated once, and anew in an epoch after graphs were changed; the joined tensors
-    of an `InMemoryDataset` are used as they are. Subsets and index selections share them. Any other data set, and one
-    with a `transform`, gives its graphs one by one to PyG's own collation, which is logged once.
+    A list of `Data` or `HeteroData` is collated once, and anew before an epoch if graphs were changed. The joined
+    tensors of an `InMemoryDataset` are used as they are, by its subsets and index selections too. Any other data set,
+    and one with a `transform`, gives its graphs one by one to PyG's own collation, which is logged once.
 
     Without a `seed` graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
 
@@ -57,6 +57,7 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value, and the number of a graph that misses an
             attribute of others, or has another width or dtype.
+        DeviceError: `device` is a GPU that is not there.
         NotImplementedError: `dataset` has no length, or `batch_size` is None.
     """
 
@@ -75,10 +76,11 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
         self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)
         check_flag("shuffle", shuffle)
         if isinstance(dataset, IterableDataset) or (batch_size is None and kwargs.get("batch_sampler") is None):
-            raise NotImplementedError("a data set without a length, or batch_size=None, has no batches to cut out: take "
-                                      "torch_geometric.loader.DataLoader")  # fmt: skip
+            raise NotImplementedError("a data set without a length, or batch_size=None, has no batches to cut out: "
+                                      "take torch_geometric.loader.DataLoader")  # fmt: skip
         for name, keys in (("follow_batch", follow_batch), ("exclude_keys", exclude_keys)):
-            if isinstance(keys, str) or not all(isinstance(key, str) for key in keys or ()):
+            is_listed = keys is None or (isinstance(keys, Collection) and not isinstance(keys, str))
+            if not is_listed or not all(isinstance(key, str) for key in keys or ()):
                 raise ArgumentTypeError(f"{name} must be a list of names of attributes or None, got {keys!r}")
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise ArgumentTypeError(f"dataset must have items and a length, got {type(dataset).__name__}")
@@ -97,7 +99,7 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
             source = read_source(dataset, known)
             if source is not known:
                 self._graphs = self._collate(source)
-        except NotCollated as reason:
+        except OneByOneError as reason:
             self._graphs = None
             announce(f"the data set of a DataLoader is not collated once, as {reason}: its graphs are made one by one "
                      "and joined by PyG's own code for each batch, which takes longer")  # fmt: skip
@@ -109,7 +111,7 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
             if not self._is_alone:
                 raise
             # A batch of one graph has no other that it must be like.
-            raise NotCollated(str(error)) from error
+            raise OneByOneError(str(error)) from error
 
     def _prepare(self) -> None:
         self._read(self.dataset)

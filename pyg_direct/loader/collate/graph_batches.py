@@ -32,7 +32,7 @@ class GraphCollection:
         exclude_keys: Attributes that batches do not have.
 
     Raises:
-        NotCollated: the host has not the memory for the joined graphs, or there are none to join.
+        OneByOneError: the host has not the memory for the joined graphs, or there are none to join.
         ArgumentError, ArgumentTypeError: a graph misses an attribute, or has another width or dtype; slices contradict.
     """
 

@@ -12,8 +12,18 @@ from torch_geometric.data.storage import N_KEYS, NodeStorage
 from torch_geometric.typing import SparseTensor, TensorFrame
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.loader.collate.graph_columns import Column, Foreign, Nested, Numbers, Objects, Ragged, Rows, Steps, is_addable
-from pyg_direct.loader.collate.graph_sources import SPECIAL, Leaf, NotCollated, Source, find_store
+from pyg_direct.loader.collate.graph_columns import (
+    Column,
+    Foreign,
+    Nested,
+    Numbers,
+    Objects,
+    Ragged,
+    Rows,
+    Steps,
+    is_addable,
+)
+from pyg_direct.loader.collate.graph_sources import SPECIAL, Leaf, OneByOneError, Source, find_store
 from pyg_direct.profiling import show_bytes
 from pyg_direct.runtime.host.memory import HOST_SHARE, available_bytes
 
@@ -40,7 +50,7 @@ def read_stores(source: Source, order: Any) -> tuple[dict[Any, GraphStore], Tens
         order: Storages with the names of their attributes, as `Source.list_orders` gives them.
 
     Raises:
-        NotCollated: the host has not the memory for the joined graphs, or they cannot be joined.
+        OneByOneError: the host has not the memory for the joined graphs, or they cannot be joined.
         ArgumentError, ArgumentTypeError: the number of a graph of another width, dtype or kind; slices contradict.
     """
     reader = _Reader(source, order)
@@ -53,7 +63,7 @@ def read_stores(source: Source, order: Any) -> tuple[dict[Any, GraphStore], Tens
     return stores, reader.join_spans()
 
 
-class _NotRows(Exception):
+class _ForeignError(Exception):
     """PyG's own code must join the values of an attribute."""
 
 
@@ -122,7 +132,7 @@ class _Reader:
         leaves = {}
         for key, names in order:
             if "num_nodes" in names and source.count_nodes(key) is None:
-                raise NotCollated("its num_nodes are tensors")
+                raise OneByOneError("its num_nodes are tensors")
             leaves[key] = list(source.leaves(key, [name for name in names if name not in SPECIAL]))
         _check_memory(leaf for own in leaves.values() for leaf in own)
         self._plans = {key: [self._plan(leaf) for leaf in own] for key, own in leaves.items()}
@@ -135,7 +145,7 @@ class _Reader:
     def _plan(self, leaf: Leaf) -> _Plan:
         try:
             return self._plan_values(leaf)
-        except _NotRows:
+        except _ForeignError:
             return _Plan("foreign", leaf)
 
     def _plan_values(self, leaf: Leaf) -> _Plan:
@@ -144,10 +154,10 @@ class _Reader:
         kinds = {_kind_of(value) for value in leaf.values}
         if len(kinds) > 1:
             _check_kinds(leaf)
-            raise _NotRows
+            raise _ForeignError
         kind = kinds.pop()
         if kind == "foreign" or (kind == "numbers" and not isinstance(leaf.key, str)):
-            raise _NotRows
+            raise _ForeignError
         if kind in ("mapping", "sequence"):
             return _Plan("nested", leaf, self._plan_parts(leaf, kind))
         if kind == "numbers":
@@ -161,7 +171,7 @@ class _Reader:
         value, slices = leaf.table, leaf.slices
         if isinstance(value, Tensor):
             if _kind_of(value) != "rows" or value.dim() == 0 or not isinstance(slices, Tensor):
-                raise _NotRows
+                raise _ForeignError
             return self._plan_rows(leaf)
         if isinstance(value, Mapping) and isinstance(slices, Mapping):
             parts = {key: self._plan_values(Leaf(leaf.store, (*leaf.path, key), None, part, slices[key]))
@@ -177,7 +187,7 @@ class _Reader:
                 raise ArgumentError(f"dataset must hold one {leaf.name} for each of its {self._source.count} graphs, "
                                     f"got {len(value)}")  # fmt: skip
             return self._plan_values(leaf._replace(values=value, table=None, slices=None))
-        raise _NotRows
+        raise _ForeignError
 
     def _plan_rows(self, leaf: Leaf) -> _Plan:
         return _Plan("rows", leaf, None, self._plan_dim(leaf), self._plan_steps(leaf, is_tensor=True))
@@ -190,10 +200,12 @@ class _Reader:
             if len(value) != len(first) or (kind == "mapping" and set(value) != set(first)):
                 own = f"{list(first)} as graph 0, got {list(value)}" if kind == "mapping" else (
                     f"{len(first)} items as graph 0, got {len(value)}")  # fmt: skip
-                raise ArgumentError(f"dataset must hold graphs with equal parts in {leaf.name}, {own} of graph {number}")
+                raise ArgumentError(
+                    f"dataset must hold graphs with equal parts in {leaf.name}, {own} of graph {number}"
+                )
         if kind == "mapping" and any(list(value) != keys for value in leaf.values):
             # A batch has the order of its first graph.
-            raise _NotRows
+            raise _ForeignError
         parts = {key: self._plan_values(Leaf(leaf.store, (*leaf.path, key), [value[key] for value in leaf.values]))
                  for key in keys}  # fmt: skip
         return parts if kind == "mapping" else list(parts.values())
@@ -212,6 +224,7 @@ class _Reader:
         key = str(leaf.key) if is_tensor else leaf.key
         if self._knows_steps and not (is_tensor and "batch" in key):
             is_index = "index" in key
+            ends: tuple[Any, ...] | None
             if self._is_typed:
                 ends = (leaf.store[0], leaf.store[-1]) if is_index and isinstance(leaf.store, tuple) else None
             else:
@@ -236,7 +249,7 @@ class _Reader:
         """Count the nodes of a storage by its `num_nodes`, by the attribute that PyG looks at, or ask each graph."""
         if key in self._counts:
             return
-        counts = self._source.count_nodes(key)
+        counts: Any = self._source.count_nodes(key)
         if counts is None:
             counts = self._count_by_rows(key)
         if counts is None:
@@ -308,14 +321,14 @@ class _Reader:
     def _make_outer(self, plan: _Plan) -> Column:
         try:
             return self._make(plan)
-        except _NotRows:
+        except _ForeignError:
             key, name = plan.leaf.store, plan.leaf.path[0]
             return Foreign(name, lambda graph: find_store(graph, key))
 
     def _make(self, plan: _Plan) -> Column:
         leaf = plan.leaf
         if plan.kind == "foreign":
-            raise _NotRows
+            raise _ForeignError
         if plan.kind == "objects":
             assert leaf.values is not None
             return Objects(leaf.values)
@@ -323,7 +336,7 @@ class _Reader:
             assert leaf.values is not None
             steps = self._make_steps(plan)
             if isinstance(steps, Tensor) and steps.dim() > 1:
-                raise _NotRows
+                raise _ForeignError
             return Numbers(leaf.values, steps)
         if plan.kind == "nested":
             if isinstance(plan.parts, Mapping):
@@ -337,10 +350,10 @@ class _Reader:
         if isinstance(dim, _Question):
             answers = set(dim.answers.values())
             if len(answers) > 1:
-                raise _NotRows
+                raise _ForeignError
             dim = answers.pop()
         if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int)):
-            raise _NotRows
+            raise _ForeignError
         if leaf.values is None:
             table, group = leaf.table, self._read_slices(leaf, dim)
             dim = 0 if dim is None else dim % table.dim()
@@ -349,18 +362,18 @@ class _Reader:
             if dim is None or first.dim() == 0:
                 if dim not in (None, 0, -1) or any(value.shape != first.shape for value in leaf.values):
                     self._check_shapes(leaf, None)
-                    raise _NotRows
+                    raise _ForeignError
                 table, group, dim = torch.stack(list(leaf.values)), None, 0
             else:
                 if not -first.dim() <= dim < first.dim():
-                    raise _NotRows
+                    raise _ForeignError
                 dim %= first.dim()
                 self._check_shapes(leaf, dim)
                 group = self._group([value.size(dim) for value in leaf.values])
                 table = torch.cat(list(leaf.values), dim)
         steps = self._make_steps(plan)
         if not is_addable(table, dim, steps):
-            raise _NotRows
+            raise _ForeignError
         if group is not None and torch.equal(group.slices, torch.arange(self._source.count + 1, device="cpu")):
             group = None
         return Rows(table, dim, group, steps)
@@ -384,7 +397,7 @@ class _Reader:
         """
         table, slices = leaf.table, leaf.slices.cpu().long()
         if dim is not None and not -table.dim() <= dim < table.dim():
-            raise _NotRows
+            raise _ForeignError
         size = table.size(0 if dim is None else dim)
         if int(slices[-1]) > size:
             number = int((slices[1:] > size).nonzero()[0])
@@ -392,7 +405,7 @@ class _Reader:
                                 f"[{int(slices[number])}, {int(slices[number + 1])}) for graph {number}")  # fmt: skip
         group = self._find_group(slices)
         if dim is None and not bool((group.sizes == 1).all()):
-            raise _NotRows
+            raise _ForeignError
         return group
 
     def _make_steps(self, plan: _Plan) -> Steps:
@@ -402,7 +415,7 @@ class _Reader:
             return _join_answers(plan.steps, self._source.count)
         groups = [self._group(self._list_counts(end, is_needed=True)) for end in plan.steps]
         if len(groups) > 1 and plan.kind != "rows":
-            raise _NotRows
+            raise _ForeignError
         return groups
 
 
@@ -417,7 +430,7 @@ def _join_answers(question: _Question, count: int) -> Tensor | None:
     values = list(answers.values())
     if kinds != {Tensor} or any(value.dtype != torch.int64 or value.shape != values[0].shape or value.is_cuda
                                 for value in values):  # fmt: skip
-        raise _NotRows
+        raise _ForeignError
     steps = torch.zeros(count, *values[0].shape, dtype=torch.int64, device="cpu")
     steps[list(answers)] = torch.stack(values)
     return steps
@@ -461,14 +474,14 @@ def _check_alike(leaf: Leaf) -> None:
         if (value.dtype, value.device, value.dim()) == like:
             continue
         if value.dtype != first.dtype:
-            raise ArgumentTypeError(f"dataset must hold graphs with {leaf.name} of one dtype, {first.dtype} as graph 0, "
-                                    f"got {value.dtype} of graph {number}")  # fmt: skip
+            raise ArgumentTypeError(f"dataset must hold graphs with {leaf.name} of one dtype, {first.dtype} as graph "
+                                    f"0, got {value.dtype} of graph {number}")  # fmt: skip
         if value.device != first.device:
             raise ArgumentError(f"dataset must hold graphs with {leaf.name} on one device, {first.device} as graph 0, "
                                 f"got {value.device} of graph {number}")  # fmt: skip
         if (0,) in (tuple(value.shape), tuple(first.shape)) and 0 not in (value.dim(), first.dim()):
             # torch joins an empty vector with anything.
-            raise _NotRows
+            raise _ForeignError
         raise ArgumentError(f"dataset must hold graphs with {leaf.name} of {first.dim()} dimensions as graph 0, got "
                             f"shape {tuple(value.shape)} of graph {number}")  # fmt: skip
 
@@ -478,7 +491,7 @@ def _check_memory(leaves: Iterable[Leaf]) -> None:
     needed = sum(value.nbytes for value in _list_tensors(leaves))
     free = available_bytes()
     if needed > HOST_SHARE * free:
-        raise NotCollated(f"joined, its graphs take {show_bytes(needed)}, and {show_bytes(free)} of memory are free")
+        raise OneByOneError(f"joined, its graphs take {show_bytes(needed)}, and {show_bytes(free)} of memory are free")
 
 
 def _list_tensors(leaves: Iterable[Leaf]) -> Iterator[Tensor]:

@@ -237,7 +237,9 @@ class Rows:
     def follow(self, chosen: Chosen, slices: Any) -> tuple[Any, Any]:
         """See `Column`."""
         if self.group is None:
-            return torch.arange(chosen.count, device=chosen.device), torch.arange(chosen.count + 1, device=chosen.device)
+            return torch.arange(chosen.count, device=chosen.device), torch.arange(
+                chosen.count + 1, device=chosen.device
+            )
         return chosen.cut(self.group).batch_and_ptr()
 
     def place(self, move: Callable[[Tensor], Tensor]) -> None:
@@ -266,7 +268,7 @@ def sum_steps(steps: Steps, chosen: Chosen) -> Tensor:
 
 
 def is_addable(table: Tensor, dim: int, steps: Steps) -> bool:
-    """Report whether `Rows` adds increments as PyG does: integers that do not change the shape of what they are added to.
+    """Report whether `Rows` adds increments as PyG does: integers that leave the shape of what they are added to.
 
     Args:
         table: The joined tensors.
@@ -275,7 +277,7 @@ def is_addable(table: Tensor, dim: int, steps: Steps) -> bool:
     """
     if steps is None:
         return True
-    own = (steps.shape[1:] if isinstance(steps, Tensor) else () if len(steps) == 1 else (len(steps), 1))
+    own = steps.shape[1:] if isinstance(steps, Tensor) else () if len(steps) == 1 else (len(steps), 1)
     if table.is_floating_point() or table.is_complex() or table.dtype == torch.bool or len(own) > table.dim():
         return False
     shape = (1,) * (table.dim() - len(own)) + tuple(own)

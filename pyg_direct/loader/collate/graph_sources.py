@@ -24,7 +24,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 SPECIAL = ("num_nodes", "ptr")
 
 
-class NotCollated(Exception):
+class OneByOneError(Exception):
     """Graphs of a data set can only be had one by one; the message says why."""
 
 
@@ -64,7 +64,7 @@ class Leaf(NamedTuple):
 
 
 def find_store(graph: Any, key: Any) -> Any:
-    """The storage of a node type or a relation; without a key that of a graph without types, or of none of its types."""
+    """The storage of a node type or a relation; without a key that of a graph without types, or of all types."""
     if not isinstance(graph, HeteroData):
         return graph._store
     if key is None:
@@ -82,7 +82,7 @@ class GraphList:
         follows: Whether they are those of a list of the program, which it may change.
 
     Raises:
-        NotCollated: they are of several classes, or no plain graphs.
+        OneByOneError: they are of several classes, or no plain graphs.
         ArgumentTypeError: one is no graph, or of another kind than the first.
     """
 
@@ -99,7 +99,7 @@ class GraphList:
             if not isinstance(graph, (Data, HeteroData)) or isinstance(graph, Data) != isinstance(self.example, Data):
                 raise ArgumentTypeError(f"dataset must hold graphs of one kind, {kind.__name__} as its first, got a "
                                         f"{type(graph).__name__} as graph {number}")  # fmt: skip
-            raise NotCollated(f"its graphs are of several classes, {kind.__name__} and {type(graph).__name__}")
+            raise OneByOneError(f"its graphs are of several classes, {kind.__name__} and {type(graph).__name__}")
         self._mappings = [store._mapping for graph in graphs for store in graph.stores]
         self._values = self._read_values()
         self._written = [value for value in self._values if isinstance(value, Tensor) and not value.is_inference()]
@@ -221,7 +221,11 @@ class CollatedDataset:
         self._versions = [value._version for value in self._values if _is_watched(value)]
 
     def _read_values(self) -> list[Any]:
-        return [value for store in self.data.stores for value in (*store._mapping.values(), *self._slices_of(store).values())]
+        return [
+            value
+            for store in self.data.stores
+            for value in (*store._mapping.values(), *self._slices_of(store).values())
+        ]
 
     def _slices_of(self, store: Any) -> dict[str, Any]:
         own: Any = self.slices if store._key is None else self.slices.get(store._key, {})
@@ -273,7 +277,7 @@ class CollatedDataset:
         """See `GraphList`; all graphs have the attributes that there are slices of.
 
         Raises:
-            NotCollated: they have others too.
+            OneByOneError: they have others too.
         """
         used, order = self.used, []
         for store in self.data.stores:
@@ -285,7 +289,7 @@ class CollatedDataset:
             return [tuple(order)], None
         own = read_order(self.make_graph(used[0]), excluded)
         if [(key, set(names)) for key, names in own] != [(key, set(names)) for key, names in order]:
-            raise NotCollated(f"a {type(self.data).__name__} has attributes as it is made that no slices are of")
+            raise OneByOneError(f"a {type(self.data).__name__} has attributes as it is made that no slices are of")
         return [own], None
 
     def count_nodes(self, key: Any) -> Sequence[Any] | None:
@@ -323,7 +327,7 @@ def read_source(dataset: Any, known: Source | None = None) -> Source:
         known: What was read of it before, which is returned if nothing has changed.
 
     Raises:
-        NotCollated: it is none of these, or Python makes each of its graphs.
+        OneByOneError: it is none of these, or Python makes each of its graphs.
         ArgumentError, ArgumentTypeError: `dataset`, rule and the number of the graph that breaks it.
     """
     places: list[int] | None = None
@@ -336,15 +340,15 @@ def read_source(dataset: Any, known: Source | None = None) -> Source:
     if isinstance(dataset, InMemoryDataset):
         return _read_in_memory(dataset, places)
     if not isinstance(dataset, (list, tuple)):
-        raise NotCollated(f"a {type(dataset).__name__} is neither a list of graphs nor an InMemoryDataset")
+        raise OneByOneError(f"a {type(dataset).__name__} is neither a list of graphs nor an InMemoryDataset")
     return _read_list(dataset, places)
 
 
 def _read_list(graphs: Sequence[Any], places: list[int] | None) -> GraphList:
     if graphs and not isinstance(graphs[0], (Data, HeteroData)):
-        raise NotCollated(f"its items are no Data or HeteroData, but of {type(graphs[0]).__name__}")
+        raise OneByOneError(f"its items are no Data or HeteroData, but of {type(graphs[0]).__name__}")
     if graphs and isinstance(graphs[0], Batch):
-        raise NotCollated("its graphs are batches themselves")
+        raise OneByOneError("its graphs are batches themselves")
     if places is None:
         return GraphList(graphs, torch.arange(len(graphs), device="cpu"))
     own: dict[int, int] = {}
@@ -355,16 +359,16 @@ def _read_list(graphs: Sequence[Any], places: list[int] | None) -> GraphList:
 def _read_in_memory(dataset: InMemoryDataset, places: list[int] | None) -> Source:
     kind = type(dataset)
     if dataset.transform is not None:
-        raise NotCollated("it has a transform, which is called for each graph of each batch; what draws no numbers may "
-                          "be its pre_transform")  # fmt: skip
+        raise OneByOneError("it has a transform, which is called for each graph of each batch; what draws no numbers "
+                            "may be its pre_transform")  # fmt: skip
     for name, owner in (("get", InMemoryDataset), ("len", InMemoryDataset), ("indices", Dataset),
                         ("__getitem__", Dataset), ("__len__", Dataset)):  # fmt: skip
         if getattr(kind, name) is not getattr(owner, name):
-            raise NotCollated(f"{kind.__name__}.{name} is code of its own, which is called for each graph")
+            raise OneByOneError(f"{kind.__name__}.{name} is code of its own, which is called for each graph")
     if hasattr(kind, "__getitems__"):
-        raise NotCollated(f"{kind.__name__}.__getitems__ is code of its own")
+        raise OneByOneError(f"{kind.__name__}.__getitems__ is code of its own")
     if not isinstance(dataset._data, (Data, HeteroData)) or isinstance(dataset._data, Batch):
-        raise NotCollated(f"its graphs are of {type(dataset._data).__name__}")
+        raise OneByOneError(f"its graphs are of {type(dataset._data).__name__}")
     if dataset.len() != 1 and not _has_other_graphs(dataset):
         return CollatedDataset(dataset, places)
     items = range(len(dataset)) if places is None else places

@@ -27,7 +27,7 @@ LISTS = {
     "more": (lambda: spoil("extra", 1), ArgumentError, "graph 5 has extra, graph 0 has not; .*exclude_keys"),
     "width": (lambda: spoil("pos", torch.rand(2, 4)), ArgumentError, r"pos of one width.*\(2, 4\) of graph 5"),
     "dimensions": (lambda: spoil("pos", torch.rand(2)), ArgumentError, r"pos of 2 dimensions.*\(2,\) of graph 5"),
-    "dtype": (lambda: spoil("pos", torch.rand(2, 3).double()), ArgumentTypeError, "pos of one dtype.*float64 of graph 5"),
+    "dtype": (lambda: spoil("pos", torch.rand(2, 3).double()), ArgumentTypeError, "pos of one dtype.*64 of graph 5"),
     "kind": (lambda: spoil("y", 1.0), ArgumentTypeError, "y of one kind, Tensor as graph 0, got float of graph 5"),
     "text": (lambda: spoil("size", "big"), ArgumentTypeError, "size of one kind, int as graph 0, got str of graph 5"),
     "scalar": (lambda: spoil("y", torch.tensor(1.0)), ArgumentError, "y of 1 dimensions.*graph 5"),

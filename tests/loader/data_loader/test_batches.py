@@ -81,12 +81,14 @@ DATA_SETS = {
                                      list_index=lambda i, n, e: [torch.arange(n), torch.arange(e)],
                                      arrays=lambda i, n, e: np.arange(i), nothing=lambda i, n, e: []),
     "sparse": lambda: make_molecules(13, adj_t=adjacency),
-    "own batch": lambda: make_molecules(13, sub_batch=lambda i, n, e: torch.arange(n), batch=lambda i, n, e: torch.zeros(
-        n, dtype=torch.long), ptr=lambda i, n, e: torch.tensor([0, n])),
+    "own batch": lambda: make_molecules(13, sub_batch=lambda i, n, e: torch.arange(n),
+                                        batch=lambda i, n, e: torch.zeros(n, dtype=torch.long),
+                                        ptr=lambda i, n, e: torch.tensor([0, n])),
     "node counts": lambda: bare(13, num_nodes=lambda i: 3 + i),
     "guessed counts": lambda: bare(13, y=lambda i: torch.tensor([i])),
     "nodes alone": lambda: [Data(num_nodes=i) for i in range(5)],
-    "no nodes": lambda: [Data(x=torch.rand(i % 2, 2), edge_index=torch.zeros(2, 0, dtype=torch.long)) for i in range(9)],
+    "no nodes": lambda: [Data(x=torch.rand(i % 2, 2), edge_index=torch.zeros(2, 0, dtype=torch.long))
+                         for i in range(9)],
     "none known": lambda: [Data(y=torch.tensor([i]), name=str(i)) for i in range(9)],
     "node tensors": lambda: bare(9, node_mask=lambda i: torch.ones(3, dtype=torch.bool)),
     "empty vectors": lambda: make_molecules(9, edge_w=lambda i, n, e: torch.rand(e, 3) if e else torch.empty(0)),

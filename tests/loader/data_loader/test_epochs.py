@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from itertools import islice
 
 import pytest
 import torch
@@ -34,10 +35,11 @@ def assert_equal_epochs(dataset, num_epochs=2, **options):
     ours, theirs = DataLoader(dataset, device="cpu", **options), PygDataLoader(dataset, **options)
     for _ in range(num_epochs):
         state = torch.get_rng_state()
-        got = [batch for batch in ours]  # noqa: C416: not every loader has a length
+        # Not every loader has a length.
+        got = list(islice(ours, None))
         after = torch.get_rng_state()
         torch.set_rng_state(state)
-        expected = [batch for batch in theirs]  # noqa: C416
+        expected = list(islice(theirs, None))
         assert torch.equal(torch.get_rng_state(), after)
         for own, other in zip(got, expected, strict=True):
             assert_equal_batches(own, other)
@@ -127,7 +129,7 @@ class TestSeeds:
         assert [order_of(again) for _ in range(3)] == epochs
         assert epochs[0] != epochs[1]
         assert order_of(self.make(seed=8)) != epochs[0]
-        assert sorted(sum(epochs[2], [])) == list(range(23))
+        assert sorted(number for batch in epochs[2] for number in batch) == list(range(23))
 
     def test_nothing_is_drawn_from_torch(self):
         state = torch.get_rng_state()
@@ -189,12 +191,13 @@ def test_a_class_with_a_collation_of_its_own_is_refused():
         def collate_fn(self, graphs):
             return graphs
 
-    with pytest.raises(NotImplementedError, match="collate_fn of .*Mine"):
+    with pytest.raises(NotImplementedError, match=r"collate_fn of .*Mine"):
         Mine(GRAPHS, 4, device="cpu")
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"batch_size": 0}, "batch_size"), ({"shuffle": "yes"}, "shuffle must be"), ({"follow_batch": "x"}, "follow_batch must"),
+    ({"batch_size": 0}, "batch_size"), ({"shuffle": "yes"}, "shuffle must be"),
+    ({"follow_batch": "x"}, "follow_batch must"), ({"follow_batch": 1}, "follow_batch must"),
     ({"exclude_keys": [1]}, "exclude_keys must"), ({"placement": "disk"}, "placement must"),
     ({"prefetch": -1}, "prefetch must"), ({"seed": "a"}, "seed must"), ({"batchsize": 3}, "no option batchsize"),
     ({"uneven": "drop"}, "needs ranks"), ({"num_workers": -1}, "num_workers must")])  # fmt: skip
