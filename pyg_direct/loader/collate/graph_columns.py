@@ -194,38 +194,43 @@ class Rows:
 
     def __init__(self, table: Tensor, dim: int, group: Ragged | None, steps: Steps) -> None:
         self.table, self.dim, self.group, self.steps = table, dim, group, steps
+        self._is_narrow = table.dim() == 2 and dim == 1 and 0 < len(table) <= _FEW_ROWS
 
     def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
         """See `Column`."""
         if self.group is None:
-            value, slices = self._gather(chosen.rows_of_each), chosen.each
+            rows, slices = chosen.rows_of_each, chosen.each
         else:
             cut = chosen.cut(self.group)
-            value, slices = self._gather(cut.rows), cut.ptr
-        if self.steps is None:
-            return value, slices, chosen.none
+            rows, slices = cut.rows, cut.ptr
         increments = sum_steps(self.steps, chosen)
         # PyG adds numbers that are all zero only where they are tensors.
-        if increments.dim() > 1 or int(increments[-1]) != 0:
+        is_added = self.steps is not None and (increments.dim() > 1 or int(increments[-1]) != 0)
+        if self._is_narrow and self.table.device.type == "cpu" and increments.dim() == 1:
+            return self._gather_lines(rows, self._spread(increments, chosen) if is_added else None), slices, increments
+        value = self.table.index_select(self.dim, rows)
+        if is_added:
             value = self._increment(value, to_device(increments, value.device), chosen)
         return value, slices, increments
 
-    def _gather(self, rows: Tensor) -> Tensor:
-        table, dim = self.table, self.dim
-        if table.dim() == 2 and dim == 1 and len(table) <= _FEW_ROWS and table.device.type == "cpu":
-            # On a CPU, torch takes twice as long for them together.
-            value = table.new_empty(len(table), rows.numel())
-            for source, target in zip(table.unbind(), value.unbind(), strict=True):
-                torch.index_select(source, 0, rows, out=target)
-            return value
-        return table.index_select(dim, rows)
+    def _gather_lines(self, rows: Tensor, each: Tensor | None) -> Tensor:
+        """Rows that run along the last of two dimensions: on a CPU, torch takes longer for all lines together."""
+        lines = [line.index_select(0, rows) for line in self.table.unbind()]
+        if each is None:
+            return torch.stack(lines)
+        value = self.table.new_empty(len(lines), rows.numel())
+        for line, target in zip(lines, value.unbind(), strict=True):
+            torch.add(line, each, out=target)
+        return value
+
+    def _spread(self, increments: Tensor, chosen: Chosen) -> Tensor:
+        """Numbers of graphs for each of their rows, of the dtype of what they are added to, as PyG adds them."""
+        each = increments.to(self.table.dtype)
+        return each if self.group is None else each.index_select(0, chosen.cut(self.group).segment)
 
     def _increment(self, value: Tensor, increments: Tensor, chosen: Chosen) -> Tensor:
         if increments.dim() == 1:
-            # Numbers take the dtype of what they are added to.
-            each = increments.to(value.dtype)
-            each = each if self.group is None else each.index_select(0, chosen.cut(self.group).segment)
-            return value.add_(each.view(-1, *[1] * (value.dim() - 1 - self.dim)))
+            return value.add_(self._spread(increments, chosen).view(-1, *[1] * (value.dim() - 1 - self.dim)))
         # Of one item along the dimension of rows, which `is_addable` sees to.
         shape = [1] * (value.dim() + 1 - increments.dim()) + list(increments.shape[1:])
         del shape[self.dim]
