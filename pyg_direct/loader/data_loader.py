@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -116,11 +116,15 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
     def _prepare(self) -> None:
         self._read(self.dataset)
         graphs = self._graphs
-        if graphs is None or self.device.type == "cpu" or graphs.device == self.device:
-            return
+        if graphs is not None and graphs.device is None:
+            graphs.place(self._choose_device(graphs))
+
+    def _choose_device(self, graphs: GraphCollection) -> torch.device:
+        """Where the store lies."""
+        if self.device.type == "cpu" or self.placement in ("unified", "pinned"):
+            return torch.device("cpu")
         has_room = self.placement == "cuda" or graphs.count_bytes() <= budget_of(free_bytes(self.device.index))
-        if self.placement in ("auto", "cuda") and has_room:
-            graphs.place(self.device)
+        return self.device if has_room else torch.device("cpu")
 
     def _input(self) -> Tensor:
         if self._graphs is None:
@@ -131,13 +135,12 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
         return self._graphs is not None
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
-        return _Sample(seeds)
+        return _Sample()
 
-    def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
-        graphs = self._graphs
-        if graphs is not None:
-            batch = graphs.collate(seeds.nodes)
-            return batch if graphs.device == self.device else _upload(batch, self.device)
+    def _fetch(self, sample: Any, number: int, seeds: Any, shared: Mapping[str, SharedRows] = ALONE) -> Any:
+        if isinstance(seeds, _Choice):
+            batch = seeds.graphs.collate(seeds.numbers)
+            return batch if seeds.graphs.device == self.device else _upload(batch, self.device)
         positions = seeds.positions.tolist()
         if hasattr(self.dataset, "__getitems__") and self.dataset.__getitems__:
             items = self.dataset.__getitems__(positions)
@@ -148,14 +151,17 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
         graphs = self._graphs
-        if graphs is not None and record is None and self.prefetch == 0 and self.device.type == "cpu":
-            for _, seeds in batches:
-                yield graphs.collate(seeds.nodes)
-            return
-        if graphs is not None:
-            yield from super()._work_here(key, batches, record)
-            return
-        # Code of the program's may draw numbers, which are PyG's where it is called when PyG calls it.
+        if graphs is None:
+            return self._make_one_by_one(key, batches, record)
+        if record is None and self.prefetch == 0 and self.device.type == "cpu":
+            return (graphs.collate(seeds.nodes) for _, seeds in batches)
+        # Graphs that are changed before another epoch begins are not those of this one.
+        chosen: Any = ((number, _Choice(graphs, seeds.nodes)) for number, seeds in batches)
+        return super()._work_here(key, chosen, record)
+
+    def _make_one_by_one(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
+                         ) -> Iterator[Any]:  # fmt: skip
+        """Batches of PyG's collation, each made when it is asked for, so that code of the program's draws as with PyG."""
         stages = self._stages(key, record)
         for number, seeds in batches:
             yield make_batch(stages, number, seeds)
@@ -163,9 +169,16 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of one that was resumed."""
         if self.num_workers > 0 and self.seed is None and self._ranks.ranks is None and self._drawn is None:
-            # As a program of PyG's has them, with all that torch does for workers.
-            return (move_all(batch, self.device) for batch in PygDataLoader.__iter__(self))
+            return self._iterate_as_torch()
         return super().__iter__()
+
+    def _iterate_as_torch(self) -> Iterator[Any]:
+        """The batches that a program of PyG's has, with all that torch does for workers; they cannot be resumed."""
+        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        for number, batch in enumerate(PygDataLoader.__iter__(self), 1):
+            self.__dict__["_standing"] = (epoch, number, None)
+            yield move_all(batch, self.device)
+        self.__dict__["_standing"] = (epoch + 1, 0, None)
 
     def _work_with_workers(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         options = {name: getattr(self, name) for name in ("num_workers", "prefetch_factor", "pin_memory", "timeout",
@@ -180,6 +193,7 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         if self._graphs is None:
             return [f"graphs: {len(self.dataset)}, made one by one"], {}
+        self._prepare()
         source, where = self._graphs.source, self._graphs.device
         return [f"graphs: {source.count}, {show_bytes(self._graphs.count_bytes())} on {where}"], {}
 
@@ -187,11 +201,20 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
         return f"{type(self).__name__}({len(self.dataset)} graphs)"
 
 
-class _Sample:
-    """The graphs of a batch, which are known as it begins."""
+class _Choice(NamedTuple):
+    """The graphs of a batch.
 
-    def __init__(self, seeds: Seeds) -> None:
-        self.seeds = seeds
+    Attributes:
+        graphs: All graphs.
+        numbers: Those of the batch, int64 `[B]`.
+    """
+
+    graphs: GraphCollection
+    numbers: Tensor
+
+
+class _Sample:
+    """What stands for a sample: the graphs of a batch are known as it begins."""
 
     def finish(self) -> _Sample:
         """Nothing is left to wait for."""
@@ -203,4 +226,9 @@ class _Sample:
 
 def _upload(batch: Any, device: torch.device) -> Any:
     """A batch of the CPU on a GPU, copied while the host goes on."""
-    return batch.apply(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+
+    def copy(value: Any) -> Any:
+        is_plain = isinstance(value, Tensor) and value.layout is torch.strided
+        return (value.pin_memory() if is_plain else value).to(device, non_blocking=True)
+
+    return batch.apply(copy)

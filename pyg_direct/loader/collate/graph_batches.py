@@ -26,6 +26,9 @@ _STORES = {"_store", "_global_store", "_node_store_dict", "_edge_store_dict", "_
 class GraphCollection:
     """All graphs of a data set, and batches of any of them.
 
+    Attributes:
+        device: Where the joined values are, and batches; None before they are placed.
+
     Args:
         source: The graphs.
         follow_batch: Attributes that batches say the graphs of.
@@ -37,7 +40,8 @@ class GraphCollection:
     """
 
     def __init__(self, source: Source, follow_batch: Iterable[str] | None, exclude_keys: Iterable[str] | None) -> None:
-        self.source, self.device = source, torch.device("cpu")
+        self.source = source
+        self.device: torch.device | None = None
         self._follow = frozenset(follow_batch or ())
         excluded = frozenset(exclude_keys or ())
         self._orders, self._order_of = source.list_orders(excluded)
@@ -68,6 +72,7 @@ class GraphCollection:
         """
         if numbers.numel() == 0:
             raise IdError("a batch must have at least one graph, got none: a batch sampler gave an empty list")
+        assert self.device is not None
         chosen = Chosen(numbers, self._spans, self.device, self.source.make_graph)
         place = 0 if self._order_of is None else self._order_of[int(numbers[0])]
         batch = self._open_batch(place, chosen)

@@ -18,7 +18,6 @@ from pyg_direct.loader.collate.graph_columns import (
     Nested,
     Numbers,
     Objects,
-    Ragged,
     Rows,
     Steps,
     is_addable,
@@ -34,12 +33,12 @@ class GraphStore(NamedTuple):
     Attributes:
         columns: Its attributes, by name.
         num_nodes: Values of its attribute `num_nodes`, one a graph; None where it has none.
-        nodes: Its nodes, for PyG's vector `batch`; None where a batch has none.
+        nodes: Place of the group that its nodes are counted by, for PyG's vector `batch`; None where a batch has none.
     """
 
     columns: Mapping[str, Column]
     num_nodes: Sequence[Any] | None
-    nodes: Ragged | None
+    nodes: int | None
 
 
 def read_stores(source: Source, order: Any) -> tuple[dict[Any, GraphStore], Tensor]:
@@ -127,7 +126,7 @@ class _Reader:
             self._is_typed or self._kind.num_nodes is Data.num_nodes
         )
         self.questions: list[_Question] = []
-        self._groups: list[Ragged] = []
+        self._groups: list[Tensor] = []
         self._counts: dict[Any, Any] = {}
         leaves = {}
         for key, names in order:
@@ -270,7 +269,7 @@ class _Reader:
         if isinstance(dim, bool) or not isinstance(dim, int):
             return None
         if leaf.values is None:
-            return self._read_slices(leaf, dim).sizes.tolist() if type(leaf.table) is Tensor else None
+            return self._read_slices(leaf, dim).diff().tolist() if type(leaf.table) is Tensor else None
         if not all(type(value) is Tensor and value.dim() > 0 for value in leaf.values):
             return None
         return [value.size(dim) for value in leaf.values]
@@ -282,7 +281,7 @@ class _Reader:
         columns = {plan.leaf.path[0]: self._make_outer(plan) for plan in self._plans[key]}
         nodes = None
         if key in self._with_batch:
-            nodes = self._group(self._list_counts(key, is_needed=False))
+            nodes = self._find_group(_sum_up(self._list_counts(key, is_needed=False)))
         return GraphStore(columns, self._source.count_nodes(key), nodes)
 
     def _list_counts(self, key: Any, *, is_needed: bool) -> list[int]:
@@ -300,23 +299,18 @@ class _Reader:
 
     def join_spans(self) -> Tensor:
         """First row of each graph in each group, then its number of rows in each, int64 `[G, 2 * K]`."""
-        parts = [group.slices[:-1] for group in self._groups] + [group.sizes for group in self._groups]
+        parts = [slices[:-1] for slices in self._groups] + [slices.diff() for slices in self._groups]
         if not parts:
             return torch.empty(self._source.count, 0, dtype=torch.int64, device="cpu")
         return torch.stack(parts, 1)
 
-    def _group(self, sizes: Sequence[int] | Tensor) -> Ragged:
-        slices = torch.zeros(len(sizes) + 1, dtype=torch.int64, device="cpu")
-        torch.cumsum(torch.as_tensor(sizes, dtype=torch.int64, device="cpu"), 0, out=slices[1:])
-        return self._find_group(slices)
-
-    def _find_group(self, slices: Tensor) -> Ragged:
-        """The group of these slices, which others may have too."""
-        for group in self._groups:
-            if torch.equal(group.slices, slices):
-                return group
-        self._groups.append(Ragged(slices, len(self._groups)))
-        return self._groups[-1]
+    def _find_group(self, slices: Tensor) -> int:
+        """Place of the group of these slices, which others may have too."""
+        for place, known in enumerate(self._groups):
+            if torch.equal(known, slices):
+                return place
+        self._groups.append(slices)
+        return len(self._groups) - 1
 
     def _make_outer(self, plan: _Plan) -> Column:
         try:
@@ -346,7 +340,7 @@ class _Reader:
 
     def _make_rows(self, plan: _Plan) -> Column:
         leaf, dim = plan.leaf, plan.dim
-        group: Ragged | None
+        slices: Tensor | None
         if isinstance(dim, _Question):
             answers = set(dim.answers.values())
             if len(answers) > 1:
@@ -355,7 +349,7 @@ class _Reader:
         if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int)):
             raise _ForeignError
         if leaf.values is None:
-            table, group = leaf.table, self._read_slices(leaf, dim)
+            table, slices = leaf.table, self._read_slices(leaf, dim)
             dim = 0 if dim is None else dim % table.dim()
         else:
             first = leaf.values[0]
@@ -363,20 +357,20 @@ class _Reader:
                 if dim not in (None, 0, -1) or any(value.shape != first.shape for value in leaf.values):
                     self._check_shapes(leaf, None)
                     raise _ForeignError
-                table, group, dim = torch.stack(list(leaf.values)), None, 0
+                table, slices, dim = torch.stack(list(leaf.values)), None, 0
             else:
                 if not -first.dim() <= dim < first.dim():
                     raise _ForeignError
                 dim %= first.dim()
                 self._check_shapes(leaf, dim)
-                group = self._group([value.size(dim) for value in leaf.values])
+                slices = _sum_up([value.size(dim) for value in leaf.values])
                 table = torch.cat(list(leaf.values), dim)
         steps = self._make_steps(plan)
         if not is_addable(table, dim, steps):
             raise _ForeignError
-        if group is not None and torch.equal(group.slices, torch.arange(self._source.count + 1, device="cpu")):
-            group = None
-        return Rows(table, dim, group, steps)
+        if slices is None or torch.equal(slices, torch.arange(self._source.count + 1, device="cpu")):
+            return Rows(table, dim, None, steps)
+        return Rows(table, dim, self._find_group(slices), steps)
 
     @staticmethod
     def _check_shapes(leaf: Leaf, dim: int | None) -> None:
@@ -389,8 +383,9 @@ class _Reader:
                                 f"{tuple(leaf.values[0].shape)} as graph 0, got {tuple(leaf.values[number].shape)} of "
                                 f"graph {number}")  # fmt: skip
 
-    def _read_slices(self, leaf: Leaf, dim: int | None) -> Ragged:
-        """The group of the slices that a data set has of an attribute.
+    @staticmethod
+    def _read_slices(leaf: Leaf, dim: int | None) -> Tensor:
+        """The slices that a data set has of an attribute, int64 `[G + 1]`.
 
         Raises:
             ArgumentError: they lead beyond the values.
@@ -403,20 +398,26 @@ class _Reader:
             number = int((slices[1:] > size).nonzero()[0])
             raise ArgumentError(f"slices of {leaf.name} must stay within its {size} rows, got "
                                 f"[{int(slices[number])}, {int(slices[number + 1])}) for graph {number}")  # fmt: skip
-        group = self._find_group(slices)
-        if dim is None and not bool((group.sizes == 1).all()):
+        if dim is None and not bool((slices.diff() == 1).all()):
             raise _ForeignError
-        return group
+        return slices  # type: ignore[no-any-return]
 
     def _make_steps(self, plan: _Plan) -> Steps:
         if plan.steps is None:
             return None
         if isinstance(plan.steps, _Question):
             return _join_answers(plan.steps, self._source.count)
-        groups = [self._group(self._list_counts(end, is_needed=True)) for end in plan.steps]
+        groups = [self._find_group(_sum_up(self._list_counts(end, is_needed=True))) for end in plan.steps]
         if len(groups) > 1 and plan.kind != "rows":
             raise _ForeignError
         return groups
+
+
+def _sum_up(sizes: Sequence[int]) -> Tensor:
+    """Slices of so many rows each, int64 `[G + 1]`."""
+    slices = torch.zeros(len(sizes) + 1, dtype=torch.int64, device="cpu")
+    torch.cumsum(torch.tensor(sizes, dtype=torch.int64, device="cpu"), 0, out=slices[1:])
+    return slices
 
 
 def _join_answers(question: _Question, count: int) -> Tensor | None:

@@ -16,25 +16,8 @@ from torch_geometric.data.collate import _batch_and_ptr, _collate
 _FEW_ROWS = 8
 
 
-class Ragged:
-    """Slices that tables share: graph `i` has rows `[slices[i], slices[i + 1])` of them.
-
-    Args:
-        slices: int64 `[G + 1]` on the CPU, ascending.
-        place: Its place among the groups of a collection.
-    """
-
-    def __init__(self, slices: Tensor, place: int) -> None:
-        self.slices, self.place = slices, place
-
-    @property
-    def sizes(self) -> Tensor:
-        """Rows of each graph, int64 `[G]`."""
-        return self.slices.diff()
-
-
 class Chosen:
-    """The graphs of a batch, with their rows in all tables.
+    """The graphs of a batch, with their rows in all tables; tables whose slices are equal are a group.
 
     Args:
         numbers: Numbers of the graphs, int64 `[B]` on the CPU, at least one.
@@ -61,20 +44,19 @@ class Chosen:
         self._own = to_device(own, device)
         self._cuts: list[Cut | None] = [None] * num_groups
 
-    def cut(self, group: Ragged) -> Cut:
-        """Rows of the graphs in the tables of a group."""
-        cut = self._cuts[group.place]
+    def cut(self, group: int) -> Cut:
+        """Rows of the graphs in the tables of a group, by its place."""
+        cut = self._cuts[group]
         if cut is None:
-            place = group.place
-            sizes = self._own[place + len(self._cuts)]
-            cut = self._cuts[place] = Cut(self._ptr[place], sizes, self._own[place], self._totals[place])
+            sizes = self._own[group + len(self._cuts)]
+            cut = self._cuts[group] = Cut(self._ptr[group], sizes, self._own[group], self._totals[group])
         return cut
 
-    def sum_nodes(self, groups: Sequence[Ragged]) -> Tensor:
+    def sum_nodes(self, groups: Sequence[int]) -> Tensor:
         """Rows of the graphs before each one, int64 `[B]` of one group, `[B, K, 1]` of several, on the CPU."""
         if len(groups) == 1:
-            return self._ptr[groups[0].place, :-1]
-        return torch.stack([self._ptr[group.place, :-1] for group in groups], 1).unsqueeze(2)
+            return self._ptr[groups[0], :-1]
+        return torch.stack([self._ptr[group, :-1] for group in groups], 1).unsqueeze(2)
 
     def sum_before(self, steps: Tensor) -> Tensor:
         """The sum of the steps of the graphs before each one, int64 `[B, ...]` on the CPU.
@@ -188,11 +170,11 @@ class Rows:
     Args:
         table: The tensors of all graphs, one after the other along `dim`.
         dim: That dimension, counted from the first.
-        group: The slices of the graphs; None for one row each.
+        group: Place of the group of tables whose slices this one has; None for one row a graph.
         steps: See `sum_steps`.
     """
 
-    def __init__(self, table: Tensor, dim: int, group: Ragged | None, steps: Steps) -> None:
+    def __init__(self, table: Tensor, dim: int, group: int | None, steps: Steps) -> None:
         self.table, self.dim, self.group, self.steps = table, dim, group, steps
         self._is_narrow = table.dim() == 2 and dim == 1 and 0 < len(table) <= _FEW_ROWS
 
@@ -257,7 +239,7 @@ class Rows:
 
 
 # Increments: none, the rows of groups (one for a number, several for a column of them), or a tensor `[G, ...]`.
-Steps = None | Sequence[Ragged] | Tensor
+Steps = None | Sequence[int] | Tensor
 
 
 def sum_steps(steps: Steps, chosen: Chosen) -> Tensor:

@@ -7,6 +7,7 @@ attributes, each with the values of all graphs, joined or one by one.
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -102,8 +103,10 @@ class GraphList:
             raise OneByOneError(f"its graphs are of several classes, {kind.__name__} and {type(graph).__name__}")
         self._mappings = [store._mapping for graph in graphs for store in graph.stores]
         self._values = self._read_values()
-        self._written = [value for value in self._values if isinstance(value, Tensor) and not value.is_inference()]
-        self._versions = [tensor._version for tensor in self._written]
+        written = [value for value in self._values if _is_watched(value)]
+        # Mostly the same ones, which need no second list.
+        self._written = self._values if len(written) == len(self._values) else written
+        self._versions = _read_versions(self._written)
 
     def _read_values(self) -> list[Any]:
         return list(chain.from_iterable(map(dict.values, self._mappings)))
@@ -141,7 +144,7 @@ class GraphList:
             return False
         values = self._read_values()
         return len(values) == len(self._values) and all(map(operator.is_, values, self._values)) \
-            and [one._version for one in self._written] == self._versions  # fmt: skip
+            and _read_versions(self._written) == self._versions  # fmt: skip
 
     def list_orders(self, excluded: frozenset[str]) -> tuple[list[Any], list[int] | None]:
         """(orders of attributes, which of them each graph has, None where all have the first); see `read_order`.
@@ -310,6 +313,11 @@ class CollatedDataset:
         slices = self.slices if key is None else self.slices.get(key, {})
         for name in names:
             yield Leaf(key, (name,), None, values[name], slices[name])
+
+
+def _read_versions(tensors: Sequence[Tensor]) -> bytes:
+    """How often each was written, in 4 bytes."""
+    return array("I", [tensor._version for tensor in tensors]).tobytes()
 
 
 def _is_watched(value: Any) -> bool:

@@ -211,6 +211,22 @@ def test_graphs_that_were_changed_are_read_anew():
         assert_equal_batches(batch, Batch.from_data_list(graphs[:7]))
 
 
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_an_epoch_keeps_the_graphs_that_it_began_with(prefetch):
+    graphs = make_molecules(6)
+    loader, expected = DataLoader(graphs, 2, device="cpu", prefetch=prefetch), list(PygDataLoader(graphs, 2))
+    running = iter(loader)
+    first = next(running)
+
+    graphs[:] = make_molecules(3, seed=1)
+    other = list(loader)
+
+    for got, batch in zip([first, *running], expected, strict=True):
+        assert_equal_batches(got, batch)
+    for got, batch in zip(other, PygDataLoader(graphs, 2), strict=True):
+        assert_equal_batches(got, batch)
+
+
 def test_a_data_set_in_memory_is_used_as_it_is_and_follows_what_is_written():
     dataset = InMemory(make_molecules(7))
     loader = DataLoader(dataset, 7, device="cpu")

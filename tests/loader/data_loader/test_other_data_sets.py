@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset
 from torch_geometric.data import Batch, Data, Dataset, OnDiskDataset, TemporalData
 from torch_geometric.loader import DataLoader as PygDataLoader
 
+from pyg_direct.errors import ArgumentError
 from pyg_direct.loader import DataLoader, memory_placement
 from tests.loader.data_loader.small_graphs import InMemory, assert_equal, assert_equal_batches, make_molecules
 
@@ -146,6 +147,20 @@ def test_workers_make_them(seed):
     expected = list(PygDataLoader(Made(), 4, shuffle=True) if seed is None else
                     DataLoader(Made(), 4, shuffle=True, seed=seed, device="cpu"))  # fmt: skip
     assert_equal(got, expected)
+
+
+def test_a_state_between_epochs_of_workers_is_one_and_within_one_is_refused():
+    loader = DataLoader(Made(), 4, num_workers=1, device="cpu")
+    running = iter(loader)
+    next(running)
+
+    within = loader.state_dict()
+    list(running)
+
+    with pytest.raises(ArgumentError, match="drawn"):
+        loader.load_state_dict(within)
+    assert loader.state_dict()["epoch"] == 1
+    loader.load_state_dict(loader.state_dict())
 
 
 def test_a_seed_orders_them_too():

@@ -1,0 +1,62 @@
+"""The store lies where batches are, or in host memory; batches are PyG's, moved."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch
+from torch_geometric.loader import DataLoader as PygDataLoader
+
+from pyg_direct.loader import DataLoader
+from tests.loader.data_loader.small_graphs import InMemory, assert_equal_batches, make_molecules, make_pairs, make_typed
+
+GRAPHS = {
+    "molecules": lambda: make_molecules(23, name=lambda i, n, e: str(i), size=lambda i, n, e: i,
+                                        parts=lambda i, n, e: {"a": torch.rand(n), "b_index": torch.arange(n)}),
+    "pairs": lambda: make_pairs(23),
+    "typed": lambda: make_typed(23),
+}  # fmt: skip
+PLACES = [("cpu", "auto"), *(pytest.param("cuda", placement, marks=pytest.mark.gpu)
+                             for placement in ("auto", "cuda", "unified", "pinned"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [list, InMemory])
+@pytest.mark.parametrize(("device", "placement"), PLACES)
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_batches_are_pygs_moved(name, prefetch, device, placement, form):
+    graphs = form(GRAPHS[name]())
+    options = {"batch_size": 5, "shuffle": True, "follow_batch": ["x", "edge_index", "parts"]}
+    loader = DataLoader(graphs, device=device, placement=placement, prefetch=prefetch, **options)
+
+    torch.manual_seed(3)
+    got = list(loader)
+
+    torch.manual_seed(3)
+    for own, expected in zip(got, PygDataLoader(graphs, **options), strict=True):
+        assert_equal_batches(own, expected.to(device))
+
+
+@pytest.mark.gpu
+def test_graphs_on_a_gpu_come_on_the_cpu_if_that_is_asked_for():
+    graphs = [graph.to("cuda") for graph in make_molecules(5)]
+
+    (batch,) = DataLoader(graphs, 5, device="cpu")
+
+    assert_equal_batches(batch, Batch.from_data_list(graphs).to("cpu"))
+
+
+def test_the_store_takes_little_more_than_the_graphs():
+    graphs = make_molecules(3000, x=lambda i, n, e: torch.zeros(23, 1, dtype=torch.int64),
+                            edge_index=lambda i, n, e: torch.zeros(2, 49 + i % 2, dtype=torch.int64),
+                            edge_attr=lambda i, n, e: torch.zeros(49 + i % 2, dtype=torch.int64))  # fmt: skip
+    num_bytes = sum(value.nbytes for graph in graphs for _, value in graph)
+    loader = DataLoader(graphs, 128, device="cpu")
+
+    (batch, *_) = loader
+
+    collection, source = loader._graphs, loader._graphs.source
+    pointers = len(source.graphs) + len(source._values) + len(source._mappings)
+    beside = collection._spans.nbytes + len(source._versions) + 8 * pointers + source.numbers.nbytes
+    assert source._written is source._values
+    assert collection.count_bytes() == num_bytes
+    assert num_bytes + beside <= 1.1 * num_bytes
+    assert batch.num_graphs == 128
