@@ -161,7 +161,7 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
 
     def _make_one_by_one(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
                          ) -> Iterator[Any]:  # fmt: skip
-        """Batches of PyG's collation, each made when it is asked for, so that code of the program's draws as with PyG."""
+        """Batches of PyG's collation, each made when it is asked for: functions of the program draw as there."""
         stages = self._stages(key, record)
         for number, seeds in batches:
             yield make_batch(stages, number, seeds)
