@@ -7,6 +7,7 @@ it for each batch. A batch then takes a few gathers, however many graphs it has.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,7 +19,10 @@ from pyg_direct.errors import IdError
 from pyg_direct.loader.collate.graph_collation import GraphStore, read_stores
 from pyg_direct.loader.collate.graph_columns import Chosen
 from pyg_direct.loader.collate.graph_sources import SPECIAL, Source, find_store
+from pyg_direct.runtime.host.tensor_views import version_of
 
+# Copies on GPUs, as long as a loader has them, by the tensor that they are of.
+_COPIES: weakref.WeakValueDictionary[tuple[int, int, str], Tensor] = weakref.WeakValueDictionary()
 # Where a graph has nothing but its storages, one that is empty can be copied.
 _STORES = {"_store", "_global_store", "_node_store_dict", "_edge_store_dict", "_tensor_attr_cls", "_edge_attr_cls"}
 
@@ -59,7 +63,7 @@ class GraphCollection:
         self.device = device
         for store in self._stores.values():
             for column in store.columns.values():
-                column.place(lambda table: table.to(device))
+                column.place(lambda table: copy_once(table, device))
 
     def collate(self, numbers: Tensor) -> Any:
         """The batch of these graphs.
@@ -73,7 +77,7 @@ class GraphCollection:
         if numbers.numel() == 0:
             raise IdError("a batch must have at least one graph, got none: a batch sampler gave an empty list")
         assert self.device is not None
-        chosen = Chosen(numbers, self._spans, self.device, self.source.make_graph)
+        chosen = Chosen(numbers, self._spans, self.device, self.source.keep_graph)
         place = 0 if self._order_of is None else self._order_of[int(numbers[0])]
         batch = self._open_batch(place, chosen)
         all_slices: dict[Any, Any] = {}
@@ -121,6 +125,24 @@ class GraphCollection:
                 return template
             self._templates[place] = template
         return copy.copy(template)
+
+
+def copy_once(table: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, of which loaders over parts of one data set share a copy.
+
+    Args:
+        table: The tensor.
+        device: Where it is to be.
+    """
+    if table.device == device:
+        return table
+    key = (id(table), version_of(table), str(device))
+    known = _COPIES.get(key)
+    # Another tensor may have its place in memory by now.
+    if known is None or known.copied_from() is not table:  # type: ignore[attr-defined]
+        known = _COPIES[key] = table.to(device)
+        known.copied_from = weakref.ref(table)  # type: ignore[attr-defined]
+    return known
 
 
 def _make_empty(example: Any) -> Any:

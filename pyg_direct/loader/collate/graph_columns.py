@@ -14,6 +14,7 @@ from torch_geometric.data.collate import _batch_and_ptr, _collate
 
 # Rows of a table that are gathered one by one where rows run along its last dimension, such as both ends of edges.
 _FEW_ROWS = 8
+_FEW_BYTES = 1 << 16
 
 
 class Chosen:
@@ -145,7 +146,10 @@ class Cut:
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """A small tensor of the CPU on a device, which need not have it before its next kernel."""
-    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return values
+    # So few bytes the driver takes over as it is called.
+    return (values if values.nbytes <= _FEW_BYTES else values.pin_memory()).to(device, non_blocking=True)
 
 
 class Column(Protocol):

@@ -130,6 +130,8 @@ class GraphList:
         """The graph of a number."""
         return self.graphs[number]
 
+    keep_graph = make_graph
+
     def is_current(self, base: Any, places: list[int] | None) -> bool:
         """Report whether a data set still has these graphs, in this order, and none was written since they were read.
 
@@ -211,7 +213,7 @@ class CollatedDataset:
     has_one_order = True
 
     def __init__(self, dataset: InMemoryDataset, places: list[int] | None = None) -> None:
-        self.data, self.slices = dataset._data, dataset.slices
+        self._dataset, self.data, self.slices = dataset, dataset._data, dataset.slices
         self.count = dataset.len()
         for store in self.data.stores:
             for name, slices in self._slices_of(store).items():
@@ -256,6 +258,10 @@ class CollatedDataset:
         """Numbers of the graphs that batches may have."""
         used: list[int] = self.numbers.unique().tolist()
         return used
+
+    def keep_graph(self, number: int) -> Any:
+        """The graph of a number, which the data set keeps for the next time, as in PyG."""
+        return self._dataset.get(number)
 
     def make_graph(self, number: int) -> Any:
         """The graph of a number."""

@@ -6,6 +6,7 @@ from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader as PygDataLoader
 
 from pyg_direct.loader import DataLoader
+from pyg_direct.loader.collate.graph_batches import copy_once
 from tests.loader.data_loader.small_graphs import InMemory, assert_equal_batches, make_molecules, make_pairs, make_typed
 
 GRAPHS = {
@@ -33,6 +34,30 @@ def test_batches_are_pygs_moved(name, prefetch, device, placement, form):
     torch.manual_seed(3)
     for own, expected in zip(got, PygDataLoader(graphs, **options), strict=True):
         assert_equal_batches(own, expected.to(device))
+
+
+def test_loaders_over_one_data_set_share_its_copy():
+    table, place = torch.arange(9), torch.device("meta")
+
+    first = copy_once(table, place)
+
+    assert copy_once(table, place) is first
+    assert copy_once(table, torch.device("cpu")) is table
+    table.add_(1)
+    assert copy_once(table, place) is not first
+    assert copy_once(table.clone(), place) is not copy_once(table, place)
+
+
+@pytest.mark.gpu
+def test_parts_of_a_data_set_on_a_gpu_share_it():
+    dataset = InMemory(make_molecules(23))
+    loaders = [DataLoader(part, 5, device="cuda") for part in (dataset[:9], dataset[9:])]
+
+    for loader in loaders:
+        list(loader)
+
+    tables = [loader._graphs._stores[None].columns["x"].table for loader in loaders]
+    assert tables[0] is tables[1]
 
 
 @pytest.mark.gpu
