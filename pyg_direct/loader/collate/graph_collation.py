@@ -15,6 +15,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader.collate.graph_columns import (
     Column,
     Foreign,
+    Matrices,
     Nested,
     Numbers,
     Objects,
@@ -93,7 +94,7 @@ class _Plan(NamedTuple):
     """How a leaf becomes a column.
 
     Attributes:
-        kind: `rows`, `numbers`, `objects`, `nested`, or `foreign`.
+        kind: `rows`, `matrices`, `numbers`, `objects`, `nested`, or `foreign`.
         leaf: The attribute.
         parts: Plans of what is nested in it, by key or in order.
         dim: The dimension that tensors are joined along, None to stack them, or the question for it.
@@ -163,6 +164,8 @@ class _Reader:
             return _Plan(kind, leaf, steps=self._plan_steps(leaf, is_tensor=False))
         if kind == "objects":
             return _Plan(kind, leaf)
+        if kind == "matrices":
+            return _Plan(kind, leaf, None, self._plan_dim(leaf))
         _check_alike(leaf)
         return self._plan_rows(leaf)
 
@@ -336,16 +339,37 @@ class _Reader:
             if isinstance(plan.parts, Mapping):
                 return Nested({key: self._make(part) for key, part in plan.parts.items()})
             return Nested([self._make(part) for part in plan.parts])
-        return self._make_rows(plan)
+        return self._make_matrices(plan) if plan.kind == "matrices" else self._make_rows(plan)
+
+    @staticmethod
+    def _find_dim(plan: _Plan) -> Any:
+        """The dimension that all graphs name."""
+        if not isinstance(plan.dim, _Question):
+            return plan.dim
+        answers = set(plan.dim.answers.values())
+        if len(answers) > 1:
+            raise _ForeignError
+        return answers.pop()
+
+    def _make_matrices(self, plan: _Plan) -> Column:
+        values = plan.leaf.values
+        assert values is not None
+        first = values[0]
+        if self._find_dim(plan) != (0, 1) or first.crow_indices().dtype != torch.int64 or any(
+            (value.dtype, value.device, value.shape[2:]) != (first.dtype, first.device, first.shape[2:])
+            or value.crow_indices().dim() != 1 or value.crow_indices().dtype != torch.int64 for value in values
+        ):  # fmt: skip
+            raise _ForeignError
+        sizes = [[value.size(0) for value in values], [value.size(1) for value in values],
+                 [value.col_indices().numel() for value in values]]  # fmt: skip
+        rows, columns, items = (self._find_group(_sum_up(own)) for own in sizes)
+        return Matrices(torch.cat([value.crow_indices().diff() for value in values]),
+                        torch.cat([value.col_indices() for value in values]),
+                        torch.cat([value.values() for value in values]), (rows, columns, items))  # fmt: skip
 
     def _make_rows(self, plan: _Plan) -> Column:
-        leaf, dim = plan.leaf, plan.dim
+        leaf, dim = plan.leaf, self._find_dim(plan)
         slices: Tensor | None
-        if isinstance(dim, _Question):
-            answers = set(dim.answers.values())
-            if len(answers) > 1:
-                raise _ForeignError
-            dim = answers.pop()
         if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int)):
             raise _ForeignError
         if leaf.values is None:
@@ -440,6 +464,8 @@ def _join_answers(question: _Question, count: int) -> Tensor | None:
 def _kind_of(value: Any) -> str:
     """The way in which PyG joins values like this one."""
     if isinstance(value, Tensor):
+        if type(value) is Tensor and value.layout is torch.sparse_csr and not value.requires_grad:
+            return "matrices"
         is_plain = type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
         return "rows" if is_plain and not value.is_nested else "foreign"
     if isinstance(value, (SparseTensor, TensorFrame)):

@@ -117,7 +117,7 @@ class Cut:
     """
 
     def __init__(self, ptr: Tensor, sizes: Tensor, shifts: Tensor, total: int) -> None:
-        self.ptr, self._sizes, self._shifts, self._total = ptr, sizes, shifts, total
+        self.ptr, self._sizes, self._shifts, self.total = ptr, sizes, shifts, total
         self._segment: Tensor | None = None
         self._rows: Tensor | None = None
         self._is_given = False
@@ -126,7 +126,7 @@ class Cut:
     def segment(self) -> Tensor:
         """Place of its graph in the batch, for each row, int64 `[total]` on the device."""
         if self._segment is None:
-            self._segment = torch.repeat_interleave(self._sizes, output_size=self._total)
+            self._segment = torch.repeat_interleave(self._sizes, output_size=self.total)
         return self._segment
 
     @property
@@ -134,7 +134,7 @@ class Cut:
         """Rows in the tables, int64 `[total]` on the device."""
         if self._rows is None:
             self._rows = self._shifts.index_select(0, self.segment)
-            self._rows.add_(torch.arange(self._total, device=self._rows.device))
+            self._rows.add_(torch.arange(self.total, device=self._rows.device))
         return self._rows
 
     def batch_and_ptr(self) -> tuple[Tensor, Tensor]:
@@ -325,6 +325,40 @@ class Objects(_OfEach):
     def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
         """See `Column`."""
         return [self.values[number] for number in chosen.listed], chosen.each, None
+
+
+class Matrices(_OfEach):
+    """Sparse CSR matrices, joined along the diagonal.
+
+    Args:
+        degrees: Items of each row of all matrices, int64 `[N]`.
+        targets: Columns of the items, int64 `[E]`.
+        values: Items, `[E, ...]`.
+        groups: Places of the groups of their rows, their columns and their items.
+    """
+
+    def __init__(self, degrees: Tensor, targets: Tensor, values: Tensor, groups: tuple[int, int, int]) -> None:
+        self._tables, self._groups = [degrees, targets, values], groups
+
+    def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
+        """See `Column`."""
+        rows, columns, items = map(chosen.cut, self._groups)
+        degrees, targets, values = self._tables
+        crow = degrees.new_zeros(rows.total + 1)
+        torch.cumsum(degrees.index_select(0, rows.rows), 0, out=crow[1:])
+        offsets = to_device(columns.ptr[:-1], chosen.device).index_select(0, items.segment)
+        size = (rows.total, columns.total, *values.shape[1:])
+        value = torch.sparse_csr_tensor(crow, targets.index_select(0, items.rows).add_(offsets),
+                                        values.index_select(0, items.rows), size, device=chosen.device)  # fmt: skip
+        return value, torch.stack((rows.ptr, columns.ptr), 1), None
+
+    def place(self, move: Callable[[Tensor], Tensor]) -> None:
+        """See `Column`."""
+        self._tables = [move(table) for table in self._tables]
+
+    def count_bytes(self) -> int:
+        """See `Column`."""
+        return sum(table.nbytes for table in self._tables)
 
 
 class Nested(_OfEach):

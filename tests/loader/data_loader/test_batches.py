@@ -22,6 +22,13 @@ def adjacency(number, nodes, edges):
     return torch.eye(nodes).to_sparse_csr()
 
 
+def wide_adjacency(number, nodes, edges):
+    """Two columns more than rows, and two numbers an item."""
+    crow = torch.arange(nodes + 1) * 2
+    columns = torch.stack([torch.arange(nodes), torch.arange(nodes) + 2], 1).view(-1)
+    return torch.sparse_csr_tensor(crow, columns, torch.rand(2 * nodes, 2), (nodes, nodes + 2, 2))
+
+
 def with_orders(graphs):
     """Every third graph has its attributes in another order."""
     for graph in graphs[::3]:
@@ -81,6 +88,11 @@ DATA_SETS = {
                                      list_index=lambda i, n, e: [torch.arange(n), torch.arange(e)],
                                      arrays=lambda i, n, e: np.arange(i), nothing=lambda i, n, e: []),
     "sparse": lambda: make_molecules(13, adj_t=adjacency),
+    "sparse values": lambda: make_molecules(13, adj_t=wide_adjacency, x=lambda i, n, e: torch.rand(n + 1, 2)),
+    "sparse elsewhere": lambda: make_molecules(13, adj=lambda i, n, e: torch.rand(n, n).relu().to_sparse_coo(),
+                                               weights=lambda i, n, e: torch.eye(3).to_sparse_csr(),
+                                               adj_t=lambda i, n, e: torch.eye(n).to_sparse_csr().to(
+                                                   torch.float64 if i % 4 else torch.float32)),
     "own batch": lambda: make_molecules(13, sub_batch=lambda i, n, e: torch.arange(n),
                                         batch=lambda i, n, e: torch.zeros(n, dtype=torch.long),
                                         ptr=lambda i, n, e: torch.tensor([0, n])),
