@@ -176,12 +176,12 @@ class _Reader:
                 raise _ForeignError
             return self._plan_rows(leaf)
         if isinstance(value, Mapping) and isinstance(slices, Mapping):
-            parts = {key: self._plan_values(Leaf(leaf.store, (*leaf.path, key), None, part, slices[key]))
+            parts = {key: self._plan_values(Leaf(leaf.store, key, (*leaf.path, key), None, part, slices[key]))
                      for key, part in value.items()}  # fmt: skip
             return _Plan("nested", leaf, parts)
         is_listed = isinstance(value, Sequence) and not isinstance(value, str)
         if is_listed and isinstance(slices, Sequence) and value and all(type(part) is Tensor for part in value):
-            listed = [self._plan_values(Leaf(leaf.store, (*leaf.path, place), None, part, slices[place]))
+            listed = [self._plan_values(Leaf(leaf.store, leaf.key, (*leaf.path, place), None, part, slices[place]))
                       for place, part in enumerate(value)]  # fmt: skip
             return _Plan("nested", leaf, listed)
         if is_listed and isinstance(slices, Tensor):
@@ -208,9 +208,10 @@ class _Reader:
         if kind == "mapping" and any(list(value) != keys for value in leaf.values):
             # A batch has the order of its first graph.
             raise _ForeignError
-        parts = {key: self._plan_values(Leaf(leaf.store, (*leaf.path, key), [value[key] for value in leaf.values]))
-                 for key in keys}  # fmt: skip
-        return parts if kind == "mapping" else list(parts.values())
+        is_mapping = kind == "mapping"
+        parts = {key: self._plan_values(Leaf(leaf.store, key if is_mapping else leaf.key, (*leaf.path, key),
+                                             [value[key] for value in leaf.values])) for key in keys}  # fmt: skip
+        return parts if is_mapping else list(parts.values())
 
     def _ask(self, what: str, ask: Callable[[Any], Any]) -> _Question:
         self.questions.append(_Question(what, ask))

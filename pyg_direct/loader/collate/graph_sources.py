@@ -34,12 +34,14 @@ class Leaf(NamedTuple):
 
     Attributes:
         store: Node type or relation of the storage that it is in; None without types.
+        key: The name that PyG asks `__inc__` and `__cat_dim__` for: the key of a dictionary, else the attribute's.
         path: Name of the attribute, then keys or places within its value.
         values: One value a graph; None where they are joined.
         table, slices: The joined values, and where each graph begins in them.
     """
 
     store: Any
+    key: Any
     path: tuple[Any, ...]
     values: Sequence[Any] | None
     table: Any = None
@@ -50,11 +52,6 @@ class Leaf(NamedTuple):
         """The attribute as messages name it."""
         where = "" if self.store is None else f"[{self.store!r}]."
         return f"{where}{self.path[0]}" + "".join(f"[{part!r}]" for part in self.path[1:])
-
-    @property
-    def key(self) -> Any:
-        """The name that PyG asks `__inc__` and `__cat_dim__` for: the key of a dictionary, else the attribute's."""
-        return next((part for part in reversed(self.path) if not isinstance(part, int)), self.path[0])
 
     def value_of(self, graph: Any) -> Any:
         """The value of one graph."""
@@ -188,7 +185,7 @@ class GraphList:
         """Attributes of a storage."""
         stores = [find_store(graph, key)._mapping for graph in self.graphs]
         for name in names:
-            yield Leaf(key, (name,), [store[name] for store in stores])
+            yield Leaf(key, name, (name,), [store[name] for store in stores])
 
 
 def read_order(graph: Any, excluded: frozenset[str]) -> tuple[Any, ...]:
@@ -318,7 +315,7 @@ class CollatedDataset:
         values = find_store(self.data, key)._mapping
         slices = self.slices if key is None else self.slices.get(key, {})
         for name in names:
-            yield Leaf(key, (name,), None, values[name], slices[name])
+            yield Leaf(key, name, (name,), None, values[name], slices[name])
 
 
 def _read_versions(tensors: Sequence[Tensor]) -> bytes:

@@ -86,6 +86,7 @@ DATA_SETS = {
     "nested": lambda: make_molecules(13, parts=lambda i, n, e: {"a": torch.rand(n), "b_index": torch.arange(n),
                                                                "c": {"d": i, "e": "s"}},
                                      list_index=lambda i, n, e: [torch.arange(n), torch.arange(e)],
+                                     own_index=lambda i, n, e: {0: torch.arange(n), "of": [torch.arange(n)]},
                                      arrays=lambda i, n, e: np.arange(i), nothing=lambda i, n, e: []),
     "sparse": lambda: make_molecules(13, adj_t=adjacency),
     "sparse values": lambda: make_molecules(13, adj_t=wide_adjacency, x=lambda i, n, e: torch.rand(n + 1, 2)),
@@ -249,6 +250,81 @@ def test_a_data_set_in_memory_is_used_as_it_is_and_follows_what_is_written():
     dataset._data.y = dataset._data.y * 2
     dataset._data_list = None
     assert_equal_batches(next(iter(loader)), Batch.from_data_list(list(dataset)))
+
+
+def test_nested_numbers_with_keys_that_are_none_of_pygs_are_refused_as_there():
+    graphs = make_molecules(3, d=lambda i, n, e: {1: 2.0})
+
+    for make in (lambda: PygDataLoader(graphs, 3), lambda: DataLoader(graphs, 3, device="cpu")):
+        with pytest.raises(TypeError, match="not iterable"):
+            list(make())
+
+
+class Turned(Data):
+    """Dimensions that no other graph has, or that change with the graph."""
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        given = {"scalar": -1, "sheet": (0, 1), "last": -2, "deep": 1, "adj_t": 0 if self.x.size(0) % 2 else (0, 1)}
+        return given.get(key, super().__cat_dim__(key, value, *args, **kwargs))
+
+    def __inc__(self, key, value, *args, **kwargs):
+        steps = {"last": True, "deep": torch.tensor([1, 2, 3]), "wide": torch.tensor([[[[1]]]]), "y": 2**40}
+        return steps.get(key, super().__inc__(key, value, *args, **kwargs))
+
+
+@pytest.mark.parametrize("form", [list, InMemory])
+@pytest.mark.parametrize("names", [["scalar"], ["last"], ["deep"], ["wide"], ["y"], ["scalar", "y", "deep"]])
+def test_odd_dimensions_and_increments_are_pygs(names, form):
+    values = {"scalar": lambda i: torch.tensor(i), "last": lambda i: torch.ones(1 + i % 2, 3),
+              "deep": lambda i: torch.arange(6).view(2, 3), "wide": lambda i: torch.ones(2, 2, dtype=torch.int64),
+              "y": lambda i: torch.tensor([i], dtype=torch.int32)}  # fmt: skip
+    graphs = [Turned(x=torch.rand(1 + i, 1), **{name: values[name](i) for name in names}) for i in range(6)]
+
+    try:
+        expected = list(PygDataLoader(form(graphs), 3))
+    except (RuntimeError, IndexError) as error:
+        with pytest.raises(type(error)):
+            list(DataLoader(form(graphs), 3, device="cpu"))
+        return
+    for got, batch in zip(DataLoader(form(graphs), 3, device="cpu"), expected, strict=True):
+        assert_equal_batches(got, batch)
+
+
+def test_matrices_that_are_joined_in_two_ways_are_refused_as_by_pyg():
+    graphs = [Turned(x=torch.rand(1 + i, 1), adj_t=torch.eye(1 + i).to_sparse_csr()) for i in range(4)]
+
+    for got, expected in pairs_of(graphs, batch_size=1):
+        assert_equal_batches(got, expected)
+
+
+def test_a_data_set_of_old_form_is_pygs():
+    dataset = InMemory(make_molecules(6))
+    dataset._data.num_nodes = torch.tensor([len(graph.x) for graph in make_molecules(6)])
+    dataset.slices["num_nodes"] = torch.arange(7)
+
+    for got, expected in pairs_of(dataset, batch_size=4):
+        assert_equal_batches(got, expected)
+
+
+def test_attributes_that_a_class_writes_and_a_data_set_lacks_are_pygs():
+    dataset = InMemory([Marked(torch.rand(i, 1)) for i in range(1, 9)])
+    del dataset.slices["marks"]
+
+    for got, expected in pairs_of(dataset, batch_size=4):
+        assert_equal_batches(got, expected)
+
+
+def test_a_data_set_that_is_filled_anew_is_read_anew():
+    dataset = InMemory(make_molecules(6))
+    loader = DataLoader(dataset, 3, device="cpu")
+    list(loader)
+
+    dataset.data, dataset.slices = dataset.collate(make_molecules(4, seed=9))
+    loader = DataLoader(dataset, 3, device="cpu")
+    expected = list(PygDataLoader(dataset, 3))
+
+    for got, batch in zip(loader, expected, strict=True):
+        assert_equal_batches(got, batch)
 
 
 def test_graphs_that_a_program_put_into_a_data_set_are_its_graphs():

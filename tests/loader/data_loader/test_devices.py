@@ -1,12 +1,16 @@
 """The store lies where batches are, or in host memory; batches are PyG's, moved."""
 
+from collections import namedtuple
+
 import pytest
 import torch
 from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader as PygDataLoader
 
 from pyg_direct.loader import DataLoader
-from pyg_direct.loader.collate.graph_batches import copy_once
+from pyg_direct.loader.collate.graph_batches import GraphCollection, copy_once
+from pyg_direct.loader.collate.graph_columns import move_all
+from pyg_direct.loader.collate.graph_sources import read_source
 from tests.loader.data_loader.small_graphs import InMemory, assert_equal_batches, make_molecules, make_pairs, make_typed
 
 GRAPHS = {
@@ -34,6 +38,58 @@ def test_batches_are_pygs_moved(name, prefetch, device, placement, form):
     torch.manual_seed(3)
     for own, expected in zip(got, PygDataLoader(graphs, **options), strict=True):
         assert_equal_batches(own, expected.to(device))
+
+
+def describe(value):
+    """What a value is on any device: shapes and dtypes instead of numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype, value.layout
+    if isinstance(value, dict):
+        return {key: describe(part) for key, part in value.items()}
+    return [describe(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def list_devices(value):
+    if isinstance(value, torch.Tensor):
+        return {value.device.type}
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return set().union(*map(list_devices, parts))
+
+
+@pytest.mark.parametrize("name", [*GRAPHS, "sparse"])
+def test_all_of_a_batch_is_made_where_the_store_is(name):
+    # A device without numbers, which every machine has.
+    place = torch.device("meta")
+    graphs = (
+        GRAPHS[name]()
+        if name in GRAPHS
+        else make_molecules(
+            9, adj_t=lambda i, n, e: torch.eye(n).to_sparse_csr(), adj=lambda i, n, e: torch.eye(n).to_sparse_coo()
+        )
+    )
+    collection = GraphCollection(read_source(graphs), ["x", "edge_index"], None)
+    collection.place(place)
+
+    batch = collection.collate(torch.tensor([3, 0, 7]))
+
+    expected = Batch.from_data_list([graphs[i] for i in (3, 0, 7)], follow_batch=["x", "edge_index"])
+    assert batch._slice_dict.keys() == expected._slice_dict.keys()
+    for own, other in zip(batch.stores, expected.stores, strict=True):
+        assert describe(own._mapping) == describe(other._mapping)
+        assert list_devices(own._mapping) <= {"meta"}
+    assert list_devices(batch._slice_dict) == list_devices(batch._inc_dict) == {"cpu"}
+
+
+def test_what_pygs_code_made_is_moved_whole():
+    Pair = namedtuple("Pair", ["a", "b"])
+    value = {"a": [torch.ones(2), "text", 3], "b": Pair(torch.ones(1), (torch.ones(1),))}
+
+    moved = move_all(value, torch.device("meta"))
+
+    assert list_devices(moved) == {"meta"}
+    assert moved["a"][1:] == ["text", 3]
+    assert type(moved["b"]) is Pair
+    assert move_all(value, torch.device("cpu")) is value
 
 
 def test_loaders_over_one_data_set_share_its_copy():
