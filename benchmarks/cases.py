@@ -29,6 +29,7 @@ from benchmarks.loader.labor import SAMPLINGS, measure_fetched_bytes, measure_hu
 from benchmarks.loader.mixed import measure_mixed
 from benchmarks.loader.power import measure_training
 from benchmarks.loader.sampling_growth import measure_growth, measure_papers
+from benchmarks.loader.small_graphs import measure_small_graphs
 from benchmarks.loader.startup import measure_startup
 from benchmarks.loader.typed_batches import (
     measure_links,
@@ -231,6 +232,11 @@ def hotness(scale: float) -> Iterator[Row]:
     yield from measure_drift(int(100_000 * scale))
 
 
+def small_graphs(scale: float) -> Iterator[Row]:
+    """Batches of many small graphs, ours and PyG's."""
+    yield from measure_small_graphs(scale, workers=PEER_WORKERS if torch.cuda.is_available() else (0,))
+
+
 def startup(scale: float) -> Iterator[Row]:
     """Seconds to the first batch in fresh processes."""
     yield from measure_startup(0.1 * scale)
@@ -370,6 +376,7 @@ SHORT_CASES: dict[str, Case] = {
     "aggregate": aggregate,
     "models": models,
     "hetero": hetero,
+    "small_graphs": small_graphs,
     "startup": startup,
     "unified": unified,
     "power": power,

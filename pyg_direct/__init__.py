@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyg_direct.features.unified_device import enable_unified_device, unified_device
     from pyg_direct.features.unified_tensor import MemAdvise, UnifiedTensor, to_unified
     from pyg_direct.graph.csr_topo import CSRTopo
+    from pyg_direct.loader.data_loader import DataLoader
     from pyg_direct.loader.hgt_loader import HGTLoader
     from pyg_direct.loader.inference import infer, inference_loader
     from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
@@ -51,6 +52,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Adj",
     "CSRTopo",
+    "DataLoader",
     "DeviceConfig",
     "DeviceGroup",
     "Feature",
@@ -92,6 +94,7 @@ __all__ = [
 _ROOMS = {
     "Adj": "sampling.graphsage_sampler",
     "CSRTopo": "graph.csr_topo",
+    "DataLoader": "loader.data_loader",
     "DeviceConfig": "features.row_files",
     "DeviceGroup": "runtime.cuda.peer_memory",
     "Feature": "features.feature",

@@ -148,7 +148,7 @@ def given(request, tmp_path, monkeypatch):
              "seeds": train_idx, "n_id": train_idx, "topo": pyg_direct.CSRTopo(edge_index, num_nodes=num_nodes),
              "model": model, "compute": compute, "optimizer": torch.optim.Adam(model.parameters()),
              "loader": pyg_direct.NeighborLoader(data, [3, 3, 3], train_idx, batch_size=20)}  # fmt: skip
-    others = {"One import 2": {"data": ratings},
+    others = {"One import 2": {"data": ratings}, "One import 3": {"dataset": [data] * 3},
               "Dynamic graphs 1": {"train_dataset": snapshots, "model": Recurrent(), "h": None}}  # fmt: skip
     return names | others.get(request.node.callspec.params["name"], {})
 

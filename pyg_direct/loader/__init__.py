@@ -1,6 +1,7 @@
 """Mini-batches, sampled and fetched ahead while the model trains on the last one.
 
 - `neighbor_loader.py`, `link_loader.py`, `node_loader.py`, `hgt_loader.py`: PyG's loaders of these names.
+- `data_loader.py`: batches of many small graphs.
 - `shadow_loader.py`, `subgraph_loader.py`, `legacy_neighbor_loader.py`: further loaders.
 - `base_loader.py`: epochs and batches that all of them share; `arguments.py`: their options.
 - `collate/`, `prefetch/`: the content of a batch, and batches made ahead.
@@ -10,6 +11,7 @@
 """
 
 from pyg_direct.features.feature_store import FeatureStore
+from pyg_direct.loader.data_loader import DataLoader
 from pyg_direct.loader.hgt_loader import HGTLoader
 from pyg_direct.loader.legacy_neighbor_loader import NeighborSampler
 from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
@@ -19,6 +21,7 @@ from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
 from pyg_direct.loader.subgraph_loader import SubGraphLoader
 
 __all__ = [
+    "DataLoader",
     "FeatureStore",
     "HGTLoader",
     "LinkLoader",

@@ -32,7 +32,7 @@ _TORCH_OPTIONS = ("filter_per_worker", *list_options(torch.utils.data.DataLoader
 
 
 def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,
-                   num_seeds: int | None = None) -> dict[str, Any]:  # fmt: skip
+                   num_seeds: int | None = None, needs_workers: bool = False) -> dict[str, Any]:  # fmt: skip
     """Arguments for DataLoader; options of workers are taken out, with one word about it, unless workers are meant.
 
     Args:
@@ -41,6 +41,7 @@ def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *,
         device: The device of the loader.
         may_start: Whether workers can do what is asked.
         num_seeds: How many seeds there are to shuffle, where that is known.
+        needs_workers: Whether batches are made by Python alone, so that options of workers are kept.
     """
     refuse_unknown(owner, kwargs, _TORCH_OPTIONS)
     _check_options(kwargs)
@@ -48,6 +49,8 @@ def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *,
     if num_seeds == 0:
         # torch refuses to shuffle nothing.
         kwargs = {k: v for k, v in kwargs.items() if k != "shuffle"}
+    if needs_workers:
+        return kwargs
     context = kwargs.get("multiprocessing_context")
     method = context if isinstance(context, str) or context is None else context.get_start_method()
     if kwargs.get("num_workers", 0) > 0 and method is not None and may_start:

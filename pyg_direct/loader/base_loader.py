@@ -45,7 +45,7 @@ from pyg_direct.typing import Device
 # A batch that shares no rows with others.
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 # What a loader holds of the memory of its process.
-_PLACED = ("_attributes", "_checked", "_general", "_placed", "_plan", "_plan_topology", "_planned", "_reads",
+_PLACED = ("_attributes", "_checked", "_general", "_graphs", "_placed", "_plan", "_plan_topology", "_planned", "_reads",
            "_recorder", "_sampled_topology")  # fmt: skip
 # Whose hooks are not a program's.
 _ROOMS = ("pyg_direct", "torch_geometric", "torch")
@@ -81,6 +81,8 @@ class EpochLoader(ReportedLoader):
     _reads: Any = None
     # How processes of a group keep node attributes together; see `NeighborLoader`.
     sharing: Mapping[str, str] = MappingProxyType({})
+    # Whether it shuffles as torch's `RandomSampler`, if it has no seed.
+    _orders_as_torch = False
     # Whether processes whose seeds are their own, without `ranks`, still agree on the number of batches.
     _evens_out_alone = False
 
@@ -280,7 +282,8 @@ class EpochLoader(ReportedLoader):
             return EpochKey(self._drawn, 0)
         if shares and is_shuffled(self):  # type: ignore[arg-type]
             # By torch's `RandomSampler`.
-            draw_seed()
+            order = draw_seed()
+            drawn = order if self._orders_as_torch else drawn
         return EpochKey(self._agree_on(drawn), 0)
 
     def _agree_on(self, drawn: int) -> int:

@@ -152,6 +152,9 @@ def order_of_epoch(loader: DataLoader[Any], key: EpochKey) -> Tensor:
     count = len(loader.dataset)  # type: ignore[arg-type]
     if not is_shuffled(loader):
         return torch.arange(count, device="cpu")
+    if getattr(loader, "_orders_as_torch", False) and loader.seed is None:  # type: ignore[attr-defined]
+        # As torch's `RandomSampler`, of the seed that it would have drawn.
+        return torch.randperm(count, generator=torch.Generator().manual_seed(key.seed), device="cpu")
     return permute(count, key=key.of_order(), device=getattr(loader, "device", "cpu"))
 
 

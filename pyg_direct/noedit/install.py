@@ -127,12 +127,12 @@ class Replacement(NamedTuple):
 REPLACEMENTS = (
     *(Replacement(getattr(pyg_loader, name), getattr(loader, name))
       for name in ("NeighborLoader", "LinkNeighborLoader", "NodeLoader", "LinkLoader", "NeighborSampler", "HGTLoader",
-                   "ShaDowKHopSampler")),
+                   "ShaDowKHopSampler", "DataLoader")),
     *(Replacement(getattr(pyg_sampler, name), getattr(sampler, name)) for name in ("NeighborSampler", "HGTSampler")),
 )  # fmt: skip
 
-# Loaders of PyG's that sample, for which there is none of ours.
-LEFT = ("GraphSAINTSampler", "ClusterLoader", "RandomNodeLoader")
+# Loaders of PyG's, for which there is none of ours.
+LEFT = ("GraphSAINTSampler", "ClusterLoader", "RandomNodeLoader", "DataListLoader", "DenseDataLoader")
 
 
 # What was bound anew: (object, name of its attribute, what it was bound to before).

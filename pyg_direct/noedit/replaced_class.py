@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from torch.utils.data import Subset
+from torch_geometric.data import InMemoryDataset
 from torch_geometric.data.data import BaseData
 
 from pyg_direct.errors import LoaderWarning
@@ -142,7 +144,13 @@ def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kw
 
 
 def _find_device(data: Any) -> Any:
-    """The GPU that a graph, or a part of it, lies on, else the CPU."""
+    """The GPU that a graph, a part of it, or the first one of a data set lies on, else the CPU."""
+    while isinstance(data, Subset):
+        data = data.dataset
+    if isinstance(data, InMemoryDataset):
+        data = data._data
+    elif isinstance(data, list) and data and isinstance(data[0], BaseData):
+        data = data[0]
     parts = [part for store in data.stores for part in store.values()] if isinstance(data, BaseData) else [data]
     for part in parts:
         # Methods of `SparseTensor`, properties of tensors.

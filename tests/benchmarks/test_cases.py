@@ -34,6 +34,7 @@ FEWER = {
     "measure_accuracy": {"seeds": 1},
     "measure_loaders": {"size": 64},
     "measure_samplers_on_cpu": {"size": 64},
+    "measure_small_graphs": {"sizes": (4,), "batches": 2},
 }
 # Rows that each must have.
 EXPECTED = {
@@ -44,6 +45,7 @@ EXPECTED = {
     "whole_graphs": {"step, PyG", "step, accelerated", "inference, PyG over accelerated"},
     "inference": {"pyg_direct, rows on the host"},
     "hetero": {"1 relations", "100 relations", "LinkNeighborLoader over NeighborLoader, 16 nodes"},
+    "small_graphs": {"pyg_direct", "PyG's DataLoader, 0 workers", "PyG's DataLoader, 0 workers over pyg_direct"},
     "disk": {"rate", "rows of a batch", "step, features in host memory", "step, features in a file, 10 % in memory"},
     "hotness": {
         "hit rate by expectation",

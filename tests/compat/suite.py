@@ -33,6 +33,8 @@ FILES = {
     "loader/test_neighbor_loader.py": "",
     "loader/test_link_neighbor_loader.py": "",
     "loader/test_neighbor_sampler.py": "",
+    "loader/test_dataloader.py": "",
+    "loader/test_dynamic_batch_sampler.py": "",
     "loader/test_zip_loader.py": "",
     "loader/test_imbalanced_sampler.py": "",
     "loader/test_mixin.py": "",
@@ -46,6 +48,7 @@ FILES = {
     "utils/test_trim_to_layer.py": "",
     "nn/models/test_basic_gnn.py": "inference or trim or loader",
     "data/lightning/test_datamodule.py": "",
+    "data/test_hypergraph_data.py": "",
 }
 
 # Our own tests of what loaders and samplers promise, below `tests`.
@@ -64,6 +67,9 @@ OWN = (
     "loader/link_loader/test_link_forms.py",
     "loader/collate/stores/test_stores.py",
     "loader/test_legacy_neighbor_loader.py",
+    "loader/data_loader/test_batches.py",
+    "loader/data_loader/test_epochs.py",
+    "loader/data_loader/test_other_data_sets.py",
     "loader/test_hgt_loader.py",
     "loader/test_shadow_loader.py",
     "loader/test_subgraph_loader.py",

@@ -8,6 +8,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import (
     CSRTopo,
+    DataLoader,
     Feature,
     GraphSageSampler,
     HGTLoader,
@@ -39,6 +40,7 @@ LOADERS = {
     "LinkNeighborLoader": lambda **options: LinkNeighborLoader(make_data(), [2], device="cpu", **options),
     "HGTLoader": lambda **options: HGTLoader(make_typed(), [2], "paper", device="cpu", **options),
     "ShaDowKHopSampler": lambda **options: ShaDowKHopSampler(make_data(), 1, 2, device="cpu", **options),
+    "DataLoader": lambda **options: DataLoader([make_data()] * 20, device="cpu", **options),
     "NeighborSampler": lambda **options: NeighborSampler(EDGES, [2], device="cpu", **options),
 }
 

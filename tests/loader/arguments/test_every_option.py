@@ -16,6 +16,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct import (
     CSRTopo,
+    DataLoader,
     Feature,
     FeatureStore,
     GraphedStep,
@@ -46,9 +47,11 @@ from tests.batches import make_data
 from tests.distributed.ranks import write_data
 from tests.distributed.server.client_graph.test_client import ServersHere
 from tests.hetero_data import make_hetero
+from tests.loader.data_loader.small_graphs import make_molecules
 from tests.options import Refused, Seen
 from tests.processes import run_ranks
 
+MOLECULES = make_molecules(30)
 SEEDS, LINKS = torch.arange(0, 60, 2), torch.arange(40).view(2, 20)
 TIMES = torch.arange(70) % 50
 PLAIN = {}
@@ -87,6 +90,7 @@ MAKE = {
                                                                 "node_idx": SEEDS, **COMMON, **options}),
     "NeighborSampler": lambda **options: LayerSampler(**{"edge_index": DATA.edge_index, "sizes": [3, 2],
                                                          "node_idx": SEEDS, **COMMON, **options}),
+    "DataLoader": lambda **options: DataLoader(**{"dataset": MOLECULES, **COMMON, **options}),
     "inference_loader": lambda **options: inference_loader(**{"data": DATA, **COMMON, **options}),
 }  # fmt: skip
 
@@ -294,6 +298,10 @@ LOADERS = {
         **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": Refused("pinned", "placement must be"),
         "sizes": Differs([1, 1]), "node_idx": Differs(SEEDS + 1), "num_nodes": Refused(3, "num_nodes"),
         "return_e_id": Differs(False), "transform": Called()}),
+    "DataLoader": (DataLoader, {
+        **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],
+        "dataset": Differs(MOLECULES[1:]), "follow_batch": Differs(["x"]), "exclude_keys": Differs(["x"]),
+        "seed": Differs(2, shuffle=True)}),
 }  # fmt: skip
 # What is not an option, but what a loader is made of.
 GIVEN = {"data", "edge_index", "graph", "self"}

@@ -6,6 +6,7 @@ from torch.utils.data import DistributedSampler
 
 from pyg_direct import (
     CSRTopo,
+    DataLoader,
     Feature,
     GraphSageSampler,
     HGTLoader,
@@ -17,10 +18,12 @@ from pyg_direct import (
 from pyg_direct.loader import NeighborSampler as LayerLoader
 from tests.batches import make_data
 from tests.hetero_data import make_hetero
+from tests.loader.data_loader.small_graphs import InMemory, make_molecules, make_typed
 
 # Tensors that are made on it by mistake hold nothing, and cannot be read.
 ELSEWHERE = torch.device("meta")
 DATA, TYPED = make_data(weight=torch.rand(600), time=torch.arange(600)), make_hetero()
+GRAPHS, TYPED_GRAPHS = make_molecules(40, size=lambda i, n, e: i), InMemory(make_typed(20))
 SEEDS, LINKS, KIND = torch.arange(40), DATA.edge_index[:, :20], TYPED.node_types[0]
 COMMON = {"batch_size": 16, "seed": 1}
 LOADERS = {
@@ -44,8 +47,16 @@ LOADERS = {
     "hgt": lambda **options: HGTLoader(TYPED, [9, 9], KIND, **options),
     "shadow": lambda **options: ShaDowKHopSampler(DATA, 2, 3, **options),
     "layers": lambda **options: LayerLoader(DATA.edge_index, [3, 2], **options),
+    "graphs": lambda **options: DataLoader(GRAPHS, shuffle=True, follow_batch=["x", "y"], **options),
+    "graphs of types": lambda **options: DataLoader(TYPED_GRAPHS, **options),
+    "graphs in torch's order": lambda **options: DataLoader(GRAPHS, shuffle=True, **follow_torch(options)),
     "inference": lambda **options: inference_loader(DATA, batch_size=30, device=options["device"]),
 }  # fmt: skip
+
+
+def follow_torch(options):
+    torch.manual_seed(3)
+    return {**options, "seed": None}
 
 
 def list_batches(loader):

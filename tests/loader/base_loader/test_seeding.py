@@ -14,6 +14,7 @@ from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 from pyg_direct import (
     CSRTopo,
+    DataLoader as SmallGraphLoader,
     GraphSageSampler,
     HGTLoader,
     LinkNeighborLoader,
@@ -31,9 +32,11 @@ from pyg_direct.loader import NeighborSampler as LayerLoader
 from pyg_direct.sampler import HGTSampler, NeighborSampler
 from tests.batches import make_data
 from tests.hetero_data import make_hetero
+from tests.loader.data_loader.small_graphs import make_molecules
 
 DATA, TYPED = make_data(), make_hetero()
 TOPO, KIND = CSRTopo(DATA.edge_index), TYPED.node_types[0]
+GRAPHS = make_molecules(70)
 SHUFFLED = {"batch_size": 16, "shuffle": True}
 LOADERS = {
     "plain": lambda **options: NeighborLoader(DATA, [3, 2], **options),
@@ -50,6 +53,7 @@ LOADERS = {
     "hgt": lambda **options: HGTLoader(TYPED, [9, 9], KIND, **options),
     "shadow": lambda **options: ShaDowKHopSampler(DATA, 2, 3, **options),
     "layers": lambda **options: LayerLoader(DATA.edge_index, [3, 2], **options),
+    "graphs": lambda **options: SmallGraphLoader(GRAPHS, **options),
     "mixed": lambda **options: MixedGraphSageSampler(
         Job(), 2, TOPO, [3, 2], mode="CPU_ONLY" if options["device"].type == "cpu" else "GPU_ONLY"),
 }  # fmt: skip

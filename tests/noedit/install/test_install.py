@@ -23,6 +23,7 @@ from pyg_direct.noedit import install
 from pyg_direct.noedit.install import REPLACEMENTS
 from pyg_direct.noedit.replaced_class import StandIn, give_back, replace
 from tests.graphs import make_random_graph
+from tests.loader.data_loader.small_graphs import InMemory, make_molecules
 
 PYG = {entry.path: entry.original for entry in REPLACEMENTS}
 # As a program has it that imported it before.
@@ -167,6 +168,48 @@ def test_samplers_that_pyg_makes_for_its_own_loaders_are_pygs():
     assert type(loader.node_sampler) is PYG["sampler.NeighborSampler"]
 
 
+def train_on_molecules(loader_class):
+    """Losses of a program that trains on small graphs, and what torch's generator draws next."""
+    torch.manual_seed(12)
+    dataset = InMemory(make_molecules(40)).shuffle()
+    train, test = loader_class(dataset[:30], batch_size=8, shuffle=True), loader_class(dataset[30:], batch_size=4)
+    layer = torch.nn.Linear(1, 1)
+    optimizer, losses = torch.optim.SGD(layer.parameters(), 0.01), []
+    for _ in range(3):
+        for batch in train:
+            pooled = torch_geometric.nn.global_add_pool(layer(batch.x.float()), batch.batch)
+            loss = (pooled.view(-1) - batch.y).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        losses += [batch.y.sum().item() * batch.num_graphs for batch in test]
+    return losses, torch.rand(1).item()
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_program_with_small_graphs_has_the_curve_that_it_has_with_pyg():
+    loader_class = torch_geometric.loader.DataLoader
+    assert type(loader_class(make_molecules(3))) is pyg_direct.DataLoader
+    ours = train_on_molecules(loader_class)
+    pyg_direct.uninstall()
+
+    assert ours == train_on_molecules(loader_class)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_graphs_without_a_length_are_left_to_pyg(said):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(make_molecules(5))
+
+    loader = torch_geometric.loader.DataLoader(Stream(), batch_size=2)
+
+    assert type(loader) is PYG["loader.DataLoader"]
+    assert [batch.num_graphs for batch in loader] == [2, 2, 1]
+    assert said.messages[0].startswith("DataLoader left to PyG: a data set without a length")
+
+
 def test_what_is_replaced_and_left_is_said_once(said):
     pyg_direct.install(device="cpu")
     pyg_direct.install(device="cpu")
@@ -258,6 +301,8 @@ class OnGpu(torch.Tensor):
     [(make_data(), "cpu"), (make_hetero_data(), "cpu"), ((None, None), "cpu"), (torch.zeros(2, 3), "cpu"),
      (Data(x=torch.zeros(3), edge_index=torch.zeros(2, 3).as_subclass(OnGpu)), torch.device("cuda", 1)),
      (torch.zeros(2, 3).as_subclass(OnGpu), torch.device("cuda", 1)),
+     (make_molecules(2), "cpu"), ([], "cpu"), (torch.utils.data.Subset(InMemory(make_molecules(3)), [1]), "cpu"),
+     ([Data(x=torch.zeros(3).as_subclass(OnGpu))], torch.device("cuda", 1)),
      (types.SimpleNamespace(is_cuda=lambda: True, device=lambda: "cuda:1"), "cuda:1")],
 )  # fmt: skip
 def test_loaders_may_be_where_their_data_is(data, device):

@@ -1,0 +1,99 @@
+"""Batches of many small graphs of ZINC's shape, ours beside PyG's `DataLoader`; milliseconds a batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice, repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, InMemoryDataset
+from torch_geometric.loader import DataLoader as PygDataLoader
+
+from pyg_direct.bench.result_row import Row
+from pyg_direct.bench.timing import wait_for_gpu
+from pyg_direct.loader.data_loader import DataLoader
+from pyg_direct.runtime.cuda.device import resolve_device
+
+WINDOWS = 7
+
+
+class _Molecules(InMemoryDataset):
+    """Graphs of about 23 nodes and 50 edges, as ZINC's: `x` [N, 1], `edge_attr` [E], `y` [1]."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(None)
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(low: int, high: int, *shape: int) -> Tensor:
+            return torch.randint(low, high, shape, generator=generator)
+
+        graphs = []
+        for nodes, edges in zip(draw(14, 33, count).tolist(), draw(30, 71, count).tolist(), strict=True):
+            graphs.append(Data(x=draw(0, 28, nodes, 1), edge_index=draw(0, nodes, 2, edges),
+                               edge_attr=draw(1, 4, edges), y=torch.rand(1, generator=generator)))  # fmt: skip
+        self.data, self.slices = self.collate(graphs)
+
+
+def measure_small_graphs(scale: float, sizes: Sequence[int] = (128, 1024), batches: int = 40,
+                         workers: Sequence[int] = (0,)) -> Iterator[Row]:  # fmt: skip
+    """A batch of the data set in memory and of a list of its graphs, on one thread of a CPU, or on a GPU."""
+    device = resolve_device(None)
+    dataset = _Molecules(max(4, int(12_000 * scale)))
+    forms = {"in memory": dataset, "list": [dataset[number] for number in range(len(dataset))]}
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for form, graphs in forms.items():
+            for size in sizes:
+                yield from _measure_form(f"small graphs/{device.type}/{form}/{size}", graphs, size, batches,
+                                         workers if form == "in memory" else (0,), device)  # fmt: skip
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure_form(case: str, graphs: Any, size: int, batches: int, workers: Sequence[int], device: torch.device
+                  ) -> Iterator[Row]:  # fmt: skip
+    options: dict[str, Any] = {"batch_size": min(size, len(graphs)), "shuffle": True, "drop_last": True}
+    loaders: dict[str, Any] = {"pyg_direct": DataLoader(graphs, device=device, seed=0, **options)}
+    for count in workers:
+        name = f"PyG's DataLoader, {count} workers"
+        loaders[name] = PygDataLoader(graphs, num_workers=count, persistent_workers=count > 0, **options)
+    epochs = {name: chain.from_iterable(repeat(loader)) for name, loader in loaders.items()}
+    # PyG cuts each graph of a data set in memory out once: an epoch goes by before it is timed.
+    for name, loader in loaders.items():
+        _time(epochs[name], len(loader), device)
+    seconds: dict[str, list[float]] = {name: [] for name in loaders}
+    for _ in range(WINDOWS):
+        for name in loaders:
+            seconds[name].append(_time(epochs[name], batches, device))
+    limit = _time_copies(next(epochs["pyg_direct"]), batches, device)
+    for name, times in seconds.items():
+        yield Row.of(case, name, "ms", [1e3 * each for each in times], 1e3 * limit, "a copy of the batch's tensors")
+    ours = seconds.pop("pyg_direct")
+    for name, times in seconds.items():
+        ratios = [theirs / own for theirs, own in zip(times, ours, strict=True)]
+        yield Row.of(case, f"{name} over pyg_direct", "x", ratios, note="of times side by side")
+
+
+def _time(epochs: Iterator[Any], batches: int, device: torch.device) -> float:
+    """Seconds a batch, on the device."""
+    wait_for_gpu()
+    begin = time.perf_counter()
+    for batch in islice(epochs, batches):
+        batch.to(device, non_blocking=True)
+    wait_for_gpu()
+    return (time.perf_counter() - begin) / batches
+
+
+def _time_copies(batch: Any, batches: int, device: torch.device) -> float:
+    tensors = [value for value in batch.to_dict().values() if isinstance(value, Tensor)]
+    wait_for_gpu()
+    begin = time.perf_counter()
+    for _ in range(batches):
+        for tensor in tensors:
+            tensor.clone()
+    wait_for_gpu()
+    return (time.perf_counter() - begin) / batches

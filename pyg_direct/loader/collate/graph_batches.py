@@ -1,0 +1,151 @@
+"""Batches of many small graphs, cut out of one collated store as PyG's `Batch.from_data_list` makes them of a list.
+
+`GraphCollection` reads a data set once: it joins each attribute of all graphs, and asks each graph what PyG would ask
+it for each batch. A batch then takes a few gathers, however many graphs it has.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pyg_direct.errors import IdError
+from pyg_direct.loader.collate.graph_collation import GraphStore, read_stores
+from pyg_direct.loader.collate.graph_columns import Chosen
+from pyg_direct.loader.collate.graph_sources import SPECIAL, Source, find_store
+from pyg_direct.runtime.host.tensor_views import version_of
+
+# Copies on GPUs, as long as a loader has them, by the tensor that they are of.
+_COPIES: weakref.WeakValueDictionary[tuple[int, int, str], Tensor] = weakref.WeakValueDictionary()
+# Where a graph has nothing but its storages, one that is empty can be copied.
+_STORES = {"_store", "_global_store", "_node_store_dict", "_edge_store_dict", "_tensor_attr_cls", "_edge_attr_cls"}
+
+
+class GraphCollection:
+    """All graphs of a data set, and batches of any of them.
+
+    Attributes:
+        device: Where the joined values are, and batches; None before they are placed.
+
+    Args:
+        source: The graphs.
+        follow_batch: Attributes that batches say the graphs of.
+        exclude_keys: Attributes that batches do not have.
+
+    Raises:
+        OneByOneError: the host has not the memory for the joined graphs, or there are none to join.
+        ArgumentError, ArgumentTypeError: a graph misses an attribute, or has another width or dtype; slices contradict.
+    """
+
+    def __init__(self, source: Source, follow_batch: Iterable[str] | None, exclude_keys: Iterable[str] | None) -> None:
+        self.source = source
+        self.device: torch.device | None = None
+        self._follow = frozenset(follow_batch or ())
+        excluded = frozenset(exclude_keys or ())
+        self._orders, self._order_of = source.list_orders(excluded)
+        self._stores: dict[Any, GraphStore] = {}
+        if source.count and len(source.used):
+            self._stores, self._spans = read_stores(source, self._orders[0])
+        self._templates: list[Any] = [None] * len(self._orders)
+
+    def count_bytes(self) -> int:
+        """Bytes of the joined values."""
+        return sum(column.count_bytes() for store in self._stores.values() for column in store.columns.values())
+
+    def place(self, device: torch.device) -> None:
+        """Have the joined values on a device, and batches too."""
+        self.device = device
+        for store in self._stores.values():
+            for column in store.columns.values():
+                column.place(lambda table: copy_once(table, device))
+
+    def collate(self, numbers: Tensor) -> Any:
+        """The batch of these graphs.
+
+        Args:
+            numbers: int64 `[B]` on the CPU.
+
+        Raises:
+            IdError: there are none.
+        """
+        if numbers.numel() == 0:
+            raise IdError("a batch must have at least one graph, got none: a batch sampler gave an empty list")
+        assert self.device is not None
+        chosen = Chosen(numbers, self._spans, self.device, self.source.keep_graph)
+        place = 0 if self._order_of is None else self._order_of[int(numbers[0])]
+        batch = self._open_batch(place, chosen)
+        all_slices: dict[Any, Any] = {}
+        all_increments: dict[Any, Any] = {}
+        for key, names in self._orders[place]:
+            slices, increments = (all_slices, all_increments) if key is None else ({}, {})
+            self._fill(find_store(batch, key), self._stores[key], names, chosen, slices, increments)
+            if key is not None and slices:
+                all_slices[key], all_increments[key] = slices, increments
+        # PyG's own way to set them takes as long as a gather.
+        find_store(batch, None).__dict__.update(_num_graphs=chosen.count, _slice_dict=all_slices,
+                                                _inc_dict=all_increments)  # fmt: skip
+        return batch
+
+    def _fill(self, target: Any, store: GraphStore, names: Sequence[str], chosen: Chosen, slices: dict[str, Any],
+              increments: dict[str, Any]) -> None:  # fmt: skip
+        """Write the attributes of one storage in PyG's order."""
+        mapping = target._mapping
+        for name in names:
+            if name == "num_nodes":
+                assert store.num_nodes is not None
+                values = [store.num_nodes[number] for number in chosen.listed]
+                target._num_nodes = values
+                mapping[name] = sum(values)
+                continue
+            if name in SPECIAL:
+                continue
+            column = store.columns[name]
+            mapping[name], slices[name], increments[name] = column.collate(chosen)
+            if name in self._follow:
+                batch, ptr = column.follow(chosen, slices[name])
+                for suffix, value in (("batch", batch), ("ptr", ptr)):
+                    # PyG's storages drop None.
+                    target[f"{name}_{suffix}"] = value
+        if store.nodes is not None:
+            mapping["batch"], mapping["ptr"] = chosen.cut(store.nodes).batch_and_ptr()
+
+    def _open_batch(self, place: int, chosen: Chosen) -> Any:
+        """A batch without attributes."""
+        template = self._templates[place]
+        if template is None:
+            template = _make_empty(self.source.example if self._order_of is None else chosen.graphs[0])
+            if not set(template.__dict__) <= _STORES or any(len(store) for store in template.stores):
+                # Its class writes attributes as it is made, which batches shall not share.
+                return template
+            self._templates[place] = template
+        return copy.copy(template)
+
+
+def copy_once(table: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, of which loaders over parts of one data set share a copy.
+
+    Args:
+        table: The tensor.
+        device: Where it is to be.
+    """
+    if table.device == device:
+        return table
+    key = (id(table), version_of(table), str(device))
+    known = _COPIES.get(key)
+    # Another tensor may have its place in memory by now.
+    if known is None or known.copied_from() is not table:  # type: ignore[attr-defined]
+        known = _COPIES[key] = table.to(device)
+        known.copied_from = weakref.ref(table)  # type: ignore[attr-defined]
+    return known
+
+
+def _make_empty(example: Any) -> Any:
+    batch = Batch(_base_cls=type(example))
+    batch.stores_as(example)
+    return batch

@@ -1,0 +1,424 @@
+"""Columns of a collated data set: one attribute of all its graphs, and its part of a batch of some of them.
+
+A column gives what PyG's `collate` does for the attribute: (value, slices, increments).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch_geometric.data.collate import _batch_and_ptr, _collate
+
+# Rows of a table that are gathered one by one where rows run along its last dimension, such as both ends of edges.
+_FEW_ROWS = 8
+_FEW_BYTES = 1 << 16
+
+
+class Chosen:
+    """The graphs of a batch, with their rows in all tables; tables whose slices are equal are a group.
+
+    Args:
+        numbers: Numbers of the graphs, int64 `[B]` on the CPU, at least one.
+        spans: Of each graph, its first row in each group of tables, then its number of rows in each, int64 `[G, 2 * K]`
+            on the CPU.
+        device: The device of the tables.
+        make_graph: Makes a graph of its number.
+    """
+
+    def __init__(self, numbers: Tensor, spans: Tensor, device: torch.device, make_graph: Callable[[int], Any]) -> None:
+        self.numbers, self.count, self.device = numbers, numbers.numel(), device
+        self._make_graph = make_graph
+        self._listed: list[int] | None = None
+        self._graphs: list[Any] | None = None
+        self._lasting: dict[str, Tensor] = {}
+        num_groups = spans.shape[1] // 2
+        # By group, so that all of one lie together.
+        own = spans.index_select(0, numbers).t().contiguous()
+        self._ptr = torch.zeros(num_groups, self.count + 1, dtype=torch.int64, device="cpu")
+        torch.cumsum(own[num_groups:], 1, out=self._ptr[:, 1:])
+        self._totals: list[int] = self._ptr[:, -1].tolist()
+        own[:num_groups].sub_(self._ptr[:, :-1])
+        # One copy to a GPU for all groups.
+        self._own = to_device(own, device)
+        self._cuts: list[Cut | None] = [None] * num_groups
+
+    def cut(self, group: int) -> Cut:
+        """Rows of the graphs in the tables of a group, by its place."""
+        cut = self._cuts[group]
+        if cut is None:
+            sizes = self._own[group + len(self._cuts)]
+            cut = self._cuts[group] = Cut(self._ptr[group], sizes, self._own[group], self._totals[group])
+        return cut
+
+    def sum_nodes(self, groups: Sequence[int]) -> Tensor:
+        """Rows of the graphs before each one, int64 `[B]` of one group, `[B, K, 1]` of several, on the CPU."""
+        if len(groups) == 1:
+            return self._ptr[groups[0], :-1]
+        return torch.stack([self._ptr[group, :-1] for group in groups], 1).unsqueeze(2)
+
+    def sum_before(self, steps: Tensor) -> Tensor:
+        """The sum of the steps of the graphs before each one, int64 `[B, ...]` on the CPU.
+
+        Args:
+            steps: Of all graphs, int64 `[G, ...]`.
+        """
+        chosen = steps.index_select(0, self.numbers)
+        sums = torch.zeros_like(chosen)
+        torch.cumsum(chosen[:-1], 0, out=sums[1:])
+        return sums
+
+    @property
+    def listed(self) -> list[int]:
+        """Numbers of the graphs."""
+        if self._listed is None:
+            self._listed = self.numbers.tolist()
+        return self._listed
+
+    @property
+    def graphs(self) -> list[Any]:
+        """The graphs themselves, made by Python."""
+        if self._graphs is None:
+            self._graphs = [self._make_graph(number) for number in self.listed]
+        return self._graphs
+
+    @property
+    def each(self) -> Tensor:
+        """Slices of one item a graph, int64 `[B + 1]` on the CPU."""
+        if "each" not in self._lasting:
+            self._lasting["each"] = torch.arange(self.count + 1, device="cpu")
+        return self._lasting["each"]
+
+    @property
+    def none(self) -> Tensor:
+        """Increments of what is not incremented, int64 `[B]` on the CPU."""
+        if "none" not in self._lasting:
+            self._lasting["none"] = torch.zeros(self.count, dtype=torch.int64, device="cpu")
+        return self._lasting["none"]
+
+    @property
+    def rows_of_each(self) -> Tensor:
+        """Rows in tables of one row a graph, int64 `[B]` on the device."""
+        if "rows" not in self._lasting:
+            self._lasting["rows"] = to_device(self.numbers, self.device)
+        return self._lasting["rows"]
+
+
+class Cut:
+    """Rows of the graphs of a batch in the tables of a group.
+
+    Args:
+        ptr: Where each graph begins in the batch, int64 `[B + 1]` on the CPU.
+        sizes: Rows of each graph, int64 `[B]` on the device.
+        shifts: How far the rows of each graph lie behind those of the batch, int64 `[B]` on the device.
+        total: Rows of the batch.
+    """
+
+    def __init__(self, ptr: Tensor, sizes: Tensor, shifts: Tensor, total: int) -> None:
+        self.ptr, self._sizes, self._shifts, self.total = ptr, sizes, shifts, total
+        self._segment: Tensor | None = None
+        self._rows: Tensor | None = None
+        self._is_given = False
+
+    @property
+    def segment(self) -> Tensor:
+        """Place of its graph in the batch, for each row, int64 `[total]` on the device."""
+        if self._segment is None:
+            self._segment = torch.repeat_interleave(self._sizes, output_size=self.total)
+        return self._segment
+
+    @property
+    def rows(self) -> Tensor:
+        """Rows in the tables, int64 `[total]` on the device."""
+        if self._rows is None:
+            self._rows = self._shifts.index_select(0, self.segment)
+            self._rows.add_(torch.arange(self.total, device=self._rows.device))
+        return self._rows
+
+    def batch_and_ptr(self) -> tuple[Tensor, Tensor]:
+        """PyG's two vectors that say which row is of which graph, on the device; each call gives others."""
+        batch = self.segment.clone() if self._is_given else self.segment
+        self._is_given = True
+        return batch, self.ptr.clone() if batch.device.type == "cpu" else to_device(self.ptr, batch.device)
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """A small tensor of the CPU on a device, which need not have it before its next kernel."""
+    if device.type == "cpu":
+        return values
+    # So few bytes the driver takes over as it is called.
+    return (values if values.nbytes <= _FEW_BYTES else values.pin_memory()).to(device, non_blocking=True)
+
+
+class Column(Protocol):
+    """One attribute of all graphs."""
+
+    def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
+        """(value, slices, increments) of some graphs, as PyG's `collate` has them."""
+
+    def follow(self, chosen: Chosen, slices: Any) -> tuple[Any, Any]:
+        """PyG's `batch` and `ptr` for the attribute, as `follow_batch` asks for them."""
+
+    def place(self, move: Callable[[Tensor], Tensor]) -> None:
+        """Have the tables elsewhere."""
+
+    def count_bytes(self) -> int:
+        """Bytes of the tables."""
+
+
+class Rows:
+    """Tensors, joined along one dimension.
+
+    Args:
+        table: The tensors of all graphs, one after the other along `dim`.
+        dim: That dimension, counted from the first.
+        group: Place of the group of tables whose slices this one has; None for one row a graph.
+        steps: See `sum_steps`.
+    """
+
+    def __init__(self, table: Tensor, dim: int, group: int | None, steps: Steps) -> None:
+        self.table, self.dim, self.group, self.steps = table, dim, group, steps
+        self._is_narrow = table.dim() == 2 and dim == 1 and 0 < len(table) <= _FEW_ROWS
+
+    def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
+        """See `Column`."""
+        if self.group is None:
+            rows, slices = chosen.rows_of_each, chosen.each
+        else:
+            cut = chosen.cut(self.group)
+            rows, slices = cut.rows, cut.ptr
+        increments = sum_steps(self.steps, chosen)
+        # PyG adds numbers that are all zero only where they are tensors.
+        is_added = self.steps is not None and (increments.dim() > 1 or int(increments[-1]) != 0)
+        if self._is_narrow and self.table.device.type == "cpu" and increments.dim() == 1:
+            return self._gather_lines(rows, self._spread(increments, chosen) if is_added else None), slices, increments
+        value = self.table.index_select(self.dim, rows)
+        if is_added:
+            value = self._increment(value, to_device(increments, value.device), chosen)
+        return value, slices, increments
+
+    def _gather_lines(self, rows: Tensor, each: Tensor | None) -> Tensor:
+        """Rows that run along the last of two dimensions: on a CPU, torch takes longer for all lines together."""
+        lines = [line.index_select(0, rows) for line in self.table.unbind()]
+        if each is None:
+            return torch.stack(lines)
+        value = self.table.new_empty(len(lines), rows.numel())
+        for line, target in zip(lines, value.unbind(), strict=True):
+            torch.add(line, each, out=target)
+        return value
+
+    def _spread(self, increments: Tensor, chosen: Chosen) -> Tensor:
+        """Numbers of graphs for each of their rows, of the dtype of what they are added to, as PyG adds them."""
+        each = increments.to(self.table.dtype)
+        return each if self.group is None else each.index_select(0, chosen.cut(self.group).segment)
+
+    def _increment(self, value: Tensor, increments: Tensor, chosen: Chosen) -> Tensor:
+        if increments.dim() == 1:
+            return value.add_(self._spread(increments, chosen).view(-1, *[1] * (value.dim() - 1 - self.dim)))
+        # Of one item along the dimension of rows, which `is_addable` sees to.
+        shape = [1] * (value.dim() + 1 - increments.dim()) + list(increments.shape[1:])
+        del shape[self.dim]
+        each = increments.reshape(-1, *shape).movedim(0, self.dim)
+        if self.group is not None:
+            each = each.index_select(self.dim, chosen.cut(self.group).segment)
+        return value + each
+
+    def follow(self, chosen: Chosen, slices: Any) -> tuple[Any, Any]:
+        """See `Column`."""
+        if self.group is None:
+            return torch.arange(chosen.count, device=chosen.device), torch.arange(
+                chosen.count + 1, device=chosen.device
+            )
+        return chosen.cut(self.group).batch_and_ptr()
+
+    def place(self, move: Callable[[Tensor], Tensor]) -> None:
+        """See `Column`."""
+        self.table = move(self.table)
+
+    def count_bytes(self) -> int:
+        """See `Column`."""
+        return self.table.nbytes
+
+
+# Increments: none, the rows of groups (one for a number, several for a column of them), or a tensor `[G, ...]`.
+Steps = None | Sequence[int] | Tensor
+
+
+def sum_steps(steps: Steps, chosen: Chosen) -> Tensor:
+    """What each graph of a batch is incremented by, int64 `[B, ...]` on the CPU.
+
+    Args:
+        steps: What each graph increments those after it by.
+        chosen: The graphs.
+    """
+    if isinstance(steps, Tensor):
+        return chosen.sum_before(steps)
+    return chosen.none if steps is None else chosen.sum_nodes(steps)
+
+
+def is_addable(table: Tensor, dim: int, steps: Steps) -> bool:
+    """Report whether `Rows` adds increments as PyG does: integers that leave the shape of what they are added to.
+
+    Args:
+        table: The joined tensors.
+        dim: Their dimension of rows.
+        steps: The increments.
+    """
+    if steps is None:
+        return True
+    own = steps.shape[1:] if isinstance(steps, Tensor) else () if len(steps) == 1 else (len(steps), 1)
+    if table.is_floating_point() or table.is_complex() or table.dtype == torch.bool or len(own) > table.dim():
+        return False
+    shape = (1,) * (table.dim() - len(own)) + tuple(own)
+    return not own or (shape[dim] == 1 and all(
+        size in (1, table.shape[place]) for place, size in enumerate(shape) if place != dim))  # fmt: skip
+
+
+class _OfEach:
+    """One value of each graph, without rows."""
+
+    def follow(self, chosen: Chosen, slices: Any) -> tuple[Any, Any]:
+        """See `Column`."""
+        batch, ptr = _batch_and_ptr(slices)
+        return move_all(batch, chosen.device), move_all(ptr, chosen.device)
+
+    def place(self, move: Callable[[Tensor], Tensor]) -> None:
+        """See `Column`."""
+
+    def count_bytes(self) -> int:
+        """See `Column`."""
+        return 0
+
+
+class Numbers(_OfEach):
+    """Numbers, of which a batch has a tensor.
+
+    Args:
+        values: One a graph.
+        steps: See `sum_steps`.
+    """
+
+    def __init__(self, values: Sequence[Any], steps: Steps) -> None:
+        self.values, self.steps = values, steps
+
+    def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
+        """See `Column`."""
+        value = torch.tensor([self.values[number] for number in chosen.listed], device="cpu")
+        increments = sum_steps(self.steps, chosen)
+        if self.steps is not None and int(increments[-1]) != 0:
+            value.add_(increments)
+        return to_device(value, chosen.device), chosen.each, increments
+
+
+class Objects(_OfEach):
+    """Values of any kind, of which a batch has a list.
+
+    Args:
+        values: One a graph.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = values
+
+    def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
+        """See `Column`."""
+        return [self.values[number] for number in chosen.listed], chosen.each, None
+
+
+class Matrices(_OfEach):
+    """Sparse CSR matrices, joined along the diagonal.
+
+    Args:
+        degrees: Items of each row of all matrices, int64 `[N]`.
+        targets: Columns of the items, int64 `[E]`.
+        values: Items, `[E, ...]`.
+        groups: Places of the groups of their rows, their columns and their items.
+    """
+
+    def __init__(self, degrees: Tensor, targets: Tensor, values: Tensor, groups: tuple[int, int, int]) -> None:
+        self._tables, self._groups = [degrees, targets, values], groups
+
+    def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
+        """See `Column`."""
+        rows, columns, items = map(chosen.cut, self._groups)
+        degrees, targets, values = self._tables
+        crow = degrees.new_zeros(rows.total + 1)
+        torch.cumsum(degrees.index_select(0, rows.rows), 0, out=crow[1:])
+        offsets = to_device(columns.ptr[:-1], chosen.device).index_select(0, items.segment)
+        size = (rows.total, columns.total, *values.shape[1:])
+        value = torch.sparse_csr_tensor(crow, targets.index_select(0, items.rows).add_(offsets),
+                                        values.index_select(0, items.rows), size, device=chosen.device)  # fmt: skip
+        return value, torch.stack((rows.ptr, columns.ptr), 1), None
+
+    def place(self, move: Callable[[Tensor], Tensor]) -> None:
+        """See `Column`."""
+        self._tables = [move(table) for table in self._tables]
+
+    def count_bytes(self) -> int:
+        """See `Column`."""
+        return sum(table.nbytes for table in self._tables)
+
+
+class Nested(_OfEach):
+    """Dictionaries or lists of attributes.
+
+    Args:
+        columns: The attributes, by key or in order.
+    """
+
+    def __init__(self, columns: Mapping[Any, Column] | Sequence[Column]) -> None:
+        self.columns = columns
+
+    def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
+        """See `Column`."""
+        if isinstance(self.columns, Mapping):
+            parts = {key: column.collate(chosen) for key, column in self.columns.items()}
+            return tuple({key: part[place] for key, part in parts.items()} for place in range(3))  # type: ignore[return-value]
+        listed = [column.collate(chosen) for column in self.columns]
+        return tuple([part[place] for part in listed] for place in range(3))  # type: ignore[return-value]
+
+    def _list(self) -> list[Column]:
+        return list(self.columns.values() if isinstance(self.columns, Mapping) else self.columns)
+
+    def place(self, move: Callable[[Tensor], Tensor]) -> None:
+        """See `Column`."""
+        for column in self._list():
+            column.place(move)
+
+    def count_bytes(self) -> int:
+        """See `Column`."""
+        return sum(column.count_bytes() for column in self._list())
+
+
+class Foreign(_OfEach):
+    """Values that PyG's own code joins for each batch, such as sparse matrices.
+
+    Args:
+        name: The attribute.
+        find_store: Finds the storage that it is in, in a graph.
+    """
+
+    def __init__(self, name: str, find_store: Callable[[Any], Any]) -> None:
+        self._name, self._find_store = name, find_store
+
+    def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
+        """See `Column`."""
+        stores = [self._find_store(graph) for graph in chosen.graphs]
+        values = [store[self._name] for store in stores]
+        value, slices, increments = _collate(self._name, values, chosen.graphs, stores, True)
+        return move_all(value, chosen.device), slices, increments
+
+
+def move_all(value: Any, device: torch.device) -> Any:
+    """What a program's values hold, on a GPU; on the CPU they stay as they are."""
+    if device.type == "cpu":
+        return value
+    if isinstance(value, Mapping):
+        return {key: move_all(part, device) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(move_all(part, device) for part in value))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [move_all(part, device) for part in value]
+    return value.to(device) if hasattr(value, "to") else value

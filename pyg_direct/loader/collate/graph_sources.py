@@ -1,0 +1,401 @@
+"""Data sets of many small graphs as they are: lists of graphs, and PyG's `InMemoryDataset` with its slices.
+
+`read_source` finds what a loader was given, below subsets and index selections. `leaves` of a source are its
+attributes, each with the values of all graphs, joined or one by one.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Subset
+from torch_geometric.data import Batch, Data, Dataset, HeteroData, InMemoryDataset
+from torch_geometric.data.separate import separate
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+
+# What PyG's `collate` treats in its own way.
+SPECIAL = ("num_nodes", "ptr")
+
+
+class OneByOneError(Exception):
+    """Graphs of a data set can only be had one by one; the message says why."""
+
+
+class Leaf(NamedTuple):
+    """An attribute of all graphs, or a part of a nested one.
+
+    Attributes:
+        store: Node type or relation of the storage that it is in; None without types.
+        key: The name that PyG asks `__inc__` and `__cat_dim__` for: the key of a dictionary, else the attribute's.
+        path: Name of the attribute, then keys or places within its value.
+        values: One value a graph; None where they are joined.
+        table, slices: The joined values, and where each graph begins in them.
+    """
+
+    store: Any
+    key: Any
+    path: tuple[Any, ...]
+    values: Sequence[Any] | None
+    table: Any = None
+    slices: Any = None
+
+    @property
+    def name(self) -> str:
+        """The attribute as messages name it."""
+        where = "" if self.store is None else f"[{self.store!r}]."
+        return f"{where}{self.path[0]}" + "".join(f"[{part!r}]" for part in self.path[1:])
+
+    def value_of(self, graph: Any) -> Any:
+        """The value of one graph."""
+        value = find_store(graph, self.store)._mapping[self.path[0]]
+        for part in self.path[1:]:
+            value = value[part]
+        return value
+
+
+def find_store(graph: Any, key: Any) -> Any:
+    """The storage of a node type or a relation; without a key that of a graph without types, or of all types."""
+    if not isinstance(graph, HeteroData):
+        return graph._store
+    if key is None:
+        return graph._global_store
+    return (graph._edge_store_dict if isinstance(key, tuple) else graph._node_store_dict)[key]
+
+
+class GraphList:
+    """Graphs of a list, each once.
+
+    Args:
+        graphs: The graphs.
+        numbers: Which of them are the items of the data set, int64 `[D]`.
+        places: Where the graphs stand in the list of the program, in their order; None for all of it.
+        follows: Whether they are those of a list of the program, which it may change.
+
+    Raises:
+        OneByOneError: they are of several classes, or no plain graphs.
+        ArgumentTypeError: one is no graph, or of another kind than the first.
+    """
+
+    def __init__(self, graphs: Sequence[Any], numbers: Tensor, places: list[int] | None = None,
+                 follows: bool = True) -> None:  # fmt: skip
+        # The program may change its own.
+        self.graphs, self.numbers = list(graphs), numbers
+        self._places, self._follows = places, follows
+        self.example = graphs[0] if graphs else Data()
+        kind = type(self.example)
+        for number, graph in enumerate(graphs):
+            if type(graph) is kind:
+                continue
+            if not isinstance(graph, (Data, HeteroData)) or isinstance(graph, Data) != isinstance(self.example, Data):
+                raise ArgumentTypeError(f"dataset must hold graphs of one kind, {kind.__name__} as its first, got a "
+                                        f"{type(graph).__name__} as graph {number}")  # fmt: skip
+            raise OneByOneError(f"its graphs are of several classes, {kind.__name__} and {type(graph).__name__}")
+        self._mappings = [store._mapping for graph in graphs for store in graph.stores]
+        self._values = self._read_values()
+        written = [value for value in self._values if _is_watched(value)]
+        # Mostly the same ones, which need no second list.
+        self._written = self._values if len(written) == len(self._values) else written
+        self._versions = _read_versions(self._written)
+
+    def _read_values(self) -> list[Any]:
+        return list(chain.from_iterable(map(dict.values, self._mappings)))
+
+    @cached_property
+    def has_one_order(self) -> bool:
+        """Whether all graphs have their attributes in one order."""
+        return len({read_order(graph, frozenset()) for graph in self.graphs}) == 1
+
+    @property
+    def count(self) -> int:
+        """Graphs."""
+        return len(self.graphs)
+
+    @property
+    def used(self) -> Sequence[int]:
+        """Numbers of the graphs that batches may have."""
+        return range(len(self.graphs))
+
+    def make_graph(self, number: int) -> Any:
+        """The graph of a number."""
+        return self.graphs[number]
+
+    keep_graph = make_graph
+
+    def is_current(self, base: Any, places: list[int] | None) -> bool:
+        """Report whether a data set still has these graphs, in this order, and none was written since they were read.
+
+        Args:
+            base: The data set below its subsets.
+            places: Items of it that there are; None for all.
+        """
+        if not self._follows or not isinstance(base, (list, tuple)) or places != self._places:
+            return False
+        graphs = base if places is None else [base[place] for place in dict.fromkeys(places)]
+        if len(graphs) != len(self.graphs) or not all(map(operator.is_, graphs, self.graphs)):
+            return False
+        values = self._read_values()
+        return len(values) == len(self._values) and all(map(operator.is_, values, self._values)) \
+            and _read_versions(self._written) == self._versions  # fmt: skip
+
+    def list_orders(self, excluded: frozenset[str]) -> tuple[list[Any], list[int] | None]:
+        """(orders of attributes, which of them each graph has, None where all have the first); see `read_order`.
+
+        Raises:
+            ArgumentError: a graph misses an attribute that another has.
+        """
+        if not self.graphs:
+            return [], None
+        orders: dict[Any, int] = {}
+        of_graph = [orders.setdefault(read_order(graph, excluded), len(orders)) for graph in self.graphs]
+        known = list(orders)
+        first = {key: set(names) for key, names in known[0]}
+        for place, order in enumerate(known[1:], 1):
+            own = {key: set(names) for key, names in order}
+            if own != first:
+                self._refuse_order(first, own, of_graph.index(place))
+        return known, None if len(known) == 1 else of_graph
+
+    @staticmethod
+    def _refuse_order(first: Mapping[Any, set[str]], own: Mapping[Any, set[str]], number: int) -> None:
+        rule = "dataset must hold graphs with equal attributes"
+        for key in [*first, *own]:
+            if (key in first) != (key in own):
+                here, there = (number, 0) if key in own else (0, number)
+                raise ArgumentError(f"{rule}: graph {here} has the type {key!r}, graph {there} has not")
+            for name in sorted(first[key] ^ own[key]):
+                here, there = (number, 0) if name in own[key] else (0, number)
+                where = "" if key is None else f"[{key!r}]."
+                raise ArgumentError(f"{rule}: graph {here} has {where}{name}, graph {there} has not; add it there, or "
+                                    "name it in exclude_keys")  # fmt: skip
+
+    def count_nodes(self, key: Any) -> Sequence[Any] | None:
+        """Values of `num_nodes` of a storage, where graphs have the attribute."""
+        stores = [find_store(graph, key)._mapping for graph in self.graphs]
+        return [store["num_nodes"] for store in stores] if stores and "num_nodes" in stores[0] else None
+
+    def leaves(self, key: Any, names: Sequence[str]) -> Iterator[Leaf]:
+        """Attributes of a storage."""
+        stores = [find_store(graph, key)._mapping for graph in self.graphs]
+        for name in names:
+            yield Leaf(key, name, (name,), [store[name] for store in stores])
+
+
+def read_order(graph: Any, excluded: frozenset[str]) -> tuple[Any, ...]:
+    """The storages of a graph with the names of their attributes, as a batch has them that begins with it."""
+    if excluded:
+        return tuple((store._key, tuple(name for name in store._mapping if name not in excluded))
+                     for store in graph.stores)  # fmt: skip
+    return tuple((store._key, tuple(store._mapping)) for store in graph.stores)
+
+
+class CollatedDataset:
+    """Graphs that an `InMemoryDataset` keeps joined.
+
+    Args:
+        dataset: The data set, with at least two graphs.
+        places: Items of it that there are; None for all.
+
+    Raises:
+        ArgumentError: slices contradict each other or the values.
+    """
+
+    has_one_order = True
+
+    def __init__(self, dataset: InMemoryDataset, places: list[int] | None = None) -> None:
+        self._dataset, self.data, self.slices = dataset, dataset._data, dataset.slices
+        self.count = dataset.len()
+        for store in self.data.stores:
+            for name, slices in self._slices_of(store).items():
+                self._check_slices(name, slices)
+        self._kind, self._indices, self._places = type(dataset), list(dataset.indices()), places
+        self.numbers = torch.tensor(self._indices, dtype=torch.int64, device="cpu")
+        if places is not None:
+            self.numbers = self.numbers[torch.tensor(places, dtype=torch.int64, device="cpu")]
+        self._values = self._read_values()
+        self._versions = [value._version for value in self._values if _is_watched(value)]
+
+    def _read_values(self) -> list[Any]:
+        return [
+            value
+            for store in self.data.stores
+            for value in (*store._mapping.values(), *self._slices_of(store).values())
+        ]
+
+    def _slices_of(self, store: Any) -> dict[str, Any]:
+        own: Any = self.slices if store._key is None else self.slices.get(store._key, {})
+        return {name: own[name] for name in own if name in store._mapping}
+
+    def _check_slices(self, name: str, slices: Any) -> None:
+        if not isinstance(slices, Tensor):
+            return
+        if slices.dim() != 1 or slices.numel() != self.count + 1:
+            raise ArgumentError(f"slices of {name} must have {self.count + 1} entries for {self.count} graphs, got "
+                                f"shape {tuple(slices.shape)}")  # fmt: skip
+        is_bad = (slices[1:] < slices[:-1]) | (slices[:-1] < 0)
+        if bool(is_bad.any()):
+            number = int(is_bad.nonzero()[0])
+            raise ArgumentError(f"slices of {name} must ascend from 0 on, got [{int(slices[number])}, "
+                                f"{int(slices[number + 1])}) for graph {number}")  # fmt: skip
+
+    @property
+    def example(self) -> Any:
+        """A graph of the class that all are of."""
+        return self.data
+
+    @property
+    def used(self) -> Sequence[int]:
+        """Numbers of the graphs that batches may have."""
+        used: list[int] = self.numbers.unique().tolist()
+        return used
+
+    def keep_graph(self, number: int) -> Any:
+        """The graph of a number, which the data set keeps for the next time, as in PyG."""
+        return self._dataset.get(number)
+
+    def make_graph(self, number: int) -> Any:
+        """The graph of a number."""
+        return separate(type(self.data), batch=self.data, idx=number, slice_dict=self.slices, decrement=False)
+
+    def is_current(self, base: Any, places: list[int] | None) -> bool:
+        """Report whether a data set still has these graphs joined, and none was written since they were read.
+
+        Args:
+            base: The data set below its subsets.
+            places: Items of it that there are; None for all.
+        """
+        if type(base) is not self._kind or base._data is not self.data or base.slices is not self.slices:
+            return False
+        if base.transform is not None or places != self._places or list(base.indices()) != self._indices:
+            return False
+        values = self._read_values()
+        return len(values) == len(self._values) and all(map(operator.is_, values, self._values)) \
+            and [value._version for value in values if _is_watched(value)] == self._versions  # fmt: skip
+
+    def list_orders(self, excluded: frozenset[str]) -> tuple[list[Any], list[int] | None]:
+        """See `GraphList`; all graphs have the attributes that there are slices of.
+
+        Raises:
+            OneByOneError: they have others too.
+        """
+        used, order = self.used, []
+        for store in self.data.stores:
+            key, names = store._key, list(self._slices_of(store))
+            if "_num_nodes" in store.__dict__:
+                names = [name for name in names if name != "num_nodes"] + ["num_nodes"]
+            order.append((key, tuple(name for name in names if name not in excluded)))
+        if not used:
+            return [tuple(order)], None
+        own = read_order(self.make_graph(used[0]), excluded)
+        if [(key, set(names)) for key, names in own] != [(key, set(names)) for key, names in order]:
+            raise OneByOneError(f"a {type(self.data).__name__} has attributes as it is made that no slices are of")
+        return [own], None
+
+    def count_nodes(self, key: Any) -> Sequence[Any] | None:
+        """Values of `num_nodes` of a storage, where graphs have the attribute.
+
+        Raises:
+            ArgumentError: there are not as many as graphs.
+        """
+        values = find_store(self.data, key).__dict__.get("_num_nodes")
+        if values is not None and len(values) != self.count:
+            raise ArgumentError(f"dataset must hold one _num_nodes for each of its {self.count} graphs, got "
+                                f"{len(values)}")  # fmt: skip
+        return values  # type: ignore[no-any-return]
+
+    def leaves(self, key: Any, names: Sequence[str]) -> Iterator[Leaf]:
+        """Attributes of a storage."""
+        values = find_store(self.data, key)._mapping
+        slices = self.slices if key is None else self.slices.get(key, {})
+        for name in names:
+            yield Leaf(key, name, (name,), None, values[name], slices[name])
+
+
+def _read_versions(tensors: Sequence[Tensor]) -> bytes:
+    """How often each was written, in 4 bytes."""
+    return array("I", [tensor._version for tensor in tensors]).tobytes()
+
+
+def _is_watched(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_inference()
+
+
+Source = GraphList | CollatedDataset
+
+
+def read_source(dataset: Any, known: Source | None = None) -> Source:
+    """The graphs of a data set, in the order of its items.
+
+    Args:
+        dataset: A list of `Data` or `HeteroData`, an `InMemoryDataset`, or a `Subset` of one.
+        known: What was read of it before, which is returned if nothing has changed.
+
+    Raises:
+        OneByOneError: it is none of these, or Python makes each of its graphs.
+        ArgumentError, ArgumentTypeError: `dataset`, rule and the number of the graph that breaks it.
+    """
+    places: list[int] | None = None
+    while type(dataset) is Subset:
+        chosen = [int(index) for index in dataset.indices]
+        places = chosen if places is None else [chosen[place] for place in places]
+        dataset = dataset.dataset
+    if known is not None and known.is_current(dataset, places):
+        return known
+    if isinstance(dataset, InMemoryDataset):
+        return _read_in_memory(dataset, places)
+    if not isinstance(dataset, (list, tuple)):
+        raise OneByOneError(f"a {type(dataset).__name__} is neither a list of graphs nor an InMemoryDataset")
+    return _read_list(dataset, places)
+
+
+def _read_list(graphs: Sequence[Any], places: list[int] | None) -> GraphList:
+    if graphs and not isinstance(graphs[0], (Data, HeteroData)):
+        raise OneByOneError(f"its items are no Data or HeteroData, but of {type(graphs[0]).__name__}")
+    if graphs and isinstance(graphs[0], Batch):
+        raise OneByOneError("its graphs are batches themselves")
+    if places is None:
+        return GraphList(graphs, torch.arange(len(graphs), device="cpu"))
+    own: dict[int, int] = {}
+    numbers = [own.setdefault(place, len(own)) for place in places]
+    return GraphList([graphs[place] for place in own], torch.tensor(numbers, dtype=torch.int64, device="cpu"), places)
+
+
+def _read_in_memory(dataset: InMemoryDataset, places: list[int] | None) -> Source:
+    kind = type(dataset)
+    if dataset.transform is not None:
+        raise OneByOneError("it has a transform, which is called for each graph of each batch; what draws no numbers "
+                            "may be its pre_transform")  # fmt: skip
+    for name, owner in (("get", InMemoryDataset), ("len", InMemoryDataset), ("indices", Dataset),
+                        ("__getitem__", Dataset), ("__len__", Dataset)):  # fmt: skip
+        if getattr(kind, name) is not getattr(owner, name):
+            raise OneByOneError(f"{kind.__name__}.{name} is code of its own, which is called for each graph")
+    if hasattr(kind, "__getitems__"):
+        raise OneByOneError(f"{kind.__name__}.__getitems__ is code of its own")
+    if not isinstance(dataset._data, (Data, HeteroData)) or isinstance(dataset._data, Batch):
+        raise OneByOneError(f"its graphs are of {type(dataset._data).__name__}")
+    if dataset.len() != 1 and not _has_other_graphs(dataset):
+        return CollatedDataset(dataset, places)
+    items = range(len(dataset)) if places is None else places
+    indices = dataset.indices()
+    own: dict[int, int] = {}
+    numbers = [own.setdefault(indices[item], len(own)) for item in items]
+    kept = [dataset._data] if dataset.len() == 1 else dataset._data_list
+    graphs = [dataset.get(number) if kept[number] is None else kept[number] for number in own]
+    return GraphList(graphs, torch.tensor(numbers, dtype=torch.int64, device="cpu"), follows=False)
+
+
+def _has_other_graphs(dataset: InMemoryDataset) -> bool:
+    """Report whether the program put graphs of its own where the data set keeps those that it cut out."""
+    kept: list[Any] = [graph for graph in dataset._data_list or () if graph is not None]
+    whole = {value.untyped_storage().data_ptr() for store in dataset._data.stores for value in store._mapping.values()
+             if isinstance(value, Tensor) and value.layout is torch.strided}  # fmt: skip
+    return any(value.numel() > 0 and value.untyped_storage().data_ptr() not in whole
+               for graph in kept for store in graph.stores for value in store._mapping.values()
+               if isinstance(value, Tensor) and value.layout is torch.strided)  # fmt: skip
