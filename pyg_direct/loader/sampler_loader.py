@@ -189,6 +189,9 @@ class GeneralLoader(EpochLoader):
 
         Args:
             out: PyG's `SamplerOutput` or `HeteroSamplerOutput`, or the batch.
+
+        Raises:
+            ArgumentError: `data` was replaced by what the loader cannot read.
         """
         if isinstance(out, (Data, HeteroData)):
             return out
