@@ -1,6 +1,7 @@
 """Aggregation of PyG's own convolutions by `ops`, for models that stay as they are.
 
 - `accelerate.py`: `accelerate` overrides `propagate` and `forward` of convolutions.
+- `paths.py`: the path that each convolution took, ours or PyG's, and the reason.
 - `sorted_edges.py`: the `edge_index` tensors that are known to be sorted by target.
 - `dispatch.py`: our operator if a batch allows it, otherwise PyG's code; for convolutions that add up rows.
 - `conv/`: a module for each convolution: GCN, GAT, SAGE, GIN, GINE, RGCN and HGT.

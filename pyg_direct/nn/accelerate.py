@@ -17,14 +17,25 @@ from torch_geometric.nn import conv
 
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.nn.conv import gat, gcn, gin, hgt, rgcn, sage
-from pyg_direct.nn.dispatch import MESSAGES, STEPS, find_reduce, is_own, is_set_up, propagate, wins_on_cpu
+from pyg_direct.nn.dispatch import MESSAGES, STEPS, find_obstacle, find_reduce, is_own, propagate, wins_on_cpu
 from pyg_direct.nn.hetero.hetero_conv import forget_graph, forget_relations, watch_graph, watch_relations
 from pyg_direct.nn.module_state import attach, detach
+from pyg_direct.nn.paths import (
+    NARROW,
+    NONE_OF_OURS,
+    OWN_LOOPS,
+    ConvReport,
+    Paths,
+    Report,
+    describe_left,
+    make_paths,
+)
 from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, watch_passes
 from pyg_direct.nn.sorted_edges import UnknownEdges
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.progress import announce
 
 _FORWARDS: dict[type, Callable[..., Any]] = {
     conv.SAGEConv: sage.forward,
@@ -46,7 +57,7 @@ KINDS = tuple(dict.fromkeys([*_PROPAGATES, *_FORWARDS]))
 
 
 class Acceleration:
-    """What `accelerate` changed.
+    """What `accelerate` changed, and what it did so far. It is no model: the model itself was changed.
 
     Attributes:
         replay: What is replayed of the model's passes, with the numbers `replayed` and `ordinary`, and a `reason` where
@@ -64,6 +75,27 @@ class Acceleration:
         """
         return {name: type(module).__name__ for name, module in self._model.named_modules() if is_served(module)}
 
+    def report(self) -> Report:
+        """List each convolution with its calls so far, by path, and why calls were left to PyG.
+
+        Passes that are replayed as CUDA graphs call no convolution; `replay` of the report has their number.
+
+        Returns:
+            The report, whose text has a line for each convolution. After `undo()` calls are not counted any more.
+
+        Example:
+            >>> from torch_geometric.nn import GraphSAGE
+            >>> print(accelerate(GraphSAGE(16, 32, num_layers=1, aggr="lstm")).report())
+            convs.0: SAGEConv, left to PyG: LSTMAggregation has no operator
+        """
+        listed = []
+        for name, module in self._model.named_modules():
+            if isinstance(module, conv.MessagePassing):
+                paths = module.__dict__.get("_paths", _NO_PATHS)
+                listed.append(ConvReport(name, type(module).__name__, paths.accelerated, dict(paths.left),
+                                         find_why_left(module)))  # fmt: skip
+        return Report(listed, None if self.replay is None else repr(self.replay))
+
     def undo(self) -> None:
         """Give the model and its convolutions their own code back."""
         forget_replay(self._model)
@@ -76,6 +108,24 @@ class Acceleration:
     def __repr__(self) -> str:
         listed = ", ".join(f"{name}: {kind}" for name, kind in self.convolutions.items())
         return f"Acceleration({listed})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to stand for the model.
+
+        Raises:
+            ArgumentTypeError: always.
+        """
+        raise ArgumentTypeError(_GO_ON)
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(torch.nn.Module, name) and not name.startswith("__"):
+            raise AttributeError(f"{_GO_ON}.{name}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+_GO_ON = "`accelerate` changes the model in place: go on with `model`"
+# Of a convolution that was never accelerated.
+_NO_PATHS = Paths()
 
 
 def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
@@ -112,7 +162,8 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
         replay: Replay passes of the model as CUDA graphs, on a GPU; those of a model within it no longer are.
 
     Returns:
-        What was accelerated, with `undo()`.
+        What was accelerated, with `report()` and `undo()`. The logger `pyg_direct` names convolutions that are left to
+        PyG as they are set up, once.
 
     Raises:
         ArgumentTypeError: `model` is no module, or `replay` no switch.
@@ -140,7 +191,17 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
         watch_trimming(module)
         watch_relations(module)
         watch_graph(module)
+    _tell_left(model)
     return Acceleration(model, watch_passes(model) if replay else None)
+
+
+def _tell_left(model: torch.nn.Module) -> None:
+    """Name the convolutions that PyG's code serves as they are set up, in one line."""
+    found = ((name, module, find_why_left(module)) for name, module in model.named_modules()
+             if isinstance(module, conv.MessagePassing))  # fmt: skip
+    left = [(name, type(module).__name__, reason) for name, module, reason in found if reason is not None]
+    if left:
+        announce(describe_left(left))
 
 
 def accelerate_one(module: torch.nn.Module) -> None:
@@ -148,6 +209,7 @@ def accelerate_one(module: torch.nn.Module) -> None:
     kind = _find_kind(module)
     if kind is None or not _is_untouched(module):
         return
+    attach(module, _paths=make_paths(type(module)))
     if kind in _PROPAGATES:
         attach(module, propagate=_PROPAGATES[kind], _unknown=UnknownEdges())
     part = _PARTS.get(kind)
@@ -168,28 +230,37 @@ def is_served(module: Any) -> bool:
 
     What a call brings besides is not known here: weights of edges make the maximum of a GraphConv PyG's.
     """
+    return isinstance(module, conv.MessagePassing) and find_why_left(module) is None
+
+
+def find_why_left(module: Any) -> str | None:
+    """Why PyG's code aggregates what a convolution is given, as it is set up now; None where `is_served`."""
     kind = _find_kind(module)
     if kind is None:
-        return False
+        return NONE_OF_OURS
     replaced = {name: getattr(module.__dict__.get(name), "__func__", None) for name in ("forward", "propagate")}
     by_forward = replaced["forward"] is not None and replaced["forward"] is _FORWARDS.get(kind)
     by_propagate = replaced["propagate"] is not None and replaced["propagate"] is _PROPAGATES.get(kind)
-    if not (by_forward or by_propagate) or not is_set_up(module):
-        return False
+    if not (by_forward or by_propagate):
+        return "it is not accelerated" if "_paths" not in module.__dict__ else "a program replaced one of its steps"
+    obstacle = find_obstacle(module)
+    if obstacle is not None:
+        return obstacle
     if kind in (conv.RGCNConv, conv.HGTConv):
         # Only there edges are told to be sorted.
-        return by_forward
+        return None if by_forward else "a program replaced its forward"
     reduce = find_reduce(module)
     if kind is conv.GCNConv:
         # Elsewhere PyG makes edges of its own where it adds loops, and weighs them where it normalises.
         own = by_forward and module.normalize and not module.cached and reduce == "sum"
-        return _is_wide(module) and (own or not module.normalize
-                                     or (not module.add_self_loops and reduce in ("sum", "mean")))  # fmt: skip
+        if not (own or not module.normalize or (not module.add_self_loops and reduce in ("sum", "mean"))):
+            return OWN_LOOPS if module.add_self_loops else f"{reduce} of rows with weights has no operator"
     if kind in (conv.GATConv, conv.GATv2Conv):
         if by_forward and module.edge_dim is None and reduce == "sum" and not gat.is_watched(module):
-            return True
-        return not module.add_self_loops and reduce in ("sum", "mean") and _is_wide(module)
-    return _is_wide(module)
+            return None
+        if module.add_self_loops or reduce not in ("sum", "mean"):
+            return OWN_LOOPS if module.add_self_loops else f"{reduce} of rows with weights has no operator"
+    return None if _is_wide(module) else NARROW
 
 
 def _is_wide(module: Any) -> bool:
@@ -233,4 +304,4 @@ def _strip(module: torch.nn.Module) -> None:
     parts = [(part.__name__, (part,)) for part in _PARTS.values()]
     for name, own in (("propagate", tuple(_PROPAGATES.values())), ("forward", tuple(_FORWARDS.values())), *parts):
         if getattr(module.__dict__.get(name), "__func__", None) in own:
-            detach(module, name, "__prepare_scriptable__", "_unknown")
+            detach(module, name, "__prepare_scriptable__", "_unknown", "_paths")

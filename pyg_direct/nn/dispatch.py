@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import aggr, conv
 
+from pyg_direct.nn import paths
 from pyg_direct.nn.conv.gine import sum_messages
 from pyg_direct.nn.sorted_edges import (
     SortedEdges,
@@ -30,6 +31,7 @@ _REDUCES = {
     aggr.MinAggregation: "min",
 }
 _NARROW = 8
+_TRANSFORMED = "torch transforms what is called"
 # Where nodes stand: the first of two dimensions, counted from either end.
 _FIRST = (-2, 0)
 # What `propagate` calls on the way, and an instance may have of its own; and what a reduction calls.
@@ -39,11 +41,57 @@ _REDUCTION = frozenset(("forward", "reduce"))
 
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
     """What replaces `propagate` of an accelerated convolution."""
-    out = None
-    if (not is_recorded() and not self._unknown.are(edge_index) and _may_find(edge_index, kwargs)
-            and is_plain(self, edge_index)):  # fmt: skip
+    if is_recorded():
+        return type(self).propagate(self, edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
+    if self._unknown.are(edge_index) or not _may_find(edge_index, kwargs):
+        out: Tensor | str = find_why_unknown(self, edge_index)
+    elif not is_plain(self, edge_index):
+        out = find_why_not_plain(self)
+    else:
         out = _aggregate(self, _find_message(self.__class__), edge_index, size, kwargs)
-    return type(self).propagate(self, edge_index, size=size, **kwargs) if out is None else out
+    if isinstance(out, str):
+        self._paths.note_left(out)
+        return type(self).propagate(self, edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
+    self._paths.note()
+    return out
+
+
+def find_why_unknown(self: Any, edge_index: Any) -> str:
+    """Why the order of edges is not known."""
+    if not is_ordinary():
+        return _TRANSFORMED
+    if not is_plain_tensor(edge_index):
+        return f"edges are a {type(edge_index).__name__} of another kind than a list"
+    if getattr(self, "add_self_loops", False):
+        return paths.OWN_LOOPS
+    return paths.UNKNOWN if is_registered(edge_index) else paths.SMALL
+
+
+def find_why_not_plain(self: Any) -> str:
+    """Why PyG's code must do with messages what it does; the words of `is_plain`."""
+    if not is_ordinary():
+        return _TRANSFORMED
+    return find_obstacle(self) or paths.ARGUMENTS
+
+
+def find_obstacle(self: Any) -> str | None:
+    """What of the set-up of a convolution leaves it to PyG, in the order of `is_set_up`; None where nothing does."""
+    aggregation = self.aggr_module
+    if type(aggregation) not in _REDUCES:
+        return f"{type(aggregation).__name__} has no operator"
+    if not aggregation.__dict__.keys().isdisjoint(_REDUCTION):
+        return f"a program replaced a method of {type(aggregation).__name__}"
+    if self.node_dim not in _FIRST:
+        return f"nodes lie along dimension {self.node_dim}"
+    if self.flow != "source_to_target":
+        return f"messages flow {self.flow}"
+    if self.explain:
+        return "it is explained"
+    if self.decomposed_layers != 1:
+        return "its layers are decomposed"
+    if not self.__dict__.keys().isdisjoint(STEPS) or not is_own(self.__class__):
+        return "a program replaced one of its steps"
+    return None if is_set_up(self) else "hooks look at its messages"
 
 
 def _may_find(edge_index: Any, kwargs: dict[str, Any]) -> bool:
@@ -91,19 +139,20 @@ def is_set_up(self: Any) -> bool:
     )
 
 
-def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Any:
-    """The result of `propagate`; None where PyG's own code must find it, or must refuse."""
+def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+               ) -> Tensor | str:  # fmt: skip
+    """The result of `propagate`; the reason where PyG's own code must find it, or must refuse."""
     x = kwargs["x"]
     source, destination = x if isinstance(x, (tuple, list)) else (x, x)
     if not isinstance(source, Tensor) or source.dtype not in DTYPES:
-        return None
+        return paths.DTYPE
     num_sources = source.shape[0]
     num_targets = num_sources if destination is None else destination.shape[0]
     batch = find_batch(edge_index)
     if batch is None and (make is _copy_rows or (make is _weigh_rows and kwargs.get("edge_weight") is None)):
         batch = find_whole(edge_index, num_targets, source.shape[-1])
     if batch is None:
-        return None
+        return find_why_unfound(self, edge_index)
     edges = batch.view(edge_index)
     if (
         source.device != edge_index.device
@@ -111,25 +160,35 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
         or not edges.least_targets <= num_targets < edges.indptr.numel()
         or (size is not None and tuple(size) != (num_sources, num_targets))
     ):
-        return None
+        return paths.UNFIT
     reduce = find_reduce(self)
+    if not (runs_on_gpu(source) or wins_on_cpu(source)):
+        return paths.NARROW
     if make is _add_edge_rows:
-        return _sum_messages(self, source, edges, num_targets, kwargs.get("edge_attr"))
+        summed = _sum_messages(self, source, edges, num_targets, kwargs.get("edge_attr"))
+        return paths.ARGUMENTS if summed is None else summed
     made = make(self, source, edges, kwargs)
     if made is None:
-        return None
+        return paths.ARGUMENTS
     rows, weight = made
     tracked = torch.is_grad_enabled() and rows.requires_grad
-    if rows.dtype not in DTYPES or (weight is not None and reduce in ("max", "min")):
-        return None
-    if not runs_on_gpu(rows) and not wins_on_cpu(rows):
-        return None
+    if rows.dtype not in DTYPES:
+        return paths.DTYPE
+    if weight is not None and reduce in ("max", "min"):
+        return f"{reduce} of rows with weights has no operator"
     transposed = None
     sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows) or isinstance(batch, WholeGraph)
     if sorts and tracked and reduce in ("sum", "mean"):
         transposed = batch.transpose(edges, num_sources)
     return aggregate(rows, edges.indptr, edges.row, reduce=reduce, weight=weight, target=edges.target,
                      num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
+
+
+def find_why_unfound(self: Any, edge_index: Tensor) -> str:
+    """Why edges that may be known are not."""
+    if is_registered(edge_index):
+        return find_why_unknown(self, edge_index)
+    return paths.NOT_YET
 
 
 def wins_on_cpu(rows: Tensor) -> bool:
@@ -147,7 +206,6 @@ def _sum_messages(self: Any, x: Tensor, edges: SortedEdges, num_targets: int, at
         or attribute.shape[0] != num_edges
         or attribute.device != x.device
         or (matrix is None and attribute.shape[1] != x.shape[1])
-        or not (runs_on_gpu(x) or wins_on_cpu(x))
     ):
         return None
     edge_rows = attribute if matrix is None else matrix(attribute)

@@ -53,6 +53,7 @@ def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
         or (self.add_self_loops and targets.shape[0] > rows.shape[0])
     ):
         return None
+    self._paths.note()
     edges = batch.view(edge_index)
     if self.add_self_loops:
         edges, _ = batch.add_loops(edge_index, targets.shape[0])

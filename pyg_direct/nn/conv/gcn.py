@@ -46,6 +46,7 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
     if not runs_on_gpu(x) and not wins_on_cpu(x.new_empty(0, self.out_channels)):
         return None
     given = x.dtype if edge_weight is None else edge_weight.dtype
+    self._paths.note()
     edges, weight = _normalise(batch, edge_index, num_sources, num_targets, edge_weight, self, given)
     # The matrix may come before the sum or after it: where rows are narrower, or fewer, and stay what it takes.
     late = (is_linear(self.lin) and (x.shape[1] <= self.out_channels or 2 * num_targets <= num_sources)

@@ -41,6 +41,7 @@ def _sum(self: Any, x: Any, edge_index: Tensor, size: Any) -> Tensor | None:
     fitting = None if batch is None else fit_edges(self, batch, rows, own, edge_index, size)
     if fitting is None:
         return None
+    self._paths.note()
     return add_own(rows, own, self.eps, fitting, reduce=find_reduce(self), is_first=isinstance(x, Kept))
 
 

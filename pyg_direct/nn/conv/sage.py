@@ -203,6 +203,7 @@ def _convolve_at_once(self: Any, batch: SortedBatch, rows: Tensor, x: Any, edge_
     fitting = fit_edges(self, batch, rows, own, edge_index, size)
     if fitting is None:
         return None
+    self._paths.note()
     return convolve(rows, own, first.weight, first.bias, second.weight, fitting.edges, reduce=find_reduce(self),
                     transposed=fitting.transposed, is_first=isinstance(x, Kept) and rows is x.rows)  # fmt: skip
 

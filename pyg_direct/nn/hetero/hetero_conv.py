@@ -85,6 +85,8 @@ def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str 
     """Rows of each target type, of the results of the relations into it; None where each relation is by itself."""
     alike = _find_alike(calls)
     if alike and aggr in ("sum", "mean") and _is_layer(alike, len(calls)):
+        for relation in alike[0].relations:
+            relation.conv._paths.note()
         outs = _convolve(alike[0].relations, list(groups.values()))
         return {kind: out / len(groups[kind]) if aggr == "mean" and len(groups[kind]) > 1 else out
                 for kind, out in zip(groups, outs, strict=True)}  # fmt: skip
@@ -173,6 +175,8 @@ def _convolve_alike(calls: Sequence[Call], alike: Sequence[_Alike]) -> list[Tens
     for kind, numbers, relations in alike:
         made = kind.convolve(relations)
         if made is not None:
+            for relation in relations:
+                relation.conv._paths.note()
             outs.update((i, (kind, out)) for i, out in zip(numbers, made, strict=True))
     results: list[Tensor] = []
     # In their order, which that of random numbers is.
