@@ -8,52 +8,23 @@ ordinary goes PyG's own way.
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch_geometric.nn import conv
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.nn.conv import gat, gcn, gin, hgt, rgcn, sage
-from pyg_direct.nn.dispatch import MESSAGES, STEPS, find_obstacle, find_reduce, is_own, propagate, wins_on_cpu
+from pyg_direct.nn.conv.spec import ConvSpec
+from pyg_direct.nn.conv.table import find_spec
+from pyg_direct.nn.dispatch import STEPS, find_obstacle
 from pyg_direct.nn.hetero.hetero_conv import forget_graph, forget_relations, watch_graph, watch_relations
-from pyg_direct.nn.module_state import attach, detach
-from pyg_direct.nn.paths import (
-    NARROW,
-    NONE_OF_OURS,
-    OWN_LOOPS,
-    ConvReport,
-    Paths,
-    Report,
-    describe_left,
-    make_paths,
-)
+from pyg_direct.nn.module_state import attach, detach, is_attached
+from pyg_direct.nn.paths import NONE_OF_OURS, ConvReport, Paths, Report, describe_left, make_paths
 from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, watch_passes
 from pyg_direct.nn.sorted_edges import UnknownEdges
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
 from pyg_direct.ops.argument_checks import check_flag
-from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.progress import announce
-
-_FORWARDS: dict[type, Callable[..., Any]] = {
-    conv.SAGEConv: sage.forward,
-    conv.GraphConv: sage.forward,
-    conv.RGCNConv: rgcn.forward,
-    conv.HGTConv: hgt.forward,
-    conv.GCNConv: gcn.forward,
-    conv.GINConv: gin.forward,
-    conv.GATConv: gat.forward,
-    conv.GATv2Conv: gat.forward,
-}
-_PROPAGATES: dict[type, Callable[..., Any]] = {
-    **dict.fromkeys(MESSAGES, propagate),
-    conv.HGTConv: hgt.propagate,
-}
-# Methods that PyG's `forward` calls on the way.
-_PARTS: dict[type, Callable[..., Any]] = {conv.HGTConv: hgt._construct_src_node_feat}
-KINDS = tuple(dict.fromkeys([*_PROPAGATES, *_FORWARDS]))
 
 
 class Acceleration:
@@ -204,27 +175,6 @@ def _tell_left(model: torch.nn.Module) -> None:
         announce(describe_left(left))
 
 
-def accelerate_one(module: torch.nn.Module) -> None:
-    """Accelerate a convolution, and nothing that it holds."""
-    kind = _find_kind(module)
-    if kind is None or not _is_untouched(module):
-        return
-    attach(module, _paths=make_paths(type(module)))
-    if kind in _PROPAGATES:
-        attach(module, propagate=_PROPAGATES[kind], _unknown=UnknownEdges())
-    part = _PARTS.get(kind)
-    if part is not None and getattr(type(module), part.__name__) is getattr(kind, part.__name__):
-        attach(module, **{part.__name__: part})
-    if kind in _FORWARDS and type(module).forward is kind.__dict__["forward"]:
-        # TorchScript compiles the `forward` of the instance.
-        attach(module, forward=_FORWARDS[kind], __prepare_scriptable__=copy.copy)
-
-
-def _find_kind(module: torch.nn.Module) -> type | None:
-    """The class of PyG's that a convolution is of, or derived from; None for others."""
-    return next((kind for kind in KINDS if isinstance(module, kind)), None)
-
-
 def is_served(module: Any) -> bool:
     """Whether an accelerated convolution aggregates batches of our loaders, and not PyG's code, as it is set up now.
 
@@ -235,57 +185,33 @@ def is_served(module: Any) -> bool:
 
 def find_why_left(module: Any) -> str | None:
     """Why PyG's code aggregates what a convolution is given, as it is set up now; None where `is_served`."""
-    kind = _find_kind(module)
-    if kind is None:
-        return NONE_OF_OURS
-    replaced = {name: getattr(module.__dict__.get(name), "__func__", None) for name in ("forward", "propagate")}
-    by_forward = replaced["forward"] is not None and replaced["forward"] is _FORWARDS.get(kind)
-    by_propagate = replaced["propagate"] is not None and replaced["propagate"] is _PROPAGATES.get(kind)
-    if not (by_forward or by_propagate):
-        return "it is not accelerated" if "_paths" not in module.__dict__ else "a program replaced one of its steps"
-    obstacle = find_obstacle(module)
-    if obstacle is not None:
-        return obstacle
-    if kind in (conv.RGCNConv, conv.HGTConv):
-        # Only there edges are told to be sorted.
-        return None if by_forward else "a program replaced its forward"
-    reduce = find_reduce(module)
-    if kind is conv.GCNConv:
-        # Elsewhere PyG makes edges of its own where it adds loops, and weighs them where it normalises.
-        own = by_forward and module.normalize and not module.cached and reduce == "sum"
-        if not (own or not module.normalize or (not module.add_self_loops and reduce in ("sum", "mean"))):
-            return OWN_LOOPS if module.add_self_loops else f"{reduce} of rows with weights has no operator"
-    if kind in (conv.GATConv, conv.GATv2Conv):
-        if by_forward and module.edge_dim is None and reduce == "sum" and not gat.is_watched(module):
-            return None
-        if module.add_self_loops or reduce not in ("sum", "mean"):
-            return OWN_LOOPS if module.add_self_loops else f"{reduce} of rows with weights has no operator"
-    return None if _is_wide(module) else NARROW
+    spec = module.__dict__.get("_spec")
+    if spec is None:
+        return NONE_OF_OURS if find_spec(type(module)) is None else "it is not accelerated"
+    if not ((spec.forward is not None and is_attached(module, "forward", spec.forward))
+            or (spec.propagate is not None and is_attached(module, "propagate", spec.propagate))):  # fmt: skip
+        return "a program replaced one of its steps"
+    return find_obstacle(module) or spec.find_left(module)
 
 
-def _is_wide(module: Any) -> bool:
-    """Whether rows that a convolution adds up are wide enough for the loops of a CPU; those of no known width are."""
-    tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
-    if tensor is None or runs_on_gpu(tensor):
-        return True
-    width = module.heads * module.out_channels if hasattr(module, "heads") else _read_width(module)
-    return width is None or width <= 0 or wins_on_cpu(tensor.new_empty(0, width))
+def accelerate_one(module: torch.nn.Module) -> None:
+    """Accelerate a convolution, and nothing that it holds."""
+    spec = find_spec(type(module))
+    if spec is None or not _is_untouched(module, spec):
+        return
+    kind = type(module)
+    attach(module, _spec=spec, _paths=make_paths(kind))
+    if spec.propagate is not None:
+        attach(module, propagate=spec.propagate, _unknown=UnknownEdges())
+    for part in spec.parts:
+        if getattr(kind, part.__name__) is getattr(spec.kind, part.__name__):
+            attach(module, **{part.__name__: part})
+    if spec.forward is not None and kind.forward is spec.kind.__dict__["forward"]:
+        # TorchScript compiles the `forward` of the instance.
+        attach(module, forward=spec.forward, __prepare_scriptable__=copy.copy)
 
 
-def _read_width(module: Any) -> int | None:
-    """Numbers in the rows that SAGEConv, GraphConv, GCNConv, GINConv or GINEConv adds up."""
-    if isinstance(module, conv.GCNConv):
-        return int(module.out_channels)
-    first = getattr(module, "lin_l", getattr(module, "lin_rel", None))
-    parts = [first] if first is not None else module.nn.modules() if isinstance(module.nn, torch.nn.Module) else []
-    for part in parts:
-        width = getattr(part, "in_channels", getattr(part, "in_features", None))
-        if isinstance(width, int):
-            return width
-    return None
-
-
-def _is_untouched(module: Any) -> bool:
+def _is_untouched(module: Any, spec: ConvSpec) -> bool:
     """Whether a subclass and the instance do with messages what PyG's class does."""
     _strip(module)
     # PyG writes a `propagate` for each class, and puts it on instances that were explained.
@@ -295,13 +221,16 @@ def _is_untouched(module: Any) -> bool:
     return (
         is_written
         and instance is written
-        and is_own(type(module))
+        and spec.is_own(type(module))
         and module.__dict__.keys().isdisjoint((*STEPS, "forward"))
     )
 
 
 def _strip(module: torch.nn.Module) -> None:
-    parts = [(part.__name__, (part,)) for part in _PARTS.values()]
-    for name, own in (("propagate", tuple(_PROPAGATES.values())), ("forward", tuple(_FORWARDS.values())), *parts):
-        if getattr(module.__dict__.get(name), "__func__", None) in own:
-            detach(module, name, "__prepare_scriptable__", "_unknown", "_paths")
+    spec = module.__dict__.get("_spec")
+    if spec is None:
+        return
+    for part in (spec.forward, spec.propagate, *spec.parts):
+        if part is not None and is_attached(module, part.__name__, part):
+            detach(module, part.__name__)
+    detach(module, "__prepare_scriptable__", "_unknown", "_paths", "_spec")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import aggr, conv
+from torch_geometric.nn import aggr
 
 from pyg_direct.nn import paths
-from pyg_direct.nn.conv.gine import sum_messages
+from pyg_direct.nn.conv.spec import ConvSpec, Message
+from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.sorted_edges import (
     SortedEdges,
     WholeGraph,
@@ -48,7 +48,7 @@ def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) ->
     elif not is_plain(self, edge_index):
         out = find_why_not_plain(self)
     else:
-        out = _aggregate(self, _find_message(self.__class__), edge_index, size, kwargs)
+        out = _aggregate(self, self._spec, edge_index, size, kwargs)
     if isinstance(out, str):
         self._paths.note_left(out)
         return type(self).propagate(self, edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
@@ -89,7 +89,7 @@ def find_obstacle(self: Any) -> str | None:
         return "it is explained"
     if self.decomposed_layers != 1:
         return "its layers are decomposed"
-    if not self.__dict__.keys().isdisjoint(STEPS) or not is_own(self.__class__):
+    if not self.__dict__.keys().isdisjoint(STEPS) or not self._spec.is_own(self.__class__):
         return "a program replaced one of its steps"
     return None if is_set_up(self) else "hooks look at its messages"
 
@@ -124,7 +124,7 @@ def is_set_up(self: Any) -> bool:
         # Also those that an instance was given since, as in the `__init__` of a subclass that runs unedited.
         and self.__dict__.keys().isdisjoint(STEPS)
         # And those that its class was given.
-        and is_own(self.__class__)
+        and self._spec.is_own(self.__class__)
         # Asked for several times a layer, so without a loop over their names.
         and not (
             self._propagate_forward_pre_hooks
@@ -139,7 +139,7 @@ def is_set_up(self: Any) -> bool:
     )
 
 
-def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+def _aggregate(self: Any, spec: ConvSpec, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
                ) -> Tensor | str:  # fmt: skip
     """The result of `propagate`; the reason where PyG's own code must find it, or must refuse."""
     x = kwargs["x"]
@@ -149,7 +149,7 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
     num_sources = source.shape[0]
     num_targets = num_sources if destination is None else destination.shape[0]
     batch = find_batch(edge_index)
-    if batch is None and (make is _copy_rows or (make is _weigh_rows and kwargs.get("edge_weight") is None)):
+    if batch is None and spec.message in (copy_rows, weigh_rows) and kwargs.get("edge_weight") is None:
         batch = find_whole(edge_index, num_targets, source.shape[-1])
     if batch is None:
         return find_why_unfound(self, edge_index)
@@ -164,10 +164,11 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
     reduce = find_reduce(self)
     if not (runs_on_gpu(source) or wins_on_cpu(source)):
         return paths.NARROW
-    if make is _add_edge_rows:
-        summed = _sum_messages(self, source, edges, num_targets, kwargs.get("edge_attr"))
+    if spec.sum is not None:
+        summed = spec.sum(self, source, edges, num_targets, kwargs)
         return paths.ARGUMENTS if summed is None else summed
-    made = make(self, source, edges, kwargs)
+    assert spec.message is not None, "a convolution that is dispatched has messages"
+    made = spec.message(self, source, edges, kwargs)
     if made is None:
         return paths.ARGUMENTS
     rows, weight = made
@@ -175,7 +176,7 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
     if rows.dtype not in DTYPES:
         return paths.DTYPE
     if weight is not None and reduce in ("max", "min"):
-        return f"{reduce} of rows with weights has no operator"
+        return paths.NO_WEIGHTS.format(reduce)
     transposed = None
     sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows) or isinstance(batch, WholeGraph)
     if sorts and tracked and reduce in ("sum", "mean"):
@@ -196,46 +197,19 @@ def wins_on_cpu(rows: Tensor) -> bool:
     return rows.shape[1:].numel() >= _NARROW
 
 
-def _sum_messages(self: Any, x: Tensor, edges: SortedEdges, num_targets: int, attribute: Any) -> Tensor | None:
-    """What a GINEConv makes of rows of sources and of edges."""
-    num_edges, matrix = edges.row.numel(), self.lin
-    if (
-        x.dim() != 2
-        or not isinstance(attribute, Tensor)
-        or attribute.dim() != 2
-        or attribute.shape[0] != num_edges
-        or attribute.device != x.device
-        or (matrix is None and attribute.shape[1] != x.shape[1])
-    ):
-        return None
-    edge_rows = attribute if matrix is None else matrix(attribute)
-    x, edge_rows = promote(x, edge_rows)
-    return sum_messages(x, edge_rows, edges.indptr, edges.row, edges.target, num_targets, reduce=find_reduce(self),
-                        max_degree=edges.max_degree)  # fmt: skip
-
-
-# What each class sends along an edge: (rows of nodes, weights of edges).
-_Message = tuple[Tensor, Tensor | None] | None
-
-
-def _copy_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
+def copy_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
+    """Messages that are rows of sources."""
     return (x, None) if x.dim() == 2 else None
 
 
-def _weigh_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
+def weigh_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
+    """Messages that are rows of sources, times the weights of edges where these are given."""
     weight = kwargs.get("edge_weight")
     if weight is None:
-        return _copy_rows(self, x, edges, kwargs)
+        return copy_rows(self, x, edges, kwargs)
     if x.dim() != 2 or weight.numel() != edges.row.numel():
         return None
     return promote(x, weight.view(-1))
-
-
-def _attend(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
-    alpha = kwargs["alpha"]
-    if x.dim() != 3 or tuple(alpha.shape) != (edges.row.numel(), x.shape[1]):
-        return None
-    return promote(x, alpha)
 
 
 def promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,41 +218,25 @@ def promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return x.to(dtype), weight.to(dtype)
 
 
-def _add_edge_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
-    """Rows of edges are summed apart, see `_sum_messages`."""
+def find_narrow(module: Any, width: int | None) -> str | None:
+    """Why rows of a width leave a convolution to PyG on a CPU; those of no known width are taken for wide."""
+    tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
+    if tensor is None or runs_on_gpu(tensor) or width is None or width <= 0 or wins_on_cpu(tensor.new_empty(0, width)):
+        return None
+    return paths.NARROW
+
+
+def find_narrow_first(module: Any) -> str | None:
+    """`find_narrow` for the width that the first matrix of SAGEConv, GraphConv, GINConv or GINEConv takes."""
+    first = getattr(module, "lin_l", getattr(module, "lin_rel", None))
+    parts = [first] if first is not None else module.nn.modules() if isinstance(module.nn, torch.nn.Module) else []
+    for part in parts:
+        width = getattr(part, "in_channels", getattr(part, "in_features", None))
+        if isinstance(width, int):
+            return find_narrow(module, width)
     return None
 
 
-MESSAGES: dict[type, Callable[..., _Message]] = {
-    conv.SAGEConv: _copy_rows,
-    conv.GINConv: _copy_rows,
-    conv.GraphConv: _weigh_rows,
-    conv.GCNConv: _weigh_rows,
-    conv.GINEConv: _add_edge_rows,
-    conv.GATConv: _attend,
-    conv.GATv2Conv: _attend,
-}
-
-
-def _read_steps(kind: Any) -> tuple[Any, ...]:
-    return kind.message, kind.aggregate, kind.update, kind.edge_update, kind.message_and_aggregate
-
-
-# As PyG has them: programs may put others in their place.
-_OWN_STEPS = {kind: _read_steps(kind) for kind in (*MESSAGES, conv.RGCNConv, conv.HGTConv)}
-
-
-def is_own(kind: type) -> bool:
-    """Whether a class, or one that is made of it, does with messages what PyG's class does."""
-    return _read_steps(kind) == _find_steps(kind)
-
-
-@functools.cache
-def _find_steps(kind: type) -> tuple[Any, ...]:
-    return next(steps for known, steps in _OWN_STEPS.items() if issubclass(kind, known))
-
-
-@functools.cache
-def _find_message(kind: type) -> Callable[..., _Message]:
-    """What a class, or the one of PyG's that it is made of, sends along an edge."""
-    return next(message for known, message in MESSAGES.items() if issubclass(kind, known))
+def find_replaced(module: Any) -> str | None:
+    """Why a convolution is left to PyG that is ours by its `forward` alone, where edges are told to be sorted."""
+    return None if is_attached(module, "forward", module._spec.forward) else "a program replaced its forward"

@@ -17,6 +17,7 @@ UNFIT = "edges do not fit the rows"
 OWN_LOOPS = "the layer adds loops of PyG's, in an order that is not known"
 NARROW = "rows are too narrow for the loops of a CPU"
 DTYPE = "rows are of a dtype that has no operator"
+NO_WEIGHTS = "{} of rows with weights has no operator"
 ARGUMENTS = "what the layer was called with is not covered"
 NONE_OF_OURS = "there is none of ours"
 

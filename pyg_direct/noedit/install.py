@@ -26,7 +26,8 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.placed_topology import AUTO_PLACEMENTS
 from pyg_direct.loader.inference import check_inference_loader, infer
 from pyg_direct.loader.neighbor_loader import NeighborLoader
-from pyg_direct.nn.accelerate import KINDS, accelerate_one
+from pyg_direct.nn.accelerate import accelerate_one
+from pyg_direct.nn.conv.table import SPECS
 from pyg_direct.nn.hetero.hetero_conv import watch_relations
 from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, watch_left
@@ -45,8 +46,8 @@ _REPLACED: list[tuple[type, str, Callable[..., None] | None]] = []
 
 def accelerate_what_is_made() -> None:
     """Accelerate every convolution, and every model of PyG's, that is made or loaded from now on."""
-    for kind in KINDS:
-        _extend(kind, accelerate_one)
+    for spec in SPECS:
+        _extend(spec.kind, accelerate_one)
     _extend(BasicGNN, watch_trimming)
     _extend(HeteroConv, watch_relations)
 

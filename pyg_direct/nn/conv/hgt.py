@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import conv
 from torch_geometric.nn.dense import HeteroLinear
 
 from pyg_direct.nn import paths
-from pyg_direct.nn.dispatch import find_obstacle, is_plain
+from pyg_direct.nn.conv.spec import ConvSpec
+from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch
 from pyg_direct.nn.trimming import has_hooks
 from pyg_direct.ops.aggregate.dot import dot
@@ -138,3 +140,6 @@ def _sort(edge_index: Tensor, num_targets: int) -> _Joined:
     # They come relation after relation.
     target, edge = torch.sort(edge_index[1], stable=True)
     return _Joined(compress_ids(target, num_targets), edge_index[0].index_select(0, edge), target, edge)
+
+
+HGT = ConvSpec(conv.HGTConv, forward, propagate, (_construct_src_node_feat,), find_left=find_replaced)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 import torch_geometric
 from torch import Tensor
-from torch_geometric.nn import aggr
+from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn import paths
-from pyg_direct.nn.dispatch import find_reduce, find_why_not_plain, is_plain
+from pyg_direct.nn.conv.spec import ConvSpec
+from pyg_direct.nn.dispatch import find_reduce, find_replaced, find_why_not_plain, is_plain
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
 from pyg_direct.ops.aggregate.sum import DTYPES, Transposed, aggregate
 from pyg_direct.ops.local_ids.csr import compress_ids
@@ -233,3 +234,6 @@ def _part(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: in
     place, order = torch.sort(edges.target * relations + edge_type, stable=True)
     return _Parted(compress_ids(place, num_targets * relations), edges.row.index_select(0, order), place, edge_type,
                    most)  # fmt: skip
+
+
+RGCN = ConvSpec(conv.RGCNConv, forward, find_left=find_replaced)
