@@ -1,4 +1,6 @@
-"""`accelerate`: PyG's convolutions aggregate through `ops.aggregate.sum` where a batch is known to be sorted.
+"""`accelerate`: PyG's convolutions aggregate through our operators where a batch is known to be sorted.
+
+A convolution with a `ConvSpec` is served by that, any other `MessagePassing` as `any_convolution.py` has it.
 
 A convolution keeps its class, parameters and hooks; its instance gets a `propagate` (and where PyG rebuilds the edges
 in `forward`, a `forward`) of its own, bound to it, which deep copies have and pickles do not. Whatever is out of the
@@ -14,12 +16,13 @@ import torch
 from torch_geometric.nn import conv
 
 from pyg_direct.errors import ArgumentTypeError
+from pyg_direct.nn import any_convolution
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.conv.table import find_spec
-from pyg_direct.nn.dispatch import STEPS, find_obstacle
+from pyg_direct.nn.dispatch import STEPS, find_obstacle, propagate, reduces
 from pyg_direct.nn.hetero.hetero_conv import forget_graph, forget_relations, watch_graph, watch_relations
 from pyg_direct.nn.module_state import attach, detach, is_attached
-from pyg_direct.nn.paths import NONE_OF_OURS, ConvReport, Paths, Report, describe_left, make_paths
+from pyg_direct.nn.paths import ConvReport, Paths, Report, describe_left, make_paths
 from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, watch_passes
 from pyg_direct.nn.sorted_edges import UnknownEdges
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
@@ -109,8 +112,15 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     own models that are given `num_sampled_nodes_per_hop` also compute no rows that the next layer drops; dropout then
     falls on other rows than PyG's would. That of attention with loops falls on other edges. Results are those of PyG up
     to rounding. A whole graph that comes back is sorted once, and aggregated likewise (a small one only on a GPU, by
-    GCNConv, GATConv and GATv2Conv, and by all without a gradient). On a GPU neither those edges nor a batch's are
-    looked at again while torch has not seen them written to, as through `.data` or DLPack. Batches of other loaders,
+    GCNConv, GATConv and GATv2Conv, and by all without a gradient).
+
+    Any other `MessagePassing`, of PyG's or of a program's own, keeps its code and its hooks. Where the order of its
+    edges is known, its aggregation (sum, mean, max, min, mul, var, std, softmax, power means, several of them, also
+    scaled by degrees) goes through their offsets, and so do PyG's `softmax` and `scatter` over its targets; on a GPU in
+    one order of additions, forward and backward. A CPU does so where that is faster: at maxima, minima, products and
+    softmax of features, over 8,192 edges and more. Loops that a layer adds to its edges leave these to PyG.
+
+    On a GPU neither the edges of a whole graph nor a batch's are looked at again while torch has not seen them written to, as through `.data` or DLPack. Batches of other loaders,
     options that are not covered, explanations, hooks on messages and compiled or traced models take PyG's own code,
     unchanged. The model can be saved, copied and scripted as before; what is
     saved of it is PyG's alone, and loads where this package is not. `convolutions` of what is returned, and its text,
@@ -185,22 +195,36 @@ def is_served(module: Any) -> bool:
 
 def find_why_left(module: Any) -> str | None:
     """Why PyG's code aggregates what a convolution is given, as it is set up now; None where `is_served`."""
+    if "_paths" not in module.__dict__:
+        is_replaced = "propagate" in module.__dict__
+        return "its `propagate` was replaced, as for decomposed layers" if is_replaced else "it is not accelerated"
     spec = module.__dict__.get("_spec")
     if spec is None:
-        return NONE_OF_OURS if find_spec(type(module)) is None else "it is not accelerated"
+        return any_convolution.find_left(module)
     if not ((spec.forward is not None and is_attached(module, "forward", spec.forward))
             or (spec.propagate is not None and is_attached(module, "propagate", spec.propagate))):  # fmt: skip
         return "a program replaced one of its steps"
+    if spec.propagate is propagate and not reduces(module):
+        # Served as any other.
+        return any_convolution.find_left(module)
     return find_obstacle(module) or spec.find_left(module)
 
 
 def accelerate_one(module: torch.nn.Module) -> None:
     """Accelerate a convolution, and nothing that it holds."""
-    spec = find_spec(type(module))
-    if spec is None or not _is_untouched(module, spec):
+    if not isinstance(module, conv.MessagePassing):
         return
+    _strip(module)
+    spec = find_spec(type(module))
     kind = type(module)
+    if spec is None or not _is_untouched(module, spec):
+        _accelerate_any(module)
+        return
     attach(module, _spec=spec, _paths=make_paths(kind))
+    if spec.propagate is propagate:
+        any_convolution.accelerate_any(module)
+        if not reduces(module):
+            any_convolution.watch_aggregation(module)
     if spec.propagate is not None:
         attach(module, propagate=spec.propagate, _unknown=UnknownEdges())
     for part in spec.parts:
@@ -211,9 +235,19 @@ def accelerate_one(module: torch.nn.Module) -> None:
         attach(module, forward=spec.forward, __prepare_scriptable__=copy.copy)
 
 
+def _accelerate_any(module: Any) -> None:
+    """Accelerate a layer that has no `ConvSpec`, or does other things than that."""
+    if "propagate" in module.__dict__ or "forward" in module.__dict__:
+        # Of a program, or of PyG as it explains.
+        return
+    attach(module, _paths=make_paths(type(module)), propagate=any_convolution.propagate,
+           __prepare_scriptable__=any_convolution.prepare_scriptable)  # fmt: skip
+    any_convolution.accelerate_any(module)
+    any_convolution.watch_aggregation(module)
+
+
 def _is_untouched(module: Any, spec: ConvSpec) -> bool:
     """Whether a subclass and the instance do with messages what PyG's class does."""
-    _strip(module)
     # PyG writes a `propagate` for each class, and puts it on instances that were explained.
     written = type(module).propagate
     is_written = written is conv.MessagePassing.propagate or written.__module__.endswith("_propagate")
@@ -228,9 +262,11 @@ def _is_untouched(module: Any, spec: ConvSpec) -> bool:
 
 def _strip(module: torch.nn.Module) -> None:
     spec = module.__dict__.get("_spec")
-    if spec is None:
+    any_convolution.forget_any(module)
+    if "_paths" not in module.__dict__:
         return
-    for part in (spec.forward, spec.propagate, *spec.parts):
+    parts = () if spec is None else (spec.forward, spec.propagate, *spec.parts)
+    for part in (any_convolution.propagate, *parts):
         if part is not None and is_attached(module, part.__name__, part):
             detach(module, part.__name__)
     detach(module, "__prepare_scriptable__", "_unknown", "_paths", "_spec")

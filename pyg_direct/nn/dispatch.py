@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import aggr
 
-from pyg_direct.nn import paths
+from pyg_direct.nn import any_convolution, paths
+from pyg_direct.nn.any_convolution import is_routed
 from pyg_direct.nn.conv.spec import ConvSpec, Message
 from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.sorted_edges import (
@@ -20,6 +21,7 @@ from pyg_direct.nn.sorted_edges import (
     is_plain_tensor,
     is_registered,
     may_find,
+    wins_on_cpu,
 )
 from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_ordinary, is_recorded, runs_on_gpu
@@ -30,7 +32,6 @@ _REDUCES = {
     aggr.MaxAggregation: "max",
     aggr.MinAggregation: "min",
 }
-_NARROW = 8
 _TRANSFORMED = "torch transforms what is called"
 # Where nodes stand: the first of two dimensions, counted from either end.
 _FIRST = (-2, 0)
@@ -50,10 +51,17 @@ def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) ->
     else:
         out = _aggregate(self, self._spec, edge_index, size, kwargs)
     if isinstance(out, str):
+        if not reduces(self):
+            return any_convolution.propagate(self, edge_index, size, **kwargs)  # type: ignore[no-any-return]
         self._paths.note_left(out)
         return type(self).propagate(self, edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
     self._paths.note()
     return out
+
+
+def reduces(self: Any) -> bool:
+    """Whether the aggregation of a convolution is one of those that are known here; any other is PyG's own code."""
+    return type(self.aggr_module) in _REDUCES
 
 
 def find_why_unknown(self: Any, edge_index: Any) -> str:
@@ -65,6 +73,20 @@ def find_why_unknown(self: Any, edge_index: Any) -> str:
     if getattr(self, "add_self_loops", False):
         return paths.OWN_LOOPS
     return paths.UNKNOWN if is_registered(edge_index) else paths.SMALL
+
+
+def has_own_reduction(aggregation: Any) -> bool:
+    """Whether an aggregation has the methods of its class, but for those that find known targets."""
+    own = aggregation.__dict__
+    if own.keys().isdisjoint(_REDUCTION):
+        return True
+    return "forward" not in own and is_attached(aggregation, "reduce", any_convolution.reduce)
+
+
+def has_own_steps(self: Any) -> bool:
+    """Whether an instance has the steps of its class, but for those that find known targets."""
+    own = self.__dict__
+    return own.keys().isdisjoint(STEPS) or all(is_routed(own[name]) for name in STEPS & own.keys())
 
 
 def find_why_not_plain(self: Any) -> str:
@@ -79,7 +101,7 @@ def find_obstacle(self: Any) -> str | None:
     aggregation = self.aggr_module
     if type(aggregation) not in _REDUCES:
         return f"{type(aggregation).__name__} has no operator"
-    if not aggregation.__dict__.keys().isdisjoint(_REDUCTION):
+    if not has_own_reduction(aggregation):
         return f"a program replaced a method of {type(aggregation).__name__}"
     if self.node_dim not in _FIRST:
         return f"nodes lie along dimension {self.node_dim}"
@@ -89,7 +111,7 @@ def find_obstacle(self: Any) -> str | None:
         return "it is explained"
     if self.decomposed_layers != 1:
         return "its layers are decomposed"
-    if not self.__dict__.keys().isdisjoint(STEPS) or not self._spec.is_own(self.__class__):
+    if not has_own_steps(self) or not self._spec.is_own(self.__class__):
         return "a program replaced one of its steps"
     return None if is_set_up(self) else "hooks look at its messages"
 
@@ -116,13 +138,13 @@ def is_set_up(self: Any) -> bool:
     aggregation = self.aggr_module
     return (
         type(aggregation) in _REDUCES
-        and aggregation.__dict__.keys().isdisjoint(_REDUCTION)
+        and has_own_reduction(aggregation)
         and self.node_dim in _FIRST
         and self.flow == "source_to_target"
         and not self.explain
         and self.decomposed_layers == 1
         # Also those that an instance was given since, as in the `__init__` of a subclass that runs unedited.
-        and self.__dict__.keys().isdisjoint(STEPS)
+        and has_own_steps(self)
         # And those that its class was given.
         and self._spec.is_own(self.__class__)
         # Asked for several times a layer, so without a loop over their names.
@@ -190,11 +212,6 @@ def find_why_unfound(self: Any, edge_index: Tensor) -> str:
     if is_registered(edge_index):
         return find_why_unknown(self, edge_index)
     return paths.NOT_YET
-
-
-def wins_on_cpu(rows: Tensor) -> bool:
-    """Whether the loops of a CPU are faster than torch's: not at narrow rows."""
-    return rows.shape[1:].numel() >= _NARROW
 
 
 def copy_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:

@@ -19,7 +19,6 @@ NARROW = "rows are too narrow for the loops of a CPU"
 DTYPE = "rows are of a dtype that has no operator"
 NO_WEIGHTS = "{} of rows with weights has no operator"
 ARGUMENTS = "what the layer was called with is not covered"
-NONE_OF_OURS = "there is none of ours"
 
 
 class Paths:
@@ -45,9 +44,10 @@ class Paths:
 
     def note_left(self, reason: str) -> None:
         """Count a call that was left to PyG."""
-        self.left[reason] = self.left.get(reason, 0) + 1
-        if self._total is not None:
-            self._total.note_left(reason)
+        left, total = self.left, self._total
+        left[reason] = left.get(reason, 0) + 1
+        if total is not None:
+            total.left[reason] = total.left.get(reason, 0) + 1
 
     def __deepcopy__(self, memo: Any) -> Paths:
         # A copy of a layer was not called yet.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric import loader as pyg_loader, sampler as pyg_sampler
-from torch_geometric.nn import HeteroConv
+from torch_geometric.nn import HeteroConv, MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_direct import loader, sampler
@@ -27,7 +27,7 @@ from pyg_direct.graph.placed_topology import AUTO_PLACEMENTS
 from pyg_direct.loader.inference import check_inference_loader, infer
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate_one
-from pyg_direct.nn.conv.table import SPECS
+from pyg_direct.nn.conv.table import SPECS, find_spec
 from pyg_direct.nn.hetero.hetero_conv import watch_relations
 from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, watch_left
@@ -48,8 +48,15 @@ def accelerate_what_is_made() -> None:
     """Accelerate every convolution, and every model of PyG's, that is made or loaded from now on."""
     for spec in SPECS:
         _extend(spec.kind, accelerate_one)
+    _extend(MessagePassing, _accelerate_other)
     _extend(BasicGNN, watch_trimming)
     _extend(HeteroConv, watch_relations)
+
+
+def _accelerate_other(module: Any) -> None:
+    """Accelerate a layer that has no `ConvSpec`: others are not filled yet as `MessagePassing` is."""
+    if find_spec(type(module)) is None:
+        accelerate_one(module)
 
 
 def leave_what_is_made() -> None:

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.conv.spec import ConvSpec, Joined
-from pyg_direct.nn.dispatch import find_narrow, find_reduce, is_plain, propagate, weigh_rows, wins_on_cpu
+from pyg_direct.nn.dispatch import find_narrow, find_reduce, is_plain, propagate, weigh_rows
 from pyg_direct.nn.hetero.joined_edges import (
     Relation,
     Tables,
@@ -25,7 +25,15 @@ from pyg_direct.nn.hetero.joined_edges import (
 from pyg_direct.nn.linear import multiply
 from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
-from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, WholeGraph, find_batch, find_whole, may_find
+from pyg_direct.nn.sorted_edges import (
+    SortedBatch,
+    SortedEdges,
+    WholeGraph,
+    find_batch,
+    find_whole,
+    may_find,
+    wins_on_cpu,
+)
 from pyg_direct.nn.trimming import Kept, is_linear
 from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu

@@ -14,9 +14,9 @@ from torch_geometric.nn import conv
 
 from pyg_direct.nn.conv.gin import MOST_BYTES, finish_joined
 from pyg_direct.nn.conv.spec import ConvSpec, Joined
-from pyg_direct.nn.dispatch import find_narrow_first, find_reduce, promote, propagate, wins_on_cpu
+from pyg_direct.nn.dispatch import find_narrow_first, find_reduce, promote, propagate
 from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_apart, join_edges, split_apart
-from pyg_direct.nn.sorted_edges import SortedEdges
+from pyg_direct.nn.sorted_edges import SortedEdges, wins_on_cpu
 from pyg_direct.nn.trimming import is_linear
 from pyg_direct.ops.aggregate.gine_messages import is_fused, pull_fused, sum_fused, unpack_kept
 from pyg_direct.ops.aggregate.operators import GATHERED_BYTES
