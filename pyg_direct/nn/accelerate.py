@@ -120,11 +120,12 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     one order of additions, forward and backward. A CPU does so where that is faster: at maxima, minima, products and
     softmax of features, over 8,192 edges and more. Loops that a layer adds to its edges leave these to PyG.
 
-    On a GPU neither the edges of a whole graph nor a batch's are looked at again while torch has not seen them written to, as through `.data` or DLPack. Batches of other loaders,
-    options that are not covered, explanations, hooks on messages and compiled or traced models take PyG's own code,
-    unchanged. The model can be saved, copied and scripted as before; what is
-    saved of it is PyG's alone, and loads where this package is not. `convolutions` of what is returned, and its text,
-    name the layers that are served as they are set up: also after options, hooks or the device have changed.
+    On a GPU neither the edges of a whole graph nor a batch's are looked at again while torch has not seen them written
+    to, as through `.data` or DLPack. Batches of other loaders, options that are not covered, explanations, hooks on
+    messages and compiled or traced models take PyG's own code, unchanged. The model can be saved, copied and scripted
+    as before; what is saved of it is PyG's alone, and loads where this package is not. `convolutions` of what is
+    returned, and its text, name the layers that are served as they are set up: also after options, hooks or the device
+    have changed.
 
     Steps of a small model take the host longer to launch than a GPU to compute. With `replay`, training passes of the
     model, forward and backward, are recorded as CUDA graphs after some, in places for batches that are a little larger,

@@ -32,7 +32,7 @@ from pyg_direct.nn.sorted_edges import SortedBatch, WholeGraph
 from pyg_direct.ops.aggregate import operators
 from pyg_direct.ops.aggregate.sum import DTYPES
 from pyg_direct.ops.double_backward import is_asked_again, pull_by_torch
-from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
 
 # Of sums of a CPU: numbers in a row, at least and at most, and in all at least; of means: numbers in a row at most.
 _NARROWEST, _WIDEST, _LEAST = 8, 32, 1 << 18
@@ -138,6 +138,7 @@ def find(index: Any, rows: Any, dim: int, num_targets: int | None) -> KnownTarge
         or num_targets is None
         or not known.is_index(index)
         or rows.device != index.device
+        or is_heard(rows)
         or not known.least_targets <= num_targets < known.indptr.numel()
     ):
         return None
@@ -351,6 +352,7 @@ def gather(src: Tensor, index: Tensor) -> Tensor | None:
         or src.dim() == 0
         or src.numel() == 0
         or src.device != known.index.device
+        or is_heard(src)
     ):
         return None
     if known.is_index(index):

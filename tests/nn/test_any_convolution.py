@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from torch.nn import Linear
+from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing, aggr
 from torch_geometric.utils import scatter, softmax
@@ -453,3 +454,16 @@ def test_autocast_gives_the_dtypes_of_pyg(everywhere):
 
     assert got.dtype == expected.dtype
     torch.testing.assert_close(got.float(), expected.float(), rtol=0.05, atol=0.05)
+
+
+def test_modes_that_listen_to_torch_hear_pygs_code(everywhere):
+    layer, x, args = give("EdgeConv", "cpu")
+    expected = layer(x, *args)
+    accelerate(layer)
+
+    with FlopCounterMode(display=False) as counter:
+        got = layer(x, *args)
+
+    assert_near([got], [expected], rtol=1e-9, atol=1e-9)
+    assert counter.get_total_flops() > 0
+    assert everywhere == []
