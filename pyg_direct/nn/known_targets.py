@@ -30,6 +30,7 @@ from torch_geometric.utils import scatter as pyg_scatter, softmax as pyg_softmax
 
 from pyg_direct.nn.sorted_edges import SortedBatch, WholeGraph
 from pyg_direct.ops.aggregate import operators
+from pyg_direct.ops.aggregate.softmax import softmax as fused_softmax
 from pyg_direct.ops.aggregate.sum import DTYPES
 from pyg_direct.ops.double_backward import is_asked_again, pull_by_torch
 from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
@@ -37,6 +38,8 @@ from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
 # Of sums of a CPU: numbers in a row, at least and at most, and in all at least; of means: numbers in a row at most.
 _NARROWEST, _WIDEST, _LEAST = 8, 32, 1 << 18
 _WIDEST_MEAN = 64
+# Numbers of an edge up to which a GPU takes one kernel for their softmax, whose threads read them one by one.
+_MOST_HEADS = 8
 _NAMES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "mul": "mul"}
 
 
@@ -292,8 +295,17 @@ def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
         return pyg_softmax(src, index, ptr, num_nodes, dim)
     known.served += 1
     flat, rest = _flatten(src, dim)
-    made: Tensor = _Softmax.apply(flat, known, num_nodes)
+    is_fused = runs_on_gpu(flat) and flat.shape[1] <= _MOST_HEADS and flat.dtype in (torch.float32, torch.float64)
+    made: Tensor = _attend(flat, known, num_nodes) if is_fused else _Softmax.apply(flat, known, num_nodes)
     return _unflatten(made, rest, dim, src.dim())
+
+
+def _attend(scores: Tensor, known: KnownTargets, num_targets: int) -> Tensor:
+    """Softmax of scores `[E, H]` of few heads by one kernel, in the order of offsets."""
+    order, degree = known.order, known.edges.max_degree
+    ordered = scores if order is None else scores.index_select(0, order)
+    made = fused_softmax(None, None, ordered, known.indptr, known.edges.row, num_targets=num_targets, max_degree=degree)
+    return made if order is None else torch.empty_like(made).index_copy(0, order, made)
 
 
 class _Softmax(Function):

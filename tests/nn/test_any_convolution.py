@@ -91,6 +91,9 @@ def everywhere(monkeypatch):
     monkeypatch.setattr(known_targets, "_find_slow", lambda src, dim, name: None)
     note_forward(monkeypatch, known_targets._Reduce, lambda rows, known, count, name: made.append(name))
     note_forward(monkeypatch, known_targets._Softmax, lambda *args: made.append("softmax"))
+    fused = known_targets.fused_softmax
+    monkeypatch.setattr(known_targets, "fused_softmax", lambda *args, **kwargs: (
+        made.append("softmax") or fused(*args, **kwargs)))  # fmt: skip
     return made
 
 

@@ -1,4 +1,8 @@
-"""GATConv and GATv2Conv over sorted edges: scores, then their softmax over targets and the weighted sum at once."""
+"""GATConv and GATv2Conv over sorted edges: scores, then their softmax over targets and the weighted sum at once.
+
+Over several relations each multiplies rows with a matrix of its own, so that these products, written where the others
+end, take the place of rows by type.
+"""
 
 from __future__ import annotations
 

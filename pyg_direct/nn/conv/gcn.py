@@ -1,4 +1,7 @@
-"""GCNConv over sorted edges: normalised in their order, and aggregated on the narrower side of its matrix."""
+"""GCNConv over sorted edges: normalised in their order, and aggregated on the narrower side of its matrix.
+
+Relations of a type with itself take one weighted sum together.
+"""
 
 from __future__ import annotations
 

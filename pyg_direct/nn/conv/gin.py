@@ -1,4 +1,7 @@
-"""GINConv over sorted edges: rows of sources summed, and a target's own row added where the sum lies."""
+"""GINConv over sorted edges: rows of sources summed, and a target's own row added where the sum lies.
+
+Several relations take one sum together, and then each its network.
+"""
 
 from __future__ import annotations
 

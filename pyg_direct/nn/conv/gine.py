@@ -1,5 +1,5 @@
 """Messages of GINEConv over sorted edges, made and summed in one step of autograd: rows of sources and of edges are
-added, and cut off at zero.
+added, and cut off at zero. Several relations make and sum their messages at once.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Rows of sources are summed and multiplied with a matrix; a target's own row is multiplied with another. The product
 of the own row is added where the sum lies. In small batches autograd and Python take most of the time, once for
 each step.
+
+A layer over several relations is one step, too: one sum for all of them, and the products of relations into one type
+added where they lie. A target's own row takes one product for all relations that lead to its type, with the sum of
+their matrices; nothing is computed for results that no gradient comes back to.
 """
 
 from __future__ import annotations
