@@ -201,7 +201,8 @@ def find_why_left(module: Any) -> str | None:
         return "its `propagate` was replaced, as for decomposed layers" if is_replaced else "it is not accelerated"
     spec = module.__dict__.get("_spec")
     if spec is None:
-        return any_convolution.find_left(module)
+        is_ours = is_attached(module, "propagate", any_convolution.propagate)
+        return any_convolution.find_left(module) if is_ours else "its `propagate` was replaced, as for explanations"
     if not ((spec.forward is not None and is_attached(module, "forward", spec.forward))
             or (spec.propagate is not None and is_attached(module, "propagate", spec.propagate))):  # fmt: skip
         return "a program replaced one of its steps"
@@ -238,8 +239,8 @@ def accelerate_one(module: torch.nn.Module) -> None:
 
 def _accelerate_any(module: Any) -> None:
     """Accelerate a layer that has no `ConvSpec`, or does other things than that."""
-    if "propagate" in module.__dict__ or "forward" in module.__dict__:
-        # Of a program, or of PyG as it explains.
+    if not _has_written_propagate(module) or "forward" in module.__dict__:
+        # Of a program, or of PyG for decomposed layers.
         return
     attach(module, _paths=make_paths(type(module)), propagate=any_convolution.propagate,
            __prepare_scriptable__=any_convolution.prepare_scriptable)  # fmt: skip
@@ -247,15 +248,17 @@ def _accelerate_any(module: Any) -> None:
     any_convolution.watch_aggregation(module)
 
 
-def _is_untouched(module: Any, spec: ConvSpec) -> bool:
-    """Whether a subclass and the instance do with messages what PyG's class does."""
-    # PyG writes a `propagate` for each class, and puts it on instances that were explained.
+def _has_written_propagate(module: Any) -> bool:
+    """Whether a layer has the `propagate` that PyG writes for each class, and puts on instances that were explained."""
     written = type(module).propagate
     is_written = written is conv.MessagePassing.propagate or written.__module__.endswith("_propagate")
-    instance = getattr(module.__dict__.get("propagate", written), "__func__", written)
+    return is_written and getattr(module.__dict__.get("propagate", written), "__func__", written) is written
+
+
+def _is_untouched(module: Any, spec: ConvSpec) -> bool:
+    """Whether a subclass and the instance do with messages what PyG's class does."""
     return (
-        is_written
-        and instance is written
+        _has_written_propagate(module)
         and spec.is_own(type(module))
         and module.__dict__.keys().isdisjoint((*STEPS, "forward"))
     )

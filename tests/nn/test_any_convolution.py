@@ -470,3 +470,22 @@ def test_modes_that_listen_to_torch_hear_pygs_code(everywhere):
     assert_near([got], [expected], rtol=1e-9, atol=1e-9)
     assert counter.get_total_flops() > 0
     assert everywhere == []
+
+
+def test_explanations_are_pygs_and_layers_may_be_accelerated_after_them(everywhere):
+    layer, x, args = give("EdgeConv", "cpu")
+    expected = layer(x, *args)
+    accelerated = accelerate(layer)
+
+    layer.explain = True
+    layer._edge_mask = torch.ones(sum(EDGES), dtype=x.dtype)
+    explained = layer(x, *args)
+
+    assert explained.shape == expected.shape
+    assert everywhere == []
+    assert accelerated.convolutions == {}
+    layer.explain = False
+    again = accelerate(layer)
+    assert_near([layer(x, *args)], [expected], rtol=1e-9, atol=1e-9)
+    assert again.convolutions == {"": "EdgeConv"}
+    assert everywhere
