@@ -335,9 +335,7 @@ def test_a_cpu_serves_what_gains_there(everywhere, monkeypatch):
                       "TAGConv": False, "FiLMConv": False}  # fmt: skip
 
 
-def test_rows_that_are_gathered_get_gradients_in_one_order(real_device):
-    if real_device == "cpu":
-        pytest.skip("a CPU adds up in one order anyway")
+def test_rows_that_are_gathered_get_gradients_in_one_order(real_device, everywhere):
     layer, x, args = give("EdgeConv", real_device, torch.float32)
     accelerate(layer)
 
