@@ -42,8 +42,9 @@ def run(
 
         run -m package.train --epochs 10
 
-    Options go before the program; all that follows it are its own arguments, also `--`. When the program ends, lines
-    on stderr list what was replaced in it, and what was left to PyG.
+    Options go before the program; all that follows it are its own arguments, also `--`.
+
+    When the program ends, lines on stderr list what was replaced in it, and what was left to PyG.
 
     Exit code: the program's; 2 for options that cannot be taken.
     """
