@@ -155,8 +155,8 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     copied there when they are read; everything else is on `device`. PyG's `model.inference(loader)` is done by `infer`.
     What ours does not offer, and classes that the program derives from PyG's, are left to PyG. The logger `pyg_direct`
     says in one line that PyG's classes are replaced, and names each class that is left to PyG when the program makes
-    one, with the reason, once: also loaders and samplers for which there is none of ours, such as `DataLoader`.
-    Installing again changes the arguments.
+    one, with the reason, once: also loaders and samplers for which there is none of ours, such as
+    `TemporalDataLoader`. Installing again changes the arguments.
 
     Args:
         device: Where to sample and where batches are; None is the current GPU if there is one, else the CPU; `"data"`

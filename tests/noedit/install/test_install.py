@@ -182,22 +182,22 @@ def test_all_names_are_said_when_asked(said):
 
     _, names = said.messages
     assert "loader.NeighborLoader" in names
-    assert "DataLoader" in names
+    assert "TemporalDataLoader" in names
 
 
 @pytest.mark.usefixtures("_installed")
 def test_loaders_that_have_none_of_ours_are_named_as_they_are_made(said):
-    plain = torch_geometric.loader.DataLoader.__init__
+    plain = torch_geometric.loader.DataListLoader.__init__
 
-    class Mine(torch_geometric.loader.DataLoader):
+    class Mine(torch_geometric.loader.DataListLoader):
         pass
 
-    for kind in (torch_geometric.loader.DataLoader, torch_geometric.loader.DataLoader, Mine):
+    for kind in (torch_geometric.loader.DataListLoader, torch_geometric.loader.DataListLoader, Mine):
         assert type(kind([make_data()])) is kind
 
-    assert said.messages == [f"{name} left to PyG: there is none of ours" for name in ("DataLoader", "Mine")]
+    assert said.messages == [f"{name} left to PyG: there is none of ours" for name in ("DataListLoader", "Mine")]
     pyg_direct.uninstall()
-    assert torch_geometric.loader.DataLoader.__init__ is plain.__wrapped__
+    assert torch_geometric.loader.DataListLoader.__init__ is plain.__wrapped__
 
 
 @pytest.mark.usefixtures("_installed")
