@@ -2,12 +2,13 @@
 
 Where stderr is no terminal, but a file that keeps what it is given, they write whole lines, one a minute at most, and
 one when a step ends that they told of. What is over within two seconds says nothing, starts nothing and imports
-nothing.
+nothing. `announce` logs a line once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 import time
@@ -22,6 +23,8 @@ FEW_ITEMS = 1 << 22
 _REFRESH, _MINUTE = 1.0, 60.0
 
 _WAITING = threading.local()
+# Lines that `announce` has logged.
+_SAID: set[str] = set()
 # When each step was begun and when it ended last, by name.
 _BEGUN: dict[str, tuple[float, float]] = {}
 # When a file was told of it last.
@@ -181,3 +184,34 @@ def _tell_terminal(text: str, begin: float, done: threading.Event) -> None:
             bar.refresh()
             if done.wait(_REFRESH):
                 return
+
+
+def announce(line: str) -> None:
+    """Log a line at level INFO of the logger `pyg_direct.notice`, once; seen on stderr unless logging is set up
+    otherwise. All else that the package logs is quiet then.
+    """
+    if line in _SAID:
+        return
+    _SAID.add(line)
+    tree, logger = logging.getLogger("pyg_direct"), logging.getLogger("pyg_direct.notice")
+    if logger.level in (logging.NOTSET, logging.INFO):
+        logger.setLevel(logging.INFO if tree.level == logging.NOTSET else logging.NOTSET)
+    is_heard = any(_has_handlers(one) for one in (logger, tree, logging.getLogger()))
+    shown = next((handler for handler in logger.handlers if isinstance(handler, _Shown)), None)
+    if is_heard and shown is not None:
+        # The program has set logging up since.
+        logger.removeHandler(shown)
+    if not is_heard and shown is None:
+        handler = _Shown()
+        handler.setFormatter(logging.Formatter("pyg_direct: %(message)s"))
+        logger.addHandler(handler)
+    logger.info(line)
+
+
+class _Shown(logging.StreamHandler):  # type: ignore[type-arg]
+    """Shows lines where nobody else does."""
+
+
+def _has_handlers(logger: logging.Logger) -> bool:
+    """Whether somebody else listens."""
+    return not all(isinstance(handler, (logging.NullHandler, _Shown)) for handler in logger.handlers)

@@ -4,6 +4,7 @@ replaced.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import io
 import os
@@ -18,6 +19,8 @@ import typer
 
 from pyg_direct.errors import PygDirectError
 from pyg_direct.noedit.install import hand_down, install
+from pyg_direct.noedit.program_record import describe_program
+from pyg_direct.progress import announce
 
 
 def run(
@@ -29,7 +32,7 @@ def run(
     placement: Annotated[str, typer.Option(help="Where the graph lives: auto, cuda, unified, pinned, cpu.")] = "auto",
     feature_cache: Annotated[Optional[str], typer.Option(help="GPU memory for hot rows: 2G or 20%.")] = None,  # noqa: UP045
     accelerate: Annotated[bool, typer.Option(help="Let PyG's convolutions aggregate through our operators.")] = True,
-    verbose: Annotated[bool, typer.Option(help="Say which loaders are made.")] = False,
+    verbose: Annotated[bool, typer.Option(help="Say what is replaced by name, and all reasons.")] = False,
 ) -> None:  # fmt: skip
     """Run a program for PyG, unedited, with loaders replaced and models accelerated, in processes that it starts too.
 
@@ -40,6 +43,8 @@ def run(
         run -m package.train --epochs 10
 
     Options go before the program; all that follows it are its own arguments, also `--`.
+
+    When the program ends, lines on stderr list what was replaced in it, and what was left to PyG.
 
     Exit code: the program's; 2 for options that cannot be taken.
     """
@@ -53,6 +58,7 @@ def run(
     try:
         install(**options)  # type: ignore[arg-type]
         hand_down(**options)
+        atexit.register(_tell_program, os.getpid(), verbose)
     except PygDirectError as error:
         raise typer.BadParameter(str(error)) from error
     show = sys.excepthook
@@ -67,6 +73,13 @@ def run(
         raise typer.BadParameter(str(error), param_hint="'PROGRAM'") from error
     except BaseException as error:
         raise ProgramError(error) from None
+
+
+def _tell_program(process: int, verbose: bool) -> None:
+    """Say at the end of the program what was replaced in it, and what was left to PyG."""
+    if os.getpid() == process:
+        for line in describe_program(verbose=verbose):
+            announce(line)
 
 
 class ProgramError(BaseException):

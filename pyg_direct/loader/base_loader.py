@@ -30,12 +30,12 @@ from pyg_direct.loader.batch_sampler import (
 )
 from pyg_direct.loader.collate.attributes import find_learned, has_learned
 from pyg_direct.loader.collate.stale_rows import FreshRows, are_current, were_written
-from pyg_direct.loader.memory_placement import announce
 from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.prefetch.cpu_threads import Background
 from pyg_direct.loader.prefetch.gpu_streams import Pipeline, take_memory
 from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.memory import parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of

@@ -17,11 +17,11 @@ from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.graph_batches import GraphCollection
 from pyg_direct.loader.collate.graph_columns import move_all
 from pyg_direct.loader.collate.graph_sources import OneByOneError, Source, read_source
-from pyg_direct.loader.memory_placement import announce
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.profiling import show_bytes
+from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes, resolve_device
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device

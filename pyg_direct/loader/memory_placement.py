@@ -23,7 +23,6 @@ from pyg_direct.runtime.comm.host_group import give_to_host, has_group
 # Rows of at most so many bytes, such as labels and masks, go to the GPU also where wider ones stay on the host: a
 # read over the link costs the same for one byte as for a line.
 _NARROW_ROW = 16
-_SAID: set[str] = set()
 
 
 class Rows(NamedTuple):
@@ -88,37 +87,6 @@ def describe(parts: Iterable[Placed]) -> str:
         hot = f" ({100 * part.hot_share:.0f} % hot in GPU memory)" if part.hot_share > 0 else ""
         words.append(f"{part.name} {show_bytes(part.num_bytes)} {where}{hot}")
     return ", ".join(words)
-
-
-def announce(line: str) -> None:
-    """Log a line at level INFO of the logger `pyg_direct.notice`, once; seen on stderr unless logging is set up
-    otherwise. All else that the package logs is quiet then.
-    """
-    if line in _SAID:
-        return
-    _SAID.add(line)
-    tree, logger = logging.getLogger("pyg_direct"), logging.getLogger("pyg_direct.notice")
-    if logger.level in (logging.NOTSET, logging.INFO):
-        logger.setLevel(logging.INFO if tree.level == logging.NOTSET else logging.NOTSET)
-    is_heard = any(_has_handlers(one) for one in (logger, tree, logging.getLogger()))
-    shown = next((handler for handler in logger.handlers if isinstance(handler, _Shown)), None)
-    if is_heard and shown is not None:
-        # The program has set logging up since.
-        logger.removeHandler(shown)
-    if not is_heard and shown is None:
-        handler = _Shown()
-        handler.setFormatter(logging.Formatter("pyg_direct: %(message)s"))
-        logger.addHandler(handler)
-    logger.info(line)
-
-
-class _Shown(logging.StreamHandler):  # type: ignore[type-arg]
-    """Shows lines where nobody else does."""
-
-
-def _has_handlers(logger: logging.Logger) -> bool:
-    """Whether somebody else listens."""
-    return not all(isinstance(handler, (logging.NullHandler, _Shown)) for handler in logger.handlers)
 
 
 _LOGGER = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.data import Attributes, summarise
 from pyg_direct.loader.hot_row_ranking import check_ranking, rank_edges, rank_rows
-from pyg_direct.loader.memory_placement import announce, describe, keep_once
+from pyg_direct.loader.memory_placement import describe, keep_once
 from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seeds, join_windows, open_loader
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
@@ -39,6 +39,7 @@ from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.argument_checks import check_callables, check_fanouts, check_flag, check_ids
 from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.ops.sampling.uniform import check_sampling
+from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
 from pyg_direct.runtime.host.memory import parse_size
 from pyg_direct.sampler.graph_reader import check_graph, count_nodes, read_topology, settle_filter

@@ -17,9 +17,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch_geometric.nn import aggr, conv, norm
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from pyg_direct.nn.conv.table import SPECS
+
 # Convolutions of a node, its in-neighbors and the edges between, whatever else there is.
-_OF_NEIGHBORS = (conv.SAGEConv, conv.GraphConv, conv.GATConv, conv.GATv2Conv, conv.TransformerConv, conv.GINConv,
-                 conv.GINEConv, conv.EdgeConv, conv.PNAConv, conv.ResGatedGraphConv)  # fmt: skip
+_OF_NEIGHBORS = (*(spec.kind for spec in SPECS if spec.sees_neighbors_only), conv.TransformerConv, conv.EdgeConv,
+                 conv.PNAConv, conv.ResGatedGraphConv)  # fmt: skip
 # Modules that give each row by itself, but for those below.
 _BY_ROW = ("torch.nn.modules.activation", "torch.nn.modules.batchnorm", "torch.nn.modules.container",
            "torch.nn.modules.dropout", "torch.nn.modules.linear", "torch.nn.modules.normalization",

@@ -1,10 +1,12 @@
 """Aggregation of PyG's own convolutions by `ops`, for models that stay as they are.
 
 - `accelerate.py`: `accelerate` overrides `propagate` and `forward` of convolutions.
+- `paths.py`: the path that each convolution took, ours or PyG's, and the reason.
 - `sorted_edges.py`: the `edge_index` tensors that are known to be sorted by target.
 - `dispatch.py`: our operator if a batch allows it, otherwise PyG's code; for convolutions that add up rows.
-- `conv/`: a module for each convolution: GCN, GAT, SAGE, GIN, GINE, RGCN and HGT.
-- `hetero/`: convolutions over many relations, joined into one.
+- `any_convolution.py`: any other `MessagePassing`; `known_targets.py`: its reductions over targets that are known.
+- `conv/`: a file for each convolution, and the table of them: GCN, GAT, SAGE, GIN, GINE, RGCN and HGT.
+- `hetero/`: layers over many relations, joined into one.
 - `trimming.py`: rows that the next layer drops; `linear.py`: products of rows with matrices.
 - `replay/`: steps and passes replayed as CUDA graphs, on batches of one layout.
 - `module_state.py`: attributes on a user's module that are kept out of its pickles.

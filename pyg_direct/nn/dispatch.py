@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import aggr, conv
+from torch_geometric.nn import aggr
 
-from pyg_direct.nn.conv.gine import sum_messages
+from pyg_direct.nn import any_convolution, paths
+from pyg_direct.nn.any_convolution import is_routed
+from pyg_direct.nn.conv.spec import ConvSpec, Message
+from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.sorted_edges import (
     SortedEdges,
     WholeGraph,
@@ -19,6 +21,7 @@ from pyg_direct.nn.sorted_edges import (
     is_plain_tensor,
     is_registered,
     may_find,
+    wins_on_cpu,
 )
 from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_ordinary, is_recorded, runs_on_gpu
@@ -29,7 +32,7 @@ _REDUCES = {
     aggr.MaxAggregation: "max",
     aggr.MinAggregation: "min",
 }
-_NARROW = 8
+_TRANSFORMED = "torch transforms what is called"
 # Where nodes stand: the first of two dimensions, counted from either end.
 _FIRST = (-2, 0)
 # What `propagate` calls on the way, and an instance may have of its own; and what a reduction calls.
@@ -39,11 +42,78 @@ _REDUCTION = frozenset(("forward", "reduce"))
 
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
     """What replaces `propagate` of an accelerated convolution."""
-    out = None
-    if (not is_recorded() and not self._unknown.are(edge_index) and _may_find(edge_index, kwargs)
-            and is_plain(self, edge_index)):  # fmt: skip
-        out = _aggregate(self, _find_message(self.__class__), edge_index, size, kwargs)
-    return type(self).propagate(self, edge_index, size=size, **kwargs) if out is None else out
+    if is_recorded():
+        return type(self).propagate(self, edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
+    if self._unknown.are(edge_index) or not _may_find(edge_index, kwargs):
+        out: Tensor | str = find_why_unknown(self, edge_index)
+    elif not is_plain(self, edge_index):
+        out = find_why_not_plain(self)
+    else:
+        out = _aggregate(self, self._spec, edge_index, size, kwargs)
+    if isinstance(out, str):
+        if not reduces(self):
+            return any_convolution.propagate(self, edge_index, size, **kwargs)  # type: ignore[no-any-return]
+        self._paths.note_left(out)
+        return type(self).propagate(self, edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
+    self._paths.note()
+    return out
+
+
+def reduces(self: Any) -> bool:
+    """Whether the aggregation of a convolution is one of those that are known here; any other is PyG's own code."""
+    return type(self.aggr_module) in _REDUCES
+
+
+def find_why_unknown(self: Any, edge_index: Any) -> str:
+    """Why the order of edges is not known."""
+    if not is_ordinary():
+        return _TRANSFORMED
+    if not is_plain_tensor(edge_index):
+        return f"edges are a {type(edge_index).__name__} of another kind than a list"
+    if getattr(self, "add_self_loops", False):
+        return paths.OWN_LOOPS
+    return paths.UNKNOWN if is_registered(edge_index) else paths.SMALL
+
+
+def has_own_reduction(aggregation: Any) -> bool:
+    """Whether an aggregation has the methods of its class, but for those that find known targets."""
+    own = aggregation.__dict__
+    if own.keys().isdisjoint(_REDUCTION):
+        return True
+    return "forward" not in own and is_attached(aggregation, "reduce", any_convolution.reduce)
+
+
+def has_own_steps(self: Any) -> bool:
+    """Whether an instance has the steps of its class, but for those that find known targets."""
+    own = self.__dict__
+    return own.keys().isdisjoint(STEPS) or all(is_routed(own[name]) for name in STEPS & own.keys())
+
+
+def find_why_not_plain(self: Any) -> str:
+    """Why PyG's code must do with messages what it does; the words of `is_plain`."""
+    if not is_ordinary():
+        return _TRANSFORMED
+    return find_obstacle(self) or paths.ARGUMENTS
+
+
+def find_obstacle(self: Any) -> str | None:
+    """What of the set-up of a convolution leaves it to PyG, in the order of `is_set_up`; None where nothing does."""
+    aggregation = self.aggr_module
+    if type(aggregation) not in _REDUCES:
+        return f"{type(aggregation).__name__} has no operator"
+    if not has_own_reduction(aggregation):
+        return f"a program replaced a method of {type(aggregation).__name__}"
+    if self.node_dim not in _FIRST:
+        return f"nodes lie along dimension {self.node_dim}"
+    if self.flow != "source_to_target":
+        return f"messages flow {self.flow}"
+    if self.explain:
+        return "it is explained"
+    if self.decomposed_layers != 1:
+        return "its layers are decomposed"
+    if not has_own_steps(self) or not self._spec.is_own(self.__class__):
+        return "a program replaced one of its steps"
+    return None if is_set_up(self) else "hooks look at its messages"
 
 
 def _may_find(edge_index: Any, kwargs: dict[str, Any]) -> bool:
@@ -68,15 +138,15 @@ def is_set_up(self: Any) -> bool:
     aggregation = self.aggr_module
     return (
         type(aggregation) in _REDUCES
-        and aggregation.__dict__.keys().isdisjoint(_REDUCTION)
+        and has_own_reduction(aggregation)
         and self.node_dim in _FIRST
         and self.flow == "source_to_target"
         and not self.explain
         and self.decomposed_layers == 1
         # Also those that an instance was given since, as in the `__init__` of a subclass that runs unedited.
-        and self.__dict__.keys().isdisjoint(STEPS)
+        and has_own_steps(self)
         # And those that its class was given.
-        and is_own(self.__class__)
+        and self._spec.is_own(self.__class__)
         # Asked for several times a layer, so without a loop over their names.
         and not (
             self._propagate_forward_pre_hooks
@@ -91,19 +161,20 @@ def is_set_up(self: Any) -> bool:
     )
 
 
-def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Any:
-    """The result of `propagate`; None where PyG's own code must find it, or must refuse."""
+def _aggregate(self: Any, spec: ConvSpec, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+               ) -> Tensor | str:  # fmt: skip
+    """The result of `propagate`; the reason where PyG's own code must find it, or must refuse."""
     x = kwargs["x"]
     source, destination = x if isinstance(x, (tuple, list)) else (x, x)
     if not isinstance(source, Tensor) or source.dtype not in DTYPES:
-        return None
+        return paths.DTYPE
     num_sources = source.shape[0]
     num_targets = num_sources if destination is None else destination.shape[0]
     batch = find_batch(edge_index)
-    if batch is None and (make is _copy_rows or (make is _weigh_rows and kwargs.get("edge_weight") is None)):
+    if batch is None and spec.message in (copy_rows, weigh_rows) and kwargs.get("edge_weight") is None:
         batch = find_whole(edge_index, num_targets, source.shape[-1])
     if batch is None:
-        return None
+        return find_why_unfound(self, edge_index)
     edges = batch.view(edge_index)
     if (
         source.device != edge_index.device
@@ -111,19 +182,23 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
         or not edges.least_targets <= num_targets < edges.indptr.numel()
         or (size is not None and tuple(size) != (num_sources, num_targets))
     ):
-        return None
+        return paths.UNFIT
     reduce = find_reduce(self)
-    if make is _add_edge_rows:
-        return _sum_messages(self, source, edges, num_targets, kwargs.get("edge_attr"))
-    made = make(self, source, edges, kwargs)
+    if not (runs_on_gpu(source) or wins_on_cpu(source)):
+        return paths.NARROW
+    if spec.sum is not None:
+        summed = spec.sum(self, source, edges, num_targets, kwargs)
+        return paths.ARGUMENTS if summed is None else summed
+    assert spec.message is not None, "a convolution that is dispatched has messages"
+    made = spec.message(self, source, edges, kwargs)
     if made is None:
-        return None
+        return paths.ARGUMENTS
     rows, weight = made
     tracked = torch.is_grad_enabled() and rows.requires_grad
-    if rows.dtype not in DTYPES or (weight is not None and reduce in ("max", "min")):
-        return None
-    if not runs_on_gpu(rows) and not wins_on_cpu(rows):
-        return None
+    if rows.dtype not in DTYPES:
+        return paths.DTYPE
+    if weight is not None and reduce in ("max", "min"):
+        return paths.NO_WEIGHTS.format(reduce)
     transposed = None
     sorts = torch.are_deterministic_algorithms_enabled() or not runs_on_gpu(rows) or isinstance(batch, WholeGraph)
     if sorts and tracked and reduce in ("sum", "mean"):
@@ -132,52 +207,26 @@ def _aggregate(self: Any, make: Callable[..., Any], edge_index: Tensor, size: An
                      num_targets=num_targets, max_degree=edges.max_degree, transposed=transposed)  # fmt: skip
 
 
-def wins_on_cpu(rows: Tensor) -> bool:
-    """Whether the loops of a CPU are faster than torch's: not at narrow rows."""
-    return rows.shape[1:].numel() >= _NARROW
+def find_why_unfound(self: Any, edge_index: Tensor) -> str:
+    """Why edges that may be known are not."""
+    if is_registered(edge_index):
+        return find_why_unknown(self, edge_index)
+    return paths.NOT_YET
 
 
-def _sum_messages(self: Any, x: Tensor, edges: SortedEdges, num_targets: int, attribute: Any) -> Tensor | None:
-    """What a GINEConv makes of rows of sources and of edges."""
-    num_edges, matrix = edges.row.numel(), self.lin
-    if (
-        x.dim() != 2
-        or not isinstance(attribute, Tensor)
-        or attribute.dim() != 2
-        or attribute.shape[0] != num_edges
-        or attribute.device != x.device
-        or (matrix is None and attribute.shape[1] != x.shape[1])
-        or not (runs_on_gpu(x) or wins_on_cpu(x))
-    ):
-        return None
-    edge_rows = attribute if matrix is None else matrix(attribute)
-    x, edge_rows = promote(x, edge_rows)
-    return sum_messages(x, edge_rows, edges.indptr, edges.row, edges.target, num_targets, reduce=find_reduce(self),
-                        max_degree=edges.max_degree)  # fmt: skip
-
-
-# What each class sends along an edge: (rows of nodes, weights of edges).
-_Message = tuple[Tensor, Tensor | None] | None
-
-
-def _copy_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
+def copy_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
+    """Messages that are rows of sources."""
     return (x, None) if x.dim() == 2 else None
 
 
-def _weigh_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
+def weigh_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
+    """Messages that are rows of sources, times the weights of edges where these are given."""
     weight = kwargs.get("edge_weight")
     if weight is None:
-        return _copy_rows(self, x, edges, kwargs)
+        return copy_rows(self, x, edges, kwargs)
     if x.dim() != 2 or weight.numel() != edges.row.numel():
         return None
     return promote(x, weight.view(-1))
-
-
-def _attend(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
-    alpha = kwargs["alpha"]
-    if x.dim() != 3 or tuple(alpha.shape) != (edges.row.numel(), x.shape[1]):
-        return None
-    return promote(x, alpha)
 
 
 def promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,41 +235,25 @@ def promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return x.to(dtype), weight.to(dtype)
 
 
-def _add_edge_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> _Message:
-    """Rows of edges are summed apart, see `_sum_messages`."""
+def find_narrow(module: Any, width: int | None) -> str | None:
+    """Why rows of a width leave a convolution to PyG on a CPU; those of no known width are taken for wide."""
+    tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
+    if tensor is None or runs_on_gpu(tensor) or width is None or width <= 0 or wins_on_cpu(tensor.new_empty(0, width)):
+        return None
+    return paths.NARROW
+
+
+def find_narrow_first(module: Any) -> str | None:
+    """`find_narrow` for the width that the first matrix of SAGEConv, GraphConv, GINConv or GINEConv takes."""
+    first = getattr(module, "lin_l", getattr(module, "lin_rel", None))
+    parts = [first] if first is not None else module.nn.modules() if isinstance(module.nn, torch.nn.Module) else []
+    for part in parts:
+        width = getattr(part, "in_channels", getattr(part, "in_features", None))
+        if isinstance(width, int):
+            return find_narrow(module, width)
     return None
 
 
-MESSAGES: dict[type, Callable[..., _Message]] = {
-    conv.SAGEConv: _copy_rows,
-    conv.GINConv: _copy_rows,
-    conv.GraphConv: _weigh_rows,
-    conv.GCNConv: _weigh_rows,
-    conv.GINEConv: _add_edge_rows,
-    conv.GATConv: _attend,
-    conv.GATv2Conv: _attend,
-}
-
-
-def _read_steps(kind: Any) -> tuple[Any, ...]:
-    return kind.message, kind.aggregate, kind.update, kind.edge_update, kind.message_and_aggregate
-
-
-# As PyG has them: programs may put others in their place.
-_OWN_STEPS = {kind: _read_steps(kind) for kind in (*MESSAGES, conv.RGCNConv, conv.HGTConv)}
-
-
-def is_own(kind: type) -> bool:
-    """Whether a class, or one that is made of it, does with messages what PyG's class does."""
-    return _read_steps(kind) == _find_steps(kind)
-
-
-@functools.cache
-def _find_steps(kind: type) -> tuple[Any, ...]:
-    return next(steps for known, steps in _OWN_STEPS.items() if issubclass(kind, known))
-
-
-@functools.cache
-def _find_message(kind: type) -> Callable[..., _Message]:
-    """What a class, or the one of PyG's that it is made of, sends along an edge."""
-    return next(message for known, message in MESSAGES.items() if issubclass(kind, known))
+def find_replaced(module: Any) -> str | None:
+    """Why a convolution is left to PyG that is ours by its `forward` alone, where edges are told to be sorted."""
+    return None if is_attached(module, "forward", module._spec.forward) else "a program replaced its forward"

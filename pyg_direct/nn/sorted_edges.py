@@ -472,6 +472,8 @@ def find_sorted(edge_index: Tensor) -> SortedEdges | None:
 # How often layers ask for the same edges, once or twice each, before they are sorted: more than those of a model do for
 # a batch of some other loader. Where little is gained they come back in hundreds of epochs.
 _OFTEN, _OFTEN_IF_SMALL = 8, 64
+# Numbers in a row, below which loops of a CPU gain nothing.
+_NARROW = 8
 # Numbers in the rows of edges that PyG's code would make, from which on sums are faster without them. On two cores
 # 2,700 nodes and 10,600 edges gain nothing with rows of 16 numbers, and a fifth and more with those of 64. On an H200
 # the host is what takes the time of less: there a layer must bring fewer launches, which those of GCN and GAT do (of
@@ -485,6 +487,7 @@ class WholeGraph(SortedBatch):
 
     Attributes:
         given: The edges as they were given; None on a GPU, where comparing them would be waited for.
+        order: Places of the edges by target among those as they were given, `[E]`.
         stream: That of the GPU on which they were sorted; 0 on a CPU.
     """
 
@@ -496,6 +499,7 @@ class WholeGraph(SortedBatch):
         degree = int(indptr.diff().max())
         super().__init__(form, (least[0], 0), (num_targets, 0), (edge_index.shape[1],), degree)
         self.given, self.stream = None if edge_index.is_cuda else edge_index.clone(), _stream_of(edge_index)
+        self.order = order
         self._edges = SortedEdges(indptr, row.index_select(0, order), ordered, *least, degree)
 
     def view(self, edge_index: Tensor) -> SortedEdges:
@@ -576,6 +580,11 @@ def may_find(edge_index: Any, x: Any, width: int = 0, *, saves_launches: bool = 
         rows = x[0] if isinstance(x, (tuple, list)) else x
         width = rows.shape[-1] if isinstance(rows, Tensor) and rows.dim() else 0
     return _is_large(edge_index, width)
+
+
+def wins_on_cpu(rows: Tensor) -> bool:
+    """Whether the loops of a CPU are faster than torch's: not at narrow rows."""
+    return rows.shape[1:].numel() >= _NARROW
 
 
 def _gains_at_any_size(edge_index: Tensor, saves_launches: bool) -> bool:

@@ -18,19 +18,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric import loader as pyg_loader, sampler as pyg_sampler
-from torch_geometric.nn import HeteroConv
+from torch_geometric.nn import HeteroConv, MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_direct import loader, sampler
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.placed_topology import AUTO_PLACEMENTS
 from pyg_direct.loader.inference import check_inference_loader, infer
-from pyg_direct.loader.memory_placement import announce
 from pyg_direct.loader.neighbor_loader import NeighborLoader
-from pyg_direct.nn.accelerate import KINDS, accelerate_one
+from pyg_direct.nn.accelerate import accelerate_one
+from pyg_direct.nn.conv.table import SPECS, find_spec
 from pyg_direct.nn.hetero.hetero_conv import watch_relations
 from pyg_direct.nn.trimming import watch_trimming
+from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, watch_left
 from pyg_direct.noedit.replaced_class import StandIn, give_back, replace, show_batch
+from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.memory import parse_size
 from pyg_direct.sampling.random_key import check_seed
@@ -44,10 +46,17 @@ _REPLACED: list[tuple[type, str, Callable[..., None] | None]] = []
 
 def accelerate_what_is_made() -> None:
     """Accelerate every convolution, and every model of PyG's, that is made or loaded from now on."""
-    for kind in KINDS:
-        _extend(kind, accelerate_one)
+    for spec in SPECS:
+        _extend(spec.kind, accelerate_one)
+    _extend(MessagePassing, _accelerate_other)
     _extend(BasicGNN, watch_trimming)
     _extend(HeteroConv, watch_relations)
+
+
+def _accelerate_other(module: Any) -> None:
+    """Accelerate a layer that has no `ConvSpec`: others are not filled yet as `MessagePassing` is."""
+    if find_spec(type(module)) is None:
+        accelerate_one(module)
 
 
 def leave_what_is_made() -> None:
@@ -85,6 +94,7 @@ def make_inference(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                   progress_bar: bool = False, cache: bool = False) -> Tensor:  # fmt: skip
         if not _is_ours(model, loader, device):
             return original(model, loader, device, embedding_device, progress_bar, cache)
+        note_made("model.inference")
         return infer(model, loader, progress_bar=progress_bar).to(embedding_device)
 
     return inference
@@ -131,10 +141,6 @@ REPLACEMENTS = (
     *(Replacement(getattr(pyg_sampler, name), getattr(sampler, name)) for name in ("NeighborSampler", "HGTSampler")),
 )  # fmt: skip
 
-# Loaders of PyG's, for which there is none of ours.
-LEFT = ("GraphSAINTSampler", "ClusterLoader", "RandomNodeLoader", "DataListLoader", "DenseDataLoader")
-
-
 # What was bound anew: (object, name of its attribute, what it was bound to before).
 _BOUND: list[tuple[Any, str, Any]] = []
 
@@ -148,7 +154,9 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     `n_id`, `e_id`, `input_id` and the fields of seed links of a batch are found on the host, as PyG has them, and are
     copied there when they are read; everything else is on `device`. PyG's `model.inference(loader)` is done by `infer`.
     What ours does not offer, and classes that the program derives from PyG's, are left to PyG. The logger `pyg_direct`
-    says what was replaced and what was left, and why, once. Installing again changes the arguments.
+    says in one line that PyG's classes are replaced, and names each class that is left to PyG when the program makes
+    one, with the reason, once: also loaders and samplers for which there is none of ours, such as
+    `TemporalDataLoader`. Installing again changes the arguments.
 
     Args:
         device: Where to sample and where batches are; None is the current GPU if there is one, else the CPU; `"data"`
@@ -157,7 +165,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         feature_cache: See `NeighborLoader`.
         seed: See `NeighborLoader`.
         accelerate: Whether PyG's convolutions are accelerated as they are made; see `accelerate`.
-        verbose: Whether every kind of loader made is told.
+        verbose: Whether all names that are replaced are told, and every kind of loader made.
 
     Raises:
         ArgumentError, ArgumentTypeError: `placement`, `feature_cache` or `seed` is none that a loader takes.
@@ -173,10 +181,12 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         device = device if str(device) == place.type else place
     start(device=device, placement=placement, feature_cache=feature_cache, seed=seed, accelerate=accelerate,
           verbose=verbose)  # fmt: skip
-    names = ", ".join(entry.path for entry in REPLACEMENTS)
     models = "models are accelerated" if accelerate else "models are left as they are"
-    announce(f"replaced {names} and model.inference of PyG; {models}; left to PyG, as there are none of ours: "
-             f"{', '.join(LEFT)}")  # fmt: skip
+    announce(f"{len(REPLACEMENTS)} loaders and samplers of PyG are replaced by ours; {models}")
+    if verbose:
+        names = ", ".join(entry.path for entry in REPLACEMENTS)
+        left = ", ".join(name for names in LEFT.values() for name in names)
+        announce(f"replaced: {names} and model.inference; left to PyG, as there are none of ours: {left}")
 
 
 def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> None:
@@ -189,6 +199,7 @@ def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> 
     uninstall()
     for original, ours in REPLACEMENTS:
         replace(original, StandIn(ours, options, verbose))
+    watch_left()
     inference = BasicGNN.inference
     _BOUND.append((BasicGNN, "inference", inference))
     BasicGNN.inference = make_inference(inference)
@@ -214,6 +225,7 @@ def hand_down(**options: Any) -> None:
 def uninstall() -> None:
     """Let PyG's classes make PyG's again; loaders and models that were made stay as they are."""
     leave_what_is_made()
+    forget_left()
     give_back()
     while _BOUND:
         setattr(*_BOUND.pop())

@@ -19,8 +19,9 @@ from torch_geometric.data import InMemoryDataset
 from torch_geometric.data.data import BaseData
 
 from pyg_direct.errors import LoaderWarning
-from pyg_direct.loader.memory_placement import announce
 from pyg_direct.noedit.lazy_ids import show_ids
+from pyg_direct.noedit.program_record import note_left, note_made
+from pyg_direct.progress import announce
 
 # PyG's own code in these rooms makes loaders and samplers for itself, which it calls in its own way.
 _INNER = ("torch_geometric.loader.", "torch_geometric.sampler.", "torch_geometric.distributed.")
@@ -77,7 +78,7 @@ def _make(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return _make_ours(original, cls, stand_in, args, kwargs)
             except NotImplementedError as error:
-                announce(f"{cls.__name__} left to PyG: {error}")
+                note_left(cls.__name__, str(error))
     following: Any = super(original, cls).__new__
     return following(cls) if following is object.__new__ else following(cls, *args, **kwargs)
 
@@ -90,6 +91,7 @@ def _make_ours(original: type, cls: type, stand_in: StandIn, args: tuple[Any, ..
         made = stand_in.ours(**arguments)
     if cls is not original:
         warnings.warn(f"'data.{cls.__name__}' is deprecated, use 'loader.{cls.__name__}' instead", stacklevel=3)
+    note_made(cls.__name__)
     if stand_in.verbose:
         where = getattr(made, "device", None)
         announce(f"{cls.__name__} of {type(made).__module__}" + (f" on {where}" if where is not None else ""))
@@ -119,9 +121,9 @@ def _tell_left(kind: type) -> None:
     """Say of a class that is derived from PyG's that its objects are PyG's."""
     room = kind.__module__.partition(".")[0]
     if room == "torch_geometric" and kind not in _STAND_INS:
-        announce(f"{kind.__name__} left to PyG: there is none of ours")
+        note_left(kind.__name__)
     elif room not in ("torch_geometric", __package__.partition(".")[0]):
-        announce(f"{kind.__name__} left to PyG: it is a class of the program, derived from PyG's")
+        note_left(kind.__name__, "it is a class of the program, derived from PyG's")
 
 
 def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]

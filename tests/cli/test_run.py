@@ -98,8 +98,12 @@ def test_a_program_sees_its_own_arguments_and_makes_our_loaders(program):
 
     assert done.stdout == "pyg_direct.loader.neighbor_loader 3 beside ['--device', '3', '-v', 'x']\n", done.stderr
     # A machine that is busy tells of compiling, too.
-    (told,) = (line for line in done.stderr.splitlines() if line.startswith("pyg_direct: ") and "so far" not in line)
-    assert told.startswith("pyg_direct: replaced loader.NeighborLoader, ")
+    begun, ended = (
+        line for line in done.stderr.splitlines() if line.startswith("pyg_direct: ") and "so far" not in line
+    )
+    assert " loaders and samplers of PyG are replaced by ours" in begun
+    assert len(begun) <= 120
+    assert ended == "pyg_direct: replaced in this program: NeighborLoader (1)"
     assert done.returncode == 3
 
 
@@ -107,6 +111,49 @@ def test_every_loader_is_told_when_asked(warm, program):
     done = warm.run("run", "--verbose", "--device", "cpu", program)
 
     assert "pyg_direct: NeighborLoader of pyg_direct.loader.neighbor_loader on cpu\n" in done.stderr
+    assert "pyg_direct: replaced: loader.NeighborLoader, " in done.stderr
+
+
+ENDED = """
+import torch
+from torch_geometric.data import Data, TemporalData
+from torch_geometric.loader import DataListLoader, DynamicBatchSampler, NeighborLoader, TemporalDataLoader
+from torch_geometric.nn import SAGEConv
+from torch_geometric.nn.models.tgn import LastNeighborLoader
+
+class Mine(DataListLoader):
+    pass
+
+edge_index = torch.tensor([[0, 1, 2], [1, 2, 3]])
+data = Data(x=torch.randn(9, 8), edge_index=edge_index)
+DataListLoader([data]), DataListLoader([data]), Mine([data]), LastNeighborLoader(9, 2, "cpu")
+DynamicBatchSampler([data], 9)
+ends = torch.tensor([0, 1])
+TemporalDataLoader(TemporalData(src=ends, dst=ends, t=ends, msg=torch.zeros(2, 1)))
+conv = SAGEConv(8, 8)
+for batch in NeighborLoader(data, [2], batch_size=5):
+    conv(batch.x, batch.edge_index)
+conv(data.x, edge_index)
+"""
+
+
+@pytest.mark.parametrize("verbose", [[], ["--verbose"]])
+def test_what_a_program_made_is_told_at_its_end(warm, tmp_path, verbose):
+    (tmp_path / "ended.py").write_text(ENDED)
+
+    done = warm.run("run", *verbose, "--device", "cpu", tmp_path / "ended.py")
+
+    *_, made, calls, left = done.stderr.splitlines()
+    assert made == "pyg_direct: replaced in this program: NeighborLoader (1)"
+    assert calls.startswith("pyg_direct: SAGEConv: 2 accelerated, 1 left to PyG (")
+    assert calls.endswith(
+        f"({'1: ' if verbose else ''}edges are not known to be sorted, and are too few to sort a graph for)"
+    )
+    assert left == (
+        "pyg_direct: left to PyG: DataListLoader (2), DynamicBatchSampler (1), LastNeighborLoader (1), Mine (1), "
+        "TemporalDataLoader (1)"
+    )
+    assert "pyg_direct: DataListLoader left to PyG: there is none of ours\n" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -365,7 +412,8 @@ def test_processes_that_a_program_starts_make_our_loaders_with_its_options(tmp_p
         [f"own {ours} __main__", *(f"{way} {ours} {name}" for way, name in names.items())]
     ), done.stderr
     # Once for all of them.
-    assert done.stderr.count("replaced loader.NeighborLoader") == 1
+    assert done.stderr.count("loaders and samplers of PyG are replaced") == 1
+    assert done.stderr.count("replaced in this program") == 1
 
 
 def test_other_programs_that_a_program_starts_are_left_alone(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from pyg_direct.nn import dispatch
-from pyg_direct.nn.conv import gat, gcn, gin, sage
+from pyg_direct.nn.conv import gat, gcn, gin, gine, sage
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def calls(monkeypatch):
     attend = gat.attend
     monkeypatch.setattr(gat, "attend", count_attention)
 
-    for module, name in ((sage, "convolve"), (gin, "add_own"), (dispatch, "sum_messages")):
+    for module, name in ((sage, "convolve"), (gin, "add_own"), (gine, "sum_messages")):
         monkeypatch.setattr(module, name, _count_layers(made, getattr(module, name)))
     return made
 

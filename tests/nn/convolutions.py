@@ -72,3 +72,14 @@ def run(conv, x, *args, grad=None, **kwargs):
 def assert_near(got, expected, rtol=1e-4, atol=1e-5):
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+def note_forward(monkeypatch, kind, note):
+    """Let a step of autograd tell its arguments as it is computed."""
+    plain = kind.forward
+
+    def forward(ctx, *args):
+        note(*args)
+        return plain(ctx, *args)
+
+    monkeypatch.setattr(kind, "forward", staticmethod(forward))

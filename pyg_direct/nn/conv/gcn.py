@@ -1,18 +1,42 @@
-"""GCNConv over sorted edges: normalised in their order, and aggregated on the narrower side of its matrix."""
+"""GCNConv over sorted edges: normalised in their order, and aggregated on the narrower side of its matrix.
+
+Relations of a type with itself take one weighted sum together.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch_geometric.nn import aggr
+from torch_geometric.nn import aggr, conv
 
-from pyg_direct.nn.dispatch import is_plain, wins_on_cpu
+from pyg_direct.nn.conv.spec import ConvSpec, Joined
+from pyg_direct.nn.dispatch import find_narrow, find_reduce, is_plain, propagate, weigh_rows
+from pyg_direct.nn.hetero.joined_edges import (
+    Relation,
+    Tables,
+    begin_apart,
+    join_apart,
+    join_edges,
+    multiply_apart,
+    split_apart,
+)
 from pyg_direct.nn.linear import multiply
-from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, WholeGraph, find_batch, find_whole, may_find
+from pyg_direct.nn.module_state import is_attached
+from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
+from pyg_direct.nn.sorted_edges import (
+    SortedBatch,
+    SortedEdges,
+    WholeGraph,
+    find_batch,
+    find_whole,
+    may_find,
+    wins_on_cpu,
+)
 from pyg_direct.nn.trimming import Kept, is_linear
 from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
@@ -46,6 +70,7 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
     if not runs_on_gpu(x) and not wins_on_cpu(x.new_empty(0, self.out_channels)):
         return None
     given = x.dtype if edge_weight is None else edge_weight.dtype
+    self._paths.note()
     edges, weight = _normalise(batch, edge_index, num_sources, num_targets, edge_weight, self, given)
     # The matrix may come before the sum or after it: where rows are narrower, or fewer, and stay what it takes.
     late = (is_linear(self.lin) and (x.shape[1] <= self.out_channels or 2 * num_targets <= num_sources)
@@ -139,3 +164,68 @@ class _LastLoop(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (node,) = ctx.saved_tensors
         return F.pad(grad, (0, 1)).index_select(0, node), None, None, None
+
+
+def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
+    """What relations must have in common to be summed with this one; None where it is summed by itself."""
+    if (
+        own is not x
+        or not module.normalize
+        or module.cached
+        or type(module.aggr_module) is not aggr.SumAggregation
+        or not is_linear(module.lin)
+        or module.lin.bias is not None
+        or torch.is_autocast_enabled(x.device.type)
+        or x.dtype not in DTYPES
+        or x.dtype != module.lin.weight.dtype
+        or module.lin.weight.device != x.device
+        or x.shape[1] != module.lin.weight.shape[1]
+        or not (runs_on_gpu(x) or wins_on_cpu(x.new_empty(0, module.out_channels)))
+    ):
+        return None
+    is_late = x.shape[1] <= module.out_channels
+    return is_late, x.shape[1] if is_late else module.out_channels, x.dtype, module.add_self_loops
+
+
+def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
+    """What each convolution returns; the matrix comes before the sum or after it, where rows are narrower."""
+    tables, first, used = Tables.of(relations), relations[0], [True] * len(relations)
+    is_late, dtype = first.sources.shape[1] <= first.conv.out_channels, first.sources.dtype
+    found = [_normalise(relation.batch, relation.edge_index, len(relation.own), len(relation.own), None,
+                            relation.conv, dtype) for relation in relations]  # fmt: skip
+    if is_late:
+        starts, num_sources = tables.starts, tables.num_rows
+        rows = join_apart(tables.tables, tables.serve(), used)
+    else:
+        starts, num_sources = begin_apart(relations)
+        rows = multiply_apart([r.sources for r in relations], [r.conv.lin.weight for r in relations], used)
+    has_loops = first.conv.add_self_loops
+    edges = join_edges(relations, starts, num_sources, name="looped together" if has_loops else "joined",
+                       pairs=[(part.row, part.target) for part, _ in found], more=int(has_loops))  # fmt: skip
+    # Those of relations are remembered too, as what they are is.
+    weight = edges.batch.remember(("weighed", dtype, *edges.key), lambda: torch.cat([part for _, part in found]))
+    out = aggregate(rows, edges.indptr, edges.row, weight=weight, target=edges.target, num_targets=sum(edges.sizes),
+                    max_degree=edges.max_degree,
+                    transposed=edges.transpose(torch.is_grad_enabled() and rows.requires_grad))  # fmt: skip
+    pieces = split_apart(out, edges.sizes, used)
+    if is_late:
+        return [multiply(piece, relation.conv.lin.weight, relation.conv.bias)
+                for piece, relation in zip(pieces, relations, strict=True)]  # fmt: skip
+    return [piece if relation.conv.bias is None else piece + relation.conv.bias
+            for piece, relation in zip(pieces, relations, strict=True)]  # fmt: skip
+
+
+def find_left(module: Any) -> str | None:
+    """Why options of a GCNConv leave it to PyG."""
+    reduce = find_reduce(module)
+    if module.normalize and not (is_attached(module, "forward", forward) and not module.cached and reduce == "sum"):
+        # PyG makes edges of its own where it adds loops, and weighs them where it normalises.
+        if module.add_self_loops:
+            return OWN_LOOPS
+        if reduce not in ("sum", "mean"):
+            return NO_WEIGHTS.format(reduce)
+    return find_narrow(module, int(module.out_channels))
+
+
+GCN = ConvSpec(conv.GCNConv, forward, propagate, message=weigh_rows, find_left=find_left,
+               joined=Joined(read_joined, convolve_joined))  # fmt: skip

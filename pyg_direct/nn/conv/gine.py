@@ -1,18 +1,26 @@
 """Messages of GINEConv over sorted edges, made and summed in one step of autograd: rows of sources and of edges are
-added, and cut off at zero.
+added, and cut off at zero. Several relations make and sum their messages at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch_geometric.nn import conv
 
+from pyg_direct.nn.conv.gin import MOST_BYTES, finish_joined
+from pyg_direct.nn.conv.spec import ConvSpec, Joined
+from pyg_direct.nn.dispatch import find_narrow_first, find_reduce, promote, propagate
+from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_apart, join_edges, split_apart
+from pyg_direct.nn.sorted_edges import SortedEdges, wins_on_cpu
+from pyg_direct.nn.trimming import is_linear
 from pyg_direct.ops.aggregate.gine_messages import is_fused, pull_fused, sum_fused, unpack_kept
 from pyg_direct.ops.aggregate.operators import GATHERED_BYTES
-from pyg_direct.ops.aggregate.sum import aggregate, spread_known, sum_known
+from pyg_direct.ops.aggregate.sum import DTYPES, aggregate, spread_known, sum_known
 from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
 
 
@@ -82,3 +90,78 @@ def _add_to_sources(rows: Tensor, row: Tensor, num_rows: int) -> Tensor:
     # Each edge is the target of one: torch adds items one by one, and those of 16 bits in 16 bits.
     each = torch.arange(row.numel() + 1, dtype=row.dtype, device=row.device)
     return spread_known(rows, each, row, each[:-1], num_rows, False, 1, None)
+
+
+def convolve(self: Any, x: Tensor, edges: SortedEdges, num_targets: int, kwargs: dict[str, Any]) -> Tensor | None:
+    """What a GINEConv makes of rows of sources and of edges."""
+    num_edges, matrix, attribute = edges.row.numel(), self.lin, kwargs.get("edge_attr")
+    if (
+        x.dim() != 2
+        or not isinstance(attribute, Tensor)
+        or attribute.dim() != 2
+        or attribute.shape[0] != num_edges
+        or attribute.device != x.device
+        or (matrix is None and attribute.shape[1] != x.shape[1])
+    ):
+        return None
+    edge_rows = attribute if matrix is None else matrix(attribute)
+    x, edge_rows = promote(x, edge_rows)
+    return sum_messages(x, edge_rows, edges.indptr, edges.row, edges.target, num_targets, reduce=find_reduce(self),
+                        max_degree=edges.max_degree)  # fmt: skip
+
+
+def read_joined(module: Any, x: Tensor, own: Tensor, edge_rows: Tensor) -> Hashable:
+    """What relations must have in common to be summed with this one; None where it is summed by itself.
+
+    Args:
+        module: A GINEConv.
+        x, own: Rows of its sources and of its targets, `[N, C]` and `[T, C]`.
+        edge_rows: What belongs to its edges, `[E, D]`.
+    """
+    if (
+        x.dtype not in DTYPES
+        # Items of other dtypes, or of other widths, meet by torch's rules.
+        or not x.dtype == own.dtype == edge_rows.dtype == module.eps.dtype
+        or not x.device == edge_rows.device == module.eps.device
+        or x.shape[1] != own.shape[1]
+        or edge_rows.dim() != 2
+        or not _fits(module.lin, x, edge_rows)
+        or torch.is_autocast_enabled(x.device.type)
+        or not (runs_on_gpu(x) or wins_on_cpu(x))
+    ):
+        return None
+    return find_reduce(module), x.shape[1], x.dtype
+
+
+def _fits(matrix: Any, x: Tensor, edge_rows: Tensor) -> bool:
+    """Whether a matrix, or none, gives edges rows as wide as those of their sources."""
+    if matrix is None:
+        return edge_rows.shape[1] == x.shape[1]
+    return (
+        is_linear(matrix)
+        and tuple(matrix.weight.shape) == (x.shape[1], edge_rows.shape[1])
+        and matrix.weight.dtype == x.dtype
+    )
+
+
+def convolve_joined(relations: Sequence[Relation]) -> list[Tensor] | None:
+    """What each convolution gives its network: aggregate(relu(sources + edges)) + (1 + eps) * own, `[T, C]`; None where
+    each is faster by itself.
+    """
+    first = relations[0].sources
+    num_edges = sum(relation.edge_index.shape[1] for relation in relations)
+    if not runs_on_gpu(first) and num_edges * first.shape[1] * first.element_size() > MOST_BYTES:
+        return None
+    tables, used = Tables.of(relations), [True] * len(relations)
+    edges = join_edges(relations, tables.starts, tables.num_rows)
+    rows = join_apart(tables.tables, tables.serve(), used)
+    along = join_apart([relation.edge_rows if relation.conv.lin is None else relation.conv.lin(relation.edge_rows)
+                        for relation in relations], [[i] for i in range(len(relations))], used)  # fmt: skip
+    out = sum_messages(rows, along, edges.indptr, edges.row, edges.target, sum(edges.sizes),
+                       reduce=find_reduce(relations[0].conv), max_degree=edges.max_degree)  # fmt: skip
+    pieces = split_apart(out, edges.sizes, used)
+    return [piece + (1 + relation.conv.eps) * relation.own for piece, relation in zip(pieces, relations, strict=True)]
+
+
+GINE = ConvSpec(conv.GINEConv, propagate=propagate, sum=convolve, find_left=find_narrow_first, sees_neighbors_only=True,
+                joined=Joined(read_joined, convolve_joined, finish_joined, takes_attributes=True))  # fmt: skip

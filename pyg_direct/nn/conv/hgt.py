@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import conv
 from torch_geometric.nn.dense import HeteroLinear
 
-from pyg_direct.nn.dispatch import is_plain
+from pyg_direct.nn import paths
+from pyg_direct.nn.conv.spec import ConvSpec
+from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch
 from pyg_direct.nn.trimming import has_hooks
 from pyg_direct.ops.aggregate.dot import dot
@@ -107,7 +110,10 @@ def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) ->
     """What replaces `propagate` of an accelerated HGTConv."""
     (k, q, v), told = (kwargs[name] for name in "kqv"), self.__dict__.get(_TOLD)
     if told is None or k.dtype not in DTYPES or not k.dtype == q.dtype == v.dtype:
+        if not is_recorded():
+            self._paths.note_left(paths.DTYPE if told is not None else find_obstacle(self) or paths.UNKNOWN)
         return type(self).propagate(self, edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
+    self._paths.note()
     num_targets, bound = q.shape[0], told.max_degree
     joined: _Joined = told.batch.remember(told.key, lambda: _sort(edge_index, num_targets))
     scores = dot(k, q, joined.indptr, joined.row, joined.target, max_degree=bound)
@@ -134,3 +140,6 @@ def _sort(edge_index: Tensor, num_targets: int) -> _Joined:
     # They come relation after relation.
     target, edge = torch.sort(edge_index[1], stable=True)
     return _Joined(compress_ids(target, num_targets), edge_index[0].index_select(0, edge), target, edge)
+
+
+HGT = ConvSpec(conv.HGTConv, forward, propagate, (_construct_src_node_feat,), find_left=find_replaced)

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import torch
 import torch_geometric
 from torch import Tensor
-from torch_geometric.nn import aggr
+from torch_geometric.nn import aggr, conv
 
-from pyg_direct.nn.dispatch import find_reduce, is_plain
+from pyg_direct.nn import paths
+from pyg_direct.nn.conv.spec import ConvSpec
+from pyg_direct.nn.dispatch import find_reduce, find_replaced, find_why_not_plain, is_plain
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
 from pyg_direct.ops.aggregate.sum import DTYPES, Transposed, aggregate
 from pyg_direct.ops.local_ids.csr import compress_ids
@@ -144,28 +146,39 @@ class _Stray(NamedTuple):
 
 def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor:
     """What replaces `forward` of an accelerated RGCNConv."""
-    out = None
-    if not is_recorded() and is_plain(self, edge_index) and isinstance(edge_type, Tensor):
-        pair = x if isinstance(x, tuple) else (x, x)
-        if all(isinstance(part, Tensor) and part.dim() == 2 and part.dtype in DTYPES for part in pair):
-            out = _convolve(self, pair[0], pair[1], edge_index, edge_type)
-    return type(self).forward(self, x, edge_index, edge_type) if out is None else out
+    if is_recorded():
+        return type(self).forward(self, x, edge_index, edge_type)  # type: ignore[no-any-return]
+    out: Tensor | str = paths.ARGUMENTS
+    pair = x if isinstance(x, tuple) else (x, x)
+    if not is_plain(self, edge_index):
+        out = find_why_not_plain(self)
+    elif isinstance(edge_type, Tensor) and all(
+        isinstance(part, Tensor) and part.dim() == 2 and part.dtype in DTYPES for part in pair
+    ):
+        out = _convolve(self, pair[0], pair[1], edge_index, edge_type)
+    if isinstance(out, str):
+        self._paths.note_left(out)
+        return type(self).forward(self, x, edge_index, edge_type)  # type: ignore[no-any-return]
+    self._paths.note()
+    return out
 
 
-def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor | None:
+def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor | str:
+    """The layer's result; the reason where PyG's own code must find it, or must refuse."""
     batch, relations, num_targets = find_batch(edge_index), self.num_relations, own.shape[0]
+    if batch is None:
+        return paths.UNKNOWN
     if (
-        batch is None
-        or edge_type.shape != edge_index.shape[1:]
+        edge_type.shape != edge_index.shape[1:]
         or edge_type.dtype not in (torch.int32, torch.int64)
         or not batch.fits(edge_index, x.shape[0], num_targets)
         or x.dtype != self.weight.dtype
     ):
-        return None
+        return paths.ARGUMENTS
     edges = batch.view(edge_index)
     few = are_few(edges.row, num_targets, relations, x.shape[1])
     if not few and num_targets * relations * x.shape[1] > _MOST_ITEMS:
-        return None
+        return "sums of all relations take too much memory"
 
     def part() -> _Parted | Segments | _Stray:
         made = (part_by_relation if few else _part)(edges, edge_type, num_targets, relations)
@@ -178,9 +191,9 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
         key = "relations", edge_type.data_ptr(), edge_type._version, edge_type.stride(), edges.row.numel(), num_targets
         parted = batch.remember((*key, relations, few), part)
     if isinstance(parted, _Stray):
-        return None
+        return "an edge is of no relation"
     if type(self.aggr_module) is not aggr.SumAggregation and _takes_segments(self, parted):
-        return None
+        return "pyg-lib reduces over all relations together"
     weight, reduce = self.weight, find_reduce(self)
     if self.num_bases is not None:
         weight = (self.comp @ weight.view(self.num_bases, -1)).view(relations, x.shape[1], self.out_channels)
@@ -221,3 +234,6 @@ def _part(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: in
     place, order = torch.sort(edges.target * relations + edge_type, stable=True)
     return _Parted(compress_ids(place, num_targets * relations), edges.row.index_select(0, order), place, edge_type,
                    most)  # fmt: skip
+
+
+RGCN = ConvSpec(conv.RGCNConv, forward, find_left=find_replaced)

@@ -10,25 +10,21 @@ the class that torch makes for each such model, so copies and pickles are withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
-from torch_geometric.nn import HeteroConv, conv
+from torch_geometric.nn import HeteroConv
 from torch_geometric.nn.conv.hetero_conv import group
 
-from pyg_direct.nn.conv import gat, gcn, gin, sage
-from pyg_direct.nn.dispatch import find_reduce, is_plain, propagate, wins_on_cpu
-from pyg_direct.nn.hetero import gat as joined_gat, gcn as joined_gcn, gin as joined_gin
-from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_edges
-from pyg_direct.nn.hetero.sage import Matrices, TypedEdges, convolve_relations
+from pyg_direct.nn.conv.spec import ConvSpec, Joined
+from pyg_direct.nn.dispatch import is_plain
+from pyg_direct.nn.hetero.joined_edges import Relation
 from pyg_direct.nn.module_state import attach, detach, is_attached
 from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.nn.trimming import has_hooks
-from pyg_direct.ops.aggregate.sum import DTYPES
-from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
+from pyg_direct.ops.run_kernel import is_recorded
 
 
 class Call(NamedTuple):
@@ -51,10 +47,6 @@ class Call(NamedTuple):
         more = {} if self.edge_attr is None else {"edge_attr": self.edge_attr}
         made: Tensor = self.conv(self.x, self.edge_index, **more)
         return made
-
-
-# Matrices of a class, that of the sums and that of a target's own row.
-_MATRICES: dict[type, tuple[str, str]] = {conv.SAGEConv: ("lin_l", "lin_r"), conv.GraphConv: ("lin_rel", "lin_root")}
 
 
 def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
@@ -84,8 +76,11 @@ def _rows_of(kind: Any, x_dict: Any) -> Any:
 def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str | None) -> dict[str, Tensor] | None:
     """Rows of each target type, of the results of the relations into it; None where each relation is by itself."""
     alike = _find_alike(calls)
-    if alike and aggr in ("sum", "mean") and _is_layer(alike, len(calls)):
-        outs = _convolve(alike[0].relations, list(groups.values()))
+    add_up = alike[0].kind.add_up if alike and aggr in ("sum", "mean") and _is_layer(alike, len(calls)) else None
+    if add_up is not None:
+        for relation in alike[0].relations:
+            relation.conv._paths.note()
+        outs = add_up(alike[0].relations, list(groups.values()))
         return {kind: out / len(groups[kind]) if aggr == "mean" and len(groups[kind]) > 1 else out
                 for kind, out in zip(groups, outs, strict=True)}  # fmt: skip
     results = _convolve_alike(calls, alike)
@@ -106,30 +101,10 @@ def convolve_together(calls: Sequence[Call]) -> list[Tensor] | None:
     return _convolve_alike(calls, _find_alike(calls))
 
 
-class _Kind(NamedTuple):
-    """How convolutions of a class go together.
-
-    Attributes:
-        name, method: What is replaced of an accelerated one, and by what.
-        read: What relations must have in common, of (convolution, rows of its sources, rows of its targets), and what
-            belongs to edges.
-        convolve: Results of relations that have it; None where each is faster by itself.
-        finish: What makes of each of them that which the convolution returns.
-        takes_attributes: Whether edges have rows.
-    """
-
-    name: str
-    method: Callable[..., Any]
-    read: Callable[..., Hashable]
-    convolve: Callable[[Sequence[Relation]], list[Tensor] | None]
-    finish: Callable[[Any, Tensor], Tensor] | None = None
-    takes_attributes: bool = False
-
-
 class _Alike(NamedTuple):
     """Relations of one launch, and their places among the calls."""
 
-    kind: _Kind
+    kind: Joined
     numbers: list[int]
     relations: list[Relation]
 
@@ -138,7 +113,7 @@ def _find_alike(calls: Sequence[Call]) -> list[_Alike]:
     """Relations that go together, two or more each: the sums of one take one launch anyway."""
     found: dict[Hashable, _Alike] = {}
     for number, (module, x, edge_index, attribute) in enumerate(calls):
-        kind, rows = _KINDS.get(type(module)), x if isinstance(x, tuple) else (x, x)
+        kind, rows = find_joined(module), x if isinstance(x, tuple) else (x, x)
         if (
             kind is None
             or kind.takes_attributes != isinstance(attribute, Tensor)
@@ -169,10 +144,12 @@ def _convolve_alike(calls: Sequence[Call], alike: Sequence[_Alike]) -> list[Tens
     """Results of all calls, those that are not alike one by one; None if none are alike."""
     if not alike:
         return None
-    outs: dict[int, tuple[_Kind, Tensor]] = {}
+    outs: dict[int, tuple[Joined, Tensor]] = {}
     for kind, numbers, relations in alike:
         made = kind.convolve(relations)
         if made is not None:
+            for relation in relations:
+                relation.conv._paths.note()
             outs.update((i, (kind, out)) for i, out in zip(numbers, made, strict=True))
     results: list[Tensor] = []
     # In their order, which that of random numbers is.
@@ -185,12 +162,19 @@ def _convolve_alike(calls: Sequence[Call], alike: Sequence[_Alike]) -> list[Tens
     return results
 
 
+def find_joined(module: Any) -> Joined | None:
+    """The form of an accelerated convolution over relations; None for others, and for classes derived from PyG's."""
+    spec: ConvSpec | None = module.__dict__.get("_spec")
+    return None if spec is None or type(module) is not spec.kind else spec.joined
+
+
 def is_accelerated(module: Any) -> bool:
     """Whether a convolution is one of ours that nothing looks at, and does nothing before its sum."""
-    kind = _KINDS.get(type(module))
+    spec = module.__dict__.get("_spec")
+    name = "propagate" if spec is None or spec.forward is None else "forward"
     return (
-        kind is not None
-        and is_attached(module, kind.name, kind.method)
+        find_joined(module) is not None
+        and is_attached(module, name, getattr(spec, name))
         and not has_hooks(module)
         and getattr(module, "root_weight", True)
         and not getattr(module, "project", False)
@@ -199,66 +183,14 @@ def is_accelerated(module: Any) -> bool:
 
 def takes_attributes(module: Any) -> bool:
     """Whether a convolution that goes with others is told what belongs to edges."""
-    return _KINDS[type(module)].takes_attributes
+    joined = find_joined(module)
+    return joined is not None and joined.takes_attributes
 
 
 def _is_layer(alike: list[_Alike], count: int) -> bool:
-    """Whether all relations are SAGEConv or GraphConv that go together, whose results are added where they lie."""
-    return len(alike[0].numbers) == count and alike[0].kind is _SUMS and not any(
+    """Whether all relations go together, and their results may be added where they lie."""
+    return len(alike[0].numbers) == count and not any(
         getattr(relation.conv, "normalize", False) for relation in alike[0].relations)  # fmt: skip
-
-
-def _read(module: Any, x: Tensor, own: Tensor) -> Hashable:
-    """What SAGEConv and GraphConv must have in common to be summed together; None for those summed by themselves."""
-    reduce = find_reduce(module)
-    if (
-        reduce not in ("sum", "mean")
-        or x.dtype not in DTYPES
-        or not sage._are_matrices(*_matrices(module), (x, own))
-        or not (runs_on_gpu(x) or wins_on_cpu(x))
-    ):
-        return None
-    return reduce, x.shape[1], x.dtype
-
-
-def _matrices(module: Any) -> tuple[Any, Any]:
-    """That of the sums and that of a target's own row."""
-    first, second = _MATRICES[type(module)]
-    return getattr(module, first), getattr(module, second)
-
-
-def _convolve_each(relations: Sequence[Relation]) -> list[Tensor]:
-    outs = _convolve(relations, [[number] for number in range(len(relations))])
-    return [F.normalize(out, p=2.0, dim=-1) if getattr(relation.conv, "normalize", False) else out
-            for out, relation in zip(outs, relations, strict=True)]  # fmt: skip
-
-
-def _convolve(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor]:
-    """Results of SAGEConv and GraphConv, added up by group."""
-    tables = Tables.of(relations)
-    num_sources = len(tables.tables)
-    tracked = torch.is_grad_enabled() and any(table.requires_grad for table in tables.tables)
-    joined = join_edges(relations, tables.starts, tables.num_rows)
-    edges = TypedEdges(joined.indptr, joined.row, joined.target, joined.sizes, tables.places, tables.add_own(relations),
-                       num_sources, groups, joined.max_degree)  # fmt: skip
-    pairs = [_matrices(relation.conv) for relation in relations]
-    matrices = [Matrices(first.weight, first.bias, second.weight) for first, second in pairs]
-    return convolve_relations(tables.tables, matrices, edges, reduce=find_reduce(relations[0].conv),
-                              transposed=joined.transpose(tracked))  # fmt: skip
-
-
-_SUMS = _Kind("forward", sage.forward, _read, _convolve_each)
-_KINDS: dict[type, _Kind] = {
-    conv.SAGEConv: _SUMS,
-    conv.GraphConv: _SUMS,
-    conv.GINConv: _Kind("forward", gin.forward, joined_gin.read, joined_gin.convolve, joined_gin.finish),
-    conv.GINEConv: _Kind(
-        "propagate", propagate, joined_gin.read_with_edges, joined_gin.convolve_with_edges, joined_gin.finish, True
-    ),
-    conv.GATConv: _Kind("forward", gat.forward, joined_gat.read, joined_gat.convolve),
-    conv.GATv2Conv: _Kind("forward", gat.forward, joined_gat.read, joined_gat.convolve_v2),
-    conv.GCNConv: _Kind("forward", gcn.forward, joined_gcn.read, joined_gcn.convolve),
-}
 
 
 def watch_relations(module: torch.nn.Module) -> None:

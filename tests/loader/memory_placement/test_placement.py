@@ -5,8 +5,9 @@ import logging
 import pytest
 import torch
 
-from pyg_direct.loader import memory_placement
-from pyg_direct.loader.memory_placement import Choice, Placed, Rows, announce, choose_places, describe
+from pyg_direct import progress
+from pyg_direct.loader.memory_placement import Choice, Placed, Rows, choose_places, describe
+from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import budget_of
 
 GIB = 1 << 30
@@ -87,7 +88,7 @@ def test_the_line_says_what_is_where():
 
 @pytest.fixture
 def fresh_logger(monkeypatch):
-    monkeypatch.setattr(memory_placement, "_SAID", set())
+    monkeypatch.setattr(progress, "_SAID", set())
     loggers = [logging.getLogger("pyg_direct"), logging.getLogger("pyg_direct.notice")]
     before = [(logger.level, logger.handlers[:]) for logger in loggers]
     loggers[1].handlers.clear()

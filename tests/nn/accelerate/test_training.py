@@ -10,8 +10,7 @@ from torch_geometric.nn import HeteroConv, HGTConv, RGCNConv, SAGEConv
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.nn.conv import hgt, rgcn
-from pyg_direct.nn.hetero import sage
+from pyg_direct.nn.conv import hgt, rgcn, sage
 from tests.nn.replays import MODELS
 
 

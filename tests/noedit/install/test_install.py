@@ -17,7 +17,7 @@ from torch_geometric.nn import GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 import pyg_direct
-from pyg_direct.loader import memory_placement
+from pyg_direct import progress
 from pyg_direct.loader.inference import infer
 from pyg_direct.noedit import install
 from pyg_direct.noedit.install import REPLACEMENTS
@@ -34,7 +34,7 @@ GRAPH = make_random_graph(70, 600)
 @pytest.fixture
 def said(caplog, monkeypatch):
     """What the logger said, each line once for a test."""
-    monkeypatch.setattr(memory_placement, "_SAID", set())
+    monkeypatch.setattr(progress, "_SAID", set())
     caplog.set_level(logging.INFO, "pyg_direct")
     return caplog
 
@@ -216,8 +216,31 @@ def test_what_is_replaced_and_left_is_said_once(said):
     pyg_direct.uninstall()
 
     assert len(said.messages) == 1
-    assert "loader.NeighborLoader" in said.messages[0]
-    assert "GraphSAINTSampler" in said.messages[0]
+    assert len(f"pyg_direct: {said.messages[0]}") <= 120
+
+
+def test_all_names_are_said_when_asked(said):
+    pyg_direct.install(device="cpu", verbose=True)
+    pyg_direct.uninstall()
+
+    _, names = said.messages
+    assert "loader.NeighborLoader" in names
+    assert "TemporalDataLoader" in names
+
+
+@pytest.mark.usefixtures("_installed")
+def test_loaders_that_have_none_of_ours_are_named_as_they_are_made(said):
+    plain = torch_geometric.loader.DataListLoader.__init__
+
+    class Mine(torch_geometric.loader.DataListLoader):
+        pass
+
+    for kind in (torch_geometric.loader.DataListLoader, torch_geometric.loader.DataListLoader, Mine):
+        assert type(kind([make_data()])) is kind
+
+    assert said.messages == [f"{name} left to PyG: there is none of ours" for name in ("DataListLoader", "Mine")]
+    pyg_direct.uninstall()
+    assert torch_geometric.loader.DataListLoader.__init__ is plain.__wrapped__
 
 
 @pytest.mark.usefixtures("_installed")

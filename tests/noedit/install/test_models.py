@@ -7,9 +7,10 @@ import sys
 import pytest
 import torch
 import torch_geometric
-from torch_geometric.nn import GCN, GCNConv, GraphSAGE, HeteroConv, SAGEConv, to_hetero
+from torch_geometric.nn import GCN, EdgeConv, GCNConv, GraphSAGE, HeteroConv, MessagePassing, SAGEConv, to_hetero
 
 import pyg_direct
+from pyg_direct.nn import any_convolution
 from pyg_direct.nn.trimming import is_accelerated
 from tests.batches import make_data
 
@@ -38,6 +39,32 @@ def test_convolutions_and_models_are_accelerated_as_they_are_made():
     models = [SAGEConv(8, 4), Named(8, 4), *GraphSAGE(8, 8, 2).convs, *GCN(8, 8, 2).convs]
 
     assert all(is_accelerated(model) for model in models)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_layers_without_one_of_ours_aggregate_through_offsets_as_they_are_made(monkeypatch):
+    class Own(MessagePassing):
+        def __init__(self):
+            super().__init__(aggr="max")
+            self.lin = torch.nn.Linear(8, 4)
+
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j):
+            return self.lin(x_j)
+
+    monkeypatch.setattr(any_convolution, "_FEW_EDGES", 0)
+    batch = next(iter(torch_geometric.loader.NeighborLoader(make_data(), [3, 2], batch_size=9)))
+    x, layers = torch.rand(batch.num_nodes, 8), [Own(), EdgeConv(torch.nn.Linear(16, 4))]
+
+    for layer in layers:
+        got = layer(x, batch.edge_index)
+
+        torch.testing.assert_close(got, layer(x, batch.edge_index.clone()))
+        assert (layer._paths.accelerated, sum(layer._paths.left.values())) == (1, 1)
+    pyg_direct.uninstall()
+    assert "_paths" not in Own().__dict__
 
 
 @pytest.mark.usefixtures("_installed")

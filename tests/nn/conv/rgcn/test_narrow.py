@@ -11,8 +11,7 @@ import torch
 from torch_geometric.nn import GATConv, GINConv, GraphConv, HeteroConv, HGTConv, RGCNConv, SAGEConv, to_hetero
 
 from pyg_direct import accelerate
-from pyg_direct.nn.conv import gat, hgt, rgcn
-from pyg_direct.nn.hetero import gin, sage
+from pyg_direct.nn.conv import gat, gin, hgt, rgcn, sage
 from tests.nn.convolutions import Batch
 from tests.nn.hetero.hetero_conv.test_kinds import WIDTH, make_batch
 

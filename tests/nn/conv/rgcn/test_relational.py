@@ -9,8 +9,7 @@ from torch_geometric.nn import FastRGCNConv, GATConv, HeteroConv, HeteroLinear, 
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.nn import dispatch
-from pyg_direct.nn.conv import gat, hgt, rgcn
-from pyg_direct.nn.hetero import sage
+from pyg_direct.nn.conv import gat, hgt, rgcn, sage
 from tests.hetero_data import make_hetero
 from tests.nn.convolutions import assert_near
 from tests.nn.test_trimming import Batch

@@ -10,10 +10,11 @@ from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.nn.hetero import joined_edges, sage
+from pyg_direct.nn.conv import sage
+from pyg_direct.nn.hetero import joined_edges
 from pyg_direct.nn.sorted_edges import _BATCHES, find_batch
 from tests.hetero_data import make_hetero
-from tests.nn.convolutions import assert_near
+from tests.nn.convolutions import assert_near, note_forward
 
 WIDTH = 16
 
@@ -21,13 +22,8 @@ WIDTH = 16
 @pytest.fixture
 def calls(monkeypatch):
     """Targets of the sums of several relations."""
-    made, plain = [], sage.sum_known
-
-    def count(x, indptr, *args):
-        made.append(indptr.numel() - 1)
-        return plain(x, indptr, *args)
-
-    monkeypatch.setattr(sage, "sum_known", count)
+    made = []
+    note_forward(monkeypatch, sage._TypedLayer, lambda edges, *args: made.append(edges.indptr.numel() - 1))
     return made
 
 

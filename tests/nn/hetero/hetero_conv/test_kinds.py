@@ -9,10 +9,10 @@ from torch.nn import Linear, ReLU, Sequential
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, SAGEConv, to_hetero
 
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.nn.conv import gat, gcn, gin
-from pyg_direct.nn.hetero import gat as joined_gat, gcn as joined_gcn, gin as joined_gin, joined_edges, sage
+from pyg_direct.nn.conv import gat, gcn, gin, sage
+from pyg_direct.nn.hetero import joined_edges
 from tests.hetero_data import make_hetero
-from tests.nn.convolutions import assert_near
+from tests.nn.convolutions import assert_near, note_forward
 from tests.nn.hetero.hetero_conv.test_joined import run
 
 WIDTH, OUT = 16, 8
@@ -22,9 +22,7 @@ WIDTH, OUT = 16, 8
 def calls(monkeypatch):
     """(where it was called, targets) of each sum and softmax."""
     made = []
-    for module, name in ((joined_gin, "sum_known"), (joined_gcn, "aggregate"), (sage, "sum_known"),
-                         (gin, "add_own"), (gat, "attend"), (gat, "aggregate"),
-                         (gcn, "aggregate")):  # fmt: skip
+    for module, name in ((gin, "add_own"), (gat, "attend"), (gat, "aggregate"), (gcn, "aggregate")):
         plain, label = getattr(module, name), f"{'.'.join(module.__name__.split('.')[-2:])}.{name}"
 
         def count(*args, plain=plain, label=label, **kwargs):
@@ -34,6 +32,8 @@ def calls(monkeypatch):
             return plain(*args, **kwargs)
 
         monkeypatch.setattr(module, name, count)
+    for kind, label in ((gin._JoinedSums, "joined gin"), (sage._TypedLayer, "joined sage")):
+        note_forward(monkeypatch, kind, lambda *args, label=label: made.append(label))
     return made
 
 
@@ -70,7 +70,7 @@ MAKES = {
     "gatv2 and residuals": lambda one, other: GATv2Conv((one, other), 4, heads=2, add_self_loops=False, residual=True),
     "gat and residuals": lambda one, other: GATConv((one, other), 4, heads=2, add_self_loops=False, residual=True),
 }
-EXPECTED = {"gin": ["hetero.gin.sum_known"], "gat": ["conv.gat.attend"], "gcn": ["hetero.gcn.aggregate"]}  # fmt: skip
+EXPECTED = {"gin": ["joined gin"], "gat": ["conv.gat.attend"], "gcn": ["conv.gcn.aggregate"]}
 
 
 def make_layer(kind, x, edges, aggr="sum"):
@@ -205,7 +205,7 @@ def test_large_sums_of_gin_are_by_themselves_on_a_cpu(calls, monkeypatch):
     size = 4 * WIDTH * sum(x[name[-1]].shape[0] for name in edges)
 
     for most in (size, size - 1):
-        monkeypatch.setattr(joined_gin, "_MOST_BYTES", most)
+        monkeypatch.setattr(gin, "MOST_BYTES", most)
         assert_near(run(model, x, edges), expected)
 
     assert calls == [*EXPECTED["gin"], *["conv.gin.add_own"] * len(edges)]
@@ -219,7 +219,7 @@ def test_many_edges_of_gatv2_are_by_themselves_on_a_cpu(calls, monkeypatch):
     size = 8 * 8 * sum(pair.shape[1] for pair in edges.values())
 
     for most in (size, size - 1):
-        monkeypatch.setattr(joined_gat, "_MOST_BYTES", most)
+        monkeypatch.setattr(gat, "_MOST_BYTES", most)
         assert_near(run(model, x, edges), expected)
 
     assert calls == EXPECTED["gat"] * (1 + len(edges))

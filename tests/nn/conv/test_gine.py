@@ -8,8 +8,7 @@ from torch.nn import Linear
 from torch_geometric.nn import GINConv, GINEConv, HeteroConv, to_hetero
 
 from pyg_direct import accelerate
-from pyg_direct.nn import dispatch
-from pyg_direct.nn.hetero import gin
+from pyg_direct.nn.conv import gine
 from tests.nn.convolutions import assert_near
 from tests.nn.hetero.hetero_conv.test_kinds import OUT, WIDTH, differentiate_twice, make_batch, mlp
 
@@ -19,11 +18,10 @@ EDGE_WIDTH = 5
 @pytest.fixture
 def calls(monkeypatch):
     """Where each sum of messages was asked for."""
-    made = []
-    for module in (gin, dispatch):
-        plain, label = module.sum_messages, module.__name__.rpartition(".")[2]
-        monkeypatch.setattr(module, "sum_messages",
-                            lambda *a, plain=plain, label=label, **k: made.append(label) or plain(*a, **k))  # fmt: skip
+    made, joins, join, plain = [], [], gine.join_edges, gine.sum_messages
+    monkeypatch.setattr(gine, "join_edges", lambda *args: joins.append(1) or join(*args))
+    monkeypatch.setattr(gine, "sum_messages", lambda *args, **kwargs: (
+        made.append("joined" if joins else "alone") or joins.clear() or plain(*args, **kwargs)))  # fmt: skip
     return made
 
 
@@ -67,7 +65,7 @@ def test_equals_pyg_with_one_sum_for_all_relations(real_device, kind, seeds, cal
     assert len(accelerated.convolutions) == len(given[1])
     assert_near(got[0], expected)
     assert_near(got[1], expected)
-    assert calls == ["gin"] * 2
+    assert calls == ["joined"] * 2
     accelerated.undo()
     again = run(model, *given)
     assert len(calls) == 2
@@ -92,7 +90,7 @@ def test_narrower_numbers_are_as_near_the_exact_result_as_those_of_pyg(real_devi
         assert_near([got], [plain])
     assert (got - exact).norm() <= near * exact.norm()
     assert (got - exact).norm() <= 1.5 * (plain - exact).norm()
-    assert calls == ["gin"]
+    assert calls == ["joined"]
 
 
 def test_gradients_are_differentiated_again():
@@ -155,7 +153,7 @@ def test_relations_that_are_not_alike_are_by_themselves(case, calls):
     assert_near(run(model, x, edges, along), expected)
     # Matrices of other widths serve all the same.
     alone = {"another width": 0, "another class": 0, "no matrix that fits": 0}.get(case, 1)
-    assert sorted(calls) == ["dispatch"] * alone + ["gin"]
+    assert sorted(calls) == ["alone"] * alone + ["joined"]
 
 
 @pytest.mark.parametrize(("edit", "error"), [
@@ -193,10 +191,10 @@ def test_many_messages_are_by_themselves_on_a_cpu(calls, monkeypatch):
     size = 8 * WIDTH * sum(pair.shape[1] for pair in given[1].values())
 
     for most in (size, size - 1):
-        monkeypatch.setattr(gin, "_MOST_BYTES", most)
+        monkeypatch.setattr(gine, "MOST_BYTES", most)
         assert_near(run(model, *given), expected)
 
-    assert calls == ["gin", *["dispatch"] * len(given[1])]
+    assert calls == ["joined", *["alone"] * len(given[1])]
 
 
 class _Model(torch.nn.Module):
@@ -229,7 +227,7 @@ def test_models_of_to_hetero_sum_each_layer_at_once(real_device, by_name, calls)
     accelerated = accelerate(model)
 
     assert_near(compute(), expected)
-    assert calls == ["gin"] * 2
+    assert calls == ["joined"] * 2
     accelerated.undo()
     compute()
     assert len(calls) == 2

@@ -1,0 +1,23 @@
+"""The table of accelerated convolutions: a line for each."""
+
+from __future__ import annotations
+
+from pyg_direct.nn.conv import gat, gcn, gin, gine, hgt, rgcn, sage
+from pyg_direct.nn.conv.spec import ConvSpec
+
+SPECS: tuple[ConvSpec, ...] = (
+    sage.SAGE,
+    sage.GRAPH,
+    gin.GIN,
+    gcn.GCN,
+    gine.GINE,
+    gat.GAT,
+    gat.GATV2,
+    hgt.HGT,
+    rgcn.RGCN,
+)
+
+
+def find_spec(kind: type) -> ConvSpec | None:
+    """The convolution that a class is, or is derived from; None for others."""
+    return next((spec for spec in SPECS if issubclass(kind, spec.kind)), None)

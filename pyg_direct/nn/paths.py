@@ -1,0 +1,133 @@
+"""Which path each convolution took: our operators, or PyG's code and the reason.
+
+Every accelerated convolution has a `Paths`, which its calls are noted in, and its class has one for all of the process.
+A call that torch compiles or traces is not noted, since a compiled program would be compiled anew for each number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+# Reasons that several convolutions share.
+UNKNOWN = "edges are not known to be sorted"
+SMALL = "edges are not known to be sorted, and are too few to sort a graph for"
+NOT_YET = "the graph has not come back often enough to be sorted"
+UNFIT = "edges do not fit the rows"
+OWN_LOOPS = "the layer adds loops of PyG's, in an order that is not known"
+NARROW = "rows are too narrow for the loops of a CPU"
+DTYPE = "rows are of a dtype that has no operator"
+NO_WEIGHTS = "{} of rows with weights has no operator"
+ARGUMENTS = "what the layer was called with is not covered"
+
+
+class Paths:
+    """Calls of a convolution, or of all of a class, by the path that they took.
+
+    Attributes:
+        accelerated: Calls that our operators served.
+        left: Calls that PyG's code served, by reason.
+    """
+
+    __slots__ = ("_total", "accelerated", "left")
+
+    def __init__(self, total: Paths | None = None) -> None:
+        self.accelerated = 0
+        self.left: dict[str, int] = {}
+        self._total = total
+
+    def note(self) -> None:
+        """Count a call that our operators served."""
+        self.accelerated += 1
+        if self._total is not None:
+            self._total.accelerated += 1
+
+    def note_left(self, reason: str) -> None:
+        """Count a call that was left to PyG."""
+        left, total = self.left, self._total
+        left[reason] = left.get(reason, 0) + 1
+        if total is not None:
+            total.left[reason] = total.left.get(reason, 0) + 1
+
+    def __deepcopy__(self, memo: Any) -> Paths:
+        # A copy of a layer was not called yet.
+        return Paths(self._total)
+
+
+# By name of the class.
+_TOTALS: dict[str, Paths] = {}
+
+
+def make_paths(kind: type) -> Paths:
+    """Paths of a convolution, which also counts for all of its class."""
+    return Paths(_TOTALS.setdefault(kind.__name__, Paths()))
+
+
+def list_totals() -> dict[str, Paths]:
+    """Calls of this process so far, by name of the class; classes that were not called are left out."""
+    return {name: total for name, total in sorted(_TOTALS.items()) if total.accelerated or total.left}
+
+
+class ConvReport(NamedTuple):
+    """One convolution of a model.
+
+    Attributes:
+        name: Its name in the model; empty for the model itself.
+        kind: Name of its class.
+        accelerated: Calls that our operators served so far.
+        left: Calls that were left to PyG so far, by reason.
+        reason: Why all of its calls are left to PyG as it is set up now; None where they are not.
+    """
+
+    name: str
+    kind: str
+    accelerated: int
+    left: dict[str, int]
+    reason: str | None
+
+    def __str__(self) -> str:
+        label = f"{self.name}: {self.kind}" if self.name else self.kind
+        return f"{label}, {describe_calls(self.accelerated, self.left, self.reason)}"
+
+
+class Report(NamedTuple):
+    """What `accelerate` did so far; its text has a line for each convolution.
+
+    Attributes:
+        convolutions: Each convolution of the model, in the model's order.
+        replay: Training passes that were replayed, and those that were not and why; None unless that was asked for.
+    """
+
+    convolutions: list[ConvReport]
+    replay: str | None = None
+
+    def __str__(self) -> str:
+        lines = [str(one) for one in self.convolutions] or ["the model has no convolutions"]
+        return "\n".join(lines if self.replay is None else [*lines, self.replay])
+
+
+def describe_calls(accelerated: int, left: dict[str, int], reason: str | None = None) -> str:
+    """Words for the calls of a convolution, such as `12 accelerated, 3 left to PyG (3: edges are not ...)`."""
+    words = [f"{accelerated} accelerated"] if accelerated or not (left or reason) else []
+    if left:
+        reasons = "; ".join(f"{count}: {why}" for why, count in sorted(left.items(), key=lambda pair: -pair[1]))
+        words.append(f"{sum(left.values())} left to PyG ({reasons})")
+    elif reason is not None:
+        words.append(f"left to PyG: {reason}")
+    return ", ".join(words)
+
+
+def describe_left(left: Iterable[tuple[str, str, str]]) -> str:
+    """One line for convolutions that are left to PyG.
+
+    Args:
+        left: (name in the model, class, reason) of each.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, kind, reason in left:
+        groups.setdefault((kind, reason), []).append(name)
+    words = []
+    for (kind, reason), names in groups.items():
+        which = f"{kind} {names[0]}".strip() if len(names) == 1 else f"{len(names)} {kind}"
+        words.append(f"{which} ({reason})")
+    return f"left to PyG: {', '.join(words)}"

@@ -1,0 +1,99 @@
+"""Record of what this process made of PyG's classes: how many are ours, and how many were left to PyG and why.
+
+`run` tells it at the end of the program. `LEFT` lists loaders and samplers of PyG's for which there is none of ours;
+each is named when the program makes one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from pyg_direct.nn.paths import describe_calls, list_totals
+from pyg_direct.progress import announce
+
+# Loaders and samplers for which there is none of ours, by module within PyG; a version may lack some.
+LEFT = {
+    "loader": ("DataListLoader", "DenseDataLoader", "TemporalDataLoader"),
+    "loader.ibmb_loader": ("IBMBBatchLoader", "IBMBNodeLoader"),
+    "sampler": ("BidirectionalNeighborSampler",),
+    "nn.models.tgn": ("LastNeighborLoader",),
+}
+_NONE_OF_OURS = "there is none of ours"
+_made: Counter[str] = Counter()
+_left: dict[str, Counter[str]] = {}
+# Classes that name their objects, and their own `__init__`: None where it is inherited.
+_WATCHED: dict[type, Callable[..., None] | None] = {}
+
+
+def note_made(name: str) -> None:
+    """Count an object of ours that was made for one of PyG's, by the name of PyG's class."""
+    _made[name] += 1
+
+
+def note_left(name: str, reason: str = _NONE_OF_OURS) -> None:
+    """Count an object that is PyG's, and name its class and the reason once."""
+    _left.setdefault(name, Counter())[reason] += 1
+    announce(f"{name} left to PyG: {reason}")
+
+
+def watch_left() -> None:
+    """Let the classes of `LEFT` name their objects as they are made, and those that a program derives from them."""
+    for room, names in LEFT.items():
+        try:
+            module = import_module(f"torch_geometric.{room}")
+        except ImportError:
+            continue
+        for name in names:
+            kind = getattr(module, name, None)
+            if isinstance(kind, type) and kind not in _WATCHED:
+                _watch(kind)
+
+
+def forget_left() -> None:
+    """The opposite of `watch_left`."""
+    while _WATCHED:
+        kind, own = _WATCHED.popitem()
+        if own is None:
+            del kind.__init__  # type: ignore[misc]
+        else:
+            kind.__init__ = own  # type: ignore[misc]
+
+
+def _watch(kind: Any) -> None:
+    plain = kind.__init__
+    _WATCHED[kind] = vars(kind).get("__init__")
+
+    @functools.wraps(plain)
+    def named(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        # Once, where one of these classes is derived from another.
+        if next((one for one in type(self).__mro__ if one in _WATCHED), None) is kind:
+            note_left(type(self).__name__)
+
+    kind.__init__ = named
+
+
+def describe_program(*, verbose: bool = False) -> list[str]:
+    """Lines for what was made so far, and what was left to PyG.
+
+    Args:
+        verbose: Whether to give all reasons for which calls of convolutions were left to PyG.
+    """
+    made = ", ".join(f"{name} ({count})" for name, count in sorted(_made.items()))
+    lines = [f"replaced in this program: {made}" if made else "no loader of this program was replaced"]
+    for name, paths in list_totals().items():
+        if verbose or not paths.left:
+            lines.append(f"{name}: {describe_calls(paths.accelerated, paths.left)}")
+        else:
+            reason, _ = max(paths.left.items(), key=lambda pair: pair[1])
+            more = ", ..." if len(paths.left) > 1 else ""
+            lines.append(f"{name}: {paths.accelerated} accelerated, {sum(paths.left.values())} left to PyG "
+                         f"({reason}{more})")  # fmt: skip
+    if _left:
+        left = ", ".join(f"{name} ({sum(reasons.values())})" for name, reasons in sorted(_left.items()))
+        lines.append(f"left to PyG: {left}")
+    return lines
