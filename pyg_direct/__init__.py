@@ -24,12 +24,19 @@ if TYPE_CHECKING:
     from pyg_direct.features.unified_device import enable_unified_device, unified_device
     from pyg_direct.features.unified_tensor import MemAdvise, UnifiedTensor, to_unified
     from pyg_direct.graph.csr_topo import CSRTopo
+    from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
+    from pyg_direct.loader.graph_saint import (
+        GraphSAINTEdgeSampler,
+        GraphSAINTNodeSampler,
+        GraphSAINTRandomWalkSampler,
+    )
     from pyg_direct.loader.hgt_loader import HGTLoader
     from pyg_direct.loader.inference import infer, inference_loader
     from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
     from pyg_direct.loader.neighbor_loader import NeighborLoader
     from pyg_direct.loader.node_loader import NodeLoader
     from pyg_direct.loader.prefetch.processes import Producers
+    from pyg_direct.loader.random_node_loader import RandomNodeLoader
     from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
     from pyg_direct.loader.subgraph_loader import SubGraphLoader
     from pyg_direct.nn.accelerate import accelerate
@@ -51,10 +58,15 @@ __version__ = "0.2.0"
 __all__ = [
     "Adj",
     "CSRTopo",
+    "ClusterData",
+    "ClusterLoader",
     "DeviceConfig",
     "DeviceGroup",
     "Feature",
     "FeatureStore",
+    "GraphSAINTEdgeSampler",
+    "GraphSAINTNodeSampler",
+    "GraphSAINTRandomWalkSampler",
     "GraphSageSampler",
     "GraphedStep",
     "HGTLoader",
@@ -66,6 +78,7 @@ __all__ = [
     "NodeLoader",
     "Producers",
     "RandomNegativeSampler",
+    "RandomNodeLoader",
     "SampleJob",
     "ShaDowKHopSampler",
     "SubGraphLoader",
@@ -92,10 +105,15 @@ __all__ = [
 _ROOMS = {
     "Adj": "sampling.graphsage_sampler",
     "CSRTopo": "graph.csr_topo",
+    "ClusterData": "loader.cluster_loader",
+    "ClusterLoader": "loader.cluster_loader",
     "DeviceConfig": "features.row_files",
     "DeviceGroup": "runtime.cuda.peer_memory",
     "Feature": "features.feature",
     "FeatureStore": "features.feature_store",
+    "GraphSAINTEdgeSampler": "loader.graph_saint",
+    "GraphSAINTNodeSampler": "loader.graph_saint",
+    "GraphSAINTRandomWalkSampler": "loader.graph_saint",
     "GraphSageSampler": "sampling.graphsage_sampler",
     "GraphedStep": "nn.replay.graphed_step",
     "HGTLoader": "loader.hgt_loader",
@@ -107,6 +125,7 @@ _ROOMS = {
     "NodeLoader": "loader.node_loader",
     "Producers": "loader.prefetch.processes",
     "RandomNegativeSampler": "sampling.negative_links",
+    "RandomNodeLoader": "loader.random_node_loader",
     "SampleJob": "sampling.mixed_cpu_gpu",
     "ShaDowKHopSampler": "loader.shadow_loader",
     "SubGraphLoader": "loader.subgraph_loader",

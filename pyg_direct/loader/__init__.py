@@ -2,6 +2,8 @@
 
 - `neighbor_loader.py`, `link_loader.py`, `node_loader.py`, `hgt_loader.py`: PyG's loaders of these names.
 - `shadow_loader.py`, `subgraph_loader.py`, `legacy_neighbor_loader.py`: further loaders.
+- `induced_loader.py`: batches that sets of nodes induce, of `random_node_loader.py`, `cluster_loader.py` and
+  `graph_saint.py`.
 - `base_loader.py`: epochs and batches that all of them share; `arguments.py`: their options.
 - `collate/`, `prefetch/`: the content of a batch, and batches made ahead.
 - `memory_placement.py`, `hot_row_ranking.py`: the memory of rows, and the rows that a loader will read most.
@@ -10,22 +12,37 @@
 """
 
 from pyg_direct.features.feature_store import FeatureStore
+from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
+from pyg_direct.loader.graph_saint import (
+    GraphSAINTEdgeSampler,
+    GraphSAINTNodeSampler,
+    GraphSAINTRandomWalkSampler,
+    GraphSAINTSampler,
+)
 from pyg_direct.loader.hgt_loader import HGTLoader
 from pyg_direct.loader.legacy_neighbor_loader import NeighborSampler
 from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.loader.random_node_loader import RandomNodeLoader
 from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
 from pyg_direct.loader.subgraph_loader import SubGraphLoader
 
 __all__ = [
+    "ClusterData",
+    "ClusterLoader",
     "FeatureStore",
+    "GraphSAINTEdgeSampler",
+    "GraphSAINTNodeSampler",
+    "GraphSAINTRandomWalkSampler",
+    "GraphSAINTSampler",
     "HGTLoader",
     "LinkLoader",
     "LinkNeighborLoader",
     "NeighborLoader",
     "NeighborSampler",
     "NodeLoader",
+    "RandomNodeLoader",
     "ShaDowKHopSampler",
     "SubGraphLoader",
 ]

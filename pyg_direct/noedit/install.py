@@ -127,12 +127,13 @@ class Replacement(NamedTuple):
 REPLACEMENTS = (
     *(Replacement(getattr(pyg_loader, name), getattr(loader, name))
       for name in ("NeighborLoader", "LinkNeighborLoader", "NodeLoader", "LinkLoader", "NeighborSampler", "HGTLoader",
-                   "ShaDowKHopSampler")),
+                   "ShaDowKHopSampler", "ClusterData", "ClusterLoader", "RandomNodeLoader", "GraphSAINTSampler",
+                   "GraphSAINTNodeSampler", "GraphSAINTEdgeSampler", "GraphSAINTRandomWalkSampler")),
     *(Replacement(getattr(pyg_sampler, name), getattr(sampler, name)) for name in ("NeighborSampler", "HGTSampler")),
 )  # fmt: skip
 
 # Loaders of PyG's that sample, for which there is none of ours.
-LEFT = ("GraphSAINTSampler", "ClusterLoader", "RandomNodeLoader")
+LEFT = ("TemporalDataLoader",)
 
 
 # What was bound anew: (object, name of its attribute, what it was bound to before).
@@ -175,7 +176,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
           verbose=verbose)  # fmt: skip
     names = ", ".join(entry.path for entry in REPLACEMENTS)
     models = "models are accelerated" if accelerate else "models are left as they are"
-    announce(f"replaced {names} and model.inference of PyG; {models}; left to PyG, as there are none of ours: "
+    announce(f"replaced {names} and model.inference of PyG; {models}; left to PyG, as there is none of ours: "
              f"{', '.join(LEFT)}")  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from torch_geometric.data.data import BaseData
+from torch_geometric.loader import ClusterData
 
 from pyg_direct.errors import LoaderWarning
 from pyg_direct.loader.memory_placement import announce
@@ -143,6 +144,7 @@ def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kw
 
 def _find_device(data: Any) -> Any:
     """The GPU that a graph, or a part of it, lies on, else the CPU."""
+    data = data.data if isinstance(data, ClusterData) else data
     parts = [part for store in data.stores for part in store.values()] if isinstance(data, BaseData) else [data]
     for part in parts:
         # Methods of `SparseTensor`, properties of tensors.

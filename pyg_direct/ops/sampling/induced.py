@@ -52,20 +52,22 @@ class Candidates(NamedTuple):
     sums: Tensor
     found: Tensor
 
-    def emit(self, count: int) -> tuple[Tensor, Tensor]:
-        """The edges inside, node after node, in the order of the rows.
+    def emit(self, count: int, *, rows_first: bool = False) -> tuple[Tensor, Tensor]:
+        """Write the edges inside, node after node, in the order of the rows.
 
         Args:
             count: How many there are, which `sums` adds up to.
+            rows_first: Whether the nodes whose rows are read stand before their neighbors.
 
         Returns:
-            (local neighbors, and the places of the nodes whose rows have them, int64 `[2, E']`; edge ids, int64 `[E']`)
+            (local ids of neighbors, then places of the nodes whose rows list them, int64 `[2, E']`; edge ids, int64
+            `[E']`)
         """
         ends = torch.empty(2, count, dtype=torch.int64, device=self.nodes.device)
         edges = torch.empty(count, dtype=torch.int64, device=self.nodes.device)
         if count == 0:
             return ends, edges
-        lists, out = self.lists, (ends[0], ends[1], edges)
+        lists, out = self.lists, (ends[int(rows_first)], ends[1 - int(rows_first)], edges)
         if runs_on_gpu(self.nodes):
             run_gpu(kernels.emit_inside_gpu, self.sums.numel(), lists.indptr, lists.neighbors, lists.ids, lists.step,
                     self.nodes, self.offsets, self.local_of_node, self.sums, *out)  # fmt: skip
@@ -76,13 +78,15 @@ class Candidates(NamedTuple):
         return ends, edges
 
 
-def count_inside(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor) -> Candidates:
+def count_inside(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor, num_nodes: Tensor | None = None
+                 ) -> Candidates:  # fmt: skip
     """Count the edges of rows that lead to nodes of a set, without a wait for a GPU.
 
     Args:
         lists: The rows.
         nodes: The nodes whose rows are read, int64 `[M]` within [0, N), which a CPU checks.
         local_of_node: int32 `[N]`: the local id of each node of the set, below 0 for others.
+        num_nodes: On a GPU, how many of `nodes` count, the first ones, int64 `[1]`; None for all.
 
     Raises:
         IdError: `nodes`, rule and value.
@@ -92,6 +96,8 @@ def count_inside(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor) -> 
         return _count_on_cpu(lists, nodes, local_of_node)
     begins = lists.indptr.index_select(0, nodes)
     degrees = lists.indptr[1:].index_select(0, nodes).sub_(begins)
+    if num_nodes is not None:
+        degrees.mul_(torch.arange(nodes.numel(), device=nodes.device) < num_nodes)
     offsets = torch.zeros(nodes.numel() + 1, dtype=torch.int64, device=nodes.device)
     torch.cumsum(degrees, 0, out=offsets[1:])
     sums = torch.empty(full_grid(nodes), dtype=torch.int64, device=nodes.device)
@@ -112,6 +118,5 @@ def _count_on_cpu(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor) ->
         with threads_for(len(found)):
             run_cpu(kernels.find_inside_cpu, indptr, lists.neighbors, lists.step, ids, offsets, local_of_node, found,
                     sums)  # fmt: skip
-    parts = (torch.from_numpy(part) for part in (offsets, sums, found))
-    offsets_there, sums_there, found_there = parts
-    return Candidates(lists, nodes, offsets_there, local_of_node, sums_there, found_there)
+    return Candidates(lists, nodes, torch.from_numpy(offsets), local_of_node, torch.from_numpy(sums),
+                      torch.from_numpy(found))  # fmt: skip

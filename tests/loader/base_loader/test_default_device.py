@@ -5,12 +5,18 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from pyg_direct import (
+    ClusterData,
+    ClusterLoader,
     CSRTopo,
     Feature,
     GraphSageSampler,
+    GraphSAINTEdgeSampler,
+    GraphSAINTNodeSampler,
+    GraphSAINTRandomWalkSampler,
     HGTLoader,
     LinkNeighborLoader,
     NeighborLoader,
+    RandomNodeLoader,
     ShaDowKHopSampler,
     inference_loader,
 )
@@ -23,6 +29,12 @@ ELSEWHERE = torch.device("meta")
 DATA, TYPED = make_data(weight=torch.rand(600), time=torch.arange(600)), make_hetero()
 SEEDS, LINKS, KIND = torch.arange(40), DATA.edge_index[:, :20], TYPED.node_types[0]
 COMMON = {"batch_size": 16, "seed": 1}
+
+
+def without_size(options):
+    return {name: value for name, value in options.items() if name != "batch_size"}
+
+
 LOADERS = {
     "plain": lambda **options: NeighborLoader(DATA, [3, 2], SEEDS, shuffle=True, **options),
     "all nodes": lambda **options: NeighborLoader(DATA, [3, 2], **options),
@@ -43,6 +55,13 @@ LOADERS = {
                                                      **{**options, "batch_size": 300}),
     "hgt": lambda **options: HGTLoader(TYPED, [9, 9], KIND, **options),
     "shadow": lambda **options: ShaDowKHopSampler(DATA, 2, 3, **options),
+    "clusters": lambda **options: ClusterLoader(ClusterData(DATA, 5, log=False), shuffle=True,
+                                                **{**options, "batch_size": 2}),
+    "parts": lambda **options: RandomNodeLoader(DATA, 4, shuffle=True, **without_size(options)),
+    "parts with types": lambda **options: RandomNodeLoader(TYPED, 4, shuffle=True, **without_size(options)),
+    "sources": lambda **options: GraphSAINTNodeSampler(DATA, num_steps=2, sample_coverage=1, log=False, **options),
+    "ends": lambda **options: GraphSAINTEdgeSampler(DATA, num_steps=2, sample_coverage=1, log=False, **options),
+    "walks": lambda **options: GraphSAINTRandomWalkSampler(DATA, walk_length=3, num_steps=2, **options),
     "layers": lambda **options: LayerLoader(DATA.edge_index, [3, 2], **options),
     "inference": lambda **options: inference_loader(DATA, batch_size=30, device=options["device"]),
 }  # fmt: skip

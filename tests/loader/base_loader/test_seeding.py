@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 from pyg_direct import (
+    ClusterData,
+    ClusterLoader,
     CSRTopo,
     GraphSageSampler,
     HGTLoader,
@@ -22,6 +24,7 @@ from pyg_direct import (
     NodeLoader,
     Producers,
     RandomNegativeSampler,
+    RandomNodeLoader,
     SampleJob,
     ShaDowKHopSampler,
     SubGraphLoader,
@@ -33,6 +36,7 @@ from tests.batches import make_data
 from tests.hetero_data import make_hetero
 
 DATA, TYPED = make_data(), make_hetero()
+CLUSTERS = ClusterData(DATA, 12, log=False)
 TOPO, KIND = CSRTopo(DATA.edge_index), TYPED.node_types[0]
 SHUFFLED = {"batch_size": 16, "shuffle": True}
 LOADERS = {
@@ -49,6 +53,9 @@ LOADERS = {
     "subgraphs": lambda **options: SubGraphLoader(DATA, None, [3], **options),
     "hgt": lambda **options: HGTLoader(TYPED, [9, 9], KIND, **options),
     "shadow": lambda **options: ShaDowKHopSampler(DATA, 2, 3, **options),
+    "clusters": lambda **options: ClusterLoader(CLUSTERS, **{**options, "batch_size": 2}),
+    "parts": lambda device, shuffle=True, batch_size=16, **options: RandomNodeLoader(DATA, 5, shuffle=shuffle,
+                                                                                     device=device, **options),
     "layers": lambda **options: LayerLoader(DATA.edge_index, [3, 2], **options),
     "mixed": lambda **options: MixedGraphSageSampler(
         Job(), 2, TOPO, [3, 2], mode="CPU_ONLY" if options["device"].type == "cpu" else "GPU_ONLY"),

@@ -174,7 +174,8 @@ def test_what_is_replaced_and_left_is_said_once(said):
 
     assert len(said.messages) == 1
     assert "loader.NeighborLoader" in said.messages[0]
-    assert "GraphSAINTSampler" in said.messages[0]
+    assert "loader.ClusterLoader" in said.messages[0]
+    assert "left to PyG, as there is none of ours: TemporalDataLoader" in said.messages[0]
 
 
 @pytest.mark.usefixtures("_installed")
@@ -207,6 +208,48 @@ def test_rows_that_are_learned_carry_their_gradient(name):
         batch.x.sum().backward()
         assert data.x.grad.count_nonzero()
         data.x.data.add_(1)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_loaders_of_sets_of_nodes_are_ours_with_the_signature_of_pygs():
+    loader, data = torch_geometric.loader, make_data()
+
+    clusters = loader.ClusterData(data, num_parts=4, log=False)
+    made = [
+        clusters,
+        loader.ClusterLoader(clusters, batch_size=2, shuffle=True, num_workers=2),
+        loader.RandomNodeLoader(data, num_parts=3, shuffle=True),
+        loader.RandomNodeLoader(make_hetero_data(), 3),
+        loader.GraphSAINTNodeSampler(data, 5, 2, 1, None, False),
+        loader.GraphSAINTEdgeSampler(data, batch_size=5, num_steps=2),
+        loader.GraphSAINTRandomWalkSampler(data, 5, 2, 2, num_workers=4),
+    ]
+
+    for one in made:
+        name = type(one).__name__
+        assert type(one) is getattr(pyg_direct, name)
+        assert isinstance(one, PYG[f"loader.{name}"])
+        assert len(list(one)) == len(one)
+    assert made[1].cluster_data is clusters
+
+
+@pytest.mark.usefixtures("_installed")
+def test_classes_that_draw_nodes_themselves_are_left_to_pyg_with_a_word(said):
+    class Mine(torch_geometric.loader.GraphSAINTSampler):
+        def __init__(self, data):
+            self.data = data
+
+    assert type(Mine(make_data())) is Mine
+    assert said.messages == ["Mine left to PyG: it is a class of the program, derived from PyG's"]
+
+
+def test_clusters_of_a_graph_are_where_the_graph_is():
+    pyg_direct.install(device="data")
+    clusters = torch_geometric.loader.ClusterData(make_data(), 4, log=False)
+    made = torch_geometric.loader.ClusterLoader(clusters)
+    pyg_direct.uninstall()
+
+    assert made.device.type == "cpu"
 
 
 @pytest.mark.usefixtures("_installed")

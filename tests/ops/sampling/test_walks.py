@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_walks_along_relations_match_reference(device, data, key):
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
     relations = [
         data.draw(st.lists(st.lists(st.integers(0, ends - 1), max_size=3), min_size=begins, max_size=begins))
-        for begins, ends in zip(sizes[:-1], sizes[1:], strict=True)
+        for begins, ends in pairwise(sizes)
     ]
     start = data.draw(st.lists(st.integers(0, sizes[0] - 1), max_size=5))
     begins = torch.tensor(np.cumsum([0, *map(len, relations)])[:-1], device=device)
