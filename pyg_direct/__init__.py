@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pyg_direct.loader.random_node_loader import RandomNodeLoader
     from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
     from pyg_direct.loader.subgraph_loader import SubGraphLoader
+    from pyg_direct.loader.walk_models import MetaPath2Vec, Node2Vec
     from pyg_direct.nn.accelerate import accelerate
     from pyg_direct.nn.replay.graphed_step import GraphedStep
     from pyg_direct.nn.sorted_edges import to_edge_index
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler
     from pyg_direct.sampling.mixed_cpu_gpu import MixedGraphSageSampler, SampleJob
     from pyg_direct.sampling.negative_links import RandomNegativeSampler
+    from pyg_direct.sampling.random_walks import random_walk
 
 _serve_old_paths()
 
@@ -73,8 +75,10 @@ __all__ = [
     "LinkLoader",
     "LinkNeighborLoader",
     "MemAdvise",
+    "MetaPath2Vec",
     "MixedGraphSageSampler",
     "NeighborLoader",
+    "Node2Vec",
     "NodeLoader",
     "Producers",
     "RandomNegativeSampler",
@@ -94,6 +98,7 @@ __all__ = [
     "init_p2p",
     "install",
     "p2pCliqueTopo",
+    "random_walk",
     "save_rows",
     "to_edge_index",
     "to_unified",
@@ -120,8 +125,10 @@ _ROOMS = {
     "LinkLoader": "loader.link_loader",
     "LinkNeighborLoader": "loader.link_loader",
     "MemAdvise": "features.unified_tensor",
+    "MetaPath2Vec": "loader.walk_models",
     "MixedGraphSageSampler": "sampling.mixed_cpu_gpu",
     "NeighborLoader": "loader.neighbor_loader",
+    "Node2Vec": "loader.walk_models",
     "NodeLoader": "loader.node_loader",
     "Producers": "loader.prefetch.processes",
     "RandomNegativeSampler": "sampling.negative_links",
@@ -140,6 +147,7 @@ _ROOMS = {
     "init_p2p": "runtime.cuda.peer_memory",
     "install": "noedit.install",
     "p2pCliqueTopo": "runtime.cuda.peer_memory",
+    "random_walk": "sampling.random_walks",
     "save_rows": "features.row_files",
     "to_edge_index": "nn.sorted_edges",
     "to_unified": "features.unified_tensor",

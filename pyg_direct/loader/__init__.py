@@ -4,6 +4,7 @@
 - `shadow_loader.py`, `subgraph_loader.py`, `legacy_neighbor_loader.py`: further loaders.
 - `induced_loader.py`: batches that sets of nodes induce, of `random_node_loader.py`, `cluster_loader.py` and
   `graph_saint.py`.
+- `walk_loader.py`, `walk_models.py`: batches of random walks, and PyG's models that are trained with them.
 - `base_loader.py`: epochs and batches that all of them share; `arguments.py`: their options.
 - `collate/`, `prefetch/`: the content of a batch, and batches made ahead.
 - `memory_placement.py`, `hot_row_ranking.py`: the memory of rows, and the rows that a loader will read most.
@@ -27,6 +28,7 @@ from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.loader.random_node_loader import RandomNodeLoader
 from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
 from pyg_direct.loader.subgraph_loader import SubGraphLoader
+from pyg_direct.loader.walk_models import MetaPath2Vec, Node2Vec
 
 __all__ = [
     "ClusterData",
@@ -39,8 +41,10 @@ __all__ = [
     "HGTLoader",
     "LinkLoader",
     "LinkNeighborLoader",
+    "MetaPath2Vec",
     "NeighborLoader",
     "NeighborSampler",
+    "Node2Vec",
     "NodeLoader",
     "RandomNodeLoader",
     "ShaDowKHopSampler",

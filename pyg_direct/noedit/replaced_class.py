@@ -145,7 +145,8 @@ def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kw
 def _find_device(data: Any) -> Any:
     """The GPU that a graph, or a part of it, lies on, else the CPU."""
     data = data.data if isinstance(data, ClusterData) else data
-    parts = [part for store in data.stores for part in store.values()] if isinstance(data, BaseData) else [data]
+    stores = data.stores if isinstance(data, BaseData) else [data] if isinstance(data, Mapping) else [{"": data}]
+    parts = [part for store in stores for part in store.values()]
     for part in parts:
         # Methods of `SparseTensor`, properties of tensors.
         is_on_gpu, device = getattr(part, "is_cuda", False), getattr(part, "device", None)

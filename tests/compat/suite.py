@@ -44,6 +44,8 @@ FILES = {
     "loader/test_cluster.py": "",
     "loader/test_graph_saint.py": "",
     "loader/test_random_node_loader.py": "",
+    "nn/models/test_node2vec.py": "",
+    "nn/models/test_metapath2vec.py": "",
     "sampler/test_sampler_base.py": "",
     "sampler/test_sampler_neighbor_sampler.py": "",
     "utils/test_trim_to_layer.py": "",

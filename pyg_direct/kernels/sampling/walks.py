@@ -86,7 +86,9 @@ def walk_from(indptr, neighbors, step, rows, stays, back, near, far, is_sorted, 
     node, before = np.int64(out[at]), np.int64(-1)
     for s in range(length):
         row = node + rows[s]
-        degree = indptr[row + 1] - indptr[row] if node >= 0 else np.int64(0)
+        # What is no node has no row: ids on a GPU are looked at by nobody else.
+        is_row = node >= 0 and row < indptr.shape[0] - 1
+        degree = indptr[row + 1] - indptr[row] if is_row else np.int64(0)
         following = node if stays else np.int64(-1)
         if degree > 0:
             if before < 0 or (back == near and near == far):
