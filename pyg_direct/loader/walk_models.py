@@ -166,6 +166,9 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
         Args:
             batch: int64 `[B]`.
 
+        Returns:
+            int64 `[windows, context_size]`.
+
         Raises:
             ArgumentError, ArgumentTypeError, IdError: `batch`, rule and value.
         """

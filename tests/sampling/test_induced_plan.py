@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from pyg_direct import CSRTopo
 from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.sampling.induced_plan import InducedPlan
+from pyg_direct.sampling.induced_plan import InducedPlan, _gather_first
 from tests.poison import poisoned_memory
 from tests.reference.induced import induce
 
@@ -53,6 +53,20 @@ def test_draws_become_nodes_once_each_and_ascending(device, placement, draws):
     assert torch.equal(got.n_id, expected.n_id)
     assert torch.equal(got.edge_index, expected.edge_index)
     assert torch.equal(got.e_id, expected.e_id)
+
+
+@given(draws=st.lists(st.integers(0, 39), max_size=30))
+def test_draws_are_gathered_without_a_wait(draws):
+    local = torch.full((40,), -1, dtype=torch.int32)
+
+    nodes, count = _gather_first(torch.tensor(draws, dtype=torch.int64), local)
+
+    expected = sorted(set(draws))
+    assert int(count) == len(expected)
+    assert nodes[: len(expected)].tolist() == expected
+    assert nodes.numel() == len(draws)
+    assert [int(local[node]) for node in expected] == list(range(len(expected)))
+    assert int((local >= 0).sum()) == len(expected)
 
 
 def test_batches_on_their_way_together_do_not_meet(real_device):

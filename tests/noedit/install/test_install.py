@@ -234,6 +234,28 @@ def test_loaders_of_sets_of_nodes_are_ours_with_the_signature_of_pygs():
 
 
 @pytest.mark.usefixtures("_installed")
+def test_models_of_walks_are_ours_with_the_signature_of_pygs():
+    edges, kind, options = make_data().edge_index, ("a", "to", "a"), {"batch_size": 16, "num_workers": 2}
+
+    models = [
+        torch_geometric.nn.Node2Vec(edges, embedding_dim=8, walk_length=5, context_size=3, p=0.5, sparse=True),
+        torch_geometric.nn.MetaPath2Vec(
+            {("a", "to", "a"): edges}, 8, [("a", "to", "a")], walk_length=5, context_size=3
+        ),
+    ]
+
+    for model in models:
+        name = type(model).__name__
+        assert type(model) is getattr(pyg_direct, name)
+        assert isinstance(model, PYG[f"nn.{name}"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            batches = list(model.loader(**options))
+        assert all(model.loss(*batch).requires_grad for batch in batches)
+        assert type(copy.copy(model)) is type(model)
+
+
+@pytest.mark.usefixtures("_installed")
 def test_classes_that_draw_nodes_themselves_are_left_to_pyg_with_a_word(said):
     class Mine(torch_geometric.loader.GraphSAINTSampler):
         def __init__(self, data):

@@ -72,6 +72,21 @@ def test_repeated_nodes_repeat_their_rows(device):
     assert got == induce(lists.indptr.tolist(), lists.neighbors.tolist(), ids, [0, 1, 0])
 
 
+def test_nodes_behind_the_count_have_no_rows(device):
+    lists, ids = make_lists([[1, 1], [0], [2, 1]], device)
+    if not runs_on_gpu(lists.indptr):
+        # A CPU has exact sets.
+        return
+    nodes = torch.tensor([0, 1, 2, 0], device=device)
+    local = torch.tensor([0, 1, -1], dtype=torch.int32, device=device)
+
+    candidates = count_inside(lists, nodes, local, torch.tensor([2], device=device))
+    ends, edges = candidates.emit(int(candidates.sums.sum()), rows_first=True)
+
+    expected = induce(lists.indptr.tolist(), lists.neighbors.tolist(), ids, [0, 1])
+    assert list(zip(ends[1].tolist(), ends[0].tolist(), edges.tolist(), strict=True)) == expected
+
+
 def test_neighbors_that_are_no_nodes_are_left_out(device):
     lists, _ = make_lists([[1, 0], [0]], device)
     lists.neighbors[0] = 99
