@@ -247,22 +247,24 @@ class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]
     def _place_walks(self, device: torch.device) -> Any:
         rows = {kind: (self.rowptr_dict[kind], self.col_dict[kind]) for kind in self.metapath}
         walks = MetapathWalks(rows, self.metapath, self.walk_length, self.num_nodes_dict[self.metapath[0][0]], device)
-        return walks, self.offset.to(device)
+        kinds = [self.metapath[step % len(self.metapath)][-1] for step in range(self.walk_length)]
+        steps_of = {kind: torch.tensor([step for step, own in enumerate(kinds) if own == kind], device=device)
+                    for kind in dict.fromkeys(kinds)}  # fmt: skip
+        return walks, self.offset.to(device), steps_of
 
     def _walk(self, nodes: Tensor, key: int) -> Tensor:
-        walks, offset = self._open(nodes.device)
+        walks, offset, _ = self._open(nodes.device)
         found: Tensor = walks.walk(nodes, key=key)
         return torch.where(found < 0, self.dummy_idx, found + offset)
 
     def _lead_anywhere(self, nodes: Tensor, key: int) -> Tensor:
-        _, offset = self._open(nodes.device)
-        kinds = [self.metapath[step % len(self.metapath)][-1] for step in range(self.walk_length)]
-        items = torch.arange(nodes.numel() * self.walk_length, device=nodes.device).view(-1, self.walk_length)
-        others = torch.empty_like(items)
-        for kind in dict.fromkeys(kinds):
-            # Types stand in turns, of which there are few.
-            steps = [step for step, own in enumerate(kinds) if own == kind]
-            drawn = draw_below(items[:, steps].reshape(-1), self.num_nodes_dict[kind], key=key,
-                               slot=WALK_ANYWHERE_DRAW)  # fmt: skip
-            others[:, steps] = drawn.view(-1, len(steps))
-        return torch.cat([nodes.view(-1, 1), others], 1).add_(offset)
+        _, offset, steps_of = self._open(nodes.device)
+        length = self.walk_length
+        walks = torch.empty(nodes.numel(), length + 1, dtype=torch.int64, device=nodes.device)
+        walks[:, 0] = nodes
+        firsts = torch.arange(0, walks.shape[0] * length, length, device=nodes.device).view(-1, 1)
+        for kind, steps in steps_of.items():
+            items = (firsts + steps).view(-1)
+            drawn = draw_below(items, self.num_nodes_dict[kind], key=key, slot=WALK_ANYWHERE_DRAW)
+            walks.index_copy_(1, steps + 1, drawn.view(-1, steps.numel()))
+        return walks.add_(offset)

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
-from pyg_direct.kernels.sampling.random import draw, draw_below
+from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, inlined, prange
+from pyg_direct.kernels.sampling.random import draw, draw_below, draw_below_in_loop
 
 TRIES = 24
 # Draws of a step: a neighbor and a chance for each try, and one among all weights.
 SLOTS = 2 * TRIES + 1
 WEIGHT_BITS = 31
 _SHIFT = np.uint64(64 - WEIGHT_BITS)
+# Walks that a CPU takes a step of side by side.
+BLOCK = 64
 
 
 @body
@@ -76,37 +78,76 @@ def step_weighted(indptr, neighbors, step, row, before, back, near, far, is_sort
 
 
 @body
-def walk_from(indptr, neighbors, step, rows, stays, back, near, far, is_sorted, key, walk, length, out):
-    """Fill out[walk * (length + 1) + 1:] with the nodes behind its first.
+def pick_edge(indptr, row, key, walk, s):
+    """Position of the edge that step `s` takes among all edges, each equally likely; -1 where there is none."""
+    # What is no node has no row: ids on a GPU are looked at by nobody else.
+    if row < 0 or row >= indptr.shape[0] - 1 or indptr[row + 1] == indptr[row]:
+        return np.int64(-1)
+    return indptr[row] + draw_below(key, walk, s * SLOTS, indptr[row + 1] - indptr[row])
 
-    `rows` says for each step what leads from a node to its row. A walk that meets a row without neighbors `stays`
-    there, or goes on as -1.
+
+@body
+def follow(indptr, neighbors, step, row, node, before, stays, back, near, far, is_sorted, key, walk, s):
+    """The node behind `node`, whose row this is, on a walk that came from `before`, or begins at its step 0.
+
+    Without neighbors a walk `stays`, or goes on as -1.
     """
-    at = walk * (length + 1)
-    node, before = np.int64(out[at]), np.int64(-1)
-    for s in range(length):
-        row = node + rows[s]
-        # What is no node has no row: ids on a GPU are looked at by nobody else.
-        is_row = node >= 0 and row < indptr.shape[0] - 1
-        degree = indptr[row + 1] - indptr[row] if is_row else np.int64(0)
-        following = node if stays else np.int64(-1)
-        if degree > 0:
-            if before < 0 or (back == near and near == far):
-                slot = s * SLOTS
-                following = np.int64(neighbors[(indptr[row] + draw_below(key, walk, slot, degree)) * step])
-            else:
-                following = step_weighted(indptr, neighbors, step, row, before, back, near, far, is_sorted, key, walk,
-                                          s * SLOTS)  # fmt: skip
-        before, node = node, following
-        out[at + s + 1] = node
+    if s == 0 or before < 0 or (back == near and near == far):
+        position = pick_edge(indptr, row, key, walk, s)
+        if position >= 0:
+            return np.int64(neighbors[position * step])
+    elif row >= 0 and row < indptr.shape[0] - 1 and indptr[row + 1] > indptr[row]:
+        return step_weighted(indptr, neighbors, step, row, before, back, near, far, is_sorted, key, walk, s * SLOTS)
+    return np.int64(node) if stays else np.int64(-1)
+
+
+pick_edge_in_loop = inlined(pick_edge, draw_below=draw_below_in_loop)
+
+
+@body
+def take_step(indptr, neighbors, step, first_row, stays, key, begin, end, s, length, out):
+    """Step `s` of walks [begin, end), where all neighbors are equally likely.
+
+    Two loops without branches between walks: their reads, which miss the cache, are on their way together.
+    """
+    for walk in range(begin, end):
+        at = walk * (length + 1) + s
+        row = out[at] + first_row if out[at] >= 0 else np.int64(-1)
+        out[at + 1] = pick_edge_in_loop(indptr, row, key, walk, s)
+    for walk in range(begin, end):
+        at = walk * (length + 1) + s
+        position = out[at + 1]
+        out[at + 1] = neighbors[position * step] if position >= 0 else out[at] if stays else np.int64(-1)
+
+
+@body
+def take_weighted_step(indptr, neighbors, step, first_row, stays, back, near, far, is_sorted, key, begin, end, s,
+                       length, out):  # fmt: skip
+    """Step `s` of walks [begin, end), whose neighbors are weighed."""
+    for walk in range(begin, end):
+        at = walk * (length + 1) + s
+        node, before = out[at], out[at - 1] if s > 0 else np.int64(-1)
+        row = node + first_row if node >= 0 else np.int64(-1)
+        out[at + 1] = follow(indptr, neighbors, step, row, node, before, stays, back, near, far, is_sorted, key, walk,
+                             s)  # fmt: skip
 
 
 @cpu_kernel
 def walk_cpu(indptr, neighbors, step, rows, stays, back, near, far, is_sorted, key, out):
-    """Walks, int64 `[W, L + 1]` as one row of numbers, whose first nodes are there."""
+    """Walks, int64 `[W, L + 1]` as one row of numbers, whose first nodes are there.
+
+    `rows` says for each step what leads from a node to its row. Walks go on side by side, a block at a time.
+    """
     length = rows.shape[0]
-    for walk in prange(out.shape[0] // (length + 1)):
-        walk_from(indptr, neighbors, step, rows, stays, back, near, far, is_sorted, key, walk, length, out)
+    count = out.shape[0] // (length + 1)
+    for b in prange((count + BLOCK - 1) // BLOCK):
+        begin, end = b * BLOCK, min((b + 1) * BLOCK, count)
+        for s in range(length):
+            if back == near and near == far:
+                take_step(indptr, neighbors, step, rows[s], stays, key, begin, end, s, length, out)
+            else:
+                take_weighted_step(indptr, neighbors, step, rows[s], stays, back, near, far, is_sorted, key, begin,
+                                   end, s, length, out)  # fmt: skip
 
 
 @gpu_kernel("i8[] I[] i8 i8[] i8 i8 i8 i8 i8 u8 i8[]", I=("i4", "i8"))
@@ -115,5 +156,12 @@ def walk_gpu(indptr, neighbors, step, rows, stays, back, near, far, is_sorted, k
     length = np.int64(rows.shape[0])
     walk = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while walk < out.shape[0] // (length + 1):
-        walk_from(indptr, neighbors, step, rows, stays, back, near, far, is_sorted, key, walk, length, out)
+        at = walk * (length + 1)
+        node, before = np.int64(out[at]), np.int64(-1)
+        for s in range(length):
+            row = node + rows[s] if node >= 0 else np.int64(-1)
+            following = follow(indptr, neighbors, step, row, node, before, stays, back, near, far, is_sorted, key, walk,
+                               s)  # fmt: skip
+            before, node = node, following
+            out[at + s + 1] = node
         walk += np.int64(cuda.gridDim.x) * THREADS

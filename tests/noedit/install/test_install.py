@@ -239,9 +239,7 @@ def test_models_of_walks_are_ours_with_the_signature_of_pygs():
 
     models = [
         torch_geometric.nn.Node2Vec(edges, embedding_dim=8, walk_length=5, context_size=3, p=0.5, sparse=True),
-        torch_geometric.nn.MetaPath2Vec(
-            {("a", "to", "a"): edges}, 8, [("a", "to", "a")], walk_length=5, context_size=3
-        ),
+        torch_geometric.nn.MetaPath2Vec({kind: edges}, 8, [kind], walk_length=5, context_size=3),
     ]
 
     for model in models:
