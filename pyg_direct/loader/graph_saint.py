@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
 from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.batch_counters import WALK_START_DRAW
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import InducedLoader, check_count, load_saved, save_whole
@@ -25,7 +26,7 @@ from pyg_direct.ops.sampling.random import draw_below
 from pyg_direct.ops.sampling.walks import check_walk_length, walk
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.host.threads import one_thread
-from pyg_direct.sampler.graph_reader import count_nodes, read_topology
+from pyg_direct.sampler.graph_reader import compress_edges, count_nodes, read_topology
 from pyg_direct.sampling.induced_plan import PendingInduced, list_neighbors
 from pyg_direct.sampling.random_key import EpochKey, draw_seed, norm_key
 from pyg_direct.typing import Device
@@ -281,12 +282,13 @@ class GraphSAINTRandomWalkSampler(GraphSAINTSampler, pyg_loader.GraphSAINTRandom
                          placement=placement, topology_placement=topology_placement, feature_cache=feature_cache,
                          store_dtype=store_dtype, seed=seed, prefetch=prefetch, **kwargs)  # fmt: skip
 
-    def _open_drawing(self) -> NeighborLists:
-        """Rows of the targets of a node's edges."""
-        edges = self.data.edge_index
-        forward = CSRTopo(edges.to(self.device), num_nodes=self.N, direction="out")
-        return list_neighbors(forward.place(self.topology_placement, self.device))
+    def _open_drawing(self) -> tuple[NeighborLists, PlacedTopology]:
+        """Rows of the targets of a node's edges, and what has their memory."""
+        forward = compress_edges(self.data.edge_index, self.N, self.device, "out")
+        placed = forward.place(self.topology_placement, self.device)
+        return list_neighbors(placed), placed
 
     def _draw(self, items: Tensor, key: int) -> Tensor:
         start = draw_below(items, self.N, key=key, slot=WALK_START_DRAW)
-        return walk(self._drawing, start, self.walk_length, key=key).view(-1)
+        lists, _ = self._drawing
+        return walk(lists, start, self.walk_length, key=key).view(-1)
