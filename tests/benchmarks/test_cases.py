@@ -44,6 +44,7 @@ EXPECTED = {
     "whole_graphs": {"step, PyG", "step, accelerated", "inference, PyG over accelerated"},
     "inference": {"pyg_direct, rows on the host"},
     "hetero": {"1 relations", "100 relations", "LinkNeighborLoader over NeighborLoader, 16 nodes"},
+    "sets_and_walks": {"pyg_direct", "PyG", "PyG over pyg_direct", "steps"},
     "disk": {"rate", "rows of a batch", "step, features in host memory", "step, features in a file, 10 % in memory"},
     "hotness": {
         "hit rate by expectation",
