@@ -61,6 +61,30 @@ def test_batches_are_the_subgraphs_of_their_nodes(real_device, make):
         assert torch.equal(batch.edge_index[1], batch.edge_index[1].sort().values)
 
 
+@pytest.mark.sparse
+@pytest.mark.parametrize("name", MAKE)
+def test_batches_and_norms_are_pygs(name):
+    data, options = make_data(), {"num_steps": 30, "sample_coverage": 400, "log": False}
+    options |= {"nodes": {"batch_size": 9}, "edges": {"batch_size": 6}, "walks": {"batch_size": 4, "walk_length": 3}}[
+        name
+    ]
+    ours = MAKE[name](data, seed=3, device="cpu", **options)
+    theirs = getattr(pyg_loader, type(ours).__name__)(data, **options)
+
+    for batch in ours:
+        subgraph, _ = theirs.adj.saint_subgraph(batch.y)
+        expected = theirs._collate([(batch.y, subgraph)])
+        assert set(batch.keys()) == set(expected.keys())
+        assert torch.equal(batch.x, expected.x)
+        listed = [sorted(zip(*own.edge_index.tolist(), own.edge_attr.tolist(), strict=True))
+                  for own in (batch, expected)]  # fmt: skip
+        assert listed[0] == listed[1]
+    # Either counts in batches of its own.
+    assert torch.allclose(ours.node_norm, theirs.node_norm, rtol=0.3)
+    assert torch.allclose(ours.node_norm.mean(), theirs.node_norm.mean(), rtol=0.05)
+    assert torch.allclose(ours.edge_norm.median(), theirs.edge_norm.median(), rtol=0.1)
+
+
 @samplers
 def test_draws_follow_from_seed_epoch_and_number_on_every_device(real_device, make):
     sampler = make(make_data(), seed=5, device=real_device)
