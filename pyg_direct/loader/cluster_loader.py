@@ -47,7 +47,8 @@ class ClusterData(PygClusterData):  # type: ignore[misc]
         filename: Name of its file there, `metis.pt` by default.
         log: Whether to say on stderr that METIS runs.
         keep_inter_cluster_edges: Whether `data[i]` keeps edges that lead out of the cluster.
-        sparse_format: `csr`: edges of clusters and batches are sorted by source, then target; `csc`: the other way.
+        sparse_format: `csr`: edges of clusters and batches are sorted by source, then target; `csc`: the other way,
+            which accelerated models need not sort.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; a file of another graph.

@@ -214,7 +214,8 @@ def test_rows_that_are_learned_carry_their_gradient(name):
 def test_loaders_of_sets_of_nodes_are_ours_with_the_signature_of_pygs():
     loader, data = torch_geometric.loader, make_data()
 
-    clusters = loader.ClusterData(data, num_parts=4, log=False)
+    # A node each, for which METIS is not asked.
+    clusters = loader.ClusterData(data, num_parts=70, log=False)
     made = [
         clusters,
         loader.ClusterLoader(clusters, batch_size=2, shuffle=True, num_workers=2),
@@ -265,7 +266,7 @@ def test_classes_that_draw_nodes_themselves_are_left_to_pyg_with_a_word(said):
 
 def test_clusters_of_a_graph_are_where_the_graph_is():
     pyg_direct.install(device="data")
-    clusters = torch_geometric.loader.ClusterData(make_data(), 4, log=False)
+    clusters = torch_geometric.loader.ClusterData(make_data(), 70, log=False)
     made = torch_geometric.loader.ClusterLoader(clusters)
     pyg_direct.uninstall()
 
