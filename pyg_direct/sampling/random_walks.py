@@ -82,9 +82,15 @@ class WalkRows:
     """The rows of a placed topology, on the way to walks."""
 
     def __init__(self, topology: PlacedTopology) -> None:
-        # Who asks for these rows holds it: it knows them by it.
+        # Not held: these rows are kept as long as it is (see `find_rows`).
         self._topology = weakref.ref(topology)
         self._lists = list_neighbors(topology)
+        self._writes = self._count_writes()
+
+    def _count_writes(self) -> list[int]:
+        """How often the arrays were written to, which a program may have given."""
+        arrays = (self._lists.indptr, self._lists.neighbors)
+        return [0 if array.is_inference() else array._version for array in arrays]
 
     def walk(self, start: Tensor, walk_length: int, p: float, q: float, *, key: int) -> Tensor:
         """The walks from `start`, on the device of the rows; see `ops.sampling.walks.walk`."""
@@ -92,6 +98,9 @@ class WalkRows:
         assert topology is not None
         topology.check_process()
         topology.check_unchanged()
+        if self._count_writes() != self._writes:
+            self._writes = self._count_writes()
+            self.__dict__.pop("_sorted", None)
         is_biased = not (p == 1 and q == 1)
         return walk(self._sorted if is_biased else self._lists, start, walk_length, p, q, key=key, is_sorted=is_biased)
 

@@ -55,6 +55,21 @@ def test_rows_that_are_given_as_arrays_are_walked_as_they_are(real_device):
         assert torch.equal(got.cpu(), random_walk(topology, [0, 4], 7, p, q, seed=1, device="cpu"))
 
 
+def test_rows_that_are_written_to_are_sorted_anew():
+    indptr, indices = torch.tensor([0, 2, 3, 4]), torch.tensor([2, 1, 0, 0], dtype=torch.int32)
+    topology = CSRTopo(indptr=indptr, indices=indices)
+    walks = [random_walk(topology, [0] * 50, 6, 0.5, 2.0, seed=1, device="cpu")]
+
+    indices[:2] = 0
+    walks.append(random_walk(topology, [0] * 50, 6, 0.5, 2.0, seed=1, device="cpu"))
+    indices[0] = 5
+
+    assert set(walks[0].unique().tolist()) == {0, 1, 2}
+    assert set(walks[1].unique().tolist()) == {0}
+    with pytest.raises(IdError, match=r"indices must lie in \[0, 3\), got 5"):
+        random_walk(topology, [0], 2, device="cpu")
+
+
 def test_without_a_seed_walks_follow_torch():
     topology = CSRTopo(EDGES, num_nodes=6, direction="out")
 
