@@ -29,6 +29,7 @@ from benchmarks.loader.labor import SAMPLINGS, measure_fetched_bytes, measure_hu
 from benchmarks.loader.mixed import measure_mixed
 from benchmarks.loader.power import measure_training
 from benchmarks.loader.sampling_growth import measure_growth, measure_papers
+from benchmarks.loader.sets_and_walks import measure_sets, measure_walks
 from benchmarks.loader.small_graphs import measure_small_graphs
 from benchmarks.loader.startup import measure_startup
 from benchmarks.loader.typed_batches import (
@@ -187,6 +188,13 @@ def hetero(scale: float) -> Iterator[Row]:
     yield from measure_times(scale, PEER_WORKERS if on_gpu else (0, 2))
     graph = synthetic_graph("products", scale=scale / 4, topology_only=True, device=resolve_device(None)).to("cpu")
     yield from measure_links(graph.to_data(), _name(scale / 4))
+
+
+def sets_and_walks(scale: float) -> Iterator[Row]:
+    """Batches of clusters, of parts of all nodes and of GraphSAINT, and random walks, on a tenth of the graph."""
+    graph = synthetic_graph("products", scale=scale / 10, device=resolve_device(None).type).to("cpu")
+    yield from measure_sets(graph.to_data(), _name(scale / 10))
+    yield from measure_walks(graph.edge_index, graph.num_nodes, _name(scale / 10))
 
 
 def unified(scale: float) -> Iterator[Row]:
@@ -377,6 +385,7 @@ SHORT_CASES: dict[str, Case] = {
     "models": models,
     "hetero": hetero,
     "small_graphs": small_graphs,
+    "sets_and_walks": sets_and_walks,
     "startup": startup,
     "unified": unified,
     "power": power,

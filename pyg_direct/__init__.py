@@ -24,15 +24,23 @@ if TYPE_CHECKING:
     from pyg_direct.features.unified_device import enable_unified_device, unified_device
     from pyg_direct.features.unified_tensor import MemAdvise, UnifiedTensor, to_unified
     from pyg_direct.graph.csr_topo import CSRTopo
+    from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
     from pyg_direct.loader.data_loader import DataLoader
+    from pyg_direct.loader.graph_saint import (
+        GraphSAINTEdgeSampler,
+        GraphSAINTNodeSampler,
+        GraphSAINTRandomWalkSampler,
+    )
     from pyg_direct.loader.hgt_loader import HGTLoader
     from pyg_direct.loader.inference import infer, inference_loader
     from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
     from pyg_direct.loader.neighbor_loader import NeighborLoader
     from pyg_direct.loader.node_loader import NodeLoader
     from pyg_direct.loader.prefetch.processes import Producers
+    from pyg_direct.loader.random_node_loader import RandomNodeLoader
     from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
     from pyg_direct.loader.subgraph_loader import SubGraphLoader
+    from pyg_direct.loader.walk_models import MetaPath2Vec, Node2Vec
     from pyg_direct.nn.accelerate import accelerate
     from pyg_direct.nn.replay.graphed_step import GraphedStep
     from pyg_direct.nn.sorted_edges import to_edge_index
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
     from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler
     from pyg_direct.sampling.mixed_cpu_gpu import MixedGraphSageSampler, SampleJob
     from pyg_direct.sampling.negative_links import RandomNegativeSampler
+    from pyg_direct.sampling.random_walks import random_walk
 
 _serve_old_paths()
 
@@ -52,22 +61,30 @@ __version__ = "0.2.0"
 __all__ = [
     "Adj",
     "CSRTopo",
+    "ClusterData",
+    "ClusterLoader",
     "DataLoader",
     "DeviceConfig",
     "DeviceGroup",
     "Feature",
     "FeatureStore",
+    "GraphSAINTEdgeSampler",
+    "GraphSAINTNodeSampler",
+    "GraphSAINTRandomWalkSampler",
     "GraphSageSampler",
     "GraphedStep",
     "HGTLoader",
     "LinkLoader",
     "LinkNeighborLoader",
     "MemAdvise",
+    "MetaPath2Vec",
     "MixedGraphSageSampler",
     "NeighborLoader",
+    "Node2Vec",
     "NodeLoader",
     "Producers",
     "RandomNegativeSampler",
+    "RandomNodeLoader",
     "SampleJob",
     "ShaDowKHopSampler",
     "SubGraphLoader",
@@ -83,6 +100,7 @@ __all__ = [
     "init_p2p",
     "install",
     "p2pCliqueTopo",
+    "random_walk",
     "save_rows",
     "to_edge_index",
     "to_unified",
@@ -95,21 +113,29 @@ _ROOMS = {
     "Adj": "sampling.graphsage_sampler",
     "CSRTopo": "graph.csr_topo",
     "DataLoader": "loader.data_loader",
+    "ClusterData": "loader.cluster_loader",
+    "ClusterLoader": "loader.cluster_loader",
     "DeviceConfig": "features.row_files",
     "DeviceGroup": "runtime.cuda.peer_memory",
     "Feature": "features.feature",
     "FeatureStore": "features.feature_store",
+    "GraphSAINTEdgeSampler": "loader.graph_saint",
+    "GraphSAINTNodeSampler": "loader.graph_saint",
+    "GraphSAINTRandomWalkSampler": "loader.graph_saint",
     "GraphSageSampler": "sampling.graphsage_sampler",
     "GraphedStep": "nn.replay.graphed_step",
     "HGTLoader": "loader.hgt_loader",
     "LinkLoader": "loader.link_loader",
     "LinkNeighborLoader": "loader.link_loader",
     "MemAdvise": "features.unified_tensor",
+    "MetaPath2Vec": "loader.walk_models",
     "MixedGraphSageSampler": "sampling.mixed_cpu_gpu",
     "NeighborLoader": "loader.neighbor_loader",
+    "Node2Vec": "loader.walk_models",
     "NodeLoader": "loader.node_loader",
     "Producers": "loader.prefetch.processes",
     "RandomNegativeSampler": "sampling.negative_links",
+    "RandomNodeLoader": "loader.random_node_loader",
     "SampleJob": "sampling.mixed_cpu_gpu",
     "ShaDowKHopSampler": "loader.shadow_loader",
     "SubGraphLoader": "loader.subgraph_loader",
@@ -124,6 +150,7 @@ _ROOMS = {
     "init_p2p": "runtime.cuda.peer_memory",
     "install": "noedit.install",
     "p2pCliqueTopo": "runtime.cuda.peer_memory",
+    "random_walk": "sampling.random_walks",
     "save_rows": "features.row_files",
     "to_edge_index": "nn.sorted_edges",
     "to_unified": "features.unified_tensor",

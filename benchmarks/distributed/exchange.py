@@ -21,7 +21,7 @@ from benchmarks.distributed.scale_model import HOSTS, model_scaling
 from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
-from pyg_direct.distributed.partitioning.assign import assign_by_metis
+from pyg_direct.graph.metis import assign_by_metis
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.gloo_sockets import stay_on_host

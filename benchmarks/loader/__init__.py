@@ -1,1 +1,1 @@
-"""Batches: typed, timed and weighted ones, LABOR, growth with the graph, start, memory, power and accuracy."""
+"""Batches: typed, timed and weighted ones, sets of nodes, walks, LABOR, growth, start, memory, power and accuracy."""

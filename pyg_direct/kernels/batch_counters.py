@@ -45,3 +45,6 @@ TREE_DRAW = 2**62 + 1
 NEGATIVE_DRAW = 2**62 + 2
 # Likewise, for the nodes that a layer of HGT chooses.
 BUDGET_DRAW = 2**62 + 3
+# Slots that no step of a walk takes, for the node that it begins at, and for walks that lead anywhere.
+WALK_START_DRAW = 2**62 + 4
+WALK_ANYWHERE_DRAW = 2**62 + 5

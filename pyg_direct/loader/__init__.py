@@ -3,6 +3,9 @@
 - `neighbor_loader.py`, `link_loader.py`, `node_loader.py`, `hgt_loader.py`: PyG's loaders of these names.
 - `data_loader.py`: batches of many small graphs.
 - `shadow_loader.py`, `subgraph_loader.py`, `legacy_neighbor_loader.py`: further loaders.
+- `induced_loader.py`: batches that sets of nodes induce, of `random_node_loader.py`, `cluster_loader.py` and
+  `graph_saint.py`.
+- `walk_loader.py`, `walk_models.py`: batches of random walks, and PyG's models that are trained with them.
 - `base_loader.py`: epochs and batches that all of them share; `arguments.py`: their options.
 - `collate/`, `prefetch/`: the content of a batch, and batches made ahead.
 - `memory_placement.py`, `hot_row_ranking.py`: the memory of rows, and the rows that a loader will read most.
@@ -11,24 +14,42 @@
 """
 
 from pyg_direct.features.feature_store import FeatureStore
+from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
 from pyg_direct.loader.data_loader import DataLoader
+from pyg_direct.loader.graph_saint import (
+    GraphSAINTEdgeSampler,
+    GraphSAINTNodeSampler,
+    GraphSAINTRandomWalkSampler,
+    GraphSAINTSampler,
+)
 from pyg_direct.loader.hgt_loader import HGTLoader
 from pyg_direct.loader.legacy_neighbor_loader import NeighborSampler
 from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.loader.random_node_loader import RandomNodeLoader
 from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
 from pyg_direct.loader.subgraph_loader import SubGraphLoader
+from pyg_direct.loader.walk_models import MetaPath2Vec, Node2Vec
 
 __all__ = [
+    "ClusterData",
+    "ClusterLoader",
     "DataLoader",
     "FeatureStore",
+    "GraphSAINTEdgeSampler",
+    "GraphSAINTNodeSampler",
+    "GraphSAINTRandomWalkSampler",
+    "GraphSAINTSampler",
     "HGTLoader",
     "LinkLoader",
     "LinkNeighborLoader",
+    "MetaPath2Vec",
     "NeighborLoader",
     "NeighborSampler",
+    "Node2Vec",
     "NodeLoader",
+    "RandomNodeLoader",
     "ShaDowKHopSampler",
     "SubGraphLoader",
 ]

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric import loader as pyg_loader, sampler as pyg_sampler
-from torch_geometric.nn import HeteroConv, MessagePassing
+from torch_geometric.nn import HeteroConv, MessagePassing, models as pyg_models
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_direct import loader, sampler
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.placed_topology import AUTO_PLACEMENTS
+from pyg_direct.loader import walk_models
 from pyg_direct.loader.inference import check_inference_loader, infer
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate_one
@@ -137,8 +138,10 @@ class Replacement(NamedTuple):
 REPLACEMENTS = (
     *(Replacement(getattr(pyg_loader, name), getattr(loader, name))
       for name in ("NeighborLoader", "LinkNeighborLoader", "NodeLoader", "LinkLoader", "NeighborSampler", "HGTLoader",
-                   "ShaDowKHopSampler", "DataLoader")),
+                   "ShaDowKHopSampler", "DataLoader", "ClusterData", "ClusterLoader", "RandomNodeLoader",
+                   "GraphSAINTSampler", "GraphSAINTNodeSampler", "GraphSAINTEdgeSampler", "GraphSAINTRandomWalkSampler")),
     *(Replacement(getattr(pyg_sampler, name), getattr(sampler, name)) for name in ("NeighborSampler", "HGTSampler")),
+    *(Replacement(getattr(pyg_models, name), getattr(walk_models, name)) for name in ("Node2Vec", "MetaPath2Vec")),
 )  # fmt: skip
 
 # What was bound anew: (object, name of its attribute, what it was bound to before).

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import Subset
 from torch_geometric.data import InMemoryDataset
 from torch_geometric.data.data import BaseData
+from torch_geometric.loader import ClusterData
 
 from pyg_direct.errors import LoaderWarning
 from pyg_direct.noedit.lazy_ids import show_ids
@@ -151,9 +152,12 @@ def _find_device(data: Any) -> Any:
         data = data.dataset
     if isinstance(data, InMemoryDataset):
         data = data._data
+    elif isinstance(data, ClusterData):
+        data = data.data
     elif isinstance(data, list) and data and isinstance(data[0], BaseData):
         data = data[0]
-    parts = [part for store in data.stores for part in store.values()] if isinstance(data, BaseData) else [data]
+    stores = data.stores if isinstance(data, BaseData) else [data] if isinstance(data, Mapping) else [{"": data}]
+    parts = [part for store in stores for part in store.values()]
     for part in parts:
         # Methods of `SparseTensor`, properties of tensors.
         is_on_gpu, device = getattr(part, "is_cuda", False), getattr(part, "device", None)

@@ -559,7 +559,7 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
     content = read_content(edges)
     if isinstance(edges, Tensor) and edges.layout == torch.strided:
         try:
-            topology = _compress(edges, int(data.num_nodes), device)
+            topology = compress_edges(edges, int(data.num_nodes), device)
         except IdError as error:
             raise IdError(tell_count(str(error), data)) from error
     else:
@@ -573,16 +573,16 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
     return topology
 
 
-def _compress(edges: Tensor, num_nodes: int, device: torch.device) -> CSRTopo:
-    """The topology of a list of edges, made on the GPU where there is room."""
+def compress_edges(edges: Tensor, num_nodes: int, device: torch.device, direction: str = "in") -> CSRTopo:
+    """The topology of a list of edges, of in-neighbors or out-neighbors, made on the GPU where there is room."""
     if device.type == "cuda" and edges.shape[-1] * _COMPRESS_BYTES < free_bytes(device.index) // 2:
         try:
-            return CSRTopo(edges.to(device), num_nodes=num_nodes)
+            return CSRTopo(edges.to(device), num_nodes=num_nodes, direction=direction)
         except torch.OutOfMemoryError:
             # What is free need not be in one piece, and may have been taken meanwhile.
             pass
         torch.cuda.empty_cache()
-    return CSRTopo(edges.cpu(), num_nodes=num_nodes)
+    return CSRTopo(edges.cpu(), num_nodes=num_nodes, direction=direction)
 
 
 def remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: Any, value: Any, content: Any) -> None:

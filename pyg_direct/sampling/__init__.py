@@ -3,9 +3,11 @@
 - `plan_factory.py`: the plan that serves a topology.
 - `captured_plan.py`: what captured plans share, and results on their way.
 - `uniform_gpu.py`, `uniform_cpu.py`: plans of one node type and uniform draws.
+- `induced_plan.py`: edges among sets of nodes.
 - `hetero_plan.py`, `hetero_gpu.py`, `hgt_sampling.py`: plans with types, times and weights; `hetero_sample.py`: their
   samples.
 - `sampling_options.py`, `seeds.py`, `random_key.py`, `link_endpoints.py`, `negative_links.py`: inputs of a plan.
+- `random_walks.py`: walks over a placed topology.
 - `local_ids.py`: local ids of a batch's nodes.
 - `graphsage_sampler.py`, `mixed_cpu_gpu.py`: Quiver's samplers.
 """

@@ -16,6 +16,7 @@ _WORD = 2**64
 _DIRECT_CALLS = 2**63
 _SHUFFLES = 2**63 + 1
 _WORKERS = 2**63 + 2
+_NORMS = 2**63 + 3
 # Keys of so many batches are derived together, as one alone takes as long as the launch of a kernel.
 _TOGETHER = 256
 
@@ -93,3 +94,8 @@ def call_key(seed: int | None, number: int) -> int:
 def shuffle_key(seed: int, epoch: int) -> int:
     """Key of the order of an epoch's seeds."""
     return int(derive_key(seed, _SHUFFLES, epoch))
+
+
+def norm_key(seed: int, number: int) -> int:
+    """Key of the batch `number` of those that norms of nodes and edges are counted in."""
+    return int(derive_key(seed, _NORMS, number))

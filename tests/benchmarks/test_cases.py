@@ -46,6 +46,7 @@ EXPECTED = {
     "inference": {"pyg_direct, rows on the host"},
     "hetero": {"1 relations", "100 relations", "LinkNeighborLoader over NeighborLoader, 16 nodes"},
     "small_graphs": {"pyg_direct", "PyG's DataLoader, 0 workers", "PyG's DataLoader, 0 workers over pyg_direct"},
+    "sets_and_walks": {"pyg_direct", "PyG", "PyG over pyg_direct", "steps"},
     "disk": {"rate", "rows of a batch", "step, features in host memory", "step, features in a file, 10 % in memory"},
     "hotness": {
         "hit rate by expectation",

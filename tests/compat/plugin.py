@@ -12,6 +12,7 @@ if find_spec("pytorch_lightning") is not None:
     sys.modules["lightning"] = None  # type: ignore[assignment]
 
 import torch
+import torch_geometric.testing as testing
 import torch_geometric.testing.decorators as decorators
 import torch_geometric.typing as settings
 from torch_geometric.datasets import Planetoid
@@ -29,8 +30,9 @@ def _split_publicly(data):  # type: ignore[no-untyped-def]
     return data
 
 
-# Ours needs neither pyg-lib nor torch-sparse: tests that ask for pyg-lib's sampler are tests of ours. Where PyG's own
-# sampler is reached all the same, it fails for lack of pyg-lib, so that none of its passes count as ours.
+# Ours needs neither pyg-lib nor torch-sparse: tests that ask for pyg-lib's sampler, for a METIS of PyG's or, where we
+# need none, for torch-sparse are tests of ours. Where PyG's own is reached all the same, it fails for lack of these, so
+# that none of its passes count as ours.
 SETTINGS = ("WITH_PYG_LIB", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE")
 has_package = decorators.has_package
 
@@ -38,6 +40,16 @@ for name in SETTINGS:
     setattr(settings, name, True)
 decorators.WITH_PYG_LIB = True
 decorators.has_package = lambda package: package == "pyg_lib" or has_package(package)
+testing.withMETIS = lambda test: test
+with_package = testing.withPackage
+
+
+def _ask_for_packages(*packages):  # type: ignore[no-untyped-def]
+    name = sys._getframe(1).f_globals["__name__"].rpartition(".")[2]
+    return with_package(*[package for package in packages if (package, name) != ("torch_sparse", "test_graph_saint")])
+
+
+testing.withPackage = _ask_for_packages
 Planetoid.download = lambda self: None
 Planetoid.process = lambda self: self.save([_split_publicly(make_cora())], self.processed_paths[0])
 install(device="data")

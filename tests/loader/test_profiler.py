@@ -12,11 +12,15 @@ from torch.profiler import ProfilerActivity, profile
 from torch_geometric.testing import MyGraphStore
 
 from pyg_direct import (
+    ClusterData,
+    ClusterLoader,
     FeatureStore,
+    GraphSAINTRandomWalkSampler,
     HGTLoader,
     LinkNeighborLoader,
     NeighborLoader,
     NodeLoader,
+    RandomNodeLoader,
     ShaDowKHopSampler,
     SubGraphLoader,
 )
@@ -55,6 +59,10 @@ LOADERS = {
     "shadow": lambda device: ShaDowKHopSampler(make_data(), 2, 3, batch_size=16, device=device),
     "induced": lambda device: SubGraphLoader(make_data(), torch.arange(70), [3], batch_size=16, device=device),
     "sampler": lambda device: NodeLoader(make_data(), NeighborSampler(make_data(), [3], device=device), batch_size=16),
+    "clusters": lambda device: ClusterLoader(ClusterData(make_data(), 5, log=False), device=device),
+    "parts": lambda device: RandomNodeLoader(make_data(), 5, device=device),
+    "parts with types": lambda device: RandomNodeLoader(make_hetero(), 5, device=device),
+    "walks": lambda device: GraphSAINTRandomWalkSampler(make_data(), 5, 2, num_steps=5, device=device),
     "layers": lambda device: LayerLoader(make_data().edge_index, [3, 2], batch_size=16, device=device),
     "stores": make_stores,
 }

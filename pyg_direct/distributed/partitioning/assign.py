@@ -1,67 +1,23 @@
-"""Which part a node goes to: by METIS, or by one stream of the edges, with memory by the number of nodes."""
+"""Which part a node goes to, by one stream of the edges, with memory by the number of nodes (by METIS:
+`graph/metis.py`)."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
-from pyg_direct.errors import needs_extra
+from pyg_direct.graph.metis import Stream, is_even
 from pyg_direct.kernels.sampling.split_by_owner import cluster_edges_cpu, count_ties_cpu
 from pyg_direct.ops.run_kernel import cpu_chunks, run_cpu
-from pyg_direct.progress import show_wait, tell_ahead
 
 METHODS = ("hash", "range", "metis", "streaming")
 # Communities of at most this share of a part's edge ends can be packed into equal parts.
 _COMMUNITIES_A_PART = 8
-# How many times as many nodes as others a part of a stream may have before communities are looked at again.
-_UNEVEN = 1.1
 # Passes over the edges that move whole communities to the part they have most ties to, and bytes for their ties.
 _REFINEMENTS = 3
 _TIES_BYTES = 1 << 30
 # Communities that are looked at at a time.
 _COMMUNITIES_AT_ONCE = 1 << 20
-
-# Calls give the edges anew: (sources, targets), integers over one id space of all node types.
-Stream = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
-
-
-def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 0, *,
-                    progress: bool = False) -> np.ndarray:  # fmt: skip
-    """Part of each node, int64 `[N]`, so that few edges are cut, by pymetis; the edges are held in memory.
-
-    Parallel edges and both directions of an edge count as one edge of their number's weight. `progress` says what takes
-    long behind the stream.
-    """
-    if num_parts == 1 or num_nodes == 0:
-        return np.zeros(num_nodes, np.int64)
-    if num_parts >= num_nodes:
-        # METIS would put all of them into one.
-        return np.arange(num_nodes)
-    with needs_extra("method='metis'", "distributed"):
-        import pymetis
-
-    keys = [np.empty(0, np.int64)]
-    for sources, targets in stream():
-        a, b = sources.astype(np.int64), targets.astype(np.int64)
-        kept = a != b
-        keys += [a[kept] * num_nodes + b[kept], b[kept] * num_nodes + a[kept]]
-    with show_wait("partition: sorting edges for metis", items=sum(map(len, keys)) if progress else 0):
-        joined, weights = np.unique(np.concatenate(keys), return_counts=True)
-        neighbors = joined % num_nodes
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(joined // num_nodes, minlength=num_nodes))])
-    # It keeps the lock of the interpreter.
-    tell_ahead(f"partition: metis over {num_nodes:,} nodes and {len(joined) // 2:,} edges",
-               items=len(joined) if progress else 0)  # fmt: skip
-    adjacency = pymetis.CSRAdjacency(offsets, neighbors)
-    options = pymetis.Options(seed=seed)
-    parts = np.asarray(pymetis.part_graph(num_parts, adjacency, eweights=weights, options=options)[1], np.int64)
-    if not _is_even(parts, np.ones(num_nodes), num_parts):
-        # With few nodes a part some are left empty, unless parts are halved again and again.
-        halved = pymetis.part_graph(num_parts, adjacency, eweights=weights, options=options, recursive=True)[1]
-        parts = min(parts, np.asarray(halved, np.int64), key=lambda found: int(np.bincount(found).max()))
-    return parts
 
 
 def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: int) -> np.ndarray:
@@ -78,13 +34,13 @@ def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: 
     largest = max(1, 2 * num_edges // (num_parts * _COMMUNITIES_A_PART))
     labels, sizes = _cluster(stream, degree, largest)
     parts = _pack(sizes, num_parts)
-    if not _is_even(parts, sizes, num_parts):
+    if not is_even(parts, sizes, num_parts):
         del labels, sizes, parts
         # Each edge is counted twice now.
         labels, sizes = _cluster(stream, degree, 2 * largest)
         parts = _pack(sizes, num_parts)
     del degree
-    if not _is_even(parts, sizes, num_parts):
+    if not is_even(parts, sizes, num_parts):
         sizes = _cut(labels, sizes, -(-num_nodes // (num_parts * _COMMUNITIES_A_PART)))
         parts = _pack(sizes, num_parts)
     # Beside the ties, up to four words of each community that moves.
@@ -106,11 +62,6 @@ def _cluster(stream: Stream, degree: np.ndarray, largest: int) -> tuple[np.ndarr
         run_cpu(cluster_edges_cpu, sources, targets, degree, community, volume, largest)
     del volume
     return _number(community)
-
-
-def _is_even(parts: np.ndarray, sizes: np.ndarray, num_parts: int) -> bool:
-    """Whether no part has many more nodes than others."""
-    return bool(np.bincount(parts, weights=sizes).max() <= int(_UNEVEN * sizes.sum() / num_parts) + 1)
 
 
 def _cut(labels: np.ndarray, sizes: np.ndarray, most: int) -> np.ndarray:

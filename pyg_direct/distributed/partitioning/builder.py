@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from pyg_direct.distributed.partitioning.assign import assign_by_metis, assign_by_stream
+from pyg_direct.distributed.partitioning.assign import assign_by_stream
 from pyg_direct.distributed.partitioning.files import ArrayFile, Journal, OpenFiles, closing_all, write_array
 from pyg_direct.distributed.partitioning.inputs import Inputs
 from pyg_direct.distributed.partitioning.manifest import EdgeEntry, Manifest, NodeEntry, part_folder
 from pyg_direct.distributed.partitioning.partition_book import Book, table_dtype
 from pyg_direct.errors import IdError, needs_extra
+from pyg_direct.graph.metis import assign_by_metis
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.local_ids.csr import count_rows_cpu
 from pyg_direct.kernels.sampling.split_by_owner import group_buckets_cpu

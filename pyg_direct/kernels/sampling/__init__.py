@@ -5,4 +5,5 @@
 - `hetero.py`, `worklist.py`: picks over many relations; `captured_hops.py`: hops whose counts stay on a GPU.
 - `split_by_owner.py`, `remote_edges.py`: picks over parts of a graph.
 - `excluded_edges.py`, `expected_reads.py`: edges that a batch leaves out, and the reads that sampling expects.
+- `induced.py`, `walks.py`: edges among the nodes of a set, and random walks.
 """

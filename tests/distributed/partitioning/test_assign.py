@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pyg_direct.distributed.partitioning.assign import assign_by_metis, assign_by_stream
+from pyg_direct.distributed.partitioning.assign import assign_by_stream
 
 
 def draw_edges(num_nodes, num_edges, *, share=0.8, groups=50, ordered=False):
@@ -52,23 +52,3 @@ def test_communities_that_are_still_too_large_are_cut_without_more_memory():
     # Neighbors stay together.
     assert (parts[path[0]] != parts[path[1]]).sum() < 100
     assert peak < 32 * num_nodes + 1_000_000
-
-
-@pytest.mark.parametrize("num_parts", [40, 50])
-def test_metis_gives_each_node_a_part_where_there_are_enough(num_parts):
-    edges = np.random.default_rng(0).integers(0, 40, (2, 300))
-
-    parts = assign_by_metis(lambda: iter([tuple(edges)]), 40, num_parts)
-
-    assert np.bincount(parts).max() == 1
-
-
-@pytest.mark.parametrize(("num_nodes", "num_parts"), [(60, 30), (60, 45), (600, 300)])
-def test_metis_leaves_no_part_empty_where_nodes_are_few(num_nodes, num_parts):
-    edges = np.random.default_rng(0).integers(0, num_nodes, (2, 5 * num_nodes))
-
-    parts = assign_by_metis(lambda: iter([tuple(edges)]), num_nodes, num_parts)
-
-    counts = np.bincount(parts, minlength=num_parts)
-    assert counts.min() >= 1
-    assert counts.max() <= 4

@@ -4,8 +4,10 @@ Options come from the signatures, so that a new one without an entry fails here.
 """
 
 import inspect
+import os
 import time
 import warnings
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -15,12 +17,17 @@ from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct import (
+    ClusterData,
+    ClusterLoader,
     CSRTopo,
     DataLoader,
     Feature,
     FeatureStore,
     GraphedStep,
     GraphSageSampler,
+    GraphSAINTEdgeSampler,
+    GraphSAINTNodeSampler,
+    GraphSAINTRandomWalkSampler,
     HGTLoader,
     LinkLoader,
     LinkNeighborLoader,
@@ -29,6 +36,7 @@ from pyg_direct import (
     NodeLoader,
     Producers,
     RandomNegativeSampler,
+    RandomNodeLoader,
     SampleJob,
     ShaDowKHopSampler,
     SubGraphLoader,
@@ -56,6 +64,7 @@ SEEDS, LINKS = torch.arange(0, 60, 2), torch.arange(40).view(2, 20)
 TIMES = torch.arange(70) % 50
 PLAIN = {}
 COMMON = {"batch_size": 7, "seed": 1, "device": "cpu"}
+DRAWN = {"batch_size": 9, "num_steps": 4, "seed": 1, "device": "cpu", "log": False}
 
 
 def make_graph():
@@ -66,6 +75,7 @@ def make_graph():
 
 DATA, TYPED = make_graph(), make_hetero()
 TYPED["paper"].x = torch.rand(TYPED["paper"].num_nodes, 5, generator=torch.Generator().manual_seed(0))
+CLUSTERS = ClusterData(DATA, 20, log=False)
 
 
 def sampler_of(**options):
@@ -91,6 +101,13 @@ MAKE = {
     "NeighborSampler": lambda **options: LayerSampler(**{"edge_index": DATA.edge_index, "sizes": [3, 2],
                                                          "node_idx": SEEDS, **COMMON, **options}),
     "DataLoader": lambda **options: DataLoader(**{"dataset": MOLECULES, **COMMON, **options}),
+    "ClusterLoader": lambda **options: ClusterLoader(**{"cluster_data": CLUSTERS, **COMMON, **options}),
+    "RandomNodeLoader": lambda **options: RandomNodeLoader(**{"data": DATA, "num_parts": 9, "seed": 1, "device": "cpu",
+                                                              **options}),
+    "GraphSAINTNodeSampler": lambda **options: GraphSAINTNodeSampler(**{"data": DATA, **DRAWN, **options}),
+    "GraphSAINTEdgeSampler": lambda **options: GraphSAINTEdgeSampler(**{"data": DATA, **DRAWN, **options}),
+    "GraphSAINTRandomWalkSampler": lambda **options: GraphSAINTRandomWalkSampler(**{"data": DATA, "walk_length": 2,
+                                                                                   **DRAWN, **options}),
     "inference_loader": lambda **options: inference_loader(**{"data": DATA, **COMMON, **options}),
 }  # fmt: skip
 
@@ -270,6 +287,20 @@ NEIGHBOR = {**INPUTS, **list_windows(30, time_attr="time"), **SAMPLING, **OF_PYG
             "cold_policy": Refused("pinned", "needs a cache_policy"), "hotness": Refused("x", "hotness must be one of"),
             "presample": Refused(2, "needs hotness='frequency'")}  # fmt: skip
 OF_LINKS = {**OF_PYG, "input_id": Differs(torch.arange(20) + 500)}
+
+
+FOLDER = TemporaryDirectory()
+
+
+def has_file(sampler):
+    """Whether a sampler has saved its norms."""
+    return sampler.save_dir is not None and os.path.exists(os.path.join(sampler.save_dir, sampler._filename))
+
+
+SAINT = {**PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "shuffle": Said(True), "drop_last": Said(True),
+         "batch_sampler": Differs([[3], [0]]), "num_steps": Differs(3), "sample_coverage": Differs(2),
+         "save_dir": Seen(has_file, None, FOLDER.name, sample_coverage=1),
+         "log": Refused(3, "log must be")}  # fmt: skip
 LOADERS = {
     "NeighborLoader": (NeighborLoader, NEIGHBOR),
     "SubGraphLoader": (SubGraphLoader, {
@@ -294,6 +325,15 @@ LOADERS = {
     "ShaDowKHopSampler": (ShaDowKHopSampler, {
         **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "depth": Differs(1), "num_neighbors": Differs(1),
         "node_idx": Differs(SEEDS + 1), "replace": Differs(True)}),
+    "ClusterLoader": (ClusterLoader, {
+        **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "seed": Differs(2, shuffle=True)}),
+    "RandomNodeLoader": (RandomNodeLoader, {
+        **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "seed": Differs(2, shuffle=True), "num_parts": Differs(3),
+        "batch_sampler": Differs([[3, 0], [1]]),
+        "batch_size": Refused(3, "as it follows from num_parts")}),
+    "GraphSAINTNodeSampler": (GraphSAINTNodeSampler, SAINT),
+    "GraphSAINTEdgeSampler": (GraphSAINTEdgeSampler, SAINT),
+    "GraphSAINTRandomWalkSampler": (GraphSAINTRandomWalkSampler, {**SAINT, "walk_length": Differs(4)}),
     "NeighborSampler": (LayerSampler, {
         **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": Refused("pinned", "placement must be"),
         "sizes": Differs([1, 1]), "node_idx": Differs(SEEDS + 1), "num_nodes": Refused(3, "num_nodes"),
@@ -304,7 +344,7 @@ LOADERS = {
         "seed": Differs(2, shuffle=True)}),
 }  # fmt: skip
 # What is not an option, but what a loader is made of.
-GIVEN = {"data", "edge_index", "graph", "self"}
+GIVEN = {"data", "cluster_data", "edge_index", "graph", "self"}
 # What a partitioned graph has instead, or not at all.
 ELSEWHERE = {"device": Refused("cpu", "give it to DistGraph"), "placement": Refused("cpu", "give it to DistGraph"),
              "feature_cache": Refused("20%", "give DistGraph device_cache_size"),

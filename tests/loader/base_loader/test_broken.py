@@ -8,11 +8,22 @@ from itertools import count
 import pytest
 import torch
 
-from pyg_direct import Feature, HGTLoader, LinkNeighborLoader, NeighborLoader, ShaDowKHopSampler, save_rows
+from pyg_direct import (
+    ClusterData,
+    ClusterLoader,
+    Feature,
+    GraphSAINTRandomWalkSampler,
+    HGTLoader,
+    LinkNeighborLoader,
+    NeighborLoader,
+    RandomNodeLoader,
+    ShaDowKHopSampler,
+    save_rows,
+)
 from pyg_direct.loader.prefetch.cpu_threads import Background
 from pyg_direct.ops.local_ids import bitmap, bitmap as union, csr, relabel
 from pyg_direct.ops.rows import gather, scatter
-from pyg_direct.ops.sampling import hetero, random, uniform
+from pyg_direct.ops.sampling import hetero, induced, random, uniform, walks
 from pyg_direct.sampling import local_ids, uniform_cpu, uniform_gpu
 from tests.batches import make_data
 from tests.graphs import make_random_graph
@@ -30,6 +41,9 @@ LOADERS = {
     "links": lambda: LinkNeighborLoader(DATA, [2], DATA.edge_index[:, :30], neg_sampling="binary", **OPTIONS),
     "hgt": lambda: HGTLoader(HETERO, [4, 3], "paper", **OPTIONS),
     "shadow": lambda: ShaDowKHopSampler(DATA, 2, 2, **OPTIONS),
+    "clusters": lambda: ClusterLoader(ClusterData(DATA, 9, log=False), **{**OPTIONS, "batch_size": 2}),
+    "parts": lambda: RandomNodeLoader(DATA, 4, seed=3, device="cpu", prefetch=0),
+    "walks": lambda: GraphSAINTRandomWalkSampler(DATA, walk_length=2, num_steps=4, **OPTIONS),
 }
 
 
@@ -63,8 +77,8 @@ def break_call(monkeypatch, places, number):
 
 def find_kernel_calls():
     """Where modules call CPU loops."""
-    modules = (csr, random, gather, hetero, bitmap, uniform, relabel, scatter, union, uniform_gpu, local_ids,
-               uniform_cpu)  # fmt: skip
+    modules = (csr, random, gather, hetero, bitmap, induced, uniform, relabel, scatter, union, uniform_gpu, local_ids,
+               uniform_cpu, walks)  # fmt: skip
     return [(module, "run_cpu") for module in modules if hasattr(module, "run_cpu")]
 
 

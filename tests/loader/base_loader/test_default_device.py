@@ -5,13 +5,19 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from pyg_direct import (
+    ClusterData,
+    ClusterLoader,
     CSRTopo,
     DataLoader,
     Feature,
     GraphSageSampler,
+    GraphSAINTEdgeSampler,
+    GraphSAINTNodeSampler,
+    GraphSAINTRandomWalkSampler,
     HGTLoader,
     LinkNeighborLoader,
     NeighborLoader,
+    RandomNodeLoader,
     ShaDowKHopSampler,
     inference_loader,
 )
@@ -26,6 +32,12 @@ DATA, TYPED = make_data(weight=torch.rand(600), time=torch.arange(600)), make_he
 GRAPHS, TYPED_GRAPHS = make_molecules(40, size=lambda i, n, e: i), InMemory(make_typed(20))
 SEEDS, LINKS, KIND = torch.arange(40), DATA.edge_index[:, :20], TYPED.node_types[0]
 COMMON = {"batch_size": 16, "seed": 1}
+
+
+def without_size(options):
+    return {name: value for name, value in options.items() if name != "batch_size"}
+
+
 LOADERS = {
     "plain": lambda **options: NeighborLoader(DATA, [3, 2], SEEDS, shuffle=True, **options),
     "all nodes": lambda **options: NeighborLoader(DATA, [3, 2], **options),
@@ -46,6 +58,13 @@ LOADERS = {
                                                      **{**options, "batch_size": 300}),
     "hgt": lambda **options: HGTLoader(TYPED, [9, 9], KIND, **options),
     "shadow": lambda **options: ShaDowKHopSampler(DATA, 2, 3, **options),
+    "clusters": lambda **options: ClusterLoader(ClusterData(DATA, 5, log=False), shuffle=True,
+                                                **{**options, "batch_size": 2}),
+    "parts": lambda **options: RandomNodeLoader(DATA, 4, shuffle=True, **without_size(options)),
+    "parts with types": lambda **options: RandomNodeLoader(TYPED, 4, shuffle=True, **without_size(options)),
+    "sources": lambda **options: GraphSAINTNodeSampler(DATA, num_steps=2, sample_coverage=1, log=False, **options),
+    "ends": lambda **options: GraphSAINTEdgeSampler(DATA, num_steps=2, sample_coverage=1, log=False, **options),
+    "walks": lambda **options: GraphSAINTRandomWalkSampler(DATA, walk_length=3, num_steps=2, **options),
     "layers": lambda **options: LayerLoader(DATA.edge_index, [3, 2], **options),
     "graphs": lambda **options: DataLoader(GRAPHS, shuffle=True, follow_batch=["x", "y"], **options),
     "graphs of types": lambda **options: DataLoader(TYPED_GRAPHS, **options),

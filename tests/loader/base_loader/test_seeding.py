@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 from pyg_direct import (
+    ClusterData,
+    ClusterLoader,
     CSRTopo,
     DataLoader as SmallGraphLoader,
     GraphSageSampler,
@@ -23,6 +25,7 @@ from pyg_direct import (
     NodeLoader,
     Producers,
     RandomNegativeSampler,
+    RandomNodeLoader,
     SampleJob,
     ShaDowKHopSampler,
     SubGraphLoader,
@@ -35,6 +38,7 @@ from tests.hetero_data import make_hetero
 from tests.loader.data_loader.small_graphs import make_molecules
 
 DATA, TYPED = make_data(), make_hetero()
+CLUSTERS = ClusterData(DATA, 12, log=False)
 TOPO, KIND = CSRTopo(DATA.edge_index), TYPED.node_types[0]
 GRAPHS = make_molecules(70)
 SHUFFLED = {"batch_size": 16, "shuffle": True}
@@ -52,6 +56,9 @@ LOADERS = {
     "subgraphs": lambda **options: SubGraphLoader(DATA, None, [3], **options),
     "hgt": lambda **options: HGTLoader(TYPED, [9, 9], KIND, **options),
     "shadow": lambda **options: ShaDowKHopSampler(DATA, 2, 3, **options),
+    "clusters": lambda **options: ClusterLoader(CLUSTERS, **{**options, "batch_size": 2}),
+    "parts": lambda device, shuffle=True, batch_size=16, **options: RandomNodeLoader(DATA, 5, shuffle=shuffle,
+                                                                                     device=device, **options),
     "layers": lambda **options: LayerLoader(DATA.edge_index, [3, 2], **options),
     "graphs": lambda **options: SmallGraphLoader(GRAPHS, **options),
     "mixed": lambda **options: MixedGraphSageSampler(

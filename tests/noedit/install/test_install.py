@@ -225,6 +225,7 @@ def test_all_names_are_said_when_asked(said):
 
     _, names = said.messages
     assert "loader.NeighborLoader" in names
+    assert "loader.ClusterLoader" in names
     assert "TemporalDataLoader" in names
 
 
@@ -273,6 +274,69 @@ def test_rows_that_are_learned_carry_their_gradient(name):
         batch.x.sum().backward()
         assert data.x.grad.count_nonzero()
         data.x.data.add_(1)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_loaders_of_sets_of_nodes_are_ours_with_the_signature_of_pygs():
+    loader, data = torch_geometric.loader, make_data()
+
+    # A node each, for which METIS is not asked.
+    clusters = loader.ClusterData(data, num_parts=70, log=False)
+    made = [
+        clusters,
+        loader.ClusterLoader(clusters, batch_size=2, shuffle=True, num_workers=2),
+        loader.RandomNodeLoader(data, num_parts=3, shuffle=True),
+        loader.RandomNodeLoader(make_hetero_data(), 3),
+        loader.GraphSAINTNodeSampler(data, 5, 2, 1, None, False),
+        loader.GraphSAINTEdgeSampler(data, batch_size=5, num_steps=2),
+        loader.GraphSAINTRandomWalkSampler(data, 5, 2, 2, num_workers=4),
+    ]
+
+    for one in made:
+        name = type(one).__name__
+        assert type(one) is getattr(pyg_direct, name)
+        assert isinstance(one, PYG[f"loader.{name}"])
+        assert len(list(one)) == len(one)
+    assert made[1].cluster_data is clusters
+
+
+@pytest.mark.usefixtures("_installed")
+def test_models_of_walks_are_ours_with_the_signature_of_pygs():
+    edges, kind, options = make_data().edge_index, ("a", "to", "a"), {"batch_size": 16, "num_workers": 2}
+
+    models = [
+        torch_geometric.nn.Node2Vec(edges, embedding_dim=8, walk_length=5, context_size=3, p=0.5, sparse=True),
+        torch_geometric.nn.MetaPath2Vec({kind: edges}, 8, [kind], walk_length=5, context_size=3),
+    ]
+
+    for model in models:
+        name = type(model).__name__
+        assert type(model) is getattr(pyg_direct, name)
+        assert isinstance(model, PYG[f"nn.{name}"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            batches = list(model.loader(**options))
+        assert all(model.loss(*batch).requires_grad for batch in batches)
+        assert type(copy.copy(model)) is type(model)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_classes_that_draw_nodes_themselves_are_left_to_pyg_with_a_word(said):
+    class Mine(torch_geometric.loader.GraphSAINTSampler):
+        def __init__(self, data):
+            self.data = data
+
+    assert type(Mine(make_data())) is Mine
+    assert said.messages == ["Mine left to PyG: it is a class of the program, derived from PyG's"]
+
+
+def test_clusters_of_a_graph_are_where_the_graph_is():
+    pyg_direct.install(device="data")
+    clusters = torch_geometric.loader.ClusterData(make_data(), 70, log=False)
+    made = torch_geometric.loader.ClusterLoader(clusters)
+    pyg_direct.uninstall()
+
+    assert made.device.type == "cpu"
 
 
 @pytest.mark.usefixtures("_installed")

@@ -1,0 +1,108 @@
+"""Batches of sets of nodes with the edges among them, and random walks, in turns with PyG's where these run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+import torch_geometric.loader as pyg_loader
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import MetaPath2Vec as PygMetaPath2Vec
+from torch_geometric.typing import WITH_TORCH_SPARSE
+
+from pyg_direct.bench.result_row import Row
+from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
+from pyg_direct.loader.graph_saint import GraphSAINTEdgeSampler, GraphSAINTNodeSampler, GraphSAINTRandomWalkSampler
+from pyg_direct.loader.random_node_loader import RandomNodeLoader
+from pyg_direct.loader.walk_models import MetaPath2Vec
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.sampling.random_walks import random_walk
+
+# Turns of ours and PyG's, and batches of each turn.
+_TURNS, _BATCHES = 5, 24
+_STEPS = 20
+
+
+def measure_sets(data: Data, name: str) -> Iterator[Row]:
+    """Milliseconds of a batch of each loader of sets of nodes.
+
+    Args:
+        data: The graph, on the CPU.
+        name: Of the graph.
+    """
+    num_nodes = int(data.num_nodes or 0)
+    clusters = ClusterData(data, max(2, num_nodes // 100), log=False)
+    some: dict[str, Any] = {"batch_size": max(1, num_nodes // 20), "num_steps": _BATCHES + 1}
+    yield from _compare(f"sets/{name}/clusters of 100 nodes, 20 a batch",
+                        lambda: ClusterLoader(clusters, batch_size=20, shuffle=True),
+                        lambda: pyg_loader.ClusterLoader(clusters, batch_size=20, shuffle=True))  # fmt: skip
+    yield from _compare(f"sets/{name}/a hundredth of the nodes", lambda: RandomNodeLoader(data, 100, shuffle=True),
+                        lambda: pyg_loader.RandomNodeLoader(data, 100, shuffle=True))  # fmt: skip
+    for ours, options in ((GraphSAINTNodeSampler, some), (GraphSAINTEdgeSampler, some),
+                          (GraphSAINTRandomWalkSampler, {**some, "walk_length": 2})):  # fmt: skip
+        theirs = getattr(pyg_loader, ours.__name__)
+        yield from _compare(f"sets/{name}/{ours.__name__}", lambda: ours(data, **options),  # noqa: B023
+                            (lambda: theirs(data, **options)) if WITH_TORCH_SPARSE else None)  # noqa: B023  # fmt: skip
+
+
+def measure_walks(edge_index: Tensor, num_nodes: int, name: str) -> Iterator[Row]:
+    """Steps a second of uniform walks and node2vec's from all nodes, and milliseconds of a batch of MetaPath2Vec.
+
+    Args:
+        edge_index: int64 `[2, E]`, on the CPU.
+        num_nodes: N.
+        name: Of the graph.
+    """
+    device = resolve_device(None)
+    topology = CSRTopo(edge_index, num_nodes=num_nodes, direction="out")
+    start = torch.arange(num_nodes, device=device)
+    # As many reads of an offset and a neighbor, without what chooses them.
+    places = torch.randint(max(1, edge_index.shape[1]), (start.numel() * _STEPS,), device=device)
+    neighbors = topology.place("auto", device).indices
+    read = time_on_clock(lambda: neighbors[places], 5)
+    for p, q in ((1.0, 1.0), (1.0, 0.5)):
+        seconds = time_on_clock(lambda: random_walk(topology, start, _STEPS, p, q, seed=1, device=device), 5)  # noqa: B023
+        rates = [start.numel() * _STEPS / 1e6 / one for one in seconds]
+        limit = start.numel() * _STEPS / 1e6 / sorted(read)[len(read) // 2]
+        yield Row.of(f"walks/{name}/p={p:g}, q={q:g}", "steps", "M/s", rates, limit, "random reads of neighbors")
+    kind = ("node", "to", "node")
+    options: dict[str, Any] = {"edge_index_dict": {kind: edge_index}, "embedding_dim": 8, "metapath": [kind],
+                               "walk_length": 50, "context_size": 7, "walks_per_node": 5, "num_negative_samples": 5,
+                               "num_nodes_dict": {"node": num_nodes}}  # fmt: skip
+    yield from _compare(f"walks/{name}/MetaPath2Vec, 128 nodes",
+                        lambda: MetaPath2Vec(**options).loader(batch_size=128, shuffle=True),
+                        lambda: PygMetaPath2Vec(**options).loader(batch_size=128, shuffle=True))  # fmt: skip
+
+
+def _compare(case: str, ours: Callable[[], Any], theirs: Callable[[], Any] | None) -> Iterator[Row]:
+    """Rows of two loaders that take turns."""
+    made = {"pyg_direct": ours()} | ({} if theirs is None else {"PyG": theirs()})
+    times: dict[str, list[float]] = {name: [] for name in made}
+    for _ in range(1 + _TURNS):
+        for name, loader in made.items():
+            times[name].append(_time_batches(loader))
+    # The first turn compiles.
+    times = {name: own[1:] for name, own in times.items()}
+    for name, own in times.items():
+        yield Row.of(case, name, "ms", own)
+    if theirs is not None:
+        ratios = [other / own for own, other in zip(times["pyg_direct"], times["PyG"], strict=True)]
+        yield Row.of(case, "PyG over pyg_direct", "x", ratios)
+
+
+def _time_batches(loader: Any) -> float:
+    """Milliseconds of a batch, the first of an epoch left out."""
+    batches = iter(loader)
+    next(batches)
+    wait_for_gpu()
+    begin, count = time.perf_counter(), 0
+    for _ in islice(batches, _BATCHES):
+        count += 1
+    wait_for_gpu()
+    return (time.perf_counter() - begin) * 1e3 / max(1, count)

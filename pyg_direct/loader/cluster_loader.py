@@ -1,0 +1,215 @@
+"""`ClusterData` and `ClusterLoader`: clusters of a graph and batches of some of them, after PyG's classes."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch_geometric.typing
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import ClusterData as PygClusterData, ClusterLoader as PygClusterLoader
+from torch_geometric.loader.cluster import Partition
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.metis import assign_by_metis
+from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.induced_loader import InducedLoader, check_count, load_saved, save_whole
+from pyg_direct.loader.sampler_loader import read_positions
+from pyg_direct.ops.argument_checks import check_edge_list, check_flag, check_ids
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.sampler.graph_reader import count_nodes
+from pyg_direct.sampling.induced_plan import PendingInduced
+from pyg_direct.sampling.random_key import EpochKey
+from pyg_direct.typing import Device
+
+_FORMATS = ("csr", "csc")
+
+
+class ClusterData(PygClusterData):  # type: ignore[misc]
+    """Clusters of a graph (Cluster-GCN, Chiang et al., KDD 2019), after PyG's `ClusterData`; `data[i]` is one of them.
+
+    METIS runs by pymetis (extra `distributed`), without pyg-lib and torch-sparse; where pymetis is not installed and
+    PyG has a METIS of its own, by that. Nodes that few edges join go to different clusters; both directions of an edge
+    count. The attribute `partition` is PyG's, with permutations of nodes and edges, and files are PyG's too.
+
+    Args:
+        data: A `Data` with `edge_index`.
+        num_parts: Clusters, at least 1.
+        recursive: Halve the graph again and again instead of making all clusters at once.
+        save_dir: Folder that keeps the partition for the next time; None for none.
+        filename: Name of its file there, `metis.pt` by default.
+        log: Whether to say on stderr that METIS runs.
+        keep_inter_cluster_edges: Whether `data[i]` keeps edges that lead out of the cluster.
+        sparse_format: `csr`: edges of clusters and batches are sorted by source, then target; `csc`: the other way,
+            which accelerated models need not sort.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; a file of another graph.
+        ModuleNotFoundError: neither pymetis nor a METIS of PyG's is installed.
+    """
+
+    def __init__(self, data: Data, num_parts: int, recursive: bool = False, save_dir: str | None = None,
+                 filename: str | None = None, log: bool = True, keep_inter_cluster_edges: bool = False,
+                 sparse_format: str = "csr") -> None:  # fmt: skip
+        num_nodes = _check_data(data)
+        if sparse_format not in _FORMATS:
+            raise ArgumentError(f"sparse_format must be one of {', '.join(_FORMATS)}, got {sparse_format!r}")
+        self.num_parts, self.sparse_format = check_count("num_parts", num_parts), sparse_format
+        self.recursive = check_flag("recursive", recursive)
+        self.keep_inter_cluster_edges = check_flag("keep_inter_cluster_edges", keep_inter_cluster_edges)
+        folder = f"part_{num_parts}{'_recursive' if self.recursive else ''}"
+        path = Path(save_dir or "", folder, filename or "metis.pt")
+        if save_dir is not None and path.exists():
+            self.partition = load_saved("filename", "partition that ClusterData has saved", path, [Partition])
+            self._check_file(path, num_nodes, data.edge_index.shape[1])
+        else:
+            if log:
+                print("Computing METIS partitioning...", file=sys.stderr)
+            self.partition = self._partition(data.edge_index, self._metis(data.edge_index, num_nodes))
+            if save_dir is not None:
+                save_whole(self.partition, path)
+            if log:
+                print("Done!", file=sys.stderr)
+        self.data = self._permute_data(data, self.partition)
+
+    def _metis(self, edge_index: Tensor, num_nodes: int) -> Tensor:
+        """Cluster of each node, int64 `[N]`."""
+        has_other = torch_geometric.typing.WITH_METIS or torch_geometric.typing.WITH_TORCH_SPARSE
+        if find_spec("pymetis") is None and has_other:
+            return super()._metis(edge_index, num_nodes)
+        source, target = edge_index.cpu().numpy()
+        parts = assign_by_metis(lambda: iter([(source, target)]), num_nodes, self.num_parts, recursive=self.recursive,
+                                what=type(self).__name__)  # fmt: skip
+        return torch.from_numpy(parts).to(edge_index.device)
+
+    def _check_file(self, path: Path, num_nodes: int, num_edges: int) -> None:
+        """Check that a partition that was read is one of this graph.
+
+        Raises:
+            ArgumentError: it is not.
+        """
+        found = self.partition
+        rule = f"filename must be a partition of the {num_nodes} nodes and {num_edges} edges of data into " \
+               f"{self.num_parts} clusters as {self.sparse_format}"  # fmt: skip
+        way = f"delete {str(path)!r}, or give another save_dir or filename"
+        if not isinstance(found, Partition):
+            raise ArgumentError(f"{rule}, got {type(found).__name__}: {way}")
+        sizes = found.node_perm.numel(), found.edge_perm.numel(), found.partptr.numel() - 1, found.sparse_format
+        if sizes != (num_nodes, num_edges, self.num_parts, self.sparse_format):
+            raise ArgumentError(f"{rule}, got one of {sizes[0]} nodes and {sizes[1]} edges into {sizes[2]} as "
+                                f"{sizes[3]}: {way}")  # fmt: skip
+
+
+class ClusterLoader(InducedLoader, PygClusterLoader):  # type: ignore[misc]
+    """Batches of clusters with all edges among their nodes, after PyG's `ClusterLoader`, on `device`.
+
+    Nodes stand cluster after cluster; edges and attributes are those of PyG's batches, in the same order. Edges that
+    lead out of a cluster are in a batch where they lead to another of its clusters.
+
+    Args:
+        cluster_data: A `ClusterData`, of PyG's or ours.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` in clusters and `shuffle`; options
+            of workers are absorbed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    _pyg_hooks = ("_collate",)
+
+    def __init__(self, cluster_data: PygClusterData, *, device: Device = None, placement: str = "auto",
+                 topology_placement: str | None = None, feature_cache: int | str | None = None,
+                 store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
+                 **kwargs: Any) -> None:  # fmt: skip
+        if not isinstance(cluster_data, PygClusterData):
+            raise ArgumentTypeError(f"cluster_data must be a ClusterData, got {type(cluster_data).__name__}")
+        self.cluster_data = cluster_data
+        partition = cluster_data.partition
+        self._topology = CSRTopo(indptr=partition.indptr, indices=partition.index)
+        self._begins = _read_begins(partition)
+        self._direction = "out" if partition.sparse_format == "csr" else "in"
+        # Tells which attributes are of edges; those of batches come from the rows.
+        last = max(0, self._topology.node_count - 1)
+        self._edges = torch.full((2, 1), last, device="cpu").expand(2, self._topology.edge_count)
+        self._open_induced(cluster_data.data, len(self._begins) - 1, 1, device, placement, topology_placement,
+                           feature_cache, store_dtype, seed, prefetch, kwargs)  # fmt: skip
+
+    def _open_topology(self) -> CSRTopo:
+        return self._topology
+
+    def _show(self) -> Data:
+        shown = copy.copy(self.data)
+        shown.edge_index = self._edges
+        return shown
+
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> PendingInduced:
+        return self._start(seeds.positions)
+
+    def _start(self, clusters: Tensor) -> PendingInduced:
+        """Start to find the subgraph of clusters."""
+        assert self._plan is not None
+        chosen = clusters.numpy()
+        begins = self._begins[chosen]
+        sizes = self._begins[chosen + 1] - begins
+        total = int(sizes.sum())
+        # Nodes of a cluster stand in a row; the first of each among those of the batch leads to the others.
+        shifts, counts = upload(np.stack([begins - np.cumsum(sizes) + sizes, sizes]), self.device).unbind()
+        nodes = shifts.repeat_interleave(counts, output_size=total)
+        return self._plan.submit(nodes.add_(torch.arange(total, device=self.device)))
+
+    def _collate(self, batch: Any) -> Data:
+        """The batch of these clusters (PyG's hook).
+
+        Args:
+            batch: Numbers of clusters, int64 `[B]` or a list.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
+        """
+        self._prepare()
+        return self._build(self._start(read_positions(batch, len(self._begins) - 1)).finish())
+
+    def _collate_items(self, index: Any) -> Data:
+        return self._collate(index)
+
+
+def _check_data(data: Any) -> int:
+    """The number of nodes of a graph that clusters are made of.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: `data`, rule and value.
+        NotImplementedError: a graph with `adj_t` beside its edges.
+    """
+    if not isinstance(data, Data):
+        raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
+    if not isinstance(data.edge_index, Tensor):
+        raise ArgumentTypeError(f"data.edge_index must be a tensor, got {type(data.edge_index).__name__}: clusters are "
+                                "made of it")  # fmt: skip
+    if "adj_t" in data:
+        raise NotImplementedError("data with edge_index and adj_t: delete one of them")
+    check_edge_list("data.edge_index", data.edge_index)
+    num_nodes = count_nodes(data)
+    check_ids("data.edge_index", data.edge_index.reshape(-1).cpu(), num_nodes)
+    return num_nodes
+
+
+def _read_begins(partition: Partition) -> np.ndarray:
+    """Where each cluster begins, and the end of the last, int64 `[P + 1]` on the host.
+
+    Raises:
+        ArgumentError: the clusters do not hold the nodes.
+    """
+    begins = partition.partptr.cpu().numpy()
+    num_nodes = partition.indptr.numel() - 1
+    if begins.ndim != 1 or not len(begins) or begins[0] != 0 or begins[-1] != num_nodes or np.any(np.diff(begins) < 0):
+        raise ArgumentError(f"cluster_data.partition.partptr must not decrease from 0 to the {num_nodes} nodes, got "
+                            f"{begins.tolist()[:8]}")  # fmt: skip
+    return begins.astype(np.int64)

@@ -1,0 +1,294 @@
+"""GraphSAINT's samplers (Zeng et al., ICLR 2020), after PyG's classes of these names, on the device.
+
+Each draws nodes for a batch, which has all edges among them. Norms count how often batches have each node and edge.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric.loader as pyg_loader
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.placed_topology import PlacedTopology
+from pyg_direct.kernels.batch_counters import WALK_START_DRAW
+from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.induced_loader import InducedLoader, check_count, load_saved, save_whole
+from pyg_direct.ops.argument_checks import check_flag
+from pyg_direct.ops.sampling.induced import NeighborLists
+from pyg_direct.ops.sampling.random import draw_below
+from pyg_direct.ops.sampling.walks import check_walk_length, walk
+from pyg_direct.progress import Bar
+from pyg_direct.runtime.host.threads import one_thread
+from pyg_direct.sampler.graph_reader import compress_edges, count_nodes, read_topology
+from pyg_direct.sampling.induced_plan import PendingInduced, list_neighbors
+from pyg_direct.sampling.random_key import EpochKey, draw_seed, norm_key
+from pyg_direct.typing import Device
+
+# As in PyG: norms of edges that batches hardly ever have, and what stands for a count of zero.
+_MOST_NORM, _NO_COUNT = 1e4, 0.1
+
+
+class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: ignore[misc]
+    """Batches of subgraphs that drawn nodes induce, after PyG's class; one of the three below it draws them.
+
+    A batch has its nodes ascending, its edges sorted by target, and `num_nodes`. With `sample_coverage` it also has
+    `node_norm` and `edge_norm`, PyG's: where C_v and C_e of S batches had node v and edge e, S / (N C_v), and for an
+    edge from v C_v / C_e, at most 10,000. They are counted once, in batches of their own, as the sampler is made.
+
+    Args:
+        data: A `Data` with `edge_index`.
+        batch_size: Draws of a batch, at least 1: nodes, edges or walks.
+        num_steps: Batches of an epoch, at least 1.
+        sample_coverage: How often batches that norms are counted in must have a node, on average; 0 for no norms.
+        save_dir: Folder that keeps the norms for the next time; None for none. Files are PyG's.
+        log: Whether to show a bar while norms are counted.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
+
+    Attributes:
+        node_norm, edge_norm: float32 `[N]` and `[E]` on the CPU, with `sample_coverage`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; a file of another graph.
+    """
+
+    _pyg_hooks = ("_sample_nodes", "_collate", "__getitem__")
+    # What batches are drawn from, where that is more than the rows.
+    _drawing: Any = None
+    _norms: dict[str, Tensor] | None = None
+
+    def __init__(self, data: Data, batch_size: int, num_steps: int = 1, sample_coverage: int = 0,
+                 save_dir: str | None = None, log: bool = True, *, device: Device = None, placement: str = "auto",
+                 topology_placement: str | None = None, feature_cache: int | str | None = None,
+                 store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
+                 **kwargs: Any) -> None:  # fmt: skip
+        self.N, self.E = self._check_data(data)
+        self._batch_size, self.num_steps = check_count("batch_size", batch_size), check_count("num_steps", num_steps)
+        self.sample_coverage = check_count("sample_coverage", sample_coverage, 0)
+        self.save_dir, self.log = save_dir, check_flag("log", log)
+        unused = {name: kwargs.pop(name) for name in ("shuffle", "drop_last") if kwargs.get(name)}
+        warn_unused(unused, "each batch is drawn for itself")
+        self._open_induced(data, self.num_steps, 1, device, placement, topology_placement, feature_cache, store_dtype,
+                           seed, prefetch, kwargs)  # fmt: skip
+        if self.sample_coverage > 0:
+            self.node_norm, self.edge_norm = self._find_norms()
+            self._norms = {"node_norm": self.node_norm, "edge_norm": self.edge_norm}
+
+    def _check_data(self, data: Any) -> tuple[int, int]:
+        """Numbers of nodes and edges.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: `data`, rule and value.
+            NotImplementedError: a graph with `adj_t`.
+        """
+        if not isinstance(data, Data):
+            raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
+        if "adj_t" in data:
+            raise NotImplementedError("data with adj_t: give edge_index alone")
+        if not isinstance(data.edge_index, Tensor):
+            raise ArgumentTypeError(f"data.edge_index must be a tensor, got {type(data.edge_index).__name__}")
+        for name in ("node_norm", "edge_norm"):
+            if name in data:
+                raise ArgumentError(f"data must have no {name}, which batches are given: delete or rename it")
+        num_nodes, num_edges = count_nodes(data), int(data.edge_index.shape[-1])
+        if num_nodes == 0 or num_edges == 0:
+            raise ArgumentError(f"data must have nodes and edges to draw from, got {num_nodes} and {num_edges}")
+        return num_nodes, num_edges
+
+    def _open_topology(self) -> CSRTopo:
+        topology = read_topology(self.data, self.device)
+        if (topology.node_count, topology.edge_count) != (self.N, self.E):
+            raise ArgumentError(f"data must have the {self.N} nodes and {self.E} edges that it had when the sampler "
+                                f"was made, got {topology.node_count} and {topology.edge_count}: make a new one"
+                                )  # fmt: skip
+        return topology
+
+    def _prepare(self) -> Any:
+        before = self._plan
+        rows = super()._prepare()
+        if self._plan is not before or self._drawing is None:
+            self._drawing = self._open_drawing()
+        return rows
+
+    def _show(self) -> Data:
+        shown = copy.copy(self.data)
+        shown.num_nodes = self.N
+        for name, norm in (self._norms or {}).items():
+            shown[name] = norm
+        return shown
+
+    @property
+    def _lists(self) -> NeighborLists:
+        """The rows, each of the sources of a node's edges."""
+        assert self._plan is not None
+        return self._plan.lists
+
+    def _open_drawing(self) -> Any:
+        """What batches are drawn from beside the rows, on the device."""
+        return ()
+
+    def _draw(self, items: Tensor, key: int) -> Tensor:
+        """Nodes of a batch, int64, of which some may repeat.
+
+        Args:
+            items: The numbers of its draws, int64 `[batch_size]`, on the device.
+            key: Of the batch.
+        """
+        raise NotImplementedError("GraphSAINTSampler draws nothing: make one of the classes derived from it")
+
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> PendingInduced:
+        return self._start(key.of_batch(number))
+
+    def _start(self, key: int) -> PendingInduced:
+        """Start to make the subgraph of a key."""
+        assert self._plan is not None
+        # Torch's other threads would go on waiting awake beside loops of ours.
+        with one_thread(self.device.type == "cpu"):
+            draws = self._draw(torch.arange(self._batch_size, device=self.device), key)
+        return self._plan.submit(draws, is_set=False)
+
+    def _find_norms(self) -> tuple[Tensor, Tensor]:
+        """Norms of nodes and edges, from their file where there is one.
+
+        Raises:
+            ArgumentError: it is of another graph.
+        """
+        path = Path(self.save_dir or "", self._filename)
+        if self.save_dir is None or not path.exists():
+            norms = self._compute_norm()
+            if self.save_dir is not None:
+                save_whole(norms, path)
+            return norms
+        found = load_saved("save_dir", "file of norms that a sampler has saved", path)
+        sizes = [getattr(part, "shape", None) for part in found] if isinstance(found, (tuple, list)) else found
+        if sizes != [(self.N,), (self.E,)]:
+            raise ArgumentError(f"save_dir must keep norms of the {self.N} nodes and {self.E} edges of data, got "
+                                f"{sizes} in {str(path)!r}: delete it, or give another folder")  # fmt: skip
+        return found[0], found[1]
+
+    def _compute_norm(self) -> tuple[Tensor, Tensor]:
+        """Count nodes and edges in batches; see the class."""
+        self._prepare()
+        seed = draw_seed() if self.seed is None else self.seed
+        node_count = torch.zeros(self.N, device=self.device)
+        edge_count = torch.zeros(self.E, device=self.device)
+        wanted, num_found, num_samples = self.N * self.sample_coverage, 0, 0
+        with Bar(wanted, "GraphSAINT: counting for norms", "node", is_shown=self.log) as bar:
+            while num_found < wanted:
+                for number in range(num_samples, num_samples + self.num_steps):
+                    sample = self._start(norm_key(seed, number)).finish()
+                    # None repeats in a batch.
+                    node_count[sample.n_id] += 1
+                    edge_count[sample.e_id] += 1
+                    num_found += sample.n_id.numel()
+                    bar.update(sample.n_id.numel())
+                num_samples += self.num_steps
+        node_count, edge_count = node_count.cpu(), edge_count.cpu()
+        edge_norm = (node_count[self.data.edge_index[0].cpu().long()] / edge_count).clamp_(0, _MOST_NORM)
+        edge_norm[edge_norm.isnan()] = _NO_COUNT
+        node_count[node_count == 0] = _NO_COUNT
+        return num_samples / node_count / self.N, edge_norm
+
+    def __getitem__(self, idx: Any) -> Any:
+        """Not offered: PyG's gives the nodes of a batch and their `SparseTensor`, drawn anew at each call.
+
+        Args:
+            idx: Number of the batch, of no effect in PyG.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("batches by number: go over the sampler, which draws them")
+
+    def _collate(self, data_list: Any) -> Any:
+        raise NotImplementedError("batches of what PyG's `__getitem__` gives: go over the sampler, which draws them")
+
+    def _collate_items(self, index: Any) -> Any:
+        raise NotImplementedError("batches by number: go over the sampler, which draws them")
+
+
+class GraphSAINTNodeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTNodeSampler):  # type: ignore[misc]
+    """The sources of `batch_size` random edges: nodes with chances in proportion to the edges that leave them.
+
+    Args:
+        data, batch_size, num_steps, sample_coverage, save_dir, log: See `GraphSAINTSampler`.
+        **kwargs: Further arguments of `GraphSAINTSampler`.
+    """
+
+    def _draw(self, items: Tensor, key: int) -> Tensor:
+        lists, edges = self._lists, draw_below(items, self.E, key=key)
+        return lists.neighbors.index_select(0, edges * lists.step).long()
+
+
+class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler):  # type: ignore[misc]
+    """Both ends of `batch_size` edges that are drawn with replacement.
+
+    As in PyG, the chance of an edge is in proportion to the number of edges that enter its source and leave its target;
+    the paper has the sum of their inverses in its place.
+
+    Args:
+        data, batch_size, num_steps, sample_coverage, save_dir, log: See `GraphSAINTSampler`.
+        **kwargs: Further arguments of `GraphSAINTSampler`.
+    """
+
+    def _open_drawing(self) -> tuple[Tensor, int]:
+        """(running sums of the weights of edges in the order of the rows, int64 `[E]`; their sum)."""
+        lists = self._lists
+        sources = lists.neighbors[:: lists.step]
+        entering = lists.indptr.diff()
+        leaving = torch.bincount(sources, minlength=self.N)
+        weights = leaving.repeat_interleave(entering, output_size=self.E)
+        weights += entering[sources.long()]
+        ends = weights.cumsum_(0)
+        return ends, int(ends[-1])
+
+    def _draw(self, items: Tensor, key: int) -> Tensor:
+        lists, (ends, total) = self._lists, self._drawing
+        edges = torch.searchsorted(ends, draw_below(items, total, key=key), right=True)
+        sources = lists.neighbors.index_select(0, edges * lists.step).long()
+        targets = torch.searchsorted(lists.indptr, edges, right=True) - 1
+        return torch.cat([targets, sources])
+
+
+class GraphSAINTRandomWalkSampler(GraphSAINTSampler, pyg_loader.GraphSAINTRandomWalkSampler):  # type: ignore[misc]
+    """All nodes of `batch_size` random walks along edges, each from a random node.
+
+    Args:
+        data: See `GraphSAINTSampler`.
+        batch_size: Walks of a batch.
+        walk_length: Steps of a walk, at least 0; a node without edges that leave it keeps its walk.
+        num_steps, sample_coverage, save_dir, log: See `GraphSAINTSampler`.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    def __init__(self, data: Data, batch_size: int, walk_length: int, num_steps: int = 1, sample_coverage: int = 0,
+                 save_dir: str | None = None, log: bool = True, *, device: Device = None, placement: str = "auto",
+                 topology_placement: str | None = None, feature_cache: int | str | None = None,
+                 store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
+                 **kwargs: Any) -> None:  # fmt: skip
+        self.walk_length = check_walk_length(walk_length)
+        super().__init__(data, batch_size, num_steps, sample_coverage, save_dir, log, device=device,
+                         placement=placement, topology_placement=topology_placement, feature_cache=feature_cache,
+                         store_dtype=store_dtype, seed=seed, prefetch=prefetch, **kwargs)  # fmt: skip
+
+    def _open_drawing(self) -> tuple[NeighborLists, PlacedTopology]:
+        """Rows of the targets of a node's edges, and what has their memory."""
+        forward = compress_edges(self.data.edge_index, self.N, self.device, "out")
+        placed = forward.place(self.topology_placement, self.device)
+        return list_neighbors(placed), placed
+
+    def _draw(self, items: Tensor, key: int) -> Tensor:
+        start = draw_below(items, self.N, key=key, slot=WALK_START_DRAW)
+        lists, _ = self._drawing
+        return walk(lists, start, self.walk_length, key=key).view(-1)

@@ -1,0 +1,270 @@
+"""`Node2Vec` and `MetaPath2Vec`: PyG's models of these names, whose walks are drawn on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.models import MetaPath2Vec as PygMetaPath2Vec, Node2Vec as PygNode2Vec
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.relation import EdgeType
+from pyg_direct.kernels.batch_counters import WALK_ANYWHERE_DRAW
+from pyg_direct.loader.induced_loader import check_count
+from pyg_direct.loader.walk_loader import WalkLoader
+from pyg_direct.ops.argument_checks import as_ids, check_edge_list, check_flag, check_ids
+from pyg_direct.ops.sampling.random import draw_below
+from pyg_direct.ops.sampling.walks import check_bias
+from pyg_direct.sampling.random_key import call_key, check_seed
+from pyg_direct.sampling.random_walks import MetapathWalks, check_nodes, find_rows
+from pyg_direct.typing import Device
+
+
+class WalkModel:
+    """What both models share: walks cut into windows, and loaders of them."""
+
+    context_size: int
+    walks_per_node: int
+    num_negative_samples: int
+    walk_length: int
+
+    def _settle_walks(self, device: Device, seed: int | None) -> None:
+        self._device, self._seed, self._num_calls = device, check_seed(seed), 0
+        # What is walked on, by device.
+        self._opened: dict[torch.device, Any] = {}
+
+    def _open_loader(self, num_nodes: int, options: dict[str, Any]) -> WalkLoader:
+        return WalkLoader(self, num_nodes, **{"device": self._device, "seed": self._seed, **options})
+
+    def _next_key(self) -> int:
+        self._num_calls += 1
+        return call_key(self._seed, self._num_calls - 1)
+
+    def _open(self, device: torch.device) -> Any:
+        """What is walked on, placed for a device once."""
+        if device not in self._opened:
+            self._opened[device] = self._place_walks(device)
+        return self._opened[device]
+
+    def _place_walks(self, device: torch.device) -> Any:
+        raise NotImplementedError
+
+    def _walk(self, nodes: Tensor, key: int) -> Tensor:
+        """Walks from nodes on their device, int64 `[W, L + 1]`."""
+        raise NotImplementedError
+
+    def _lead_anywhere(self, nodes: Tensor, key: int) -> Tensor:
+        """Walks from nodes whose other nodes are drawn from all of their type, int64 `[W, L + 1]`."""
+        raise NotImplementedError
+
+    def open_walks(self, device: torch.device) -> str:
+        """Place what is walked on, and say what and where.
+
+        Args:
+            device: The device that walks.
+        """
+        self._open(device)
+        return f"topology: {self!r} walks on {device}"
+
+    def draw_walks(self, nodes: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        """Windows of walks from nodes, and of walks that lead anywhere.
+
+        Args:
+            nodes: int64 `[B]`, on the device that walks.
+            key: Unsigned 64-bit key of the draws.
+
+        Returns:
+            Two of int64 `[windows, context_size]`: window after window of all walks, as PyG has them.
+        """
+        walks = self._walk(nodes.repeat(self.walks_per_node), key)
+        others = self._lead_anywhere(nodes.repeat(self.walks_per_node * self.num_negative_samples), key)
+        return self._cut(walks), self._cut(others)
+
+    def _cut(self, walks: Tensor) -> Tensor:
+        return walks.unfold(1, self.context_size, 1).transpose(0, 1).reshape(-1, self.context_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What was placed here is placed anew elsewhere.
+        return {**self.__dict__, "_opened": {}}
+
+
+class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
+    """Node2Vec (Grover and Leskovec, KDD 2016), PyG's model, without pyg-lib and torch-cluster.
+
+    `loader()` gives pairs of positive and negative walks on `device`, functions of seed, epoch and number. TorchScript
+    cannot compile the model, whose walks Python draws.
+
+    Args:
+        edge_index: int64 or int32 `[2, E]`; walks go from source to target.
+        embedding_dim: Width of an embedding.
+        walk_length: Nodes of a walk, at least `context_size`.
+        context_size: Nodes of a window.
+        walks_per_node: Walks that begin at each node.
+        p, q: Finite and above 0: 1 / p weighs the way back, 1 / q a node that the one before has no edge to.
+        num_negative_samples: Negative walks for each positive one.
+        num_nodes: N; by default one more than the largest id.
+        sparse: Whether the gradient of the embeddings is sparse.
+        device: The device that walks; None is the current GPU if there is one, else the CPU.
+        seed: Of the walks; None follows torch's generator.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    def __init__(self, edge_index: Tensor, embedding_dim: int, walk_length: int, context_size: int,
+                 walks_per_node: int = 1, p: float = 1.0, q: float = 1.0, num_negative_samples: int = 1,
+                 num_nodes: int | None = None, sparse: bool = False, *, device: Device = None,
+                 seed: int | None = None) -> None:  # fmt: skip
+        check_edge_list("edge_index", edge_index)
+        if num_nodes is None:
+            num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+        self._check(embedding_dim, context_size, walks_per_node, num_negative_samples)
+        if check_count("walk_length", walk_length) < context_size:
+            raise ArgumentError(f"walk_length must be at least context_size={context_size}, got {walk_length}")
+        check_ids("edge_index", edge_index.reshape(-1).cpu(), check_count("num_nodes", num_nodes))
+        # Not PyG's, which asks for pyg-lib.
+        torch.nn.Module.__init__(self)
+        self._settle_walks(device, seed)
+        source, target = edge_index.cpu().long()
+        order = target.sort(stable=True).indices
+        order = order[source[order].sort(stable=True).indices]
+        self.num_nodes, self.col = num_nodes, target[order]
+        self.rowptr = torch.searchsorted(source[order], torch.arange(num_nodes + 1, device="cpu"))
+        self.EPS = 1e-15
+        self.embedding_dim, self.context_size, self.walks_per_node = embedding_dim, context_size, walks_per_node
+        # Steps, as in PyG.
+        self.walk_length = walk_length - 1
+        self.p, self.q, self.num_negative_samples = check_bias("p", p), check_bias("q", q), num_negative_samples
+        self.embedding = torch.nn.Embedding(num_nodes, embedding_dim, sparse=check_flag("sparse", sparse))
+        self.reset_parameters()
+
+    @staticmethod
+    def _check(embedding_dim: int, context_size: int, walks_per_node: int, num_negative_samples: int) -> None:
+        for name, value in {"embedding_dim": embedding_dim, "context_size": context_size,
+                            "walks_per_node": walks_per_node,
+                            "num_negative_samples": num_negative_samples}.items():  # fmt: skip
+            check_count(name, value)
+
+    def loader(self, **kwargs: Any) -> WalkLoader:
+        """Batches (positive walks, negative walks) of all nodes.
+
+        Args:
+            **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` and `shuffle`, and `device`,
+                `seed` and `prefetch` of `WalkLoader`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: named argument, rule and value.
+        """
+        return self._open_loader(self.num_nodes, kwargs)
+
+    def pos_sample(self, batch: Tensor) -> Tensor:
+        """Windows of walks from these nodes, on their device; each call draws anew.
+
+        Args:
+            batch: int64 `[B]`.
+
+        Returns:
+            int64 `[windows, context_size]`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: `batch`, rule and value.
+        """
+        nodes = check_nodes("batch", as_ids("batch", batch), self.num_nodes).long()
+        return self._cut(self._walk(nodes.repeat(self.walks_per_node), self._next_key()))
+
+    def _place_walks(self, device: torch.device) -> Any:
+        placed = CSRTopo(indptr=self.rowptr, indices=self.col).place("auto", device)
+        # The rows do not hold what they are of.
+        return find_rows(placed), placed
+
+    def _walk(self, nodes: Tensor, key: int) -> Tensor:
+        rows, _ = self._open(nodes.device)
+        walks: Tensor = rows.walk(nodes, self.walk_length, self.p, self.q, key=key)
+        return walks
+
+    def _lead_anywhere(self, nodes: Tensor, key: int) -> Tensor:
+        items = torch.arange(nodes.numel() * self.walk_length, device=nodes.device)
+        others = draw_below(items, self.num_nodes, key=key, slot=WALK_ANYWHERE_DRAW)
+        return torch.cat([nodes.view(-1, 1), others.view(-1, self.walk_length)], 1)
+
+
+class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]
+    """MetaPath2Vec (Dong et al., KDD 2017), PyG's model; `loader()` gives walks on `device`, as `Node2Vec`.
+
+    Args:
+        edge_index_dict: int64 or int32 `[2, E]` of each relation.
+        embedding_dim: Width of an embedding.
+        metapath: Relations that walks follow, each from the type that the one before leads to.
+        walk_length: Steps of a walk; more than the metapath has, if that is a cycle.
+        context_size: Nodes of a window.
+        walks_per_node: Walks that begin at each node.
+        num_negative_samples: Negative walks for each positive one.
+        num_nodes_dict: Nodes of each type; by default one more than the largest id.
+        sparse: Whether the gradient of the embeddings is sparse.
+        device: The device that walks; None is the current GPU if there is one, else the CPU.
+        seed: Of the walks; None follows torch's generator.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        ValueError, AttributeError: a metapath that does not fit, as in PyG.
+    """
+
+    def __init__(self, edge_index_dict: Mapping[EdgeType, Tensor], embedding_dim: int, metapath: Sequence[EdgeType],
+                 walk_length: int, context_size: int, walks_per_node: int = 1, num_negative_samples: int = 1,
+                 num_nodes_dict: Mapping[str, int] | None = None, sparse: bool = False, *, device: Device = None,
+                 seed: int | None = None) -> None:  # fmt: skip
+        Node2Vec._check(embedding_dim, context_size, walks_per_node, num_negative_samples)
+        if check_count("walk_length", walk_length) + 1 < context_size:
+            raise ArgumentError(f"walk_length must be at least context_size={context_size} less 1, got {walk_length}")
+        missing = [kind for kind in metapath if kind not in edge_index_dict]
+        if missing or not len(metapath):
+            raise ArgumentError(f"metapath must have relations of edge_index_dict, got {missing or metapath}")
+        for kind, edges in edge_index_dict.items():
+            name = f"edge_index_dict[{kind!r}]"
+            check_edge_list(name, edges)
+            for end, ids in zip((kind[0], kind[-1]), edges.cpu(), strict=True):
+                if num_nodes_dict is not None:
+                    check_ids(name, ids, num_nodes_dict.get(end, 0))
+        PygMetaPath2Vec.__init__(self, dict(edge_index_dict), embedding_dim, list(metapath), walk_length, context_size,
+                                 walks_per_node, num_negative_samples,
+                                 None if num_nodes_dict is None else dict(num_nodes_dict), sparse)  # fmt: skip
+        self._settle_walks(device, seed)
+
+    def loader(self, **kwargs: Any) -> WalkLoader:
+        """Batches (positive walks, negative walks) of all nodes of the first type; see `Node2Vec.loader`.
+
+        Args:
+            **kwargs: As there.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: named argument, rule and value.
+        """
+        return self._open_loader(self.num_nodes_dict[self.metapath[0][0]], kwargs)
+
+    def _place_walks(self, device: torch.device) -> Any:
+        rows = {kind: (self.rowptr_dict[kind], self.col_dict[kind]) for kind in self.metapath}
+        walks = MetapathWalks(rows, self.metapath, self.walk_length, self.num_nodes_dict[self.metapath[0][0]], device)
+        kinds = [self.metapath[step % len(self.metapath)][-1] for step in range(self.walk_length)]
+        steps_of = {kind: torch.tensor([step for step, own in enumerate(kinds) if own == kind], device=device)
+                    for kind in dict.fromkeys(kinds)}  # fmt: skip
+        return walks, self.offset.to(device), steps_of
+
+    def _walk(self, nodes: Tensor, key: int) -> Tensor:
+        walks, offset, _ = self._open(nodes.device)
+        found: Tensor = walks.walk(nodes, key=key)
+        return torch.where(found < 0, self.dummy_idx, found + offset)
+
+    def _lead_anywhere(self, nodes: Tensor, key: int) -> Tensor:
+        _, offset, steps_of = self._open(nodes.device)
+        length = self.walk_length
+        walks = torch.empty(nodes.numel(), length + 1, dtype=torch.int64, device=nodes.device)
+        walks[:, 0] = nodes
+        firsts = torch.arange(0, walks.shape[0] * length, length, device=nodes.device).view(-1, 1)
+        for kind, steps in steps_of.items():
+            items = (firsts + steps).view(-1)
+            drawn = draw_below(items, self.num_nodes_dict[kind], key=key, slot=WALK_ANYWHERE_DRAW)
+            walks.index_copy_(1, steps + 1, drawn.view(-1, steps.numel()))
+        return walks.add_(offset)

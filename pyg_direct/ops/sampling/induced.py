@@ -1,0 +1,122 @@
+"""Edges among the nodes of a set (see `kernels/sampling/induced.py`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.kernels.sampling import induced as kernels
+from pyg_direct.ops.run_kernel import check_below, cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu, threads_for
+
+
+class NeighborLists(NamedTuple):
+    """Rows of neighbors as kernels read them, on one device.
+
+    Attributes:
+        indptr: Row offsets, int64 `[N + 1]`.
+        neighbors: int32 or int64; that of edge e is at e * step.
+        ids: Edge ids, int32 or int64; that of edge e is at e * step + step - 1. Empty where the position is the id.
+        step: 1; 2 where neighbors and ids lie in one array, in turns.
+    """
+
+    indptr: Tensor
+    neighbors: Tensor
+    ids: Tensor
+    step: int = 1
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self.indptr.numel() - 1
+
+
+class Candidates(NamedTuple):
+    """The edges of the rows of a set of nodes, of which those inside are counted.
+
+    Attributes:
+        lists: The rows.
+        nodes: int64 `[M]`.
+        offsets: Where the edges of each node begin among all, int64 `[M + 1]`.
+        local_of_node: Local ids, int32 `[N]`, below 0 for nodes outside.
+        sums: Edges inside by chunk or block, int64.
+        found: On a CPU, local ids of the neighbors, int32 `[C]`; empty on a GPU.
+    """
+
+    lists: NeighborLists
+    nodes: Tensor
+    offsets: Tensor
+    local_of_node: Tensor
+    sums: Tensor
+    found: Tensor
+
+    def emit(self, count: int, *, rows_first: bool = False) -> tuple[Tensor, Tensor]:
+        """Write the edges inside, node after node, in the order of the rows.
+
+        Args:
+            count: How many there are, which `sums` adds up to.
+            rows_first: Whether the nodes whose rows are read stand before their neighbors.
+
+        Returns:
+            (local ids of neighbors, then places of the nodes whose rows list them, int64 `[2, E']`; edge ids, int64
+            `[E']`)
+        """
+        ends = torch.empty(2, count, dtype=torch.int64, device=self.nodes.device)
+        edges = torch.empty(count, dtype=torch.int64, device=self.nodes.device)
+        if count == 0:
+            return ends, edges
+        lists, out = self.lists, (ends[int(rows_first)], ends[1 - int(rows_first)], edges)
+        if runs_on_gpu(self.nodes):
+            run_gpu(kernels.emit_inside_gpu, self.sums.numel(), lists.indptr, lists.neighbors, lists.ids, lists.step,
+                    self.nodes, self.offsets, self.local_of_node, self.sums, *out)  # fmt: skip
+        else:
+            with threads_for(self.found.numel()):
+                run_cpu(kernels.emit_inside_cpu, lists.indptr, lists.ids, lists.step, self.nodes, self.offsets,
+                        self.found, self.sums, *out)  # fmt: skip
+        return ends, edges
+
+
+def count_inside(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor, num_nodes: Tensor | None = None
+                 ) -> Candidates:  # fmt: skip
+    """Count the edges of rows that lead to nodes of a set, without a wait for a GPU.
+
+    Args:
+        lists: The rows.
+        nodes: The nodes whose rows are read, int64 `[M]` within [0, N), which a CPU checks.
+        local_of_node: int32 `[N]`: the local id of each node of the set, below 0 for others.
+        num_nodes: On a GPU, how many of `nodes` count, the first ones, int64 `[1]`; None for all.
+
+    Raises:
+        IdError: `nodes`, rule and value.
+    """
+    if not runs_on_gpu(nodes):
+        check_below("nodes", nodes.numpy(), lists.num_nodes)
+        return _count_on_cpu(lists, nodes, local_of_node)
+    begins = lists.indptr.index_select(0, nodes)
+    degrees = lists.indptr[1:].index_select(0, nodes).sub_(begins)
+    if num_nodes is not None:
+        degrees.mul_(torch.arange(nodes.numel(), device=nodes.device) < num_nodes)
+    offsets = torch.zeros(nodes.numel() + 1, dtype=torch.int64, device=nodes.device)
+    torch.cumsum(degrees, 0, out=offsets[1:])
+    sums = torch.empty(full_grid(nodes), dtype=torch.int64, device=nodes.device)
+    if nodes.numel() == 0:
+        return Candidates(lists, nodes, offsets, local_of_node, sums.zero_(), nodes[:0].int())
+    run_gpu(kernels.count_inside_gpu, sums.numel(), lists.indptr, lists.neighbors, lists.step, nodes, offsets,
+            local_of_node, sums)  # fmt: skip
+    return Candidates(lists, nodes, offsets, local_of_node, sums, nodes[:0].int())
+
+
+def _count_on_cpu(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor) -> Candidates:
+    # By NumPy: torch would wake threads of its own, which go on waiting awake beside loops of ours.
+    indptr, ids = lists.indptr.numpy(), nodes.numpy()
+    offsets = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(indptr[1:][ids] - indptr[ids], out=offsets[1:])
+    found, sums = np.empty(offsets[-1], np.int32), np.zeros(cpu_chunks(), np.int64)
+    if len(found) > 0:
+        with threads_for(len(found)):
+            run_cpu(kernels.find_inside_cpu, indptr, lists.neighbors, lists.step, ids, offsets, local_of_node, found,
+                    sums)  # fmt: skip
+    return Candidates(lists, nodes, torch.from_numpy(offsets), local_of_node, torch.from_numpy(sums),
+                      torch.from_numpy(found))  # fmt: skip

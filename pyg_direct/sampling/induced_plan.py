@@ -1,0 +1,175 @@
+"""Plan of induced subgraphs: a set of nodes, and the edges of the graph among them, with one wait for a GPU.
+
+`list_neighbors` gives the rows of a placed topology to kernels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.graph.placed_topology import PlacedTopology
+from pyg_direct.kernels.batch_counters import FAR
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import check_below
+from pyg_direct.ops.sampling.induced import Candidates, NeighborLists, count_inside
+from pyg_direct.runtime.host.threads import one_thread
+from pyg_direct.sampling.sampling_options import Sample
+
+
+def list_neighbors(topology: PlacedTopology) -> NeighborLists:
+    """The rows of a placed topology as kernels read them."""
+    if topology.pairs.numel() > 0:
+        words = topology.pairs.view(torch.int32)
+        return NeighborLists(topology.indptr, words, words, 2)
+    return NeighborLists(topology.indptr, topology.indices, topology.edge_ids)
+
+
+class _Table:
+    """Local ids of the nodes of a batch, int32 `[N]`, all of them -1 between batches."""
+
+    def __init__(self, num_nodes: int, device: torch.device) -> None:
+        self.local_of_node = torch.full((num_nodes,), -1, dtype=torch.int32, device=device)
+        self._last: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
+
+    def wait(self) -> None:
+        """Come after the batch before, which may be of another stream."""
+        if self._last is not None and self._last[0] != torch.cuda.current_stream(self.local_of_node.device):
+            self._last[1].wait()
+
+    def note(self) -> None:
+        """Remember the batch that was enqueued."""
+        if self.local_of_node.is_cuda:
+            event = torch.cuda.Event() if self._last is None else self._last[1]
+            event.record()
+            self._last = torch.cuda.current_stream(self.local_of_node.device), event
+
+
+class PendingInduced:
+    """An induced subgraph on its way: enqueued, its sizes not yet read."""
+
+    def __init__(self, plan: InducedPlan, table: _Table, candidates: Candidates, num_nodes: Tensor | None) -> None:
+        self._plan, self._table, self._candidates = plan, table, candidates
+        sums = candidates.sums.sum().view(1)
+        self._sizes = sums if num_nodes is None else torch.cat([sums, num_nodes])
+        self._is_read: torch.cuda.Event | None = None
+        if sums.is_cuda:
+            there = torch.empty(self._sizes.shape, dtype=torch.int64, device="cpu", pin_memory=True)
+            self._sizes = there.copy_(self._sizes, non_blocking=True)
+            self._is_read = torch.cuda.Event()
+            self._is_read.record()
+
+    def finish(self) -> Sample:
+        """Wait for the sizes and write the subgraph, on torch's current stream.
+
+        Returns:
+            Its nodes in the order given, or ascending where that was asked for; edges in the order of the rows.
+        """
+        if self._is_read is not None:
+            self._is_read.synchronize()
+        num_edges, *others = self._sizes.tolist()
+        nodes = self._candidates.nodes[: others[0]] if others else self._candidates.nodes
+        ends, edges = self._candidates.emit(num_edges, rows_first=self._plan.direction == "out")
+        self._plan.put_back(self._table, nodes)
+        return Sample(nodes, ends, edges, [nodes.numel()] * 2, [0, num_edges])
+
+
+class InducedPlan:
+    """Finds the edges among sets of nodes.
+
+    Args:
+        topology: Rows of the graph.
+        direction: `in` for rows that list the sources of a target's edges, which edges are then sorted by; `out` the
+            other way.
+    """
+
+    def __init__(self, topology: PlacedTopology, direction: str = "in") -> None:
+        self.topology, self.direction = topology, direction
+        self.lists = list_neighbors(topology)
+        self._idle: list[_Table] = []
+
+    def sample(self, nodes: Tensor, *, is_set: bool = True) -> Sample:
+        """The subgraph of nodes; see `submit`."""
+        return self.submit(nodes, is_set=is_set).finish()
+
+    def submit(self, nodes: Tensor, *, is_set: bool = True) -> PendingInduced:
+        """Start to find the subgraph of nodes, on torch's current stream.
+
+        Args:
+            nodes: int64 `[M]`, on the CPU or the plan's device; on the CPU they must lie in [0, N). Where one repeats,
+                edges join its first place, and each place has its row.
+            is_set: False for draws that repeat: they become one node each, ascending.
+
+        Raises:
+            ArgumentError, IdError: a node outside the graph; rows that a program has written to are none any more.
+        """
+        self.topology.check_process()
+        self.topology.check_unchanged()
+        if not nodes.is_cuda:
+            check_below("nodes", nodes.numpy(), self.topology.num_nodes)
+        if self.topology.device.type == "cpu":
+            # Torch's other threads would go on waiting awake beside loops of ours.
+            with one_thread():
+                return self._submit_on_cpu(nodes if is_set else _sort_out(nodes))
+        nodes = upload(nodes, self.topology.device)
+        table = self._take()
+        if is_set:
+            places, num_nodes = torch.arange(nodes.numel(), dtype=torch.int32, device=nodes.device), None
+            table.local_of_node.index_fill_(0, nodes, FAR)
+            table.local_of_node.scatter_reduce_(0, nodes, places, "amin")
+        else:
+            nodes, num_nodes = _gather_first(nodes, table.local_of_node)
+        return PendingInduced(self, table, count_inside(self.lists, nodes, table.local_of_node, num_nodes), num_nodes)
+
+    def _submit_on_cpu(self, nodes: Tensor) -> PendingInduced:
+        ids = nodes.numpy()
+        self.topology.check_rows(ids)
+        table = self._take()
+        # The first place of a node that repeats is written last.
+        table.local_of_node.numpy()[ids[::-1]] = np.arange(len(ids) - 1, -1, -1, dtype=np.int32)
+        return PendingInduced(self, table, count_inside(self.lists, nodes, table.local_of_node), None)
+
+    def _take(self) -> _Table:
+        try:
+            table = self._idle.pop()
+        except IndexError:
+            return _Table(self.topology.num_nodes, self.topology.device)
+        table.wait()
+        return table
+
+    def put_back(self, table: _Table, nodes: Tensor) -> None:
+        """Empty a table of the nodes of a batch for another one."""
+        if nodes.is_cuda:
+            table.local_of_node.index_fill_(0, nodes, -1)
+            table.note()
+        else:
+            table.local_of_node.numpy()[nodes.numpy()] = -1
+        self._idle.append(table)
+
+
+def _sort_out(draws: Tensor) -> Tensor:
+    """Draws once each, ascending."""
+    # By sorting, in a tenth of the time of NumPy's `unique`, which hashes.
+    ordered = np.sort(draws.numpy())
+    is_new = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
+    return torch.from_numpy(ordered[is_new])
+
+
+def _gather_first(draws: Tensor, local_of_node: Tensor) -> tuple[Tensor, Tensor]:
+    """(nodes of draws, each once and ascending, then any; how many, int64 `[1]`), and their places in the table.
+
+    No wait: there is room for as many as there are draws.
+    """
+    if draws.numel() == 0:
+        return draws, draws.new_zeros(1)
+    ordered = draws.sort().values
+    is_new = torch.ones(draws.numel(), dtype=torch.bool, device=draws.device)
+    torch.ne(ordered[1:], ordered[:-1], out=is_new[1:])
+    ends = is_new.cumsum(0)
+    places = ends - 1
+    # Those of a repeated node write the same.
+    nodes = torch.zeros_like(ordered).scatter_(0, places, ordered)
+    local_of_node.scatter_(0, ordered, places.int())
+    return nodes, ends[-1:]
