@@ -139,7 +139,8 @@ REPLACEMENTS = (
     *(Replacement(getattr(pyg_loader, name), getattr(loader, name))
       for name in ("NeighborLoader", "LinkNeighborLoader", "NodeLoader", "LinkLoader", "NeighborSampler", "HGTLoader",
                    "ShaDowKHopSampler", "DataLoader", "ClusterData", "ClusterLoader", "RandomNodeLoader",
-                   "GraphSAINTSampler", "GraphSAINTNodeSampler", "GraphSAINTEdgeSampler", "GraphSAINTRandomWalkSampler")),
+                   "GraphSAINTSampler", "GraphSAINTNodeSampler", "GraphSAINTEdgeSampler",
+                   "GraphSAINTRandomWalkSampler")),
     *(Replacement(getattr(pyg_sampler, name), getattr(sampler, name)) for name in ("NeighborSampler", "HGTSampler")),
     *(Replacement(getattr(pyg_models, name), getattr(walk_models, name)) for name in ("Node2Vec", "MetaPath2Vec")),
 )  # fmt: skip
