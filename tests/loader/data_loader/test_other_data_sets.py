@@ -9,8 +9,9 @@ from torch.utils.data import IterableDataset
 from torch_geometric.data import Batch, Data, Dataset, OnDiskDataset, TemporalData
 from torch_geometric.loader import DataLoader as PygDataLoader
 
+from pyg_direct import progress
 from pyg_direct.errors import ArgumentError
-from pyg_direct.loader import DataLoader, memory_placement
+from pyg_direct.loader import DataLoader
 from tests.loader.data_loader.small_graphs import InMemory, assert_equal, assert_equal_batches, make_molecules
 
 GRAPHS = make_molecules(11)
@@ -19,7 +20,7 @@ GRAPHS = make_molecules(11)
 @pytest.fixture(autouse=True)
 def said(caplog, monkeypatch):
     """What the logger said, each line once for a test."""
-    monkeypatch.setattr(memory_placement, "_SAID", set())
+    monkeypatch.setattr(progress, "_SAID", set())
     caplog.set_level(logging.INFO, "pyg_direct")
     return caplog
 
