@@ -29,7 +29,7 @@ from tests.distributed.partitions import collect_rows, list_rows
 from tests.distributed.threads import run_threads
 from tests.fuzz.compare import assert_equal
 from tests.fuzz.graphs import make_rows, make_types, to_edge_index
-from tests.fuzz.neighbors import draw_fanouts, expect_sample, sampling_arguments, sampling_options
+from tests.fuzz.neighbors import OWN_WINDOWS, draw_fanouts, expect_sample, sampling_arguments, sampling_options
 from tests.fuzz.space import Row, Space
 from tests.reference.general import Parts
 
@@ -38,6 +38,8 @@ def space(device: str) -> Space:
     """The options of this subject."""
     left_out = ("graph", "reverses", "sorted")
     sampling = {name: values for name, values in sampling_options().items() if name not in left_out}
+    # Of a graph in parts the seeds have no windows of their own.
+    sampling["window"] = tuple(value for value in sampling["window"] if value != OWN_WINDOWS)
     options = {**sampling, "method": ("hash", "range", "streaming", "given"), "parts": ("1", "2", "3"),
                "direction": ("in", "out"), "ids": ("int64", "int32"), "threads": ("one", "all"),
                "damage": ("none", "byte", "cut", "lost"), "source": ("tensor", "npy", "columns", "parquet"),

@@ -5,9 +5,10 @@ import contextlib
 import pytest
 
 from pyg_direct import progress
-from pyg_direct.distributed.partitioning import assign, builder
+from pyg_direct.distributed.partitioning import builder
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
+from pyg_direct.graph import metis
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ def test_metis_is_told_of_before_it_stops_all_threads(tmp_path, edges, monkeypat
         waits.append((what, items))
         yield
 
-    monkeypatch.setattr(assign, "show_wait", note)
+    monkeypatch.setattr(metis, "show_wait", note)
 
     partition_graph(tmp_path / "p", edges, 3, method="metis", progress=True)
 
