@@ -57,3 +57,13 @@ def test_what_is_skipped_for_want_of_a_package_is_run_by_another_step():
     assert re.search(r"-m pytest tests/loader/collate/attributes/test_frames.py$", run, re.M)
     assert re.search(r"-o pythonpath= tests/guides\)$", run, re.M)
     assert {f"test_{name}" for name in ("ray", "sparse", "wheel")} <= {*re.findall(r"^step \w+ \d+m (\w+)$", run, re.M)}
+
+
+def test_files_that_ci_names_are_there():
+    named = set(re.findall(r"tests/[\w/{},]+\.py", (CI / "versions").read_text() + (CI / "run").read_text()))
+
+    assert len(named) > 10
+    for name in named:
+        pieces = re.split(r"[{,}]", name) if "{" in name else [name]
+        names = [name] if len(pieces) == 1 else [pieces[0] + piece + pieces[-1] for piece in pieces[1:-1]]
+        assert all((ROOT / one).exists() for one in names), name
