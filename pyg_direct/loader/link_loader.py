@@ -261,12 +261,12 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     def _place_inputs(self, batch: Any, out: Output) -> None:
         """Write labels, times and indices where PyG's loader writes them."""
         fields = [value.to(self.device) if isinstance(value, Tensor) else value for value in out.metadata[1:]]
-        # Whose memory is the batch's.
-        out.metadata = (out.metadata[0], *fields)
         edge_type = self.input_data.input_type
         start = None
         if fields[-1] is not None and fields[-1].dim() == 2:
             start, fields[-1] = fields[-1].t().contiguous().unbind()
+        # Whose memory is the batch's.
+        out.metadata = (out.metadata[0], *fields)
         source = target = part = batch
         if isinstance(out, HeteroSamplerOutput):
             part, source, target = batch[edge_type], batch[edge_type[0]], batch[edge_type[-1]]

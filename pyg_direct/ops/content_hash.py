@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,6 +116,9 @@ def _sum_bytes(flat: Tensor, pieces: int, whole_bytes: int) -> int:
         return _sum_on_gpu(flat[: count * _WORD], pieces, is_whole) + tail
     words = flat[: count * _WORD].numpy().view(np.uint64)
     looked_at = count if is_whole else pieces * _LENGTH
+    if "numba" not in sys.modules:
+        # Loading the compiler would take longer, and batches of compiled kernels need none.
+        return _sum_by_numpy(words, pieces, is_whole) + tail
     with threads_for(looked_at):
         sums = np.empty(cpu_chunks(), np.uint64)
         if is_whole:
@@ -122,6 +126,30 @@ def _sum_bytes(flat: Tensor, pieces: int, whole_bytes: int) -> int:
         else:
             run_cpu(kernels.sum_some_cpu, words, pieces, _LENGTH, sums)
     return int(sums.sum()) + tail
+
+
+def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:
+    """What the loops give, by steps of NumPy."""
+    total, piece = 0, 1 << 16
+    if not is_whole:
+        part = len(words) // pieces
+        numbers = np.arange(pieces, dtype=np.uint64)
+        firsts = numbers * np.uint64(part) + _mix(np.uint64(0), numbers) % np.uint64(part - _LENGTH + 1)
+        places = (firsts[:, None] + np.arange(_LENGTH, dtype=np.uint64)).reshape(-1)
+        return int(_mix(words[places.astype(np.int64)], places).sum())
+    for begin in range(0, len(words), piece):
+        own = words[begin : begin + piece]
+        total += int(_mix(own, np.arange(begin, begin + len(own), dtype=np.uint64)).sum())
+    # As the sums of the loops do, it wraps.
+    return total % 2**64
+
+
+def _mix(words: Any, places: np.ndarray) -> np.ndarray:
+    """As `mix_word` of `kernels/content_hash.py`, of arrays."""
+    mixed = words + (places + np.uint64(1)) * kernels._STEP
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * kernels._FACTOR
+    mixed ^= mixed >> np.uint64(29)
+    return mixed
 
 
 def _sum_on_gpu(flat: Tensor, pieces: int, is_whole: bool) -> int:

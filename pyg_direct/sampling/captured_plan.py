@@ -15,7 +15,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -193,6 +193,31 @@ class Finished:
         return self._result
 
 
+class PendingList:
+    """Results on their way one after the other.
+
+    Args:
+        pending: At least one, in the order in which they were enqueued, on one stream.
+    """
+
+    def __init__(self, pending: Sequence[Pending]) -> None:
+        self._pending = pending
+
+    @property
+    def stream(self) -> Any:
+        """The stream that `finish` is called on."""
+        return self._pending[-1].stream
+
+    @stream.setter
+    def stream(self, stream: Any) -> None:
+        for pending in self._pending:
+            pending.stream = stream
+
+    def finish(self) -> list[Any]:
+        """Wait for all results."""
+        return [pending.finish() for pending in self._pending]
+
+
 class PendingOutput:
     """What is made of a result on its way once that is there.
 
@@ -201,7 +226,7 @@ class PendingOutput:
         make: Makes the output of the result.
     """
 
-    def __init__(self, pending: Pending | PendingOutput | Finished, make: Callable[[Any], Any]) -> None:
+    def __init__(self, pending: Pending | PendingList | PendingOutput | Finished, make: Callable[[Any], Any]) -> None:
         self._pending, self._make = pending, make
 
     @property

@@ -1,8 +1,8 @@
 """GPU plan for graphs with types, times and weights: all hops of a batch, or of several, as one captured graph.
 
 A kernel lists the work of each hop over all relations (`kernels/sampling/captured_hops.py`), so that the host waits
-once a batch. Nodes whose trees are not told apart are numbered by a bitmap over all node types. Otherwise, and if that
-takes too much memory, a hash table of the slot serves (`kernels/local_ids/hash_order.py`).
+once a batch. Nodes whose trees are not told apart are numbered by a bitmap over all node types, one batch at a time.
+Those of trees are numbered by buckets, which are sorted each (`kernels/local_ids/sorted_buckets.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyg_direct.kernels.batch_counters import (
     SEEDS_ON_GPU,
     STATE,
 )
-from pyg_direct.kernels.local_ids import hash_order, new_nodes
+from pyg_direct.kernels.local_ids import new_nodes, sorted_buckets
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import captured_hops, hetero, weighted_gpu, worklist
 from pyg_direct.kernels.sampling.worklist import COLUMNS
@@ -51,8 +51,8 @@ _SCAN_NODES = 1 << 27
 _WORST_CASE_EDGES = 1 << 21
 _FIRST_EDGES = 64 if SIMULATED else 1 << 19
 _MAX_EDGES = 2**31 - 1
-# Ranges of identities that new ones are sorted by first; more if there are more classes.
-_BUCKET_BITS = 5 if SIMULATED else 13
+# Buckets up to which trees are divided into ranges of nodes, if they have many edges.
+_MOST_BUCKETS = 1 << 17
 # Words of the bitmap for each thread of a full grid up to which a thread takes one at a time.
 _FEW_WORDS = 4
 _LAST = 2**63 - 1
@@ -62,7 +62,7 @@ class Scratch(captured_plan.Scratch):
     """Memory by the number of nodes of all types, used by one batch after the other.
 
     Attributes:
-        seen, fresh: Bitmaps, uint32 `[W]`, empty between batches; `[0]` where hash tables serve.
+        seen, fresh: Bitmaps, uint32 `[W]`, empty between batches; `[0]` where trees are told apart.
         place_of_id: Places of nodes, int32 `[N]`, or `[0]`.
         touched: A flag, uint8, for each group of words of `fresh`; `[0]` for few nodes, all of whose groups are read.
         block_sums: int64, one for each block of a full grid.
@@ -96,39 +96,37 @@ _SCRATCH: WeakValueDictionary[tuple[int, bool], Scratch] = WeakValueDictionary()
 
 
 class Capacity(NamedTuple):
-    """Seeds, edges, items of a hop and excluded edges that a slot has room for."""
+    """Seeds, edges, items of a hop, excluded edges, and trees of a batch that a slot has room for."""
 
     seeds: int
     edges: int
     items: int
     excluded: int
+    trees: int
 
 
 class Layout(NamedTuple):
-    """Identities of a slot: class, tree and node in bits of their own; or ids, if `class_bits` is None.
+    """Identities of a slot: class, tree and node in bits of their own; or ids of the id space, all parts 0.
 
     Attributes:
         tree_shift: Place of the tree among the bits.
-        tree_bits: Bits of a tree; 0 where trees are not told apart.
-        class_bits: Bits of a class.
-        bucket_bits: Bits of the bucket of an identity, at least those of a class.
+        tree_bits: Bits of a tree.
+        range_bits: Bits of a node, the highest, that tell buckets of a tree apart.
     """
 
     tree_shift: int
     tree_bits: int
-    class_bits: int | None
-    bucket_bits: int
+    range_bits: int
 
     @property
     def bucket_shift(self) -> int:
         """Place of the bucket among the bits of an identity."""
-        assert self.class_bits is not None
-        return self.tree_shift + self.tree_bits + self.class_bits - self.bucket_bits
+        return self.tree_shift - self.range_bits
 
     @property
     def bucket_step(self) -> int:
         """Logarithm of the number of buckets of a class."""
-        return 0 if self.class_bits is None else self.bucket_bits - self.class_bits
+        return self.tree_bits + self.range_bits
 
 
 class Slot(captured_plan.Slot):
@@ -137,10 +135,9 @@ class Slot(captured_plan.Slot):
     def __init__(self, plan: HeteroGpuPlan, capacity: Capacity) -> None:
         device, topo = plan.topology.device, plan.topology.topo
         super().__init__(device)
-        on_gpu, layout = device.type == "cuda", plan.lay_out(capacity.seeds)
-        num_ids, has_hash = int(topo.type_starts[-1]), layout.class_bits is not None
-        seeds, edges, items, excluded = capacity
-        num_nodes = seeds + (edges if has_hash else min(edges, num_ids))
+        on_gpu, layout = device.type == "cuda", plan.lay_out(capacity)
+        seeds, edges, items, excluded, _ = capacity
+        num_nodes = seeds + (edges if plan.disjoint else min(edges, int(topo.type_starts[-1])))
         classes, entries, hops = plan.num_classes, plan.num_entries, plan.num_hops
 
         def reserve(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -168,17 +165,13 @@ class Slot(captured_plan.Slot):
         self.draws, self.sources, self.ids, self.targets = reserve(4, edges).unbind()
         self.repeats = reserve(edges, dtype=torch.uint8)
         self.scores = reserve(edges if plan.is_weighted else 0, dtype=torch.float64)
-        # Of the hash table; empty where there is none.
-        num_slots, listed = (1 << (2 * num_nodes).bit_length(), edges) if has_hash else (0, 0)
-        num_buckets = 1 << layout.bucket_bits if has_hash else 0
-        self.table = torch.full((num_slots,), -1, dtype=torch.int64, device=device)
-        self.place_of_slot = torch.full((num_slots,), FAR, dtype=torch.int32, device=device)
-        self.slots = reserve(num_nodes if has_hash else 0, dtype=torch.int32)
-        self.new_slots, self.placed = reserve(2, listed, dtype=torch.int32).unbind()
-        self.sorted_items = reserve(listed)
+        # Of the buckets; empty where trees are not told apart.
+        num_buckets, listed = (classes << layout.bucket_step, edges) if plan.disjoint else (0, 0)
+        self.first_trees = reserve(classes)
         self.bucket_counts = torch.zeros(num_buckets, dtype=torch.int32, device=device)
-        self.cursors = reserve(num_buckets, dtype=torch.int32)
-        self.bucket_starts = reserve(num_buckets + 1 if has_hash else 0)
+        self.bucket_starts, self.new_starts = reserve(num_buckets + 1), reserve(hops, num_buckets + 1)
+        self.ranks, self.found = reserve(2, listed, dtype=torch.int32).unbind()
+        self.keys = reserve(listed, dtype=torch.int32).view(torch.uint32)
 
 
 class HeteroGpuPlan(CapturedPlan):
@@ -191,13 +184,13 @@ class HeteroGpuPlan(CapturedPlan):
         rows: Rows of the topology, with what the rules need.
         flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
         disjoint: Whether trees are told apart.
-        has_table: Whether a table over the id space takes little enough memory.
-        num_batches: Batches that are sampled together.
+        num_batches: Batches that are sampled together; one unless trees are told apart.
         max_degree: See `GeneralSample`.
     """
 
     def __init__(self, topology: PlacedHetero, fanouts: np.ndarray, rules: Rules, rows: Rows, flags: np.ndarray, *,
-                 disjoint: bool, has_table: bool, num_batches: int, max_degree: int | None) -> None:  # fmt: skip
+                 disjoint: bool, num_batches: int, max_degree: int | None) -> None:  # fmt: skip
+        assert disjoint or num_batches == 1, "batches that share a bitmap"
         super().__init__()
         self.topology, self.fanouts, self.rules, self.rows = topology, fanouts, rules, rows
         self.disjoint, self.num_batches, self.max_degree = disjoint, num_batches, max_degree
@@ -206,12 +199,12 @@ class HeteroGpuPlan(CapturedPlan):
         self.num_times = 2 if rules.window == hetero.BY_SEED else 1
         self.num_classes, self.num_entries = num_batches * len(topo.node_types), num_batches * len(topo.edge_types)
         self.is_weighted = rows.edge_weight.numel() > 0
-        self._flags, self._has_table = flags, has_table and not disjoint and num_batches == 1
+        self._flags = flags
         sizes = np.array([topo.num_nodes[kind] for kind in topo.node_types], np.int64)
         self._type_sizes, self._type_starts = upload(np.stack([sizes, topo.type_starts[:-1]]), device).unbind()
         class_starts = np.tile(topo.type_starts[:-1], num_batches)
         self._class_starts = upload(class_starts, device)
-        self._node_starts = upload(class_starts if self._has_table else np.zeros_like(class_starts), device)
+        self._node_starts = upload(np.zeros_like(class_starts) if disjoint else class_starts, device)
         self._known_edges = self._known_items = 0
 
     def submit(self, requests: Sequence[Request], keys: Sequence[int], excluded: Tensor | None = None) -> Pending:
@@ -239,16 +232,16 @@ class HeteroGpuPlan(CapturedPlan):
             return pending
         return self._submit(pending)
 
-    def lay_out(self, num_seeds: int) -> Layout:
-        """Where the parts of an identity stand, for so many seeds at most."""
-        topo = self.topology.topo
-        if self._has_table:
-            return Layout(0, 0, None, 0)
-        tree_shift = max(topo.num_nodes.values(), default=0).bit_length()
-        tree_bits = max((num_seeds - 1).bit_length(), 1) if self.disjoint else 0
-        class_bits = max(self.num_classes - 1, 0).bit_length()
-        bucket_bits = min(max(_BUCKET_BITS, class_bits), tree_shift + tree_bits + class_bits)
-        return Layout(tree_shift, tree_bits, class_bits, bucket_bits)
+    def lay_out(self, capacity: Capacity) -> Layout:
+        """Where the parts of an identity stand."""
+        if not self.disjoint:
+            return Layout(0, 0, 0)
+        tree_shift = max(self.topology.topo.num_nodes.values(), default=0).bit_length()
+        tree_bits = (capacity.trees - 1).bit_length()
+        # So many that most buckets are sorted whole.
+        range_bits = (capacity.edges // (sorted_buckets.TILE << tree_bits)).bit_length()
+        range_bits = min(range_bits, max(0, (_MOST_BUCKETS // (self.num_classes << tree_bits)).bit_length() - 1))
+        return Layout(tree_shift, tree_bits, min(tree_shift, max(range_bits, tree_shift - sorted_buckets.KEY_BITS)))
 
     def find_seeds(self) -> int:
         """Place of the first seed in an inbox."""
@@ -269,7 +262,7 @@ class HeteroGpuPlan(CapturedPlan):
         entries[..., worklist.FRONT] = batches * num_types + expanded
         entries[..., worklist.FLAGS] = self._flags[relations]
         entries[..., worklist.SOURCE_START] = topo.type_starts[reached]
-        if layout.class_bits is None:
+        if not self.disjoint:
             entries[..., worklist.SOURCE_BASE] = topo.type_starts[reached]
             entries[..., worklist.OWN_START] = topo.type_starts[expanded]
         else:
@@ -278,17 +271,24 @@ class HeteroGpuPlan(CapturedPlan):
         return words.reshape(-1)
 
     def _find_scratch(self) -> Scratch:
-        return Scratch.of(self.topology, self._has_table)
+        return Scratch.of(self.topology, not self.disjoint)
 
     def _has_room(self, slot: Slot, pending: Pending) -> bool:
-        listed, excluded, _ = pending.seeds
+        listed, excluded, num_batches = pending.seeds
         most_excluded = 0 if excluded is None else excluded.numel()
-        return bool(listed.numel() <= slot.capacity.seeds and most_excluded <= slot.capacity.excluded)
+        return bool(listed.numel() <= slot.capacity.seeds and most_excluded <= slot.capacity.excluded
+                    and self._count_trees(listed.counts, num_batches) <= slot.capacity.trees)  # fmt: skip
+
+    def _count_trees(self, counts: np.ndarray, num_batches: int) -> int:
+        """The most trees of a batch; 1 where they are not told apart."""
+        return int(counts.reshape(num_batches, -1).sum(1).max()) if self.disjoint else 1
 
     def _find_capacity(self, before: Slot | None, pending: Pending) -> Capacity:
         listed, excluded, num_batches = pending.seeds
         num_seeds, num_excluded = listed.numel(), 0 if excluded is None else excluded.numel()
+        num_trees = self._count_trees(listed.counts, num_batches)
         if before is not None:
+            num_trees = max(num_trees, before.capacity.trees)
             num_seeds = max(num_seeds, before.capacity.seeds)
             num_excluded = max(num_excluded, before.capacity.excluded)
         # Batches differ a little in the number of excluded edges.
@@ -299,14 +299,16 @@ class HeteroGpuPlan(CapturedPlan):
             worst = _find_worst_case(self.topology.topo, self.fanouts, counts, None if self.disjoint else num_batches)
         if worst is not None and worst[0] <= _WORST_CASE_EDGES:
             return Capacity(num_seeds, max(worst[0], self._known_edges, 1), max(worst[1], self._known_items, 1),
-                            num_excluded)  # fmt: skip
+                            num_excluded, num_trees)  # fmt: skip
         edges = max(self._known_edges, _FIRST_EDGES)
-        return Capacity(num_seeds, edges, max(self._known_items, edges), num_excluded)
+        return Capacity(num_seeds, edges, max(self._known_items, edges), num_excluded, num_trees)
 
     def _count_slot_bytes(self, capacity: Capacity) -> int:
-        seeds, edges, items, _ = capacity
-        hash_bytes = 0 if self._has_table else 64
-        return edges * (57 + hash_bytes + 8 * self.is_weighted) + 32 * items + 64 * seeds
+        seeds, edges, items, *_ = capacity
+        # Nodes, trees and what buckets need; as many nodes as edges.
+        own_bytes = 28 if self.disjoint else 8
+        bucket_bytes = (12 + 8 * self.num_hops) * (self.num_classes << self.lay_out(capacity).bucket_step)
+        return edges * (33 + own_bytes + 8 * self.is_weighted) + 32 * items + 64 * seeds + bucket_bytes
 
     def _allocate_slot(self, capacity: Capacity) -> Slot:
         if capacity.edges > _MAX_EDGES:
@@ -347,23 +349,25 @@ class HeteroGpuPlan(CapturedPlan):
     def _enqueue(self, slot: Slot, stream: int) -> None:
         topo, rows, scratch = self.topology.topo, self.rows, self._scratch
         hops, batches, types, classes = self.num_hops, self.num_batches, len(topo.node_types), self.num_classes
-        shift, bits = slot.layout.tree_shift, slot.layout.tree_bits
-        place_of_slot = scratch.place_of_id if self._has_table else slot.place_of_slot
+        layout = slot.layout
         load_grid, full = grid_for(slot.capacity.seeds, slot.state), scratch.block_sums.numel()
         replace, last, strict = int(self.rules.replace), int(self.rules.last), int(self.rules.strict)
-        bounds = slot.bucket_starts, slot.layout.bucket_step
+        # Where the buckets of each hop begin among its nodes; empty without buckets.
+        starts_of = [slot.bucket_starts[:0] if not self.disjoint or hop < 0 else slot.new_starts[hop]
+                     for hop in range(-1, hops)]  # fmt: skip
 
         run_gpu(captured_hops.load_typed_seeds_gpu, load_grid, slot.state, slot.inbox, slot.arrived, rows.node_time,
-                batches, types, self.num_times, shift, bits, self._type_sizes, self._type_starts, scratch.seen,
-                slot.table, place_of_slot, slot.nodes, slot.trees, slot.slots, slot.seed_times,
-                stream=stream)  # fmt: skip
-        run_gpu(captured_hops.claim_seeds_gpu, load_grid, slot.state, slot.nodes, slot.slots, place_of_slot,
-                stream=stream)  # fmt: skip
+                batches, types, self.num_times, self._type_sizes, self._type_starts, scratch.seen,
+                scratch.place_of_id, slot.nodes, slot.trees, slot.seed_times, stream=stream)  # fmt: skip
+        if not self.disjoint:
+            run_gpu(captured_hops.claim_seeds_gpu, load_grid, slot.state, slot.nodes, scratch.place_of_id,
+                    stream=stream)  # fmt: skip
         item_grid = max(1, min(full, -(-slot.capacity.items // THREADS)))
         for hop in range(hops):
             run_gpu(captured_hops.list_work_gpu, 1, slot.state, slot.inbox, hop, hops, batches, types,
-                    slot.capacity.items, slot.nodes, self._class_starts, *bounds, slot.template, slot.work,
-                    slot.offsets, slot.begins, slot.firsts, slot.totals, stream=stream)  # fmt: skip
+                    slot.capacity.items, slot.nodes, self._class_starts, starts_of[hop], layout.bucket_step,
+                    slot.template, slot.work, slot.offsets, slot.begins, slot.firsts, slot.totals, slot.first_trees,
+                    stream=stream)  # fmt: skip
             run_gpu(hetero.count_items_gpu, item_grid, slot.work, rows.indptr, rows.indices, rows.node_time,
                     rows.edge_time, rows.edge_weight, slot.nodes, slot.trees, slot.seed_times, slot.excluded, replace,
                     last, strict, self.rules.window, slot.starts, slot.sizes, slot.counts, scratch.block_sums,
@@ -371,32 +375,27 @@ class HeteroGpuPlan(CapturedPlan):
             run_gpu(captured_hops.place_items_gpu, item_grid, slot.state, hop, slot.capacity.edges, slot.work,
                     slot.counts, scratch.block_sums, slot.offsets, stream=stream)  # fmt: skip
             if self.is_weighted:
-                run_gpu(weighted_gpu.pick_weighted_gpu, item_grid, hop, replace, slot.work, rows.edge_weight,
+                run_gpu(weighted_gpu.pick_weighted_gpu, full, hop, replace, slot.work, rows.edge_weight,
                         rows.weight_before, slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes,
                         slot.offsets, slot.scores, slot.draws, stream=stream)  # fmt: skip
-                if not replace:
-                    run_gpu(weighted_gpu.pick_long_rows_gpu, full, hop, slot.work, rows.edge_weight, slot.excluded,
-                            slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.scores, slot.draws,
-                            stream=stream)  # fmt: skip
-            run_gpu(hetero.pick_items_gpu, full, hop, replace, shift, slot.work, rows.indices, rows.edge_ids,
+            run_gpu(hetero.pick_items_gpu, full, hop, replace, layout.tree_shift, slot.work, rows.indices, rows.edge_ids,
                     slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.draws,
                     slot.repeats, slot.sources, slot.ids, slot.targets, scratch.fresh, scratch.touched,
-                    stream=stream)  # fmt: skip
-            if self._has_table:
-                self._number_by_table(slot, hop, stream)
+                    layout.bucket_shift, slot.bucket_counts, slot.ranks, stream=stream)  # fmt: skip
+            if self.disjoint:
+                self._number_by_buckets(slot, hop, stream)
             else:
-                self._number_by_hash(slot, hop, stream)
+                self._number_by_table(slot, hop, stream)
         run_gpu(captured_hops.close_batch_gpu, 1, slot.state, slot.inbox, hops, batches, types, slot.nodes,
-                self._class_starts, *bounds, slot.work, slot.offsets, slot.begins, slot.firsts, slot.totals,
-                slot.outputs, slot.outbox, stream=stream)  # fmt: skip
+                self._class_starts, starts_of[hops], layout.bucket_step, slot.work, slot.offsets, slot.begins,
+                slot.firsts, slot.totals, slot.outputs, slot.outbox, stream=stream)  # fmt: skip
+        if self.disjoint:
+            return
         node_grid = grid_for(slot.nodes.numel(), slot.state)
-        run_gpu(captured_hops.settle_places_gpu, node_grid, slot.state, hops, classes, slot.nodes, slot.slots,
-                slot.begins, slot.totals, place_of_slot, scratch.seen, stream=stream)  # fmt: skip
-        run_gpu(captured_hops.localize_slots_gpu, grid_for(slot.capacity.edges, slot.state), slot.state, hops,
-                slot.sources, place_of_slot, stream=stream)  # fmt: skip
-        if not self._has_table:
-            run_gpu(hash_order.clear_slots_gpu, node_grid, slot.state, hops, slot.slots, slot.table, place_of_slot,
-                    stream=stream)  # fmt: skip
+        run_gpu(captured_hops.settle_places_gpu, node_grid, slot.state, hops, classes, slot.nodes, slot.begins,
+                slot.totals, scratch.place_of_id, scratch.seen, stream=stream)  # fmt: skip
+        run_gpu(captured_hops.localize_sources_gpu, grid_for(slot.capacity.edges, slot.state), slot.state, hops,
+                slot.sources, scratch.place_of_id, stream=stream)  # fmt: skip
 
     def _number_by_table(self, slot: Slot, hop: int, stream: int) -> None:
         """The nodes marked fresh become those of the hop after `hop`."""
@@ -407,22 +406,23 @@ class HeteroGpuPlan(CapturedPlan):
         run_gpu(new_nodes.emit_fresh_gpu, grid, slot.state, hop, quads, s.fresh, s.seen, s.touched, s.block_sums,
                 s.place_of_id, slot.nodes, stream=stream)  # fmt: skip
 
-    def _number_by_hash(self, slot: Slot, hop: int, stream: int) -> None:
-        """As `_number_by_table`, of the identities of this hop."""
+    def _number_by_buckets(self, slot: Slot, hop: int, stream: int) -> None:
+        """As `_number_by_table`, of the identities of this hop, whose sources become local ids at once."""
         layout, grid = slot.layout, grid_for(slot.capacity.edges, slot.state)
-        tiles = max(1, min(grid, -(-slot.capacity.edges // hash_order.TILE)))
-        run_gpu(hash_order.insert_sources_gpu, grid, slot.state, hop, layout.tree_shift, layout.tree_bits,
-                layout.bucket_shift, slot.sources, slot.table, slot.new_slots, slot.bucket_counts,
+        parts = self.num_classes, layout.range_bits, layout.tree_bits, layout.tree_shift, layout.bucket_shift
+        counts, starts, new_starts = slot.bucket_counts, slot.bucket_starts, slot.new_starts
+        # A block for each, whose sizes differ much.
+        bucket_grid = min(counts.numel(), _MOST_BUCKETS)
+        bucket_grid = 3 if SIMULATED else bucket_grid
+        run_gpu(sorted_buckets.scan_buckets_gpu, 1, slot.state, hop, 0, counts, starts, stream=stream)
+        run_gpu(sorted_buckets.fill_buckets_gpu, grid, slot.state, hop, layout.bucket_shift, slot.sources, slot.ranks,
+                starts, slot.keys, stream=stream)  # fmt: skip
+        run_gpu(sorted_buckets.sort_buckets_gpu, bucket_grid, slot.state, hop, *parts, slot.first_trees,
+                new_starts.view(-1), slot.begins, slot.totals, slot.nodes, starts, slot.keys, slot.found, counts,
                 stream=stream)  # fmt: skip
-        run_gpu(hash_order.scan_buckets_gpu, 1, slot.state, hop, slot.bucket_counts, slot.cursors, slot.bucket_starts,
-                stream=stream)  # fmt: skip
-        run_gpu(hash_order.place_new_gpu, grid, slot.state, layout.bucket_shift, slot.table, slot.new_slots,
-                slot.cursors, slot.placed, stream=stream)  # fmt: skip
-        run_gpu(hash_order.sort_tiles_gpu, tiles, slot.state, slot.table, slot.placed, slot.sorted_items,
-                stream=stream)  # fmt: skip
-        run_gpu(hash_order.settle_new_gpu, grid, slot.state, hop, layout.tree_shift, layout.tree_bits,
-                layout.bucket_shift, slot.sorted_items, slot.placed, slot.bucket_starts, slot.place_of_slot,
-                slot.nodes, slot.trees, slot.slots, stream=stream)  # fmt: skip
+        run_gpu(sorted_buckets.scan_buckets_gpu, 1, slot.state, hop, 1, counts, new_starts[hop], stream=stream)
+        run_gpu(sorted_buckets.settle_sources_gpu, grid, slot.state, hop, *parts, slot.sources, slot.ranks,
+                slot.found, new_starts[hop], slot.totals, slot.nodes, slot.trees, stream=stream)  # fmt: skip
 
     def _find_larger(self, slot: Slot, pending: Pending) -> Capacity | None:
         words = slot.outbox_words
@@ -431,10 +431,10 @@ class HeteroGpuPlan(CapturedPlan):
         needed_edges, needed_items = int(words[NEEDED_EDGES]), int(words[NEEDED_ITEMS])
         if needed_edges == needed_items == 0:
             return None
-        seeds, edges, items, excluded = slot.capacity
+        edges, items = slot.capacity.edges, slot.capacity.items
         edges = max(needed_edges + needed_edges // 4, 2 * edges) if needed_edges else edges
         items = max(needed_items + needed_items // 4, 2 * items) if needed_items else items
-        return Capacity(seeds, edges, items, excluded)
+        return slot.capacity._replace(edges=edges, items=items)
 
     def _export(self, slot: Slot, pending: Pending) -> list[GeneralSample]:
         topo, hops, words = self.topology.topo, self.num_hops, slot.outbox_words

@@ -8,7 +8,7 @@ once a hop. A captured plan (`hetero_gpu.py`) lists it on the device; it serves 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -43,7 +43,7 @@ from pyg_direct.ops.run_kernel import runs_on_gpu, threads_for
 from pyg_direct.ops.sampling.hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.runtime.host.threads import one_thread
-from pyg_direct.sampling.captured_plan import Finished, PendingOutput
+from pyg_direct.sampling.captured_plan import Finished, PendingList, PendingOutput
 from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
 from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
@@ -179,7 +179,9 @@ class GeneralPlan:
         if not weighted.any():
             self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
         self._edges_per_seed = _expect_edges(topo, self._fanouts)
-        self._is_captured = SIMULATED and self._picks_here and recipe.subgraph_type != "induced"
+        is_on_gpu = SIMULATED or topology.device.type == "cuda"
+        self._is_captured = (is_on_gpu and self._picks_here and recipe.subgraph_type != "induced"
+                             and (self.disjoint or self._has_table))  # fmt: skip
         # By the number of batches that they sample together.
         self._captured: dict[int, HeteroGpuPlan] = {}
         # Of a row of each relation; found when it is first needed.
@@ -238,14 +240,21 @@ class GeneralPlan:
         for key in keys:
             check_key("key", key)
         self.topology.check_process()
-        number = min((size for size in self._captured if size >= len(keys)), default=len(keys))
+        # Batches whose trees are not told apart share a bitmap, and are sampled one after the other.
+        size = len(keys) if self.disjoint else 1
+        number = min((known for known in self._captured if known >= size), default=size)
         plan = self._captured.get(number)
         if plan is None:
             plan = self._captured[number] = HeteroGpuPlan(
                 self.topology, self._fanouts, self.rules, self.rows, self.flags, disjoint=self.disjoint,
-                has_table=self._has_table, num_batches=number, max_degree=self.recipe.max_degree)  # fmt: skip
-        pending = plan.submit(requests, keys, None if excluded is None else self._find_excluded(excluded))
-        return PendingOutput(pending, lambda samples: [self._turn_both_ways(sample) for sample in samples])
+                num_batches=number, max_degree=self.recipe.max_degree)  # fmt: skip
+        pending = []
+        for first in range(0, len(keys), size):
+            own = slice(first, first + size)
+            without = None if excluded is None else self._find_excluded(excluded[own])
+            pending.append(plan.submit(requests[own], keys[own], without))
+        return PendingOutput(PendingList(pending), lambda groups: [
+            self._turn_both_ways(sample) for sample in chain.from_iterable(groups)])  # fmt: skip
 
     def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
                     ) -> list[GeneralSample]:  # fmt: skip

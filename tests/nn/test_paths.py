@@ -26,6 +26,7 @@ def give_rows(conv, batch, device):
     return torch.randn(batch.num_nodes, width, device=device)
 
 
+@pytest.mark.filterwarnings("ignore:The usage of `scatter")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_each_call_is_counted_once(device, name):
     batch, conv = Batch(device, loops=False), CONVOLUTIONS[name]().to(device)

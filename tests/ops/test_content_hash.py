@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -96,6 +98,15 @@ class TestLargeTensors:
         monkeypatch.setattr(content_hash, "_FEW_BYTES", 1 << 10)
         monkeypatch.setattr(content_hash, "_PIECES", 16)
         monkeypatch.setattr(content_hash, "_FEW_PIECES", 4)
+
+    @pytest.mark.parametrize("count", [1, 127, 128, 4099])
+    def test_sums_without_the_compiler_are_those_of_the_loops(self, monkeypatch, count):
+        table = torch.randint(-(2**62), 2**62, (count,))
+        known = read_content(table)
+
+        monkeypatch.delitem(sys.modules, "numba")
+
+        assert read_content(table) == known
 
     @pytest.mark.parametrize("begin", [0, 777, 2900])
     def test_a_run_of_two_parts_in_sixteen_is_found(self, real_device, begin):

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.errors import IdError, MemoryLimitError
-from pyg_direct.kernels.local_ids import hash_order
-from pyg_direct.sampling import captured_plan, hetero_gpu, hetero_plan
+from pyg_direct.kernels.local_ids import sorted_buckets
+from pyg_direct.kernels.local_ids.bitmap import WORD
+from pyg_direct.sampling import captured_plan, hetero_gpu
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
@@ -37,15 +38,13 @@ def expect(graph, seeds, fanouts, options, times=None, key=KEY):
     return sample(graph, seeds, dict.fromkeys(graph.edges, fanouts), key, options, times)
 
 
-@pytest.mark.parametrize("numbering", ["table", "hash"])
 @pytest.mark.parametrize("limit", ["edges", "items", "buckets"])
 @pytest.mark.parametrize("name", KINDS)
-def test_capacity_changes_no_batch(device, monkeypatch, name, limit, numbering):
+def test_capacity_changes_no_batch(device, monkeypatch, name, limit):
     times, weighted, options = KINDS[name]
     graph = make_parts(times=times, weighted=weighted)
     monkeypatch.setattr(hetero_gpu, "_WORST_CASE_EDGES", 0)
     monkeypatch.setattr(hetero_gpu, "_FIRST_EDGES", 1 if limit == "edges" else 1000)
-    monkeypatch.setattr(hetero_plan, "fits_table", lambda *_: numbering == "table")
     if limit == "items":
         slot, shrink = hetero_gpu.Slot.__init__, [True]
 
@@ -56,7 +55,8 @@ def test_capacity_changes_no_batch(device, monkeypatch, name, limit, numbering):
 
         monkeypatch.setattr(hetero_gpu.Slot, "__init__", make_smaller)
     elif limit == "buckets":
-        monkeypatch.setattr(hetero_gpu, "_BUCKET_BITS", 0)
+        # Ranges of as few nodes as there can be.
+        monkeypatch.setattr(sorted_buckets, "KEY_BITS", 1)
     plan = make_plan(graph, device, FANOUTS, options)
 
     for key in (KEY, 5):
@@ -70,15 +70,20 @@ def test_capacity_changes_no_batch(device, monkeypatch, name, limit, numbering):
     assert captured.num_captures == 1 if limit == "buckets" else captured.num_captures > 1
 
 
-def test_more_new_nodes_than_a_block_sorts_are_numbered_in_order(device, monkeypatch):
-    count = 5 * hash_order.TILE + 3
-    graph = Parts({"hub": 2, "leaf": count}, {("leaf", "to", "hub"): [(leaf, leaf % 2) for leaf in range(count)]})
-    monkeypatch.setattr(hetero_gpu, "_BUCKET_BITS", 1)
-    plan = make_plan(graph, device, [-1], Options(disjoint=True))
+@pytest.mark.parametrize("most_buckets", [1, 1 << 10])
+def test_more_sources_than_a_block_sorts_are_numbered_in_order(device, monkeypatch, most_buckets):
+    count, num_leaves = 5 * sorted_buckets.TILE + 3, 5 * sorted_buckets.TILE * WORD // 2
+    # Some twice, so that there are fewer new nodes than edges; and leaves lead to each other.
+    leaves = [number * num_leaves // count for number in range(count)] + list(range(sorted_buckets.TILE))
+    graph = Parts({"hub": 2, "leaf": num_leaves}, {
+        ("leaf", "to", "hub"): [(leaf, hub) for hub in range(2) for leaf in leaves],
+        ("leaf", "next", "leaf"): [((leaf + 1) % num_leaves, leaf) for leaf in sorted({*leaves})]})  # fmt: skip
+    monkeypatch.setattr(hetero_gpu, "_MOST_BUCKETS", most_buckets)
+    plan = make_plan(graph, device, [-1, -1], Options(disjoint=True))
 
-    got = plan.sample(as_tensors({"hub": [1, 0, 1]}, device), KEY)
+    got = plan.sample(as_tensors({"hub": [1, 0, 1], "leaf": [0, 7]}, device), KEY)
 
-    assert_equal(got, expect(graph, {"hub": [1, 0, 1]}, [-1], Options(disjoint=True)))
+    assert_equal(got, expect(graph, {"hub": [1, 0, 1], "leaf": [0, 7]}, [-1, -1], Options(disjoint=True)))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -114,7 +119,8 @@ def test_fewer_batches_than_a_plan_samples_together_use_it_too(device, name):
         for number, (batch, (seeds, own)) in enumerate(zip(got, requests, strict=False)):
             assert_equal(batch, expect(graph, seeds, FANOUTS, options, own, number))
 
-    assert list(plan._captured) == [3]
+    # Those that share a bitmap are sampled one after the other.
+    assert list(plan._captured) == [3 if plan.disjoint else 1]
 
 
 def test_a_batch_without_seeds_samples_nothing(device):

@@ -10,8 +10,9 @@ a hop; a node's place there is its number in the batch. Edges stand hop after ho
 hop. `outputs`, int64 `[(C + 1) + 2 * (A + 1)]`, tells where the nodes of each class, the edge ids and the pairs of each
 entry begin in a batch that leaves the plan.
 
-Nodes are known by slots: places of a hash table of identities, or ids of the id space where a table over it serves.
-`place_of_slot` holds the place of the node of a slot. When all hops are over it holds local ids instead, as -1 - id.
+Where trees are not told apart, sources are ids of the id space until the batch is over. `place_of_id` has the place
+of each node, and when all hops are over its local id, as -1 - id. Else sources are local ids already, since buckets of
+each tree have numbered them (`kernels/local_ids/sorted_buckets.py`).
 """
 
 from __future__ import annotations
@@ -28,14 +29,12 @@ from pyg_direct.kernels.batch_counters import (
     NEEDED_ITEMS,
     NO_POSITION,
     NODES,
-    NUM_NEW,
     NUM_SEEDS,
     OWN_TIMES,
     SEEDS_ON_GPU,
     STATE,
 )
 from pyg_direct.kernels.local_ids.bitmap import bit_of
-from pyg_direct.kernels.local_ids.hash_table import slot_at
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before
 from pyg_direct.kernels.sampling import worklist
 from pyg_direct.kernels.sampling.worklist import COLUMNS, count_all_items
@@ -43,7 +42,6 @@ from pyg_direct.kernels.sampling.worklist import COLUMNS, count_all_items
 # Columns of a template: as those of a work list, but that FRONT holds the number of the class that is expanded.
 _FIRST, _FANOUT, _FRONT, _LOCAL = worklist.FIRST, worklist.FANOUT, worklist.FRONT, worklist.LOCAL
 _KEY, _BATCH, _FIRST_TREE = worklist.KEY, worklist.BATCH, worklist.FIRST_TREE
-_FREE = -1
 
 
 @body
@@ -72,10 +70,9 @@ def first_not_below(values, begin, end, value):
     return low
 
 
-@gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8 i8[] i8[] u4[] i8[] i4[] i8[] i8[] i4[] i8[]")
-def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_types, num_times, tree_shift, tree_bits,
-                         type_sizes, type_starts, seen, table, place_of_slot, nodes, trees, slots,
-                         seed_times):  # fmt: skip
+@gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8[] u4[] i4[] i8[] i8[] i8[]")
+def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_types, num_times, type_sizes, type_starts,
+                         seen, place_of_id, nodes, trees, seed_times):  # fmt: skip
     """Seeds become the first nodes; one that is no node of its type is remembered and reads as node 0.
 
     Behind the header of the inbox, which may be page-locked memory of the host, stand a key for each batch, where the
@@ -92,7 +89,6 @@ def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_type
         state[NUM_SEEDS] = count
         state[NODES] = count
         state[EDGES] = 0
-        state[NUM_NEW] = 0
     while i < count:
         kind = find_below(inbox, begins, num_classes, i)
         node = arrived[i] if inbox[SEEDS_ON_GPU] != 0 else inbox[given + i]
@@ -113,36 +109,21 @@ def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_type
                         seed_times[place] = inbox[given + count + place]
         if trees.shape[0] > 0:
             trees[i] = tree
-        if table.shape[0] == 0:
+        if place_of_id.shape[0] > 0:
             node += type_starts[node_type]
-            nodes[i] = node
             cuda.atomic.or_(seen, node >> 5, bit_of(node))
             # The first of repeated seeds wins: `claim_seeds_gpu` takes the minimum.
-            place_of_slot[node] = FAR
-        else:
-            nodes[i] = node
-            item = (kind << (tree_bits + tree_shift)) + node
-            if tree_bits > 0:
-                item += tree << tree_shift
-            attempt = np.int64(0)
-            while True:
-                slot = slot_at(table, table.shape[0], tree_shift, tree_bits, item, attempt)
-                found = cuda.atomic.cas(table, slot, _FREE, item)
-                is_there = found == item
-                if is_there or found == _FREE:
-                    slots[i] = slot
-                    break
-                attempt += 1
+            place_of_id[node] = FAR
+        nodes[i] = node
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] i8[] i4[] i4[]")
-def claim_seeds_gpu(state, nodes, slots, place_of_slot):
+@gpu_kernel("i8[] i8[] i4[]")
+def claim_seeds_gpu(state, nodes, place_of_id):
     """Of repeated seeds the first gives the place."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < state[NODES]:
-        slot = np.int64(slots[i]) if slots.shape[0] > 0 else np.int64(nodes[i])
-        cuda.atomic.min(place_of_slot, slot, np.int32(i))
+        cuda.atomic.min(place_of_id, nodes[i], np.int32(i))
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
@@ -192,9 +173,9 @@ def close_nodes(state, hop, num_classes, inbox, num_batches, nodes, class_starts
     cuda.syncthreads()
 
 
-@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[]")
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
 def list_work_gpu(state, inbox, hop, num_hops, num_batches, num_types, capacity, nodes, class_starts, bucket_starts,
-                  bucket_step, template, work, offsets, begins, firsts, totals):  # fmt: skip
+                  bucket_step, template, work, offsets, begins, firsts, totals, first_trees):  # fmt: skip
     """Close the tables of what was sampled before, and list the work of `hop`; one block.
 
     `template` holds what is known of the entries of each hop, int64 `[H * (A + 1) * COLUMNS]`. Where there are more
@@ -207,6 +188,11 @@ def list_work_gpu(state, inbox, hop, num_hops, num_batches, num_types, capacity,
     cuda.syncthreads()
     close_nodes(state, hop, num_classes, inbox, num_batches, nodes, class_starts, bucket_starts, bucket_step, begins,
                 totals)  # fmt: skip
+    if hop == 0:
+        c = tid
+        while c < num_classes:
+            first_trees[c] = inbox[HEADER + num_batches + num_classes + 1 + c]
+            c += THREADS
     entries, row = np.int64(work.shape[0] // COLUMNS - 1), hop * (num_classes + 1)
     known = hop * num_classes
     own = hop * work.shape[0]
@@ -268,7 +254,6 @@ def place_items_gpu(state, hop, capacity, work, counts, block_sums, offsets):
     if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
         offsets[num_items] = begin if is_full else begin + total
         state[EDGES + hop + 1] = begin if is_full else begin + total
-        state[NUM_NEW] = 0
         if is_full:
             state[NEEDED_EDGES] = max(state[NEEDED_EDGES], begin + total)
 
@@ -276,7 +261,8 @@ def place_items_gpu(state, hop, capacity, work, counts, block_sums, offsets):
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
 def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, nodes, class_starts, bucket_starts, bucket_step,
                     work, offsets, begins, firsts, totals, outputs, outbox):  # fmt: skip
-    """The tables of the last hop, the places of all outputs, and the sizes for the host; one block."""
+    """The tables of the last hop, the places of all outputs, and the sizes for the host, which are noted anew for the
+    next batch; one block."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     num_classes, entries = num_batches * num_types, np.int64(work.shape[0] // COLUMNS - 1)
     tid = np.int64(cuda.threadIdx.x)
@@ -302,6 +288,11 @@ def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, nodes, class
     while w < totals.shape[0]:
         outbox[STATE + w] = totals[w]
         w += THREADS
+    cuda.syncthreads()
+    if tid == 0:
+        state[BAD_SEED] = NO_POSITION
+        state[NEEDED_EDGES] = 0
+        state[NEEDED_ITEMS] = 0
 
 
 @body
@@ -335,33 +326,28 @@ def find_hop(state, start, num_hops, place):
     return hop
 
 
-@gpu_kernel("i8[] i8 i8 i8[] i4[] i8[] i8[] i4[] u4[]")
-def settle_places_gpu(state, num_hops, num_classes, nodes, slots, begins, totals, place_of_slot, seen):
+@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i4[] u4[]")
+def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, place_of_id, seen):
     """Places of nodes become local ids within their classes, and bits of nodes are cleared."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < state[NODES + num_hops]:
-        slot = np.int64(slots[i]) if slots.shape[0] > 0 else np.int64(nodes[i])
+        node = nodes[i]
         # Not so for a repeated seed; a local id is negative here, and never a place.
-        if place_of_slot[slot] == i:
+        if place_of_id[node] == i:
             hop = find_hop(state, NODES, num_hops, i)
             row = hop * (num_classes + 1)
             kind = find_below(begins, row, num_classes, i)
-            place_of_slot[slot] = np.int32(-1 - (totals[hop * num_classes + kind] + i - begins[row + kind]))
-        if slots.shape[0] == 0:
-            seen[slot >> 5] = np.uint32(0)
+            place_of_id[node] = np.int32(-1 - (totals[hop * num_classes + kind] + i - begins[row + kind]))
+        seen[node >> 5] = np.uint32(0)
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
 @gpu_kernel("i8[] i8 i8[] i4[]")
-def localize_slots_gpu(state, num_hops, sources, place_of_slot):
-    """Slots of sources become local ids, and the notes of the batch are cleared."""
+def localize_sources_gpu(state, num_hops, sources, place_of_id):
+    """Ids of sources become local ids."""
     e = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    if e == 0:
-        state[BAD_SEED] = NO_POSITION
-        state[NEEDED_EDGES] = 0
-        state[NEEDED_ITEMS] = 0
     while e < state[EDGES + num_hops]:
-        sources[e] = -1 - np.int64(place_of_slot[sources[e]])
+        sources[e] = -1 - np.int64(place_of_id[sources[e]])
         e += np.int64(cuda.gridDim.x) * THREADS
 
 

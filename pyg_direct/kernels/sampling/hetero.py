@@ -329,14 +329,16 @@ def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
             block_sums[cuda.blockIdx.x] = total
 
 
-@gpu_kernel("i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[] u4[] u1[]", I=("i4", "i8"),
-            P=("i4", "i8"))  # fmt: skip
+@gpu_kernel("i8 i8 i8 i8[] I[] P[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] u1[] i8[] i8[] i8[] u4[] u1[] i8 i4[] i4[]",
+            I=("i4", "i8"), P=("i4", "i8"))  # fmt: skip
 def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, rows, trees, starts, sizes, offsets,
-                   draws, repeats, sources, ids, targets, fresh, touched):  # fmt: skip
+                   draws, repeats, sources, ids, targets, fresh, touched, bucket_shift, bucket_counts,
+                   ranks):  # fmt: skip
     """A block takes a tile of items at a time, and has a thread for each of their edges.
 
     `draws` holds the places of weighted items already. Sources, which are ids of nodes then, are marked in the bitmap
-    `fresh`, and their groups in `touched`, where these are not empty.
+    `fresh`, and their groups in `touched`, where these are not empty. Where `bucket_counts` is not empty, the sources
+    of each bucket are counted, and `ranks` gets the number of each within its bucket.
     """
     item_offsets = cuda.shared.array(THREADS, np.int64)
     item_keys = cuda.shared.array(THREADS, np.uint64)
@@ -398,6 +400,8 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, 
                 cuda.atomic.or_(fresh, source >> 5, bit_of(source))
             if touched.shape[0] > 0:
                 touched[source // (GROUP_WORDS * WORD)] = 1
+            if bucket_counts.shape[0] > 0:
+                ranks[e] = cuda.atomic.add(bucket_counts, source >> bucket_shift, 1)
             e += THREADS
         cuda.syncthreads()
         tile += THREADS

@@ -25,9 +25,9 @@ from pyg_direct.kernels.sampling.uniform import DRAWN_TOGETHER, SHORT_ROW
 _TO_UNIT = 2.0**-52
 _FRACTION = 2.0**53
 # More than what rounding takes from a score.
-_MARGIN = 1.0 - 2.0**-40
+MARGIN = 1.0 - 2.0**-40
 # Scores outside grow by their logarithm, as -log(u) / weight has more powers of two than float64.
-_LEAST, _MOST = 2.0**-400, 2.0**400
+_LEAST, MOST = 2.0**-400, 2.0**400
 _LOG_MOST = 400 * math.log(2)
 # Weights that give none outside, whatever is drawn.
 _LIGHT, _HEAVY = 2.0**-340, 2.0**340
@@ -114,10 +114,10 @@ def sort_heap(scores, picks, at, count):
 
 @body
 def score_of_extreme(unit, weight):
-    """As `score_of_unit`, of any float64 weight: scores outside of [_LEAST, _MOST] have places there, in order."""
+    """As `score_of_unit`, of any float64 weight: scores outside of [_LEAST, MOST] have places there, in order."""
     logarithm = math.log(-math.log(unit)) - math.log(weight)
     if logarithm > _LOG_MOST:
-        return _MOST * (1.0 + (logarithm - _LOG_MOST))
+        return MOST * (1.0 + (logarithm - _LOG_MOST))
     if logarithm < -_LOG_MOST:
         return _LEAST / (1.0 - (logarithm + _LOG_MOST))
     return -math.log(unit) / weight
@@ -171,7 +171,7 @@ def pick_lightest_in_loop(key, row, start, size, count, edge_weight, base, units
     `units` has room for SHORT_ROW.
     """
     filled = 0
-    # The largest of the heap, which is not in proportion to weights beyond _MOST.
+    # The largest of the heap, which is not in proportion to weights beyond MOST.
     limit = np.inf
     for first in range(0, size, SHORT_ROW):
         num_places = min(SHORT_ROW, size - first)
@@ -184,13 +184,13 @@ def pick_lightest_in_loop(key, row, start, size, count, edge_weight, base, units
                 if filled < count:
                     sift_up(scores, picks, at, filled, score_of_unit(units[i], weight), base + place)
                     filled += 1
-                    limit = scores[at] if scores[at] < _MOST else np.inf
+                    limit = scores[at] if scores[at] < MOST else np.inf
                 # -log(u) is at least 1 - u.
-                elif (1.0 - units[i]) * _MARGIN < limit * weight:
+                elif (1.0 - units[i]) * MARGIN < limit * weight:
                     score = score_of_unit(units[i], weight)
                     if score < scores[at]:
                         sift_down(scores, picks, at, count, score, base + place)
-                        limit = scores[at] if scores[at] < _MOST else np.inf
+                        limit = scores[at] if scores[at] < MOST else np.inf
     sort_heap(scores, picks, at, count)
 
 

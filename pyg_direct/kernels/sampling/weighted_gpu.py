@@ -1,8 +1,10 @@
-"""Weighted choice on a GPU: short rows by a thread each, long ones by a block that narrows the scores down.
+"""Weighted choice on a GPU: a thread scores an edge and finds its rank in its row; a block reads a long row.
 
-A block finds the k-th smallest score digit by digit: it counts how many scores begin with each digit, and goes on among
-those that begin as the k-th does. The picks are those of `kernels/sampling/weighted.py` but for equal scores, which
-draws of 52 bits do not give in practice.
+A block keeps the lightest edges of a long row so far: of as many scores as it has threads at a time, those that are
+below the largest kept join the kept ones, and each finds its rank among them all. Where more are kept than shared
+memory holds, the k-th smallest score is found digit by digit: the block counts how many scores begin with each digit,
+and goes on among those that begin as the k-th does. The picks are those of `kernels/sampling/weighted.py` but for equal
+scores beyond shared memory, which draws of 52 bits do not give in practice.
 """
 
 from __future__ import annotations
@@ -10,8 +12,21 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cuda, gpu_kernel
+from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block
 from pyg_direct.kernels.sampling.excluded_edges import first_excluded, position_of
-from pyg_direct.kernels.sampling.weighted import order_of, pick_weighted_row, score_of, sift_up, sort_heap
+from pyg_direct.kernels.sampling.uniform import find_row
+from pyg_direct.kernels.sampling.weighted import (
+    MARGIN,
+    MOST,
+    draw_unit,
+    order_of,
+    pick_by_sum,
+    pick_by_sum_of_left,
+    score_of,
+    score_of_unit,
+    sift_up,
+    sort_heap,
+)
 from pyg_direct.kernels.sampling.worklist import (
     BATCH,
     OWN_START,
@@ -22,36 +37,84 @@ from pyg_direct.kernels.sampling.worklist import (
     row_key,
 )
 
-# Edges above which a block reads a row together.
-LONG_ROW = 16 if SIMULATED else 1024
+# Edges that a block scores together, edges of a row up to which it is one of several of these, and picks of a longer
+# row that shared memory keeps.
+TOGETHER, LONG_ROW, BLOCK_PICKS = (24, 16, 6) if SIMULATED else (2048, 512, 512)
+_ROOM = max(TOGETHER, BLOCK_PICKS + THREADS)
 _DIGIT_BITS = 8
 _DIGITS = 1 << _DIGIT_BITS
 _HIGHEST_DIGIT = 56
 
 
 @body
-def is_long(size, replace):
-    """Whether a row is read by a block; draws with replacement read few edges of any row."""
-    return replace == 0 and size > LONG_ROW
+def pick_with_replacement(key, row, start, size, slot, edge_weight, weight_before, excluded, base):
+    """The place that a slot of a row draws."""
+    first = first_excluded(excluded, base + start)
+    if first == excluded.shape[0] or excluded[first] >= base + start + size:
+        return pick_by_sum(key, row, start, size, slot, edge_weight, weight_before)
+    return pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before, excluded, first, base)
 
 
-@gpu_kernel("i8 i8 i8[] W[] f8[] i8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]", W=("f4", "f8"))
-def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, excluded, rows, trees, starts, sizes, offsets,
-                      scores, draws):  # fmt: skip
-    """The places of items that choose by weight; a thread reads a row, unless that is long."""
-    item = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    num_items = count_all_items(work)
-    while item < num_items:
-        entry = find_entry(work, item)
-        count = offsets[item + 1] - offsets[item]
-        if count > 0 and is_weighted(work, entry, sizes[item], replace) and not is_long(sizes[item], replace):
-            place = frontier_place(work, entry, item)
-            own_key = row_key(work, entry, hop, trees, place)
-            base = work[entry + BATCH] * edge_weight.shape[0]
-            node = rows[place] - work[entry + OWN_START]
-            pick_weighted_row(own_key, node, starts[item], sizes[item], count, replace, edge_weight, weight_before,
-                              excluded, base, np.int64(0), scores, draws, offsets[item])  # fmt: skip
-        item += np.int64(cuda.gridDim.x) * THREADS
+@body
+def rank_in_row(scores, begin, end, own):
+    """How many of scores[begin:end] come before scores[own]; of equal ones the first does."""
+    score, rank = scores[own], np.int64(0)
+    for other in range(begin, end):
+        if scores[other] < score or (scores[other] == score and other < own):
+            rank += 1
+    return rank
+
+
+@body
+def pick_lightest_by_block(key, row, start, size, count, edge_weight, excluded, base, scores, places, kept_scores,
+                           kept_places, joined, draws, at):  # fmt: skip
+    """The `count` places with the smallest scores, smallest first, by a block; `joined[0]` is 0."""
+    tid = np.int64(cuda.threadIdx.x)
+    first_left = first_excluded(excluded, base + start)
+    filled, first = np.int64(0), np.int64(0)
+    limit = np.float64(np.inf)
+    while first < size:
+        place = first + tid
+        if place < size:
+            weight = np.float64(edge_weight[position_of(excluded, first_left, base, start, place)])
+            if weight > 0:
+                unit = draw_unit(key, row, place)
+                # -log(u) is at least 1 - u; scores beyond MOST are not in proportion to weights.
+                if not limit < MOST or (1.0 - unit) * MARGIN < limit * weight:
+                    score = score_of_unit(unit, weight)
+                    if score < limit:
+                        slot = filled + cuda.atomic.add(joined, 0, 1)
+                        scores[slot], places[slot] = score, np.int32(place)
+        cuda.syncthreads()
+        total = filled + joined[0]
+        cuda.syncthreads()
+        if tid == 0:
+            joined[0] = 0
+        if total > filled:
+            c = tid
+            while c < total:
+                score, own_place, rank = scores[c], places[c], np.int64(0)
+                for other in range(total):
+                    if scores[other] < score or (scores[other] == score and places[other] < own_place):
+                        rank += 1
+                if rank < count:
+                    kept_scores[rank], kept_places[rank] = score, own_place
+                c += THREADS
+            cuda.syncthreads()
+            filled = min(total, np.int64(count))
+            c = tid
+            while c < filled:
+                scores[c], places[c] = kept_scores[c], kept_places[c]
+                c += THREADS
+            if filled == count:
+                limit = kept_scores[count - 1]
+        cuda.syncthreads()
+        first += THREADS
+    slot = tid
+    while slot < count:
+        draws[at + slot] = np.int64(places[slot])
+        slot += THREADS
+    cuda.syncthreads()
 
 
 @body
@@ -65,67 +128,151 @@ def find_digit(counts, wanted):
     return digit, before
 
 
-@gpu_kernel("i8 i8[] W[] i8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]", W=("f4", "f8"))
-def pick_long_rows_gpu(hop, work, edge_weight, excluded, rows, trees, starts, sizes, offsets, scores, draws):
-    """The places of items without replacement whose rows are long; a block takes an item at a time."""
+@body
+def pick_lightest_by_digits(key, row, start, size, count, edge_weight, excluded, base, counts, found, scores, draws, at):
+    """As `pick_lightest_by_block`, of any number of picks; every thread of the block must call it."""
+    tid = np.int64(cuda.threadIdx.x)
+    first = first_excluded(excluded, base + start)
+    if tid == 0:
+        found[0], found[1], found[2] = 0, count, 0
+    shift = np.int64(_HIGHEST_DIGIT)
+    is_narrowed = False
+    while not is_narrowed:
+        digit = tid
+        while digit < _DIGITS:
+            counts[digit] = 0
+            digit += THREADS
+        cuda.syncthreads()
+        prefix = found[0]
+        edge = tid
+        while edge < size:
+            weight = edge_weight[position_of(excluded, first, base, start, edge)]
+            if weight > 0:
+                order = order_of(score_of(key, row, edge, weight))
+                if shift == _HIGHEST_DIGIT or order >> (shift + _DIGIT_BITS) == prefix:
+                    cuda.atomic.add(counts, (order >> shift) & (_DIGITS - 1), 1)
+            edge += THREADS
+        cuda.syncthreads()
+        wanted = found[1]
+        digit, before = find_digit(counts, wanted)
+        prefix = (prefix << _DIGIT_BITS) + digit
+        is_narrowed = shift == 0 or before + counts[digit] == wanted
+        cuda.syncthreads()
+        if tid == 0:
+            found[0], found[1] = prefix, wanted - before
+        if not is_narrowed:
+            shift -= _DIGIT_BITS
+    cuda.syncthreads()
+    edge = tid
+    while edge < size:
+        weight = edge_weight[position_of(excluded, first, base, start, edge)]
+        if weight > 0:
+            score = score_of(key, row, edge, weight)
+            if order_of(score) >> shift <= found[0]:
+                slot = cuda.atomic.add(found, 2, 1)
+                if slot < count:
+                    scores[at + slot], draws[at + slot] = score, edge
+        edge += THREADS
+    cuda.syncthreads()
+    if tid == 0:
+        for slot in range(count):
+            sift_up(scores, draws, at, slot, scores[at + slot], draws[at + slot])
+        sort_heap(scores, draws, at, count)
+    cuda.syncthreads()
+
+
+@gpu_kernel("i8 i8 i8[] W[] f8[] i8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]", W=("f4", "f8"))
+def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, excluded, rows, trees, starts, sizes, offsets,
+                      scores, draws):  # fmt: skip
+    """The places of items that choose by weight."""
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    entries = cuda.shared.array(THREADS, np.int64)
+    keys = cuda.shared.array(THREADS, np.uint64)
+    # Where the edges of each item begin among those of the tile that are scored together.
+    begins = cuda.shared.array(THREADS, np.int64)
+    shared_scores = cuda.shared.array(_ROOM, np.float64)
+    shared_places = cuda.shared.array(BLOCK_PICKS + THREADS, np.int32)
+    kept_scores = cuda.shared.array(BLOCK_PICKS, np.float64)
+    kept_places = cuda.shared.array(BLOCK_PICKS, np.int32)
+    # [0] scores that join, [1] items whose rows are long.
+    numbers = cuda.shared.array(2, np.int32)
+    long_items = cuda.shared.array(THREADS, np.int32)
     counts = cuda.shared.array(_DIGITS, np.int32)
     # The digits found so far, how many scores are wanted among those that begin with them, and picks so far.
     found = cuda.shared.array(3, np.int64)
     tid = np.int64(cuda.threadIdx.x)
-    item = np.int64(cuda.blockIdx.x)
-    num_items = count_all_items(work)
-    while item < num_items:
-        entry = find_entry(work, item)
-        size, count, at = sizes[item], offsets[item + 1] - offsets[item], offsets[item]
-        if count > 0 and is_long(size, 0) and is_weighted(work, entry, size, 0):
-            place = frontier_place(work, entry, item)
-            row, own_key = rows[place] - work[entry + OWN_START], row_key(work, entry, hop, trees, place)
-            base = work[entry + BATCH] * edge_weight.shape[0]
-            first = first_excluded(excluded, base + starts[item])
-            if tid == 0:
-                found[0], found[1], found[2] = 0, count, 0
-            shift = np.int64(_HIGHEST_DIGIT)
-            is_narrowed = False
-            while not is_narrowed:
-                digit = tid
-                while digit < _DIGITS:
-                    counts[digit] = 0
-                    digit += THREADS
-                cuda.syncthreads()
-                prefix = found[0]
-                edge = tid
-                while edge < size:
-                    weight = edge_weight[position_of(excluded, first, base, starts[item], edge)]
+    own_begin, own_end = own_range(count_all_items(work))
+    tile = own_begin
+    while tile < own_end:
+        num_items = min(np.int64(THREADS), own_end - tile)
+        if tid < 2:
+            numbers[tid] = 0
+        cuda.syncthreads()
+        amount = np.int64(0)
+        if tid < num_items:
+            item = tile + tid
+            entry, size = find_entry(work, item), sizes[item]
+            count = offsets[item + 1] - offsets[item]
+            entries[tid] = entry
+            if count > 0 and is_weighted(work, entry, size, replace):
+                keys[tid] = row_key(work, entry, hop, trees, frontier_place(work, entry, item))
+                if replace != 0:
+                    amount = count
+                elif size <= LONG_ROW:
+                    amount = size
+                else:
+                    long_items[cuda.atomic.add(numbers, 1, 1)] = np.int32(tid)
+        before, total = scan_block(amount, shared)
+        begins[tid] = before
+        cuda.syncthreads()
+        begin = np.int64(0)
+        while begin < total:
+            # As many whole items as there is room for.
+            end = total
+            if replace == 0 and total - begin > TOGETHER:
+                end = begins[find_row(begins, num_items, begin + TOGETHER)]
+            e = begin + tid
+            while e < end:
+                at = find_row(begins, num_items, e)
+                item, entry = tile + at, entries[at]
+                place = e - begins[at]
+                row = rows[frontier_place(work, entry, item)] - work[entry + OWN_START]
+                base = work[entry + BATCH] * edge_weight.shape[0]
+                if replace != 0:
+                    draws[offsets[item] + place] = pick_with_replacement(keys[at], row, starts[item], sizes[item],
+                                                                         place, edge_weight, weight_before, excluded,
+                                                                         base)  # fmt: skip
+                else:
+                    first_left = first_excluded(excluded, base + starts[item])
+                    weight = edge_weight[position_of(excluded, first_left, base, starts[item], place)]
+                    score = np.float64(np.inf)
                     if weight > 0:
-                        order = order_of(score_of(own_key, row, edge, weight))
-                        if shift == _HIGHEST_DIGIT or order >> (shift + _DIGIT_BITS) == prefix:
-                            cuda.atomic.add(counts, (order >> shift) & (_DIGITS - 1), 1)
-                    edge += THREADS
-                cuda.syncthreads()
-                wanted = found[1]
-                digit, before = find_digit(counts, wanted)
-                prefix = (prefix << _DIGIT_BITS) + digit
-                is_narrowed = shift == 0 or before + counts[digit] == wanted
-                cuda.syncthreads()
-                if tid == 0:
-                    found[0], found[1] = prefix, wanted - before
-                if not is_narrowed:
-                    shift -= _DIGIT_BITS
+                        score = score_of(keys[at], row, place, weight)
+                    shared_scores[e - begin] = score
+                e += THREADS
             cuda.syncthreads()
-            edge = tid
-            while edge < size:
-                weight = edge_weight[position_of(excluded, first, base, starts[item], edge)]
-                if weight > 0:
-                    score = score_of(own_key, row, edge, weight)
-                    if order_of(score) >> shift <= found[0]:
-                        slot = cuda.atomic.add(found, 2, 1)
-                        if slot < count:
-                            scores[at + slot], draws[at + slot] = score, edge
-                edge += THREADS
+            e = begin + tid
+            while e < end and replace == 0:
+                at = find_row(begins, num_items, e)
+                item, first = tile + at, begins[at] - begin
+                rank = rank_in_row(shared_scores, first, first + sizes[item], e - begin)
+                if rank < offsets[item + 1] - offsets[item]:
+                    draws[offsets[item] + rank] = e - begins[at]
+                e += THREADS
             cuda.syncthreads()
-            if tid == 0:
-                for slot in range(count):
-                    sift_up(scores, draws, at, slot, scores[at + slot], draws[at + slot])
-                sort_heap(scores, draws, at, count)
-            cuda.syncthreads()
-        item += cuda.gridDim.x
+            begin = end
+        for left in range(numbers[1]):
+            at = np.int64(long_items[left])
+            item, entry = tile + at, entries[at]
+            base = work[entry + BATCH] * edge_weight.shape[0]
+            row = rows[frontier_place(work, entry, item)] - work[entry + OWN_START]
+            size, count = sizes[item], offsets[item + 1] - offsets[item]
+            if count <= BLOCK_PICKS:
+                pick_lightest_by_block(keys[at], row, starts[item], size, count, edge_weight, excluded, base,
+                                       shared_scores, shared_places, kept_scores, kept_places, numbers, draws,
+                                       offsets[item])  # fmt: skip
+            else:
+                pick_lightest_by_digits(keys[at], row, starts[item], size, count, edge_weight, excluded, base, counts,
+                                        found, scores, draws, offsets[item])  # fmt: skip
+        cuda.syncthreads()
+        tile += THREADS

@@ -113,7 +113,11 @@ def test_steps_do_not_grow_with_the_batches(device, monkeypatch):
     request = (as_tensors(SEEDS, device), as_tensors(SEED_TIME, device))
     plan.sample_together([request] * 3, range(3))
 
-    assert count_steps(plan, [request] * 3, monkeypatch) == count_steps(plan, [request] * 2, monkeypatch) > 5
+    steps = count_steps(plan, [request] * 3, monkeypatch)
+
+    assert steps == count_steps(plan, [request] * 2, monkeypatch)
+    # Of a captured graph, one that writes the batches into tensors of their own is left.
+    assert steps == 1 if device.type == "cuda" else steps > 5
 
 
 @pytest.mark.parametrize("options", [Options(), Options(disjoint=True)])

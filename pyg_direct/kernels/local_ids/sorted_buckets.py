@@ -1,0 +1,264 @@
+"""New identities of a hop, found and put into ascending order by buckets that each fit the shared memory of a block.
+
+A bucket holds the identities that are equal in their highest bits: a class, a tree, and a range of the nodes of that.
+So buckets stand in the order of the identities, and nodes of a bucket are looked up among those of earlier hops in the
+same bucket alone. `ranks` holds the place of each source of a hop within its bucket, and then among all of the hop.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cuda, gpu_kernel
+from pyg_direct.kernels.batch_counters import EDGES, NODES
+from pyg_direct.kernels.local_ids.bitmap import WORD, bit_of, count_bits
+from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, scan_block
+
+# Sources that a block sorts; for more it reads windows of the nodes, of so many words of a bitmap.
+TILE = 16 if SIMULATED else 2048
+# Bits of a node within its bucket at most.
+KEY_BITS = 31
+_WINDOW = TILE * WORD
+_NO_KEY = 2**32 - 1
+# Buckets that a thread of the running sum takes.
+_SHARE = 16
+
+
+@gpu_kernel("i8[] i8 i8 i4[] i8[]")
+def scan_buckets_gpu(state, hop, is_new, counts, starts):
+    """Where each bucket begins, and the end of the last; counts are cleared. One block.
+
+    New ones are the nodes of the next hop, which are booked.
+    """
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    num_buckets = np.int64(counts.shape[0])
+    running = np.int64(0)
+    first = np.int64(0)
+    while first < num_buckets:
+        begin = first + np.int64(cuda.threadIdx.x) * _SHARE
+        end = min(begin + _SHARE, num_buckets)
+        count = np.int64(0)
+        for b in range(begin, end):
+            count += counts[b]
+        before, total = scan_block(count, shared)
+        before += running
+        for b in range(begin, end):
+            starts[b] = before
+            before += counts[b]
+            counts[b] = 0
+        running += total
+        first += THREADS * _SHARE
+    if cuda.threadIdx.x == 0:
+        starts[num_buckets] = running
+        if is_new != 0:
+            state[NODES + hop + 1] = state[NODES + hop] + running
+
+
+@gpu_kernel("i8[] i8 i8 i8[] i4[] i8[] u4[]")
+def fill_buckets_gpu(state, hop, bucket_shift, sources, ranks, starts, keys):
+    """Keys, which are nodes within their buckets, bucket after bucket, in any order within one."""
+    begin = state[EDGES + hop]
+    e = begin + np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while e < state[EDGES + hop + 1]:
+        item = sources[e]
+        bucket = item >> bucket_shift
+        place = starts[bucket] + ranks[e]
+        ranks[e] = place
+        keys[place] = np.uint32(item - (bucket << bucket_shift))
+        e += np.int64(cuda.gridDim.x) * THREADS
+
+
+@body
+def find_known(state, hop, num_classes, num_buckets, bucket, kind, first_node, key, new_starts, begins, totals, nodes,
+               known, is_near):  # fmt: skip
+    """Local id of a node that an earlier hop, or `hop` itself, has in a bucket; -1 where none has.
+
+    `known` has the keys of these nodes, hop after hop, if they are near.
+    """
+    before = np.int64(0)
+    for h in range(1, hop + 1):
+        row = (h - 1) * (num_buckets + 1) + bucket
+        place, count = state[NODES + h - 1] + new_starts[row], new_starts[row + 1] - new_starts[row]
+        low, high = np.int64(0), count
+        while low < high:
+            middle = (low + high) >> 1
+            other = np.int64(known[before + middle]) if is_near else nodes[place + middle] - first_node
+            if other < key:
+                low = middle + 1
+            else:
+                high = middle
+        if low < count:
+            other = np.int64(known[before + low]) if is_near else nodes[place + low] - first_node
+            if other == key:
+                return totals[h * num_classes + kind] + place + low - begins[h * (num_classes + 1) + kind]
+        before += count
+    return np.int64(-1)
+
+
+@body
+def sort_tile(keys, size):
+    """Sort the first `size` of shared keys, a power of two (bitonic sort, Batcher 1968); one block."""
+    tid = np.int64(cuda.threadIdx.x)
+    run = np.int64(2)
+    while run <= size:
+        step = run >> 1
+        while step > 0:
+            i = tid
+            while i < size >> 1:
+                low = 2 * i - (i & (step - 1))
+                high = low + step
+                ascends = (low & run) == 0
+                if (keys[low] > keys[high]) == ascends:
+                    keys[low], keys[high] = keys[high], keys[low]
+                i += THREADS
+            cuda.syncthreads()
+            step >>= 1
+        run *= 2
+
+
+@gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] u4[] i4[] i4[]")
+def sort_buckets_gpu(state, hop, num_classes, range_bits, tree_bits, tree_shift, bucket_shift, first_trees, new_starts,
+                     begins, totals, nodes, starts, keys, found, counts):  # fmt: skip
+    """What becomes of each key, and how many new ones each bucket has; a block takes a bucket at a time.
+
+    `new_starts` has a row for each hop: where the new ones of each bucket begin among those of the hop, and their end.
+    `found` gets the number of a new key among those of its bucket, ascending, or -1 - the local id of a known node.
+    """
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    tile = cuda.shared.array(TILE, np.uint32)
+    ordered = cuda.shared.array(TILE, np.uint32)
+    tid, num_buckets = np.int64(cuda.threadIdx.x), np.int64(counts.shape[0])
+    bucket = np.int64(cuda.blockIdx.x)
+    while bucket < num_buckets:
+        begin, end = starts[bucket], starts[bucket + 1]
+        count = end - begin
+        kind = bucket >> (range_bits + tree_bits)
+        tree = (bucket >> range_bits) & ((np.int64(1) << tree_bits) - 1)
+        first_node = (bucket << bucket_shift) & ((np.int64(1) << tree_shift) - 1)
+        is_short = count <= TILE
+        size = np.int64(2)
+        while size < count:
+            size *= 2
+        # The seed of the tree, if it is of this class, and then the nodes of earlier hops.
+        seed_place = begins[kind] + tree - first_trees[kind]
+        has_seed = begins[kind] <= seed_place and seed_place < begins[kind + 1]
+        seed_key = nodes[seed_place] - first_node if has_seed else np.int64(-1)
+        num_known = np.int64(0)
+        for h in range(1, hop + 1):
+            row = (h - 1) * (num_buckets + 1) + bucket
+            num_known += new_starts[row + 1] - new_starts[row]
+        is_near = num_known <= TILE
+        if is_near and count > 0:
+            before = np.int64(0)
+            for h in range(1, hop + 1):
+                row = (h - 1) * (num_buckets + 1) + bucket
+                place, num_of_hop = state[NODES + h - 1] + new_starts[row], new_starts[row + 1] - new_starts[row]
+                i = tid
+                while i < num_of_hop:
+                    ordered[before + i] = np.uint32(nodes[place + i] - first_node)
+                    i += THREADS
+                before += num_of_hop
+            cuda.syncthreads()
+        i = tid
+        while i < count:
+            key = np.int64(keys[begin + i])
+            known = seed_place - begins[kind]
+            if key != seed_key:
+                known = find_known(state, hop, num_classes, num_buckets, bucket, kind, first_node, key, new_starts,
+                                   begins, totals, nodes, ordered, is_near)  # fmt: skip
+            found[begin + i] = -1 - known if known >= 0 else 0
+            if is_short:
+                tile[i] = np.uint32(_NO_KEY) if known >= 0 else keys[begin + i]
+            i += THREADS
+        running = np.int64(0)
+        if is_short and count > 0:
+            i = count + tid
+            while i < size:
+                tile[i] = np.uint32(_NO_KEY)
+                i += THREADS
+            cuda.syncthreads()
+            sort_tile(tile, size)
+            first = np.int64(0)
+            while first < count:
+                i = first + tid
+                is_new = np.int64(0)
+                if i < count and tile[i] != np.uint32(_NO_KEY) and (i == 0 or tile[i - 1] != tile[i]):
+                    is_new = np.int64(1)
+                before, total = scan_block(is_new, shared)
+                if is_new != 0:
+                    ordered[running + before] = tile[i]
+                running += total
+                first += THREADS
+            cuda.syncthreads()
+            i = tid
+            while i < count:
+                if found[begin + i] == 0:
+                    own_key = keys[begin + i]
+                    low, high = np.int64(0), running
+                    while high - low > 1:
+                        middle = (low + high) >> 1
+                        if ordered[middle] <= own_key:
+                            low = middle
+                        else:
+                            high = middle
+                    found[begin + i] = low
+                i += THREADS
+        window = np.int64(0)
+        while not is_short and window < np.int64(1) << bucket_shift:
+            w = tid
+            while w < TILE:
+                tile[w] = np.uint32(0)
+                w += THREADS
+            cuda.syncthreads()
+            i = tid
+            while i < count:
+                key = np.int64(keys[begin + i]) - window
+                if key >= 0 and key < _WINDOW and found[begin + i] >= 0:
+                    cuda.atomic.or_(tile, key >> 5, bit_of(key))
+                i += THREADS
+            cuda.syncthreads()
+            first = np.int64(0)
+            while first < TILE:
+                before, total = scan_block(np.int64(count_bits(tile[first + tid])), shared)
+                ordered[first + tid] = np.uint32(running + before)
+                running += total
+                first += THREADS
+            cuda.syncthreads()
+            i = tid
+            while i < count:
+                key = np.int64(keys[begin + i]) - window
+                if key >= 0 and key < _WINDOW and found[begin + i] >= 0:
+                    below = np.uint32(tile[key >> 5] & np.uint32(bit_of(key) - np.uint32(1)))
+                    found[begin + i] = np.int64(ordered[key >> 5]) + count_bits(below)
+                i += THREADS
+            cuda.syncthreads()
+            window += _WINDOW
+        if tid == 0:
+            counts[bucket] = running
+        cuda.syncthreads()
+        bucket += np.int64(cuda.gridDim.x)
+
+
+@gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 i8[] i4[] i4[] i8[] i8[] i8[] i8[]")
+def settle_sources_gpu(state, hop, num_classes, range_bits, tree_bits, tree_shift, bucket_shift, sources, ranks, found,
+                       new_starts, totals, nodes, trees):  # fmt: skip
+    """Sources of a hop become local ids, and the new ones among them the nodes of the next hop, ascending.
+
+    `new_starts` is the row of the hop.
+    """
+    base = state[NODES + hop]
+    of_class = range_bits + tree_bits
+    e = state[EDGES + hop] + np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while e < state[EDGES + hop + 1]:
+        item, number = sources[e], np.int64(found[ranks[e]])
+        if number < 0:
+            sources[e] = -1 - number
+        else:
+            bucket = item >> bucket_shift
+            kind = bucket >> of_class
+            first = new_starts[bucket]
+            # Equal sources write the same.
+            nodes[base + first + number] = item & ((np.int64(1) << tree_shift) - 1)
+            trees[base + first + number] = (item >> tree_shift) & ((np.int64(1) << tree_bits) - 1)
+            sources[e] = totals[(hop + 1) * num_classes + kind] + first - new_starts[kind << of_class] + number
+        e += np.int64(cuda.gridDim.x) * THREADS
