@@ -16,7 +16,7 @@ from pyg_direct.distributed.graph_part import GraphPart, PlacedPart
 from pyg_direct.distributed.row_exchange import Unpacker, pack
 from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.sampling.hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges
+from pyg_direct.ops.sampling.hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges, sort_pairs
 from pyg_direct.ops.sampling.remote_edges import Asked, Layout, Wire, join_edges, pack_edges
 from pyg_direct.ops.sampling.split_by_owner import group_keys, make_keys
 from pyg_direct.runtime.comm.communicator import Communicator
@@ -133,7 +133,7 @@ class Picker:
         begins = np.stack([topo.type_starts[topo.expanded], topo.row_starts[:-1] - self._shifts])
         firsts, rows = upload(begins, self._device)[:, relations]
         places, _ = self._part.find_places(expanded + firsts)
-        return find_edges(self._rows, rows + places, neighbors, batches)
+        return find_edges(self._rows, sort_pairs(self._rows, rows + places, neighbors, batches))
 
     def pick(self, message: Tensor, counts: np.ndarray, keys: np.ndarray, fanouts: np.ndarray, hop: int,
              excluded: Tensor | None = None) -> Found:  # fmt: skip

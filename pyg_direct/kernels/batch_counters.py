@@ -12,9 +12,10 @@ BAD_SEED = 2
 NEEDED_EDGES = 3
 # In the inbox: whether the seeds are on the GPU already instead of behind the header.
 SEEDS_ON_GPU = 4
-# In the state of a batch with types: items of a hop that were needed when they did not fit the plan, else 0. In its
-# inbox: whether seeds have their own times.
+# In the state of a batch with types: items of a hop that were needed when they did not fit the plan, else 0; and how
+# many edges are left out. In its inbox: whether seeds have their own times.
 NEEDED_ITEMS = 4
+NUM_EXCLUDED = 5
 OWN_TIMES = 5
 # In the inbox: links whose ends are the seeds, 0 for other seeds, and negatives to draw at their sources.
 NUM_LINKS = 5

@@ -26,11 +26,11 @@ from pyg_direct.ops.rows.upload import upload
 from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import Parts
-from pyg_direct.sampler.keyed_sampler import to_output
+from pyg_direct.sampler.keyed_sampler import to_general_output, to_output
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
-from pyg_direct.sampling.hetero_sample import find_partner
+from pyg_direct.sampling.hetero_sample import GeneralSample, find_partner
 from pyg_direct.sampling.link_endpoints import Excluded
-from pyg_direct.sampling.negative_links import TRIES, AskedNodes, Edges, EdgeSet, Nodes, draw_negatives
+from pyg_direct.sampling.negative_links import TRIES, AskedNodes, Drawn, Edges, EdgeSet, Nodes, draw_negatives
 from pyg_direct.sampling.sampling_options import Sample
 
 # Relations, and whether their edges are the links turned round.
@@ -314,6 +314,9 @@ class Links:
         parts: The graph, to check ids.
         device: Where to sample.
 
+    Attributes:
+        is_hetero: Whether the graph has types.
+
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
@@ -321,7 +324,7 @@ class Links:
     def __init__(self, index: EdgeSamplerInput, parts: Parts, device: torch.device) -> None:
         if parts.is_hetero and index.input_type is None:
             raise ArgumentError("edge_label_index must name a relation of a graph with types, got none")
-        self._index, self._device = index, device
+        self._index, self._device, self.is_hetero = index, device, parts.is_hetero
         self._ends = _read_ends(parts, index.input_type)
         sources = check_ids("edge_label_index", index.row, self._ends.num_sources).long()
         targets = check_ids("edge_label_index", index.col, self._ends.num_targets).long()
@@ -341,6 +344,9 @@ class Links:
         self._mode: str | None = None
         self._places: list[Tensor] = []
         self._both: Tensor | None = None
+        # What `seeds` gave, by type.
+        self._ids: dict[Any, Tensor] = {}
+        self._drawn: Drawn | None = None
 
     def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int,
                       edges: Edges | None = None) -> None:  # fmt: skip
@@ -372,12 +378,7 @@ class Links:
                 f"as {TRIES} draws met nothing else",
                 LoaderWarning,
             )
-        if drawn.num_untimely:
-            warn(
-                f"{drawn.num_untimely} of {count} negatives of a batch are later than their link, as no node "
-                "is that early",
-                LoaderWarning,
-            )
+        self._drawn = drawn
         self._targets = torch.cat([self._targets, drawn.targets])
         if is_triplet:
             if self._label is not None:
@@ -407,11 +408,21 @@ class Links:
         with one_thread(nodes.device.type == "cpu"):
             self._places = [torch.searchsorted(nodes, self.ends())]
 
+    def place_in(self, sample: GeneralSample) -> None:
+        """Note where the ends that `seeds` gave stand among the seeds of a sample, unless each has a tree."""
+        if self._places:
+            return
+        with one_thread(self._device.type == "cpu"):
+            for name, ids in self._ids.items():
+                kind = next(iter(sample.node)) if name is None else name
+                self._places.append(torch.searchsorted(sample.node[kind][: sample.num_seeds[kind]], ids))
+
     def seeds(self, disjoint: bool) -> tuple[Any, Any]:
         """(seeds, their times) for a sampler, by type where there are types.
 
         Args:
-            disjoint: Each end is a seed of its own; else each node is one.
+            disjoint: Each end is a seed of its own; else each node is one, and ends stand there as often as links have
+                them.
         """
         ends, time = self._ends, self._time
         lists = [self._sources, self._targets]
@@ -420,21 +431,22 @@ class Links:
         if ends.source == ends.target:
             lists, owners, names = [torch.cat(lists)], [torch.cat(owners)], names[:1]
         times = None if time is None else [time[owner] for owner in owners]
-        self._places = []
-        for number, ids in enumerate(lists):
-            if disjoint:
-                place = torch.arange(ids.numel(), device=self._device)
-            else:
-                lists[number], place = ids.unique(return_inverse=True)
-            self._places.append(place)
+        self._ids = dict(zip(names, lists, strict=True))
+        self._places = [torch.arange(ids.numel(), device=self._device) for ids in lists] if disjoint else []
         self._owners = torch.cat(owners)
         if ends.source is None:
             return lists[0], None if times is None else times[0]
-        seeds = dict(zip(names, lists, strict=True))
-        return seeds, None if times is None else dict(zip(names, times, strict=True))
+        return self._ids, None if times is None else dict(zip(names, times, strict=True))
 
     def finish(self, out: SamplerOutput | HeteroSamplerOutput, disjoint: bool) -> SamplerOutput | HeteroSamplerOutput:
         """Number the trees of `out` by links and note in its metadata where links stand, as PyG does."""
+        num_untimely = 0 if self._drawn is None else self._drawn.num_untimely
+        if num_untimely:
+            warn(
+                f"{num_untimely} of {self._more_targets} negatives of a batch are later than their link, as no node "
+                "is that early",
+                LoaderWarning,
+            )
         if disjoint and out.batch is not None:
             if isinstance(out.batch, dict):
                 out.batch = {kind: self._owners[batch] for kind, batch in out.batch.items()}
@@ -495,8 +507,9 @@ class PendingLinks:
 
     def finish(self) -> SamplerOutput | HeteroSamplerOutput:
         """PyG's output, once the sizes of the sample are known."""
-        out = self._sample.finish()
-        if isinstance(out, Sample):
-            self._links.place(out.n_id[: out.node_counts[0]])
-            out = to_output(out)
-        return self._links.finish(out, self._disjoint)
+        sample = self._sample.finish()
+        if isinstance(sample, Sample):
+            self._links.place(sample.n_id[: sample.node_counts[0]])
+            return self._links.finish(to_output(sample), self._disjoint)
+        self._links.place_in(sample)
+        return self._links.finish(to_general_output(sample, self._links.is_hetero), self._disjoint)

@@ -405,10 +405,9 @@ class NeighborSampler(OwnSampler):
         if isinstance(plan, GeneralPlan):
             seeds, times = links.seeds(self.disjoint)
             request = seeds, times if self.is_temporal else None
-            pending = plan.submit_together([request], [key], None if excluded is None else [excluded])
-            drawn = PendingOutput(pending, lambda samples: to_general_output(samples[0], self.is_hetero))
-            return PendingLinks(links, drawn, self.disjoint)
-        sample = self._sample(*links.seeds(self.disjoint), key=key, excluded=excluded)
+            pending = plan.submit_together([request], [key], None if excluded is None else [excluded], repeats=True)
+            return PendingLinks(links, PendingOutput(pending, lambda samples: samples[0]), self.disjoint)
+        sample = plan.sample(links.ends().unique(), key)
         return PendingLinks(links, Finished(sample), self.disjoint)
 
     def submit_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
@@ -436,10 +435,10 @@ class NeighborSampler(OwnSampler):
         excluded = None if ways is None else [own.list_excluded(ways) for own in links]
 
         def give(samples: list[GeneralSample]) -> list[SamplerOutput | HeteroSamplerOutput]:
-            return [PendingLinks(own, Finished(to_general_output(sample, self.is_hetero)), self.disjoint).finish()
+            return [PendingLinks(own, Finished(sample), self.disjoint).finish()
                     for own, sample in zip(links, samples, strict=True)]  # fmt: skip
 
-        return PendingOutput(plan.submit_together(requests, keys, excluded), give)
+        return PendingOutput(plan.submit_together(requests, keys, excluded, repeats=True), give)
 
     def _open_links(self, index: EdgeSamplerInput, neg_sampling: Any, key: int) -> Links:
         """The links of a batch with their negatives."""

@@ -20,6 +20,7 @@ from pyg_direct.errors import IdError, MemoryLimitError
 from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
 from pyg_direct.kernels.batch_counters import (
     BAD_SEED,
+    BEFORE_SEEDS,
     EDGES,
     FAR,
     HEADER,
@@ -27,6 +28,7 @@ from pyg_direct.kernels.batch_counters import (
     NEEDED_ITEMS,
     NO_POSITION,
     NODES,
+    NUM_EXCLUDED,
     NUM_SEEDS,
     OWN_TIMES,
     SEEDS_ON_GPU,
@@ -39,7 +41,7 @@ from pyg_direct.kernels.sampling.worklist import COLUMNS
 from pyg_direct.ops.local_ids.relabel import num_words
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import full_grid, grid_for, run_gpu
-from pyg_direct.ops.sampling.hetero import Rows, Rules
+from pyg_direct.ops.sampling.hetero import PairList, Rows, Rules, write_edges
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs
@@ -184,16 +186,17 @@ class HeteroGpuPlan(CapturedPlan):
         rows: Rows of the topology, with what the rules need.
         flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
         disjoint: Whether trees are told apart.
+        repeats: Whether nodes may stand several times among the seeds, which then are the different ones, ascending.
         num_batches: Batches that are sampled together; one unless trees are told apart.
         max_degree: See `GeneralSample`.
     """
 
     def __init__(self, topology: PlacedHetero, fanouts: np.ndarray, rules: Rules, rows: Rows, flags: np.ndarray, *,
-                 disjoint: bool, num_batches: int, max_degree: int | None) -> None:  # fmt: skip
-        assert disjoint or num_batches == 1, "batches that share a bitmap"
+                 disjoint: bool, repeats: bool, num_batches: int, max_degree: int | None) -> None:  # fmt: skip
+        assert not repeats if disjoint else num_batches == 1, "batches that share a bitmap, or seeds with trees"
         super().__init__()
         self.topology, self.fanouts, self.rules, self.rows = topology, fanouts, rules, rows
-        self.disjoint, self.num_batches, self.max_degree = disjoint, num_batches, max_degree
+        self.disjoint, self.repeats, self.num_batches, self.max_degree = disjoint, repeats, num_batches, max_degree
         topo, device = topology.topo, topology.device
         self.num_hops = len(fanouts)
         self.num_times = 2 if rules.window == hetero.BY_SEED else 1
@@ -207,13 +210,13 @@ class HeteroGpuPlan(CapturedPlan):
         self._node_starts = upload(np.zeros_like(class_starts) if disjoint else class_starts, device)
         self._known_edges = self._known_items = 0
 
-    def submit(self, requests: Sequence[Request], keys: Sequence[int], excluded: Tensor | None = None) -> Pending:
+    def submit(self, requests: Sequence[Request], keys: Sequence[int], excluded: PairList | None = None) -> Pending:
         """Enqueue batches on torch's current stream and return at once.
 
         Args:
             requests: At most as many as are sampled together.
             keys: A key for each.
-            excluded: Edges that are not picked, as `find_edges` lists them; None for none.
+            excluded: Pairs whose edges are not picked; None for none.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -275,7 +278,7 @@ class HeteroGpuPlan(CapturedPlan):
 
     def _has_room(self, slot: Slot, pending: Pending) -> bool:
         listed, excluded, num_batches = pending.seeds
-        most_excluded = 0 if excluded is None else excluded.numel()
+        most_excluded = 0 if excluded is None else excluded.keys.numel()
         return bool(listed.numel() <= slot.capacity.seeds and most_excluded <= slot.capacity.excluded
                     and self._count_trees(listed.counts, num_batches) <= slot.capacity.trees)  # fmt: skip
 
@@ -285,7 +288,8 @@ class HeteroGpuPlan(CapturedPlan):
 
     def _find_capacity(self, before: Slot | None, pending: Pending) -> Capacity:
         listed, excluded, num_batches = pending.seeds
-        num_seeds, num_excluded = listed.numel(), 0 if excluded is None else excluded.numel()
+        # Of most pairs an edge or none; of parallel edges more, which a batch tells.
+        num_seeds, num_excluded = listed.numel(), 0 if excluded is None else excluded.keys.numel()
         num_trees = self._count_trees(listed.counts, num_batches)
         if before is not None:
             num_trees = max(num_trees, before.capacity.trees)
@@ -342,9 +346,10 @@ class HeteroGpuPlan(CapturedPlan):
             if listed.times is not None:
                 words[seeds + count : seeds + (1 + self.num_times) * count] = listed.times.numpy().reshape(-1)
         if slot.excluded.numel():
-            slot.excluded.fill_(_LAST)
-            if excluded is not None:
-                slot.excluded[: excluded.numel()].copy_(excluded)
+            if excluded is None:
+                slot.excluded.fill_(_LAST)
+            else:
+                write_edges(self.rows, excluded, slot.state, NUM_EXCLUDED, slot.excluded)
 
     def _enqueue(self, slot: Slot, stream: int) -> None:
         topo, rows, scratch = self.topology.topo, self.rows, self._scratch
@@ -357,17 +362,20 @@ class HeteroGpuPlan(CapturedPlan):
                      for hop in range(-1, hops)]  # fmt: skip
 
         run_gpu(captured_hops.load_typed_seeds_gpu, load_grid, slot.state, slot.inbox, slot.arrived, rows.node_time,
-                batches, types, self.num_times, self._type_sizes, self._type_starts, scratch.seen,
-                scratch.place_of_id, slot.nodes, slot.trees, slot.seed_times, stream=stream)  # fmt: skip
-        if not self.disjoint:
+                batches, types, self.num_times, self._type_sizes, self._type_starts, int(self.repeats), scratch.fresh,
+                scratch.touched, scratch.seen, scratch.place_of_id, slot.nodes, slot.trees, slot.seed_times,
+                stream=stream)  # fmt: skip
+        if self.repeats:
+            self._number_by_table(slot, BEFORE_SEEDS, stream)
+        elif not self.disjoint:
             run_gpu(captured_hops.claim_seeds_gpu, load_grid, slot.state, slot.nodes, scratch.place_of_id,
                     stream=stream)  # fmt: skip
         item_grid = max(1, min(full, -(-slot.capacity.items // THREADS)))
         for hop in range(hops):
             run_gpu(captured_hops.list_work_gpu, 1, slot.state, slot.inbox, hop, hops, batches, types,
-                    slot.capacity.items, slot.nodes, self._class_starts, starts_of[hop], layout.bucket_step,
-                    slot.template, slot.work, slot.offsets, slot.begins, slot.firsts, slot.totals, slot.first_trees,
-                    stream=stream)  # fmt: skip
+                    slot.capacity.items, int(self.repeats), slot.nodes, self._class_starts, starts_of[hop],
+                    layout.bucket_step, slot.template, slot.work, slot.offsets, slot.begins, slot.firsts, slot.totals,
+                    slot.first_trees, stream=stream)  # fmt: skip
             run_gpu(hetero.count_items_gpu, item_grid, slot.work, rows.indptr, rows.indices, rows.node_time,
                     rows.edge_time, rows.edge_weight, slot.nodes, slot.trees, slot.seed_times, slot.excluded, replace,
                     last, strict, self.rules.window, slot.starts, slot.sizes, slot.counts, scratch.block_sums,
@@ -378,17 +386,17 @@ class HeteroGpuPlan(CapturedPlan):
                 run_gpu(weighted_gpu.pick_weighted_gpu, full, hop, replace, slot.work, rows.edge_weight,
                         rows.weight_before, slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes,
                         slot.offsets, slot.scores, slot.draws, stream=stream)  # fmt: skip
-            run_gpu(hetero.pick_items_gpu, full, hop, replace, layout.tree_shift, slot.work, rows.indices, rows.edge_ids,
-                    slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.draws,
-                    slot.repeats, slot.sources, slot.ids, slot.targets, scratch.fresh, scratch.touched,
+            run_gpu(hetero.pick_items_gpu, full, hop, replace, layout.tree_shift, slot.work, rows.indices,
+                    rows.edge_ids, slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets,
+                    slot.draws, slot.repeats, slot.sources, slot.ids, slot.targets, scratch.fresh, scratch.touched,
                     layout.bucket_shift, slot.bucket_counts, slot.ranks, stream=stream)  # fmt: skip
             if self.disjoint:
                 self._number_by_buckets(slot, hop, stream)
             else:
                 self._number_by_table(slot, hop, stream)
-        run_gpu(captured_hops.close_batch_gpu, 1, slot.state, slot.inbox, hops, batches, types, slot.nodes,
-                self._class_starts, starts_of[hops], layout.bucket_step, slot.work, slot.offsets, slot.begins,
-                slot.firsts, slot.totals, slot.outputs, slot.outbox, stream=stream)  # fmt: skip
+        run_gpu(captured_hops.close_batch_gpu, 1, slot.state, slot.inbox, hops, batches, types, int(self.repeats),
+                slot.nodes, self._class_starts, starts_of[hops], layout.bucket_step, slot.work, slot.offsets,
+                slot.begins, slot.firsts, slot.totals, slot.outputs, slot.outbox, stream=stream)  # fmt: skip
         if self.disjoint:
             return
         node_grid = grid_for(slot.nodes.numel(), slot.state)
@@ -412,8 +420,7 @@ class HeteroGpuPlan(CapturedPlan):
         parts = self.num_classes, layout.range_bits, layout.tree_bits, layout.tree_shift, layout.bucket_shift
         counts, starts, new_starts = slot.bucket_counts, slot.bucket_starts, slot.new_starts
         # A block for each, whose sizes differ much.
-        bucket_grid = min(counts.numel(), _MOST_BUCKETS)
-        bucket_grid = 3 if SIMULATED else bucket_grid
+        bucket_grid = min(counts.numel(), 3 if SIMULATED else _MOST_BUCKETS)
         run_gpu(sorted_buckets.scan_buckets_gpu, 1, slot.state, hop, 0, counts, starts, stream=stream)
         run_gpu(sorted_buckets.fill_buckets_gpu, grid, slot.state, hop, layout.bucket_shift, slot.sources, slot.ranks,
                 starts, slot.keys, stream=stream)  # fmt: skip
@@ -429,12 +436,13 @@ class HeteroGpuPlan(CapturedPlan):
         if words[BAD_SEED] != NO_POSITION:
             raise IdError(name_seed(self.topology.topo, pending.seeds[0], int(words[BAD_SEED])))
         needed_edges, needed_items = int(words[NEEDED_EDGES]), int(words[NEEDED_ITEMS])
-        if needed_edges == needed_items == 0:
+        num_excluded = max(slot.capacity.excluded, int(words[NUM_EXCLUDED]))
+        if needed_edges == needed_items == 0 and num_excluded == slot.capacity.excluded:
             return None
         edges, items = slot.capacity.edges, slot.capacity.items
         edges = max(needed_edges + needed_edges // 4, 2 * edges) if needed_edges else edges
         items = max(needed_items + needed_items // 4, 2 * items) if needed_items else items
-        return slot.capacity._replace(edges=edges, items=items)
+        return slot.capacity._replace(edges=edges, items=items, excluded=num_excluded)
 
     def _export(self, slot: Slot, pending: Pending) -> list[GeneralSample]:
         topo, hops, words = self.topology.topo, self.num_hops, slot.outbox_words

@@ -40,7 +40,16 @@ from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.local_ids.csr import Piece, regroup
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import runs_on_gpu, threads_for
-from pyg_direct.ops.sampling.hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges
+from pyg_direct.ops.sampling.hetero import (
+    Frontier,
+    PairList,
+    Picked,
+    Rows,
+    Rules,
+    find_edges,
+    pick_edges,
+    sort_pairs,
+)
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.captured_plan import Finished, PendingList, PendingOutput
@@ -182,8 +191,8 @@ class GeneralPlan:
         is_on_gpu = SIMULATED or topology.device.type == "cuda"
         self._is_captured = (is_on_gpu and self._picks_here and recipe.subgraph_type != "induced"
                              and (self.disjoint or self._has_table))  # fmt: skip
-        # By the number of batches that they sample together.
-        self._captured: dict[int, HeteroGpuPlan] = {}
+        # By the number of batches that they sample together, and whether seeds may repeat.
+        self._captured: dict[tuple[int, bool], HeteroGpuPlan] = {}
         # Of a row of each relation; found when it is first needed.
         self._most_neighbors: np.ndarray | None = None
         # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
@@ -229,29 +238,35 @@ class GeneralPlan:
         return self._sample_all(requests, keys, excluded)
 
     def submit_together(self, requests: Sequence[Request], keys: Sequence[int],
-                        excluded: Sequence[Excluded] | None = None) -> PendingOutput | Finished:  # fmt: skip
+                        excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
+                        ) -> PendingOutput | Finished:  # fmt: skip
         """Start to sample several batches; `finish()` of what is returned gives what `sample_together` does.
 
         Args:
             requests, keys, excluded: As of `sample_together`.
+            repeats: Whether nodes may stand several times among the seeds of a batch, which then are the different
+                ones, ascending; unless disjoint.
         """
+        repeats = repeats and not self.disjoint
         if not self._is_captured:
+            if repeats:
+                requests = [(_list_different(seeds), times) for seeds, times in requests]
             return Finished(self.sample_together(requests, keys, excluded))
         for key in keys:
             check_key("key", key)
         self.topology.check_process()
         # Batches whose trees are not told apart share a bitmap, and are sampled one after the other.
         size = len(keys) if self.disjoint else 1
-        number = min((known for known in self._captured if known >= size), default=size)
-        plan = self._captured.get(number)
+        number = min((known for known, own in self._captured if known >= size and own == repeats), default=size)
+        plan = self._captured.get((number, repeats))
         if plan is None:
-            plan = self._captured[number] = HeteroGpuPlan(
+            plan = self._captured[number, repeats] = HeteroGpuPlan(
                 self.topology, self._fanouts, self.rules, self.rows, self.flags, disjoint=self.disjoint,
-                num_batches=number, max_degree=self.recipe.max_degree)  # fmt: skip
+                repeats=repeats, num_batches=number, max_degree=self.recipe.max_degree)  # fmt: skip
         pending = []
         for first in range(0, len(keys), size):
             own = slice(first, first + size)
-            without = None if excluded is None else self._find_excluded(excluded[own])
+            without = None if excluded is None else self._sort_excluded(excluded[own])
             pending.append(plan.submit(requests[own], keys[own], without))
         return PendingOutput(PendingList(pending), lambda groups: [
             self._turn_both_ways(sample) for sample in chain.from_iterable(groups)])  # fmt: skip
@@ -365,9 +380,13 @@ class GeneralPlan:
 
     def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
         """The edges between pairs of each batch, for `_pick`."""
+        return find_edges(self.rows, self._sort_excluded(excluded))
+
+    def _sort_excluded(self, excluded: Sequence[Excluded]) -> PairList:
+        """The pairs of each batch whose edges are not picked."""
         relations, *ends, batches = list_pairs(self.topology, excluded)
         firsts = upload(np.stack([self.topology.topo.row_starts[:-1]]), self.topology.device)[0]
-        return find_edges(self.rows, firsts[relations] + ends[0], ends[1], batches)
+        return sort_pairs(self.rows, firsts[relations] + ends[0], ends[1], batches)
 
     def _pick(self, listed: _Work, front: _Hop, start: Seeds, keys: np.ndarray, hop: int) -> Picked:
         if listed.work[-COLUMNS] == 0:
@@ -427,7 +446,15 @@ class GeneralPlan:
                        self._by_relation(relations, kept))  # fmt: skip
         (induced,) = self._collect([front], [whole])
         induced.num_sampled_nodes = induced.num_sampled_edges = None
+        induced.num_seeds = sample.num_seeds
         return induced
+
+
+def _list_different(seeds: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    """The different nodes among seeds, ascending."""
+    if isinstance(seeds, Tensor):
+        return seeds.unique()
+    return {kind: own.unique() for kind, own in seeds.items()}
 
 
 def _list_places(counts: np.ndarray, room: np.ndarray) -> np.ndarray:

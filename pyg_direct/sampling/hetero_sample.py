@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class GeneralSample:
         memory: The tensors whose memory those of all types and relations share; empty where each has its own.
         sampled: What edges that kept their ids in both directions were made from, of a graph in parts; else None.
         max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
+        num_seeds: Nodes of each type that are seeds, the first ones.
     """
 
     node: dict[str, Tensor]
@@ -42,6 +43,7 @@ class GeneralSample:
     memory: tuple[Tensor, ...] = ()
     sampled: GeneralSample | None = None
     max_degree: int | None = None
+    num_seeds: dict[str, int] = field(default_factory=dict)
 
     @property
     def row(self) -> dict[EdgeType, Tensor]:
@@ -137,7 +139,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     # Those of pairs without edges begin at a place of their own too.
     pairs_of = [part.view(2, -1) if size else part.as_strided((2, 0), (1, 1))
                 for part, size in zip(split_parts(ends, pair_sizes.tolist()), edge_sizes, strict=True)]  # fmt: skip
-    sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
+    sampled_nodes, sampled_edges, first_counts = node_counts.T.tolist(), num_edges.T.tolist(), node_counts[0].tolist()
     samples = []
     for number in range(num_batches):
         own_types = slice(number * num_types, (number + 1) * num_types)
@@ -152,6 +154,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             num_sampled_edges=dict(zip(topo.edge_types, sampled_edges[own_relations], strict=True)),
             memory=outputs,
             max_degree=max_degree,
+            num_seeds=dict(zip(topo.node_types, first_counts[own_types], strict=True)),
         ))  # fmt: skip
     return samples
 

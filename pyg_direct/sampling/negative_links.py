@@ -39,14 +39,19 @@ class Drawn(NamedTuple):
 
     Attributes:
         sources, targets: int64 `[n]`.
-        num_untimely: How many have an end that did not exist yet, as no allowed node did.
+        is_timely: Whether both ends exist already, bool `[n]`; None without times.
         num_edges: How many are pairs to avoid, after all tries; 0 unless strict.
     """
 
     sources: Tensor
     targets: Tensor
-    num_untimely: int
+    is_timely: Tensor | None
     num_edges: int
+
+    @property
+    def num_untimely(self) -> int:
+        """How many have an end that did not exist yet, as no allowed node did. Waits for a GPU."""
+        return 0 if self.is_timely is None else int((~self.is_timely).sum())
 
 
 class Nodes:
@@ -321,8 +326,7 @@ def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Ten
 
     pairs = draw(slice(None), 0)
     num_edges = 0 if edges is None else edges.avoid(draw, pairs, tries)
-    num_untimely = 0 if pairs.is_timely is None else int((~pairs.is_timely).sum())
-    return Drawn(pairs.sources, pairs.targets, num_untimely, num_edges)
+    return Drawn(pairs.sources, pairs.targets, pairs.is_timely, num_edges)
 
 
 def check_weight(weight: Tensor, num_nodes: int) -> Tensor:

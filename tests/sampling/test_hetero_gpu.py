@@ -64,7 +64,7 @@ def test_capacity_changes_no_batch(device, monkeypatch, name, limit):
             got = plan.sample(as_tensors(SEEDS, device), key, seed_time=as_tensors(SEED_TIME, device))
         assert_equal(got, expect(graph, SEEDS, FANOUTS, options, SEED_TIME, key))
 
-    captured = plan._captured[1]
+    captured = plan._captured[1, False]
     # Learned by the first batch, so that the second is sampled once; a slot of each size is replaced by the next.
     assert len(captured._slots) == 1
     assert captured.num_captures == 1 if limit == "buckets" else captured.num_captures > 1
@@ -92,7 +92,7 @@ def test_batches_on_their_way_at_once_do_not_disturb_each_other(device, name):
     graph = make_parts(times=times, weighted=weighted)
     plan = make_plan(graph, device, FANOUTS, options)
     plan.sample(as_tensors({"paper": [1]}, device), KEY, seed_time=as_tensors({"paper": [1]}, device))
-    captured = plan._captured[1]
+    captured = plan._captured[1, False]
     requests = [{"paper": [number, 3], "author": [2 * number]} for number in range(4)]
     seed_times = [{"paper": [number, 7], "author": [9]} for number in range(4)]
 
@@ -120,7 +120,7 @@ def test_fewer_batches_than_a_plan_samples_together_use_it_too(device, name):
             assert_equal(batch, expect(graph, seeds, FANOUTS, options, own, number))
 
     # Those that share a bitmap are sampled one after the other.
-    assert list(plan._captured) == [3 if plan.disjoint else 1]
+    assert list(plan._captured) == [(3 if plan.disjoint else 1, False)]
 
 
 def test_a_batch_without_seeds_samples_nothing(device):
@@ -157,6 +157,44 @@ def test_excluded_edges_are_left_out_in_batches_of_different_numbers(device):
         assert_equal(got, expect(graph, SEEDS, FANOUTS, Options()))
 
 
+def test_more_edges_than_pairs_are_left_out(device):
+    graph = make_parts()
+    edge_type = "author", "writes", "paper"
+    pair = graph.edges[edge_type][0]
+    graph.edges[edge_type] += [pair] * 9
+    plan = make_plan(graph, device, FANOUTS, Options())
+    pairs = torch.tensor([pair], device=device).t()
+    seeds = {"paper": [pair[1], 3]}
+
+    got = plan.sample(as_tensors(seeds, device), KEY, excluded={edge_type: pairs})
+
+    graph.excluded = {edge_type: [pair]}
+    assert_equal(got, expect(graph, seeds, FANOUTS, Options()))
+    assert plan._captured[1, False].num_captures == 2
+
+
+def test_seeds_that_repeat_become_the_different_ones_ascending(device):
+    graph = make_parts()
+    plan = make_plan(graph, device, FANOUTS, Options())
+    requests = [{"paper": [9, 3, 9, 39, 3], "author": [7, 7]}, {"author": [2]}, {"paper": [], "author": [5, 1]}]
+
+    for number, repeated in enumerate(requests):
+        with poisoned_memory():
+            (got,) = plan.submit_together([(as_tensors(repeated, device), None)], [number], repeats=True).finish()
+        seeds = {kind: sorted({*own}) for kind, own in repeated.items()}
+        assert_equal(got, expect(graph, seeds, FANOUTS, Options(), key=number))
+        assert got.num_seeds == {kind: len(seeds.get(kind, [])) for kind in graph.num_nodes}
+
+
+@pytest.mark.parametrize("seed", [-1, 25])
+def test_a_seed_that_may_repeat_and_is_no_node_is_named(device, seed):
+    plan = make_plan(make_parts(), device, FANOUTS, Options())
+    seeds = as_tensors({"paper": [3, 39, 3], "author": [24, seed]}, device)
+
+    with pytest.raises(IdError, match=rf"seeds\['author'\] must lie in \[0, 25\), got {seed}"):
+        plan.submit_together([(seeds, None)], [KEY], repeats=True).finish()
+
+
 def test_a_batch_too_large_for_its_arrays_is_refused(device, monkeypatch):
     monkeypatch.setattr(hetero_gpu, "_MAX_EDGES", 10)
     plan = make_plan(make_parts(), device, FANOUTS, Options())
@@ -173,7 +211,7 @@ def test_plans_share_the_scratch_of_a_topology(device):
         plan._is_captured = True
         plan.sample(as_tensors(SEEDS, device), KEY)
 
-    first, second = (plan._captured[1] for plan in plans)
+    first, second = (plan._captured[1, False] for plan in plans)
     assert first._scratch is second._scratch
     assert first.num_scratch_bytes == first._scratch.num_bytes > 0
     assert first.num_bytes > 0

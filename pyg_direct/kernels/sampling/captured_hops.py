@@ -29,12 +29,13 @@ from pyg_direct.kernels.batch_counters import (
     NEEDED_ITEMS,
     NO_POSITION,
     NODES,
+    NUM_EXCLUDED,
     NUM_SEEDS,
     OWN_TIMES,
     SEEDS_ON_GPU,
     STATE,
 )
-from pyg_direct.kernels.local_ids.bitmap import bit_of
+from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before
 from pyg_direct.kernels.sampling import worklist
 from pyg_direct.kernels.sampling.worklist import COLUMNS, count_all_items
@@ -70,15 +71,16 @@ def first_not_below(values, begin, end, value):
     return low
 
 
-@gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8[] u4[] i4[] i8[] i8[] i8[]")
+@gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8[] i8 u4[] u1[] u4[] i4[] i8[] i8[] i8[]")
 def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_types, num_times, type_sizes, type_starts,
-                         seen, place_of_id, nodes, trees, seed_times):  # fmt: skip
+                         repeats, fresh, touched, seen, place_of_id, nodes, trees, seed_times):  # fmt: skip
     """Seeds become the first nodes; one that is no node of its type is remembered and reads as node 0.
 
     Behind the header of the inbox, which may be page-locked memory of the host, stand a key for each batch, where the
     seeds of each class begin and the last end, and the number of the first tree of each class within its batch. The
     seeds follow, and then `num_times` times of each tree, tree after tree, unless the times are those of the seeds
-    themselves. Seeds and times stand in `arrived` instead if the inbox says so.
+    themselves. Seeds and times stand in `arrived` instead if the inbox says so. Seeds that may repeat are marked in
+    `fresh` alone, whose nodes become the first ones.
     """
     count, num_classes = inbox[NUM_SEEDS], num_batches * num_types
     begins = HEADER + num_batches
@@ -111,10 +113,16 @@ def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_type
             trees[i] = tree
         if place_of_id.shape[0] > 0:
             node += type_starts[node_type]
-            cuda.atomic.or_(seen, node >> 5, bit_of(node))
-            # The first of repeated seeds wins: `claim_seeds_gpu` takes the minimum.
-            place_of_id[node] = FAR
-        nodes[i] = node
+        if repeats != 0:
+            cuda.atomic.or_(fresh, node >> 5, bit_of(node))
+            if touched.shape[0] > 0:
+                touched[node // (GROUP_WORDS * WORD)] = 1
+        else:
+            nodes[i] = node
+            if place_of_id.shape[0] > 0:
+                cuda.atomic.or_(seen, node >> 5, bit_of(node))
+                # The first of repeated seeds wins: `claim_seeds_gpu` takes the minimum.
+                place_of_id[node] = FAR
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
@@ -145,8 +153,8 @@ def close_entries(hop, num_hops, num_classes, work, offsets, firsts, totals):
 
 
 @body
-def close_nodes(state, hop, num_classes, inbox, num_batches, nodes, class_starts, bucket_starts, bucket_step, begins,
-                totals):  # fmt: skip
+def close_nodes(state, hop, num_classes, inbox, num_batches, repeats, nodes, class_starts, bucket_starts, bucket_step,
+                begins, totals):  # fmt: skip
     """Tables of the nodes of `hop`, which are complete; by one block."""
     row = hop * (num_classes + 1)
     begin = np.int64(0)
@@ -154,7 +162,7 @@ def close_nodes(state, hop, num_classes, inbox, num_batches, nodes, class_starts
         begin = state[NODES + hop - 1]
     c = np.int64(cuda.threadIdx.x)
     while c <= num_classes:
-        if hop == 0:
+        if hop == 0 and repeats == 0:
             begins[row + c] = inbox[HEADER + num_batches + c]
         elif c == num_classes:
             begins[row + c] = state[NODES + hop]
@@ -173,9 +181,10 @@ def close_nodes(state, hop, num_classes, inbox, num_batches, nodes, class_starts
     cuda.syncthreads()
 
 
-@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
-def list_work_gpu(state, inbox, hop, num_hops, num_batches, num_types, capacity, nodes, class_starts, bucket_starts,
-                  bucket_step, template, work, offsets, begins, firsts, totals, first_trees):  # fmt: skip
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
+def list_work_gpu(state, inbox, hop, num_hops, num_batches, num_types, capacity, repeats, nodes, class_starts,
+                  bucket_starts, bucket_step, template, work, offsets, begins, firsts, totals,
+                  first_trees):  # fmt: skip
     """Close the tables of what was sampled before, and list the work of `hop`; one block.
 
     `template` holds what is known of the entries of each hop, int64 `[H * (A + 1) * COLUMNS]`. Where there are more
@@ -186,8 +195,8 @@ def list_work_gpu(state, inbox, hop, num_hops, num_batches, num_types, capacity,
     if hop > 0:
         close_entries(hop - 1, num_hops, num_classes, work, offsets, firsts, totals)
     cuda.syncthreads()
-    close_nodes(state, hop, num_classes, inbox, num_batches, nodes, class_starts, bucket_starts, bucket_step, begins,
-                totals)  # fmt: skip
+    close_nodes(state, hop, num_classes, inbox, num_batches, repeats, nodes, class_starts, bucket_starts, bucket_step,
+                begins, totals)  # fmt: skip
     if hop == 0:
         c = tid
         while c < num_classes:
@@ -258,9 +267,9 @@ def place_items_gpu(state, hop, capacity, work, counts, block_sums, offsets):
             state[NEEDED_EDGES] = max(state[NEEDED_EDGES], begin + total)
 
 
-@gpu_kernel("i8[] i8[] i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
-def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, nodes, class_starts, bucket_starts, bucket_step,
-                    work, offsets, begins, firsts, totals, outputs, outbox):  # fmt: skip
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
+def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, repeats, nodes, class_starts, bucket_starts,
+                    bucket_step, work, offsets, begins, firsts, totals, outputs, outbox):  # fmt: skip
     """The tables of the last hop, the places of all outputs, and the sizes for the host, which are noted anew for the
     next batch; one block."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
@@ -274,8 +283,8 @@ def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, nodes, class
             totals[2 * num_classes + a] = 0
             a += THREADS
     cuda.syncthreads()
-    close_nodes(state, num_hops, num_classes, inbox, num_batches, nodes, class_starts, bucket_starts, bucket_step,
-                begins, totals)  # fmt: skip
+    close_nodes(state, num_hops, num_classes, inbox, num_batches, repeats, nodes, class_starts, bucket_starts,
+                bucket_step, begins, totals)  # fmt: skip
     place_outputs(totals, (num_hops + 1) * num_classes, num_classes, 0, outputs, 0, shared)
     edges = (num_hops + 2) * num_classes + num_hops * entries
     place_outputs(totals, edges, entries, 0, outputs, num_classes + 1, shared)
@@ -293,6 +302,7 @@ def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, nodes, class
         state[BAD_SEED] = NO_POSITION
         state[NEEDED_EDGES] = 0
         state[NEEDED_ITEMS] = 0
+        state[NUM_EXCLUDED] = 0
 
 
 @body

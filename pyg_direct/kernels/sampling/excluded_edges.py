@@ -77,31 +77,56 @@ def is_listed(value, values, begin, end):
     return low < end and values[low] == value
 
 
+@body
+def end_of_row(keys, i):
+    """Where the pairs end, from pair i on, that have its key; `i` unless it is the first of them."""
+    if i > 0 and keys[i - 1] == keys[i]:
+        return np.int64(i)
+    low, high = np.int64(i), np.int64(keys.shape[0])
+    while low < high:
+        middle = (low + high) >> 1
+        if keys[middle] <= keys[i]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @cpu_kernel
-def find_edges_cpu(num_rows, indptr, indices, rows, bounds, neighbors, offsets, counts, found):
-    """The edges of rows that lead to listed neighbors, and their `counts`; counts alone where `found` is empty."""
-    for i in prange(rows.shape[0]):
-        batch, row = rows[i] // num_rows, rows[i] % num_rows
-        at, base = np.int64(0), batch * indices.shape[0]
-        for position in range(indptr[row], indptr[row + 1]):
-            if is_listed(np.int64(indices[position]), neighbors, bounds[i], bounds[i + 1]):
-                if found.shape[0] > 0:
-                    found[offsets[i] + at] = base + position
-                at += 1
+def find_edges_cpu(num_rows, indptr, indices, keys, neighbors, offsets, counts, found):
+    """The edges of listed rows to listed neighbors, and their `counts` by pair, which the first of a row has; counts
+    alone where `found` is empty.
+
+    `keys` are batch * num_rows + row, ascending, and neighbors ascend within a row.
+    """
+    for pair in prange(keys.shape[0]):
+        i, at = np.int64(pair), np.int64(0)
+        end = end_of_row(keys, i)
+        if end > i:
+            batch, row = keys[i] // num_rows, keys[i] % num_rows
+            base = batch * indices.shape[0]
+            for position in range(indptr[row], indptr[row + 1]):
+                if is_listed(np.int64(indices[position]), neighbors, i, end):
+                    if found.shape[0] > 0:
+                        found[offsets[i] + at] = base + position
+                    at += 1
         counts[i] = at
 
 
-@gpu_kernel("i8 i8[] I[] i8[] i8[] i8[] i8[] i8[] i8[]", I=("i4", "i8"))
-def find_edges_gpu(num_rows, indptr, indices, rows, bounds, neighbors, offsets, counts, found):
-    """A block takes a row at a time. `counts` begins with 0; edges of a row come in any order."""
+@gpu_kernel("i8 i8[] I[] i8[] i8[] i8[] i8 i8[]", I=("i4", "i8"))
+def find_edges_gpu(num_rows, indptr, indices, keys, neighbors, counter, place, found):
+    """As on the CPU, in any order; a block takes a row at a time. `counter[place]`, 0 before, gets how many there are,
+    of which as many are written as there is room for."""
     i = np.int64(cuda.blockIdx.x)
-    while i < rows.shape[0]:
-        batch, row = rows[i] // num_rows, rows[i] % num_rows
-        base, position = batch * indices.shape[0], indptr[row] + cuda.threadIdx.x
-        while position < indptr[row + 1]:
-            if is_listed(np.int64(indices[position]), neighbors, bounds[i], bounds[i + 1]):
-                at = cuda.atomic.add(counts, i, 1)
-                if found.shape[0] > 0:
-                    found[offsets[i] + at] = base + position
-            position += THREADS
+    while i < keys.shape[0]:
+        end = end_of_row(keys, i)
+        if end > i:
+            batch, row = keys[i] // num_rows, keys[i] % num_rows
+            base, position = batch * indices.shape[0], indptr[row] + cuda.threadIdx.x
+            while position < indptr[row + 1]:
+                if is_listed(np.int64(indices[position]), neighbors, i, end):
+                    at = cuda.atomic.add(counter, place, 1)
+                    if at < found.shape[0]:
+                        found[at] = base + position
+                position += THREADS
         i += np.int64(cuda.gridDim.x)

@@ -129,7 +129,9 @@ def find_digit(counts, wanted):
 
 
 @body
-def pick_lightest_by_digits(key, row, start, size, count, edge_weight, excluded, base, counts, found, scores, draws, at):
+def pick_lightest_by_digits(
+    key, row, start, size, count, edge_weight, excluded, base, counts, found, scores, draws, at
+):
     """As `pick_lightest_by_block`, of any number of picks; every thread of the block must call it."""
     tid = np.int64(cuda.threadIdx.x)
     first = first_excluded(excluded, base + start)

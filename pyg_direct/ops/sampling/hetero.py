@@ -134,9 +134,9 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
                 sizes, offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
         return Picked(sources, ids, targets, ends, offsets)
     if is_weighted:
-        run_gpu(weighted_gpu.pick_weighted_gpu, max(1, min(full_grid(starts), num_items)), hop, replace, entries, rows.edge_weight,
-                rows.weight_before, excluded, frontier.rows, frontier.trees, starts, sizes, offsets, scores,
-                draws)  # fmt: skip
+        run_gpu(weighted_gpu.pick_weighted_gpu, max(1, min(full_grid(starts), num_items)), hop, replace, entries,
+                rows.edge_weight, rows.weight_before, excluded, frontier.rows, frontier.trees, starts, sizes, offsets,
+                scores, draws)  # fmt: skip
     repeats, none = torch.empty(capacity, dtype=torch.uint8, device=device), ends[:0].view(torch.int32)
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
     run_gpu(kernels.pick_items_gpu, grid, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
@@ -156,44 +156,77 @@ def _bound_edges(work: np.ndarray, most_neighbors: np.ndarray | None) -> int | N
     return bound if picks.size and picks.min() >= 0 and bound <= _LARGE_BOUND else None
 
 
-def find_edges(rows: Rows, segments: Tensor, neighbors: Tensor, batches: Tensor) -> Tensor:
-    """Find the edges of rows that lead to neighbors, parallel ones too, for `pick_edges` to leave out.
+class PairList(NamedTuple):
+    """Pairs of a row and a neighbor, ascending, whose edges are left out.
+
+    Attributes:
+        keys: Number of the batch times the number of all rows, plus the row, int64 `[P]`.
+        neighbors: In the id space of all types, int64 `[P]`; pairs may repeat.
+    """
+
+    keys: Tensor
+    neighbors: Tensor
+
+
+def sort_pairs(rows: Rows, segments: Tensor, neighbors: Tensor, batches: Tensor) -> PairList:
+    """Put pairs in order, without a wait.
 
     Args:
+        rows: The rows.
         segments: Row of each pair, int64 `[P]`; pairs may repeat.
         neighbors: Neighbor of each pair, in the id space of all types, int64 `[P]`.
         batches: Number of the batch of each pair, int64 `[P]`.
+    """
+    order = neighbors.argsort()
+    keys, by_row = (batches * (rows.indptr.numel() - 1) + segments)[order].sort(stable=True)
+    return PairList(keys, neighbors[order[by_row]])
+
+
+def write_edges(rows: Rows, pairs: PairList, counter: Tensor, place: int, out: Tensor) -> None:
+    """Write the edges of rows that lead to neighbors where `pick_edges` reads them, without a wait for the GPU.
+
+    Args:
+        rows, pairs: As of `find_edges`.
+        counter: int64 on the GPU; `counter[place]`, 0 before, gets how many edges there are.
+        place: See there.
+        out: batch * E + position of each edge, ascending, and then the largest int64, int64 `[room]`; of more edges
+            than there is room for any.
+    """
+    found = torch.full_like(out, 2**63 - 1)
+    if pairs.keys.numel():
+        grid = max(1, min(full_grid(out), pairs.keys.numel()))
+        run_gpu(find_edges_gpu, grid, rows.indptr.numel() - 1, rows.indptr, rows.indices, *pairs, counter, place, found)
+        out.copy_(found.sort().values)
+    else:
+        out.copy_(found)
+
+
+def find_edges(rows: Rows, pairs: PairList) -> Tensor:
+    """Find the edges of rows that lead to neighbors, parallel ones too, for `pick_edges` to leave out.
 
     Returns:
         batch * E + position of each edge, ascending, int64 `[X]`. Waits for a GPU.
     """
-    num_rows, device = rows.indptr.numel() - 1, segments.device
-    order = neighbors.argsort()
-    keys = (batches * num_rows + segments)[order]
-    keys, by_row = keys.sort(stable=True)
-    neighbors = neighbors[order[by_row]]
-    listed, sizes = keys.unique_consecutive(return_counts=True)
-    bounds, offsets = (torch.zeros(listed.numel() + 1, dtype=torch.int64, device=device) for _ in range(2))
-    torch.cumsum(sizes, 0, out=bounds[1:])
-    found = offsets[:0]
-    if not listed.numel():
-        return found
-
-    def run() -> Tensor:
-        counts = torch.zeros(listed.numel(), dtype=torch.int64, device=device)
-        arguments = (num_rows, rows.indptr, rows.indices, listed, bounds, neighbors, offsets, counts, found)
-        if runs_on_gpu(segments):
-            run_gpu(find_edges_gpu, min(full_grid(segments), listed.numel()), *arguments)
-        else:
-            run_cpu(find_edges_cpu, *arguments)
-        return counts
-
+    count, device = pairs.keys.numel(), pairs.keys.device
+    if runs_on_gpu(pairs.keys):
+        room = count
+        while True:
+            counter, out = (torch.zeros(size, dtype=torch.int64, device=device) for size in (1, room))
+            write_edges(rows, pairs, counter, 0, out)
+            found = int(counter)
+            if found <= room:
+                return out[:found]
+            room = found
+    offsets = torch.zeros(count + 1, dtype=torch.int64, device=device)
+    counts = torch.zeros(count, dtype=torch.int64, device=device)
+    arguments = rows.indptr.numel() - 1, rows.indptr, rows.indices, *pairs, offsets, counts
     # Counted, then listed.
-    torch.cumsum(run(), 0, out=offsets[1:])
-    found = torch.empty(int(offsets[-1]), dtype=torch.int64, device=device)
-    if found.numel():
-        run()
-    return found.sort().values if runs_on_gpu(segments) else found
+    run_cpu(find_edges_cpu, *arguments, offsets[:0])
+    torch.cumsum(counts, 0, out=offsets[1:])
+    listed = torch.empty(int(offsets[-1]), dtype=torch.int64, device=device)
+    if listed.numel():
+        run_cpu(find_edges_cpu, *arguments, listed)
+    return listed
 
 
 def sum_weights(indptr: Tensor, edge_weight: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def test_a_graph_without_types_too(real_device, options):
 def test_they_are_sampled_in_one_call(monkeypatch, option, sizes):
     loader, seen = make_typed("cpu", option, super_batch=4), []
     ask = GeneralPlan.submit_together
-    note = lambda plan, requests, *rest: seen.append(len(requests)) or ask(plan, requests, *rest)  # noqa: E731
+    note = lambda plan, requests, *rest, **more: seen.append(len(requests)) or ask(plan, requests, *rest, **more)  # noqa: E731
     monkeypatch.setattr(GeneralPlan, "submit_together", note)
 
     list(loader)
