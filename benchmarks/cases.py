@@ -36,6 +36,7 @@ from benchmarks.loader.typed_batches import (
     measure_links,
     measure_relations,
     measure_times,
+    measure_typed_links,
     measure_types,
     measure_types_on_cpu,
 )
@@ -185,6 +186,7 @@ def hetero(scale: float) -> Iterator[Row]:
     on_gpu = torch.cuda.is_available()
     yield from measure_types(scale) if on_gpu else measure_types_on_cpu(scale)
     yield from measure_relations(scale)
+    yield from measure_typed_links(scale)
     yield from measure_times(scale, PEER_WORKERS if on_gpu else (0, 2))
     graph = synthetic_graph("products", scale=scale / 4, topology_only=True, device=resolve_device(None)).to("cpu")
     yield from measure_links(graph.to_data(), _name(scale / 4))

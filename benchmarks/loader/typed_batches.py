@@ -211,6 +211,44 @@ def measure_links(data: Data, name: str, batches: int = 30, size: int = 1024) ->
                      [rate / middle for rate in rates[own]])  # fmt: skip
 
 
+def measure_typed_links(scale: float, batches: int = 30, size: int = 1024) -> Iterator[Row]:
+    """Edges a second of `LinkNeighborLoader` around authors and papers of a graph like ogbn-mag, with as many negatives
+    as links, and of `NeighborLoader` around as many papers as there are ends; without and with times.
+    """
+    device = resolve_device(None)
+    data = make_mag(scale, device)
+    generator = torch.Generator(device).manual_seed(2)
+    for store in data.node_stores:
+        store.time = torch.randint(1000, (store.num_nodes,), generator=generator, device=device)
+    kind = "author", "writes", "paper"
+    chosen = torch.randperm(data[kind].edge_index.shape[1], device=device)[: 100 * size]
+    links = data[kind].edge_index[:, chosen].cpu()
+    nodes = torch.randint(int(data["paper"].num_nodes), (400 * size,))
+    common: dict[str, Any] = {"num_neighbors": [15, 10, 5], "shuffle": True, "drop_last": True, "seed": 0}
+    case = f"hetero/mag{_scaled(scale)}/links/{size}"
+    for name in ("uniform", "times"):
+        own, times = dict(common), [None, None]
+        if name == "times":
+            own["time_attr"] = "time"
+            times = [torch.randint(500, 1000, (count,)) for count in (len(nodes), links.shape[1])]
+        loaders = {
+            f"NeighborLoader, {4 * size} nodes": NeighborLoader(data, input_nodes=("paper", nodes), input_time=times[0],
+                                                                batch_size=4 * size, **own),
+            f"LinkNeighborLoader, {size} links": LinkNeighborLoader(data, edge_label_index=(kind, links),
+                                                                    edge_label_time=times[1], batch_size=size,
+                                                                    neg_sampling="binary", **own),
+        }  # fmt: skip
+        rates = []
+        for metric, loader in loaders.items():
+            edges, seconds = _time_loader(loader, batches, 5)
+            rates.append([edges / t / _scale(device) for t in seconds])
+            yield Row.of(case, f"{metric}, {name}", _unit(device), rates[-1],
+                         note=f"{edges:.0f} edges a batch, no features")  # fmt: skip
+        middle = median(rates[0])
+        yield Row.of(case, f"LinkNeighborLoader over NeighborLoader, {name}", "x",
+                     [rate / middle for rate in rates[1]])  # fmt: skip
+
+
 def _rate_row(case: str, metric: str, plan: GeneralPlan, seeds: Sequence[Mapping[str, Tensor]]) -> Row:
     device = plan.topology.device
     edges, seconds = _time_batches(plan.sample, seeds)

@@ -385,7 +385,11 @@ class HeteroGpuPlan(CapturedPlan):
             if self.is_weighted:
                 run_gpu(weighted_gpu.pick_weighted_gpu, full, hop, replace, slot.work, rows.edge_weight,
                         rows.weight_before, slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes,
-                        slot.offsets, slot.scores, slot.draws, stream=stream)  # fmt: skip
+                        slot.offsets, slot.draws, stream=stream)  # fmt: skip
+                if not replace:
+                    run_gpu(weighted_gpu.pick_long_rows_gpu, full, hop, slot.work, rows.edge_weight, slot.excluded,
+                            slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.scores, slot.draws,
+                            stream=stream)  # fmt: skip
             run_gpu(hetero.pick_items_gpu, full, hop, replace, layout.tree_shift, slot.work, rows.indices,
                     rows.edge_ids, slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets,
                     slot.draws, slot.repeats, slot.sources, slot.ids, slot.targets, scratch.fresh, scratch.touched,

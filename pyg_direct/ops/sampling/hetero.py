@@ -134,9 +134,13 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
                 sizes, offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
         return Picked(sources, ids, targets, ends, offsets)
     if is_weighted:
-        run_gpu(weighted_gpu.pick_weighted_gpu, max(1, min(full_grid(starts), num_items)), hop, replace, entries,
-                rows.edge_weight, rows.weight_before, excluded, frontier.rows, frontier.trees, starts, sizes, offsets,
-                scores, draws)  # fmt: skip
+        weighted_grid = max(1, min(full_grid(starts), num_items))
+        run_gpu(weighted_gpu.pick_weighted_gpu, weighted_grid, hop, replace, entries, rows.edge_weight,
+                rows.weight_before, excluded, frontier.rows, frontier.trees, starts, sizes, offsets,
+                draws)  # fmt: skip
+        if not rules.replace:
+            run_gpu(weighted_gpu.pick_long_rows_gpu, weighted_grid, hop, entries, rows.edge_weight, excluded,
+                    frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
     repeats, none = torch.empty(capacity, dtype=torch.uint8, device=device), ends[:0].view(torch.int32)
     grid = max(1, min(full_grid(starts), -(-num_items // min(_ITEMS_PER_BLOCK, THREADS))))
     run_gpu(kernels.pick_items_gpu, grid, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
