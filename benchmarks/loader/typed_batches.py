@@ -227,7 +227,8 @@ def measure_typed_links(scale: float, batches: int = 30, size: int = 1024) -> It
     common: dict[str, Any] = {"num_neighbors": [15, 10, 5], "shuffle": True, "drop_last": True, "seed": 0}
     case = f"hetero/mag{_scaled(scale)}/links/{size}"
     for name in ("uniform", "times"):
-        own, times = dict(common), [None, None]
+        own: dict[str, Any] = dict(common)
+        times: list[Tensor | None] = [None, None]
         if name == "times":
             own["time_attr"] = "time"
             times = [torch.randint(500, 1000, (count,)) for count in (len(nodes), links.shape[1])]

@@ -347,6 +347,8 @@ class Links:
         # What `seeds` gave, by type.
         self._ids: dict[Any, Tensor] = {}
         self._drawn: Drawn | None = None
+        # By the number of negatives.
+        self._owners_by: dict[int, Tensor] = {}
 
     def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int,
                       edges: Edges | None = None) -> None:  # fmt: skip
@@ -393,9 +395,11 @@ class Links:
 
     def _owners_of(self, num_negatives: int) -> Tensor:
         """Which link each end belongs to, those of negatives last, int64."""
-        own = torch.arange(self._num_links, device=self._device)
-        more = torch.arange(num_negatives, device=self._device) % max(self._num_links, 1)
-        return torch.cat([own, more])
+        known = self._owners_by.get(num_negatives)
+        if known is None:
+            ends = torch.arange(self._num_links + num_negatives, device=self._device)
+            known = self._owners_by[num_negatives] = ends.remainder_(max(self._num_links, 1))
+        return known
 
     def ends(self) -> Tensor:
         """Sources, then targets, of a graph without types, int64; they repeat."""
@@ -426,14 +430,17 @@ class Links:
         """
         ends, time = self._ends, self._time
         lists = [self._sources, self._targets]
-        owners = [self._owners_of(count) for count in (self._more_sources, self._more_targets)]
         names: list[Any] = [ends.source, ends.target]
-        if ends.source == ends.target:
-            lists, owners, names = [torch.cat(lists)], [torch.cat(owners)], names[:1]
-        times = None if time is None else [time[owner] for owner in owners]
-        self._ids = dict(zip(names, lists, strict=True))
-        self._places = [torch.arange(ids.numel(), device=self._device) for ids in lists] if disjoint else []
-        self._owners = torch.cat(owners)
+        is_one_type = ends.source == ends.target
+        if is_one_type:
+            lists, names = [self.ends()], names[:1]
+        self._ids, self._places, times = dict(zip(names, lists, strict=True)), [], None
+        if disjoint:
+            self._places = [torch.arange(ids.numel(), device=self._device) for ids in lists]
+        if disjoint or time is not None:
+            owners = [self._owners_of(count) for count in (self._more_sources, self._more_targets)]
+            self._owners = torch.cat(owners)
+            times = None if time is None else [time[own] for own in ([self._owners] if is_one_type else owners)]
         if ends.source is None:
             return lists[0], None if times is None else times[0]
         return self._ids, None if times is None else dict(zip(names, times, strict=True))

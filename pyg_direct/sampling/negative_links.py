@@ -18,7 +18,7 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.pyg_edges import EdgeList, read_edges
 from pyg_direct.kernels.batch_counters import NEGATIVE_DRAW
 from pyg_direct.ops.argument_checks import check_ids
-from pyg_direct.ops.sampling.random import derive_key, draw_below, draw_bits
+from pyg_direct.ops.sampling.random import derive_key, draw_below, draw_bits, draw_until
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.random_key import call_key, check_seed
 from pyg_direct.typing import Device
@@ -27,7 +27,6 @@ from pyg_direct.typing import Device
 TRIES = 32
 # Products of a draw's words with more nodes would not fit 63 bits.
 MAX_NODES = 2**31
-_LOW = 0xFFFFFFFF
 # Key of the bits that edges are weighed with, and how many are at once.
 _BALANCE, _EDGES_AT_ONCE = 0x5851F42D4C957F2D, 1 << 24
 # Of the largest chance: so many nodes have a sum below 2**1024.
@@ -92,23 +91,21 @@ class Nodes:
         """
         if self._times is None and self._running is None:
             return draw_below(numbers, self._count, key=key, slot=slot), None
+        if self._running is None:
+            assert self._times is not None and self._order is not None and until is not None
+            return draw_until(numbers, self._times, self._order, until, key=key, slot=slot)
         bits = draw_bits(numbers, key=key, slot=slot)
         bound = torch.full_like(bits, self._count)
         if self._times is not None:
             assert until is not None
             bound = torch.searchsorted(self._times, until.contiguous(), right=True)
-        is_allowed = bound > 0
         # Where nothing exists yet, the earliest node.
-        bound = bound.clamp(min=1)
-        if self._running is None:
-            high, low = (bits >> 32) & _LOW, bits & _LOW
-            place = (high * bound + ((low * bound) >> 32)) >> 32
-        else:
-            total = self._running[bound]
-            is_allowed &= total > 0
-            share = ((bits >> 12) & (2**52 - 1)).double() * 2.0**-52
-            place = torch.searchsorted(self._running[1:], share * total, right=True)
-            place = torch.where(total > 0, place, 0).minimum(bound - 1)
+        is_allowed, bound = bound > 0, bound.clamp(min=1)
+        total = self._running[bound]
+        is_allowed &= total > 0
+        share = ((bits >> 12) & (2**52 - 1)).double() * 2.0**-52
+        place = torch.searchsorted(self._running[1:], share * total, right=True)
+        place = torch.where(total > 0, place, 0).minimum(bound - 1)
         return (place if self._order is None else self._order[place]), is_allowed
 
 

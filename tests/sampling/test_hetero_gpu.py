@@ -1,5 +1,6 @@
 """The captured plan of graphs with types gives the batch of the reference, whatever its capacity and numbering."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, strategies as st
 from pyg_direct.errors import IdError, MemoryLimitError
 from pyg_direct.kernels.local_ids import sorted_buckets
 from pyg_direct.kernels.local_ids.bitmap import WORD
+from pyg_direct.runtime.cuda.graph_capture import waits_refused
 from pyg_direct.sampling import captured_plan, hetero_gpu
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
@@ -121,6 +123,30 @@ def test_fewer_batches_than_a_plan_samples_together_use_it_too(device, name):
 
     # Those that share a bitmap are sampled one after the other.
     assert list(plan._captured) == [(3 if plan.disjoint else 1, False)]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("name", [*KINDS, "links"])
+def test_a_batch_waits_for_the_gpu_once(device, name, is_there, monkeypatch):
+    times, weighted, options = KINDS["uniform" if name == "links" else name]
+    plan = make_plan(make_parts(times=times, weighted=weighted), device, FANOUTS, options)
+    seeds, seed_time = (as_tensors(part, device if is_there else torch.device("cpu")) for part in (SEEDS, SEED_TIME))
+    pair = torch.tensor([[1], [3]], device=device)
+    excluded = [{("author", "writes", "paper"): pair}] if name == "links" else None
+    waits = []
+    wait = torch.cuda.Event.synchronize
+    monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: (waits.append(event), wait(event)))
+
+    def sample(key):
+        plan.submit_together([(seeds, seed_time)], [key], excluded, repeats=name == "links").finish()
+
+    sample(KEY)
+    waits.clear()
+    # Torch raises on every other wait of its own.
+    with waits_refused() if device.type == "cuda" else nullcontext():
+        sample(KEY + 1)
+
+    assert len(waits) == (device.type == "cuda")
 
 
 def test_a_batch_without_seeds_samples_nothing(device):

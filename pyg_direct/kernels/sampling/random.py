@@ -76,3 +76,37 @@ def draw_bounded_gpu(key, items, slot, bound, out):
     while i < out.shape[0]:
         out[i] = draw_below(key, items[i], slot, bound)
         i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@body
+def count_until(times, until):
+    """How many of the times, ascending, are not later than `until`."""
+    low, high = np.int64(0), np.int64(times.shape[0])
+    while low < high:
+        middle = (low + high) >> 1
+        if times[middle] <= until:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@cpu_kernel
+def draw_until_cpu(key, items, slot, times, order, until, out, is_timely):
+    """One of those whose `times`, ascending, are not later than `until`, as `order` names them; where none is, the
+    first."""
+    for i in prange(out.shape[0]):
+        bound = count_until(times, until[i])
+        out[i] = order[draw_below(key, items[i], slot, max(bound, np.int64(1)))]
+        is_timely[i] = bound > 0
+
+
+@gpu_kernel("u8 i8[] i8 i8[] i8[] i8[] i8[] u1[]")
+def draw_until_gpu(key, items, slot, times, order, until, out, is_timely):
+    """As on the CPU."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < out.shape[0]:
+        bound = count_until(times, until[i])
+        out[i] = order[draw_below(key, items[i], slot, max(bound, np.int64(1)))]
+        is_timely[i] = bound > 0
+        i += np.int64(cuda.gridDim.x) * THREADS

@@ -2,9 +2,10 @@
 
 A warp, or a block if the row is long, keeps the lightest edges of its row so far: of as many scores as it has threads
 at a time, those that are below the largest kept join the kept ones, and each finds its rank among them all. Where more
-are kept than shared memory holds, the k-th smallest score is found digit by digit: the block counts how many scores begin with each digit,
-and goes on among those that begin as the k-th does. The picks are those of `kernels/sampling/weighted.py` but for equal
-scores beyond shared memory, which draws of 52 bits do not give in practice.
+are kept than shared memory holds, the k-th smallest score is found digit by digit: the block counts how many scores
+begin with each digit, and goes on among those that begin as the k-th does. The picks are those of
+`kernels/sampling/weighted.py` but for equal scores beyond shared memory, which draws of 52 bits do not give in
+practice.
 """
 
 from __future__ import annotations

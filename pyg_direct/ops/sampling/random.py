@@ -10,7 +10,14 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.kernels.batch_counters import SHUFFLE_DRAW
-from pyg_direct.kernels.sampling.random import draw_bits_cpu, draw_bits_gpu, draw_bounded_cpu, draw_bounded_gpu
+from pyg_direct.kernels.sampling.random import (
+    draw_bits_cpu,
+    draw_bits_gpu,
+    draw_bounded_cpu,
+    draw_bounded_gpu,
+    draw_until_cpu,
+    draw_until_gpu,
+)
 from pyg_direct.ops.argument_checks import check_ids, check_key
 from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.typing import Device
@@ -77,6 +84,31 @@ def draw_below(items: Tensor, bound: int, *, key: int, slot: int = 0) -> Tensor:
         with threads_for(items.numel()):
             run_cpu(draw_bounded_cpu, np.uint64(key), items, slot, bound, out)
     return out
+
+
+def draw_until(items: Tensor, times: Tensor, order: Tensor, until: Tensor, *, key: int, slot: int = 0
+               ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """For each item one of those that are there by a time, uniform, int64 `[n]`, and whether one is, bool `[n]`.
+
+    Where none is, it is the earliest.
+
+    Args:
+        items: int64 `[n]`.
+        times: Since when each is there, ascending, int64 `[N]`, N > 0.
+        order: What is drawn, in the order of these times, int64 `[N]`.
+        until: The time of each item, int64 `[n]`.
+        key: Unsigned 64-bit key; equal keys give equal draws on any device.
+        slot: Number of the draw of an item.
+    """
+    items, until = check_ids("items", items).long(), until.contiguous()
+    check_key("key", key)
+    out, is_timely = torch.empty_like(items), torch.empty(items.shape, dtype=torch.uint8, device=items.device)
+    if items.numel() > 0 and runs_on_gpu(items):
+        run_gpu(draw_until_gpu, grid_for(items.numel(), items), key, items, slot, times, order, until, out, is_timely)
+    elif items.numel() > 0:
+        with threads_for(items.numel()):
+            run_cpu(draw_until_cpu, np.uint64(key), items, slot, times, order, until, out, is_timely)
+    return out, is_timely.view(torch.bool)
 
 
 def permute(count: int, *, key: int, device: Device = "cpu") -> Tensor:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.ops.sampling.random import derive_key, draw_below, draw_bits, permute
+from pyg_direct.ops.sampling.random import derive_key, draw_below, draw_bits, draw_until, permute
 from tests.poison import poisoned_memory
 from tests.reference import draw as reference
 
@@ -111,3 +111,23 @@ def test_bad_keys_are_refused(device, key, error, words):
 def test_bad_items_are_refused(items, error, words):
     with pytest.raises(error, match=words):
         draw_bits(items, key=1)
+
+
+def test_those_are_drawn_that_are_there_by_a_time(device):
+    times, order, until = [-5, 0, 0, 3, 9], [4, 2, 0, 1, 3], [-6, -5, 0, 2, 3, 8, 9, 2**62]
+
+    with poisoned_memory():
+        got, is_timely = draw_until(
+            torch.arange(len(until), device=device),
+            torch.tensor(times, device=device),
+            torch.tensor(order, device=device),
+            torch.tensor(until, device=device),
+            key=2**64 - 3,
+            slot=4,
+        )
+
+    bounds = [sum(time <= latest for time in times) for latest in until]
+    assert got.tolist() == [order[reference.draw_below(2**64 - 3, item, 4, max(bound, 1))]
+                            for item, bound in enumerate(bounds)]  # fmt: skip
+    assert is_timely.tolist() == [bound > 0 for bound in bounds]
+    assert is_timely.dtype == torch.bool
