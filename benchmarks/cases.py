@@ -33,6 +33,7 @@ from benchmarks.loader.sets_and_walks import measure_sets, measure_walks
 from benchmarks.loader.small_graphs import measure_small_graphs
 from benchmarks.loader.startup import measure_startup
 from benchmarks.loader.typed_batches import (
+    measure_hgt,
     measure_links,
     measure_relations,
     measure_times,
@@ -187,6 +188,7 @@ def hetero(scale: float) -> Iterator[Row]:
     yield from measure_types(scale) if on_gpu else measure_types_on_cpu(scale)
     yield from measure_relations(scale)
     yield from measure_typed_links(scale)
+    yield from measure_hgt(scale)
     yield from measure_times(scale, PEER_WORKERS if on_gpu else (0, 2))
     graph = synthetic_graph("products", scale=scale / 4, topology_only=True, device=resolve_device(None)).to("cpu")
     yield from measure_links(graph.to_data(), _name(scale / 4))

@@ -23,6 +23,7 @@ from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.loader.hgt_loader import HGTLoader
 from pyg_direct.loader.link_loader import LinkNeighborLoader
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.loader.prefetch.batch_groups import MOST_BATCHES
@@ -248,6 +249,27 @@ def measure_typed_links(scale: float, batches: int = 30, size: int = 1024) -> It
         middle = median(rates[0])
         yield Row.of(case, f"LinkNeighborLoader over NeighborLoader, {name}", "x",
                      [rate / middle for rate in rates[1]])  # fmt: skip
+
+
+def measure_hgt(scale: float, batches: int = 10, size: int = 1024) -> Iterator[Row]:
+    """Batches of `HGTLoader` around papers of a graph like ogbn-mag; on a GPU beside the same loader on the host's CPU.
+
+    PyG's class needs torch-sparse.
+    """
+    device = resolve_device(None)
+    data = make_mag(scale, device)
+    papers = torch.randint(int(data["paper"].num_nodes), (40 * size,))
+    case, times = f"hetero/mag{_scaled(scale)}/hgt/{size}", {}
+    for place in dict.fromkeys((device.type, "cpu")):
+        loader = HGTLoader(data.to(place), [512] * 4, ("paper", papers), batch_size=size, shuffle=True, drop_last=True,
+                           seed=0, device=place)  # fmt: skip
+        edges, times[place] = _time_loader(loader, batches, 3)
+        metric = OURS if place == device.type else f"{OURS}, the CPU"
+        yield Row.of(case, metric, "ms", [1e3 * t for t in times[place]], note=f"{edges:.0f} edges a batch")
+        del loader
+    if device.type != "cpu":
+        middle = median(times[device.type])
+        yield Row.of(case, "the CPU over the GPU", "x", [t / middle for t in times["cpu"]])
 
 
 def _rate_row(case: str, metric: str, plan: GeneralPlan, seeds: Sequence[Mapping[str, Tensor]]) -> Row:

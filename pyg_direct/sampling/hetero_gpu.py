@@ -425,15 +425,22 @@ class HeteroGpuPlan(CapturedPlan):
         counts, starts, new_starts = slot.bucket_counts, slot.bucket_starts, slot.new_starts
         # A block for each, whose sizes differ much.
         bucket_grid = min(counts.numel(), 3 if SIMULATED else _MOST_BUCKETS)
-        run_gpu(sorted_buckets.scan_buckets_gpu, 1, slot.state, hop, 0, counts, starts, stream=stream)
+        self._scan_buckets(slot, hop, 0, starts, stream)
         run_gpu(sorted_buckets.fill_buckets_gpu, grid, slot.state, hop, layout.bucket_shift, slot.sources, slot.ranks,
                 starts, slot.keys, stream=stream)  # fmt: skip
         run_gpu(sorted_buckets.sort_buckets_gpu, bucket_grid, slot.state, hop, *parts, slot.first_trees,
                 new_starts.view(-1), slot.begins, slot.totals, slot.nodes, starts, slot.keys, slot.found, counts,
                 stream=stream)  # fmt: skip
-        run_gpu(sorted_buckets.scan_buckets_gpu, 1, slot.state, hop, 1, counts, new_starts[hop], stream=stream)
+        self._scan_buckets(slot, hop, 1, new_starts[hop], stream)
         run_gpu(sorted_buckets.settle_sources_gpu, grid, slot.state, hop, *parts, slot.sources, slot.ranks,
                 slot.found, new_starts[hop], slot.totals, slot.nodes, slot.trees, stream=stream)  # fmt: skip
+
+    def _scan_buckets(self, slot: Slot, hop: int, is_new: int, starts: Tensor, stream: int) -> None:
+        """Turn the counts of the buckets into where each begins."""
+        counts, sums = slot.bucket_counts, self._scratch.block_sums
+        grid = max(1, min(sums.numel(), -(-counts.numel() // THREADS)))
+        run_gpu(sorted_buckets.sum_buckets_gpu, grid, counts, sums, stream=stream)
+        run_gpu(sorted_buckets.scan_buckets_gpu, grid, slot.state, hop, is_new, sums, counts, starts, stream=stream)
 
     def _find_larger(self, slot: Slot, pending: Pending) -> Capacity | None:
         words = slot.outbox_words

@@ -30,6 +30,7 @@ FEWER = {
     "measure_relations": {"batches": 3, "size": 100},
     "measure_times": {"batches": 2, "size": 8},
     "measure_typed_links": {"batches": 2, "size": 8},
+    "measure_hgt": {"batches": 2, "size": 8},
     "measure_links": {"batches": 2, "size": 16},
     "measure_drift": {"num_batches": 60},
     "measure_accuracy": {"seeds": 1},

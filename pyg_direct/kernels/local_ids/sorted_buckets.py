@@ -12,7 +12,15 @@ import numpy as np
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cuda, gpu_kernel
 from pyg_direct.kernels.batch_counters import EDGES, NODES
 from pyg_direct.kernels.local_ids.bitmap import WORD, bit_of, count_bits
-from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, scan_block
+from pyg_direct.kernels.local_ids.thread_block import (
+    SCAN_WORDS,
+    WARP,
+    own_range,
+    scan_block,
+    sum_before,
+    sum_block,
+    sync_team,
+)
 
 # Sources that a block sorts; for more it reads windows of the nodes, of so many words of a bitmap.
 TILE = 16 if SIMULATED else 2048
@@ -20,38 +28,48 @@ TILE = 16 if SIMULATED else 2048
 KEY_BITS = 31
 _WINDOW = TILE * WORD
 _NO_KEY = 2**32 - 1
-# Buckets that a thread of the running sum takes.
-_SHARE = 16
 
 
-@gpu_kernel("i8[] i8 i8 i4[] i8[]")
-def scan_buckets_gpu(state, hop, is_new, counts, starts):
-    """Where each bucket begins, and the end of the last; counts are cleared. One block.
+@gpu_kernel("i4[] i8[]")
+def sum_buckets_gpu(counts, block_sums):
+    """The sum over the buckets of each block."""
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    begin, end = own_range(np.int64(counts.shape[0]))
+    count = np.int64(0)
+    b = begin + cuda.threadIdx.x
+    while b < end:
+        count += counts[b]
+        b += THREADS
+    total, _ = sum_block(count, np.int64(0), shared)
+    if cuda.threadIdx.x == 0:
+        block_sums[cuda.blockIdx.x] = total
+
+
+@gpu_kernel("i8[] i8 i8 i8[] i4[] i8[]")
+def scan_buckets_gpu(state, hop, is_new, block_sums, counts, starts):
+    """Where each bucket begins, and the end of the last, by a grid as that which summed; counts are cleared.
 
     New ones are the nodes of the next hop, which are booked.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
-    num_buckets = np.int64(counts.shape[0])
-    running = np.int64(0)
-    first = np.int64(0)
-    while first < num_buckets:
-        begin = first + np.int64(cuda.threadIdx.x) * _SHARE
-        end = min(begin + _SHARE, num_buckets)
+    running, total = sum_before(block_sums, shared)
+    begin, end = own_range(np.int64(counts.shape[0]))
+    first = begin
+    while first < end:
+        b = first + cuda.threadIdx.x
         count = np.int64(0)
-        for b in range(begin, end):
-            count += counts[b]
-        before, total = scan_block(count, shared)
-        before += running
-        for b in range(begin, end):
-            starts[b] = before
-            before += counts[b]
+        if b < end:
+            count = np.int64(counts[b])
             counts[b] = 0
-        running += total
-        first += THREADS * _SHARE
-    if cuda.threadIdx.x == 0:
-        starts[num_buckets] = running
+        before, of_tile = scan_block(count, shared)
+        if b < end:
+            starts[b] = running + before
+        running += of_tile
+        first += THREADS
+    if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
+        starts[counts.shape[0]] = total
         if is_new != 0:
-            state[NODES + hop + 1] = state[NODES + hop] + running
+            state[NODES + hop + 1] = state[NODES + hop] + total
 
 
 @gpu_kernel("i8[] i8 i8 i8[] i4[] i8[] u4[]")
@@ -98,22 +116,25 @@ def find_known(state, hop, num_classes, num_buckets, bucket, kind, first_node, k
 @body
 def sort_tile(keys, size):
     """Sort the first `size` of shared keys, a power of two (bitonic sort, Batcher 1968); one block."""
-    tid = np.int64(cuda.threadIdx.x)
-    run = np.int64(2)
+    # Indices of 32 bits: those of 64 take several instructions each.
+    tid, half = np.int32(cuda.threadIdx.x), np.int32(size >> 1)
+    run = np.int32(2)
     while run <= size:
-        step = run >> 1
+        step = np.int32(run >> 1)
         while step > 0:
             i = tid
-            while i < size >> 1:
-                low = 2 * i - (i & (step - 1))
-                high = low + step
-                ascends = (low & run) == 0
-                if (keys[low] > keys[high]) == ascends:
-                    keys[low], keys[high] = keys[high], keys[low]
-                i += THREADS
-            cuda.syncthreads()
-            step >>= 1
-        run *= 2
+            while i < half:
+                low = np.int32(2 * i - (i & np.int32(step - 1)))
+                high = np.int32(low + step)
+                lower, upper = keys[low], keys[high]
+                if (lower > upper) == (np.int32(low & run) == 0):
+                    keys[low], keys[high] = upper, lower
+                i = np.int32(i + THREADS)
+            # What a warp writes, it alone reads in the next step, unless one of both reaches further.
+            sync_team(step > WARP or (step == 1 and run > WARP))
+            step = np.int32(step >> 1)
+        run = np.int32(run << 1)
+    cuda.syncthreads()
 
 
 @gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] u4[] i4[] i4[]")

@@ -103,3 +103,12 @@ def sum_before(block_sums, shared):
             before += part
         b += THREADS
     return sum_block(before, total, shared)
+
+
+@body
+def sync_team(is_block):
+    """Barrier of the block, or of a warp where that is enough and there are warps."""
+    if SIMULATED or is_block:
+        cuda.syncthreads()
+    else:
+        cuda.syncwarp()

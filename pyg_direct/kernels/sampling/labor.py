@@ -18,7 +18,7 @@ import numpy as np
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, gpu_kernel, inlined, prange
 from pyg_direct.kernels.batch_counters import KEY, LABOR_DRAW
-from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block
+from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sync_team
 from pyg_direct.kernels.sampling.random import draw, draw_in_loop
 from pyg_direct.kernels.sampling.uniform import (
     LOW_WORD,
@@ -144,15 +144,6 @@ def pick_labor_cpu(indptr, indices, nodes, offsets, key, hop, fanout, same_keys,
                         sources[at] = row[e]
                         positions[at] = start + e
                         at += 1
-
-
-@body
-def sync_team(is_block):
-    """Barrier of the threads that share a row."""
-    if SIMULATED or is_block:
-        cuda.syncthreads()
-    else:
-        cuda.syncwarp()
 
 
 @body

@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cuda, gpu_kernel
-from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block
+from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sync_team
 from pyg_direct.kernels.sampling.excluded_edges import first_excluded, position_of
-from pyg_direct.kernels.sampling.labor import LANES, TEAMS, sync_team
+from pyg_direct.kernels.sampling.labor import LANES, TEAMS
 from pyg_direct.kernels.sampling.uniform import find_row
 from pyg_direct.kernels.sampling.weighted import (
     MARGIN,
