@@ -116,7 +116,7 @@ def _sum_bytes(flat: Tensor, pieces: int, whole_bytes: int) -> int:
         return _sum_on_gpu(flat[: count * _WORD], pieces, is_whole) + tail
     words = flat[: count * _WORD].numpy().view(np.uint64)
     looked_at = count if is_whole else pieces * _LENGTH
-    if "numba" not in sys.modules:
+    if sys.modules.get("numba") is None:
         # Loading the compiler would take longer, and batches of compiled kernels need none.
         return _sum_by_numpy(words, pieces, is_whole) + tail
     with threads_for(looked_at):

@@ -23,6 +23,7 @@ from pyg_direct.graph.relation import LINKS, EdgeType
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.content_hash import has_content, read_content
 from pyg_direct.ops.rows.upload import upload
+from pyg_direct.runtime.cuda.launch import current_stream, is_current
 from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import Parts
@@ -349,6 +350,8 @@ class Links:
         self._drawn: Drawn | None = None
         # By the number of negatives.
         self._owners_by: dict[int, Tensor] = {}
+        # All of these are allocated for.
+        self._stream = current_stream(device.index) if device.type == "cuda" else None
 
     def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int,
                       edges: Edges | None = None) -> None:  # fmt: skip
@@ -406,6 +409,17 @@ class Links:
         if self._both is None:
             self._both = torch.cat([self._sources, self._targets])
         return self._both
+
+    def note_stream(self) -> None:
+        """Tell torch's allocator that what is held is read on the current stream, if that is another."""
+        if self._stream is None or is_current(self._stream):
+            return
+        stream = current_stream(self._stream.device_index)
+        held = [*vars(self).values(), *self._places, *self._ids.values(), *self._owners_by.values()]
+        held += self._drawn or ()
+        for value in {id(value): value for value in held}.values():
+            if isinstance(value, Tensor) and value.is_cuda:
+                value.record_stream(stream)
 
     def place(self, nodes: Tensor) -> None:
         """Note where the ends stand among these nodes, ascending, which are the seeds of a sample."""
@@ -515,6 +529,7 @@ class PendingLinks:
     def finish(self) -> SamplerOutput | HeteroSamplerOutput:
         """PyG's output, once the sizes of the sample are known."""
         sample = self._sample.finish()
+        self._links.note_stream()
         if isinstance(sample, Sample):
             self._links.place(sample.n_id[: sample.node_counts[0]])
             return self._links.finish(to_output(sample), self._disjoint)
