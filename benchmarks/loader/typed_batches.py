@@ -214,7 +214,8 @@ def measure_links(data: Data, name: str, batches: int = 30, size: int = 1024) ->
 
 def measure_typed_links(scale: float, batches: int = 30, size: int = 1024) -> Iterator[Row]:
     """Edges a second of `LinkNeighborLoader` around authors and papers of a graph like ogbn-mag, with as many negatives
-    as links, and of `NeighborLoader` around as many papers as there are ends; without and with times.
+    as links, and of `NeighborLoader` around as many papers as there are ends; without and with times, and without the
+    edges of the links.
     """
     device = resolve_device(None)
     data = make_mag(scale, device)
@@ -227,7 +228,7 @@ def measure_typed_links(scale: float, batches: int = 30, size: int = 1024) -> It
     nodes = torch.randint(int(data["paper"].num_nodes), (400 * size,))
     common: dict[str, Any] = {"num_neighbors": [15, 10, 5], "shuffle": True, "drop_last": True, "seed": 0}
     case = f"hetero/mag{_scaled(scale)}/links/{size}"
-    for name in ("uniform", "times"):
+    for name in ("uniform", "times", "exclude_target_edges"):
         own: dict[str, Any] = dict(common)
         times: list[Tensor | None] = [None, None]
         if name == "times":
@@ -238,7 +239,8 @@ def measure_typed_links(scale: float, batches: int = 30, size: int = 1024) -> It
                                                                 batch_size=4 * size, **own),
             f"LinkNeighborLoader, {size} links": LinkNeighborLoader(data, edge_label_index=(kind, links),
                                                                     edge_label_time=times[1], batch_size=size,
-                                                                    neg_sampling="binary", **own),
+                                                                    neg_sampling="binary", **own,
+                                                                    exclude_target_edges=name == "exclude_target_edges"),
         }  # fmt: skip
         rates = []
         for metric, loader in loaders.items():
