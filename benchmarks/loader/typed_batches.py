@@ -229,7 +229,7 @@ def measure_typed_links(scale: float, batches: int = 30, size: int = 1024) -> It
     common: dict[str, Any] = {"num_neighbors": [15, 10, 5], "shuffle": True, "drop_last": True, "seed": 0}
     case = f"hetero/mag{_scaled(scale)}/links/{size}"
     for name in ("uniform", "times", "exclude_target_edges"):
-        own: dict[str, Any] = dict(common)
+        own, excludes = dict(common), name == "exclude_target_edges"
         times: list[Tensor | None] = [None, None]
         if name == "times":
             own["time_attr"] = "time"
@@ -240,7 +240,7 @@ def measure_typed_links(scale: float, batches: int = 30, size: int = 1024) -> It
             f"LinkNeighborLoader, {size} links": LinkNeighborLoader(data, edge_label_index=(kind, links),
                                                                     edge_label_time=times[1], batch_size=size,
                                                                     neg_sampling="binary", **own,
-                                                                    exclude_target_edges=name == "exclude_target_edges"),
+                                                                    exclude_target_edges=excludes),
         }  # fmt: skip
         rates = []
         for metric, loader in loaders.items():
