@@ -22,6 +22,7 @@ from pyg_direct.graph.metis import assign_by_metis
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import InducedLoader, check_count, load_saved, save_whole
 from pyg_direct.loader.sampler_loader import read_positions
+from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.ops.argument_checks import check_edge_list, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.sampler.graph_reader import count_nodes
@@ -32,7 +33,7 @@ from pyg_direct.typing import Device
 _FORMATS = ("csr", "csc")
 
 
-class ClusterData(PygClusterData):  # type: ignore[misc]
+class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
     """Clusters of a graph (Cluster-GCN, Chiang et al., KDD 2019), after PyG's `ClusterData`; `data[i]` is one of them.
 
     METIS runs by pymetis (extra `distributed`), without pyg-lib and torch-sparse; where pymetis is not installed and

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -196,6 +197,52 @@ def test_training_brings_neighbors_together():
     near = torch.nn.functional.normalize(model().detach(), dim=1)
     near = near @ near.t()
     assert near[:6, :6].mean() > near[:6, 6:].mean() + 0.3
+
+
+OWN = {"node2vec": ("pos_sample", "neg_sample", "sample"),
+       "metapath2vec": ("_pos_sample", "_neg_sample", "_sample")}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "hook"), [(name, hook) for name, hooks in OWN.items() for hook in hooks])
+@pytest.mark.parametrize("way", ["class", "object"])
+def test_methods_of_a_program_draw_the_walks_and_follow_the_seed(name, hook, way):
+    model, called = MODELS[name](seed=1), []
+    kind = type(model)
+
+    def own(self, batch):
+        called.append(len(batch))
+        return getattr(kind, hook)(self, batch)
+
+    if way == "class":
+        model.__class__ = type("Mine", (kind,), {hook: own})
+    else:
+        setattr(model, hook, partial(own, model))
+    first, second = (list_batches(model.loader(batch_size=7, prefetch=prefetch)) for prefetch in (0, 2))
+
+    sizes = [len(batch) for batch in torch.arange(model.loader()._nodes.numel()).split(7)]
+    assert called == sizes * 2
+    assert first == second
+    # Positive walks are drawn first, under the key of the batch itself.
+    assert [pair[0] for pair in first] == [pair[0] for pair in list_batches(MODELS[name](seed=1).loader(batch_size=7))]
+
+
+def test_negative_walks_by_hand_follow_the_seed():
+    for make, hook in ((make_node2vec, "neg_sample"), (make_metapath2vec, "_neg_sample")):
+        walks = [getattr(make(seed=seed), hook)(torch.arange(4)) for seed in (1, 1, 2)]
+
+        assert walks[0].shape[1] == 3
+        assert torch.equal(walks[0], walks[1])
+        assert not torch.equal(walks[0], walks[2])
+
+
+def test_offsets_that_a_program_writes_are_refused():
+    model = make_node2vec()
+    list(model.loader(batch_size=7))
+
+    model.rowptr.numpy()[3:] = 10**9
+
+    with pytest.raises(ArgumentError, match="indptr must run from 0 to the number of edges 90"):
+        list(model.loader(batch_size=7))
 
 
 @models
