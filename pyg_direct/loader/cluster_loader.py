@@ -63,7 +63,7 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
         if sparse_format not in _FORMATS:
             raise ArgumentError(f"sparse_format must be one of {', '.join(_FORMATS)}, got {sparse_format!r}")
         self.num_parts, self.sparse_format = check_count("num_parts", num_parts), sparse_format
-        self.recursive = check_flag("recursive", recursive)
+        self.recursive, log = check_flag("recursive", recursive), check_flag("log", log)
         self.keep_inter_cluster_edges = check_flag("keep_inter_cluster_edges", keep_inter_cluster_edges)
         folder = f"part_{num_parts}{'_recursive' if self.recursive else ''}"
         path = Path(save_dir or "", folder, filename or "metis.pt")

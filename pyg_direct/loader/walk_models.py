@@ -286,7 +286,8 @@ class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]
                     check_ids(name, ids, num_nodes_dict.get(end, 0))
         PygMetaPath2Vec.__init__(self, dict(edge_index_dict), embedding_dim, list(metapath), walk_length, context_size,
                                  walks_per_node, num_negative_samples,
-                                 None if num_nodes_dict is None else dict(num_nodes_dict), sparse)  # fmt: skip
+                                 None if num_nodes_dict is None else dict(num_nodes_dict),
+                                 check_flag("sparse", sparse))  # fmt: skip
         self.settle_walks(device, seed)
 
     def loader(self, **kwargs: Any) -> WalkLoader:
