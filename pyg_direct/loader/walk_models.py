@@ -42,6 +42,9 @@ class WalkModel(SavedAsPyg):
 
         Args:
             device, seed: See `Node2Vec`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: `seed` is none.
         """
         self._device, self._seed, self._num_calls = device, check_seed(seed), 0
         # What is walked on, by device.
