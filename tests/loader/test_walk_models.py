@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch_geometric.nn as pyg_nn
+from torch_geometric.data import Data
 
 from pyg_direct import CSRTopo, MetaPath2Vec, Node2Vec, random_walk
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
@@ -297,6 +298,7 @@ COUNTS = [({name: 0}, ArgumentError, f"{name} must be an integer of at least 1, 
     ({"q": "a"}, ArgumentTypeError, "q must be a number, got 'a'"),
     ({"sparse": 3}, ArgumentTypeError, "sparse must be True or False"),
     ({"seed": "a"}, ArgumentTypeError, "seed must be an integer or None"),
+    ({"edge_index": Data(edge_index=EDGES)}, ArgumentTypeError, r"edge_index must be a tensor \[2, E\], got Data"),
 ])  # fmt: skip
 def test_bad_arguments_of_node2vec_are_named(options, error, words):
     with pytest.raises(error, match=words):
@@ -310,6 +312,8 @@ def test_bad_arguments_of_node2vec_are_named(options, error, words):
     ({"metapath": []}, ArgumentError, "metapath must have relations of edge_index_dict, got"),
     ({"metapath": METAPATH[:1] * 2}, ValueError, "Found invalid metapath"),
     ({"walk_length": 1}, ArgumentError, "walk_length must be at least context_size=3 less 1, got 1"),
+    ({"sparse": 3}, ArgumentTypeError, "sparse must be True or False"),
+    ({"edge_index_dict": dict.fromkeys(TYPED, [[0], [1]])}, ArgumentTypeError, "must be a tensor .*, got list"),
 ])  # fmt: skip
 def test_bad_arguments_of_metapath2vec_are_named(options, error, words):
     with pytest.raises(error, match=words):
