@@ -313,7 +313,7 @@ def test_bad_arguments_of_node2vec_are_named(options, error, words):
     ({"metapath": METAPATH[:1] * 2}, ValueError, "Found invalid metapath"),
     ({"walk_length": 1}, ArgumentError, "walk_length must be at least context_size=3 less 1, got 1"),
     ({"sparse": 3}, ArgumentTypeError, "sparse must be True or False"),
-    ({"edge_index_dict": dict.fromkeys(TYPED, [[0], [1]])}, ArgumentTypeError, "must be a tensor .*, got list"),
+    ({"edge_index_dict": {key: [[0], [1]] for key in TYPED}}, ArgumentTypeError, "must be a tensor .*, got list"),
 ])  # fmt: skip
 def test_bad_arguments_of_metapath2vec_are_named(options, error, words):
     with pytest.raises(error, match=words):

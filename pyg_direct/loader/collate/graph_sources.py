@@ -135,7 +135,7 @@ class GraphList:
     @cached_property
     def _writes(self) -> Sequence[int]:
         """How often each value was written when it was read; 0 of what counts no writes."""
-        writes = memoryview(self._versions).cast("I")
+        writes = array("I", self._versions)
         if self._written is self._values:
             return writes
         counted = iter(writes)
