@@ -22,6 +22,7 @@ from pyg_direct.graph.metis import assign_by_metis
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import InducedLoader, check_count, load_saved, save_whole
 from pyg_direct.loader.sampler_loader import read_positions
+from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.ops.argument_checks import check_edge_list, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.sampler.graph_reader import count_nodes
@@ -32,7 +33,7 @@ from pyg_direct.typing import Device
 _FORMATS = ("csr", "csc")
 
 
-class ClusterData(PygClusterData):  # type: ignore[misc]
+class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
     """Clusters of a graph (Cluster-GCN, Chiang et al., KDD 2019), after PyG's `ClusterData`; `data[i]` is one of them.
 
     METIS runs by pymetis (extra `distributed`), without pyg-lib and torch-sparse; where pymetis is not installed and
@@ -62,7 +63,7 @@ class ClusterData(PygClusterData):  # type: ignore[misc]
         if sparse_format not in _FORMATS:
             raise ArgumentError(f"sparse_format must be one of {', '.join(_FORMATS)}, got {sparse_format!r}")
         self.num_parts, self.sparse_format = check_count("num_parts", num_parts), sparse_format
-        self.recursive = check_flag("recursive", recursive)
+        self.recursive, log = check_flag("recursive", recursive), check_flag("log", log)
         self.keep_inter_cluster_edges = check_flag("keep_inter_cluster_edges", keep_inter_cluster_edges)
         folder = f"part_{num_parts}{'_recursive' if self.recursive else ''}"
         path = Path(save_dir or "", folder, filename or "metis.pt")

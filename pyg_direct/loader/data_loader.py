@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from torch_geometric.loader import DataLoader as PygDataLoader
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
 from pyg_direct.loader.arguments import settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
@@ -26,6 +27,9 @@ from pyg_direct.runtime.cuda.device import budget_of, free_bytes, resolve_device
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
 
+# Graphs of a batch that are looked at for writes while an epoch runs.
+_LOOKED_AT = 2
+
 
 class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
     """Batches of small graphs, after PyG's `DataLoader`: the same `Batch`, cut out of one collated store on `device`.
@@ -33,6 +37,12 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
     A list of `Data` or `HeteroData` is collated once, and anew before an epoch if graphs were changed. The joined
     tensors of an `InMemoryDataset` are used as they are, by its subsets and index selections too. Any other data set,
     and one with a `transform`, gives its graphs one by one to PyG's own collation, which is logged once.
+
+    If graphs are written to while an epoch runs, as to put pseudo labels there, one warning says so, and from then on
+    PyG's own code joins the graphs of each batch as they are when it is asked for. Of a list, two graphs of each batch
+    are looked at for that. Writes through NumPy or `.data` are not counted by torch. They are found when an epoch
+    begins, in the joined tensors of an `InMemoryDataset`, and of a list in 32 of its graphs; assign a tensor anew
+    (`graph.x = graph.x.clone()`) to be sure.
 
     Without a `seed` graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
 
@@ -65,6 +75,8 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
     transform_sampler_output = None
     _orders_as_torch = True
     _graphs: GraphCollection | None = None
+    # Whether graphs were written while an epoch ran: then they are joined when a batch is asked for.
+    _joins_late = False
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False,
                  follow_batch: list[str] | None = None, exclude_keys: list[str] | None = None, *,
@@ -94,6 +106,9 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
 
     def _read(self, dataset: Any) -> None:
         """Collate the data set if it is not collated, or was changed since."""
+        if self._joins_late:
+            self._graphs = None
+            return
         known = None if self._graphs is None else self._graphs.source
         try:
             source = read_source(dataset, known)
@@ -154,10 +169,37 @@ class DataLoader(EpochLoader, PygDataLoader):  # type: ignore[misc]
         if graphs is None:
             return self._make_one_by_one(key, batches, record)
         if record is None and self.prefetch == 0 and self.device.type == "cpu":
-            return (graphs.collate(seeds.nodes) for _, seeds in batches)
-        # Graphs that are changed before another epoch begins are not those of this one.
-        chosen: Any = ((number, _Choice(graphs, seeds.nodes)) for number, seeds in batches)
-        return super()._work_here(key, chosen, record)
+            return (self._fetch(None, number, seeds) if self._is_written(graphs, seeds) else
+                    graphs.collate(seeds.nodes) for number, seeds in batches)  # fmt: skip
+        return self._work_ahead(graphs, key, batches, record)
+
+    def _work_ahead(self, graphs: GraphCollection, key: EpochKey, batches: Iterator[tuple[int, Seeds]],
+                    record: EpochRecord | None) -> Iterator[Any]:  # fmt: skip
+        """Batches of a collated data set, made ahead; those of graphs that were written since are made again."""
+        given: deque[tuple[int, Seeds]] = deque()
+
+        def choose() -> Iterator[Any]:
+            for number, seeds in batches:
+                given.append((number, seeds))
+                # Graphs that are changed before another epoch begins are not those of this one.
+                yield number, _Choice(graphs, seeds.nodes)
+
+        for batch in super()._work_here(key, choose(), record):
+            number, seeds = given.popleft()
+            yield self._fetch(None, number, seeds) if self._is_written(graphs, seeds) else batch
+
+    def _is_written(self, graphs: GraphCollection, seeds: Seeds) -> bool:
+        """Whether graphs were written while an epoch runs, which some of a batch tell; warns once."""
+        if self._joins_late:
+            return True
+        step = -(-seeds.nodes.numel() // _LOOKED_AT) or 1
+        if not graphs.source.were_written(seeds.nodes[::step].tolist()):
+            return False
+        self._joins_late = True
+        warn("graphs of the data set were written while an epoch runs: from now on PyG's own code joins the graphs of "
+             "each batch when it is asked for, which takes longer; write to them between epochs, and make a new loader",
+             LoaderWarning)  # fmt: skip
+        return True
 
     def _make_one_by_one(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
                          ) -> Iterator[Any]:  # fmt: skip

@@ -67,10 +67,7 @@ class InducedLoader(EpochLoader):
                       store_dtype: torch.dtype | None, seed: int | None, prefetch: int,
                       kwargs: dict[str, Any]) -> None:  # fmt: skip
         """Check the arguments and open torch's loader over so many items."""
-        for hook in self._pyg_hooks:
-            if is_said_anew(self, hook):
-                raise NotImplementedError(f"{hook} of {type(self).__qualname__} would not be called, as batches are "
-                                          "made ahead: derive the class from PyG's loader")  # fmt: skip
+        self._check_pyg_hooks()
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
         check_store_dtype(store_dtype)
         refuse_features(data)
@@ -94,7 +91,20 @@ class InducedLoader(EpochLoader):
         """The graph with the attributes that batches have."""
         return self.data  # type: ignore[no-any-return]
 
+    def _check_pyg_hooks(self) -> None:
+        """Refuse what would not be called.
+
+        Raises:
+            NotImplementedError: the class, or the loader, has a hook of PyG's loader of its own.
+        """
+        for hook in self._pyg_hooks:
+            if is_said_anew(self, hook):
+                raise NotImplementedError(f"{hook} of {type(self).__qualname__} would not be called, as batches are "
+                                          "made ahead: derive the class from PyG's loader")  # fmt: skip
+
     def _prepare(self) -> Any:
+        # One may have been given since.
+        self._check_pyg_hooks()
         topology = self._open_topology()
         if self._plan is None or self._plan_topology is not topology:
             self._plan = InducedPlan(topology.place(self.topology_placement, self.device), self._direction)

@@ -34,6 +34,10 @@ class _Bare(Data):  # type: ignore[misc]
         """Features of all nodes."""
         return self.__dict__.get("_rows")
 
+    @x.setter
+    def x(self, rows: Tensor | None) -> None:
+        self.__dict__["_rows"] = rows
+
     def __copy__(self) -> Data:
         made = Data()
         made._store._mapping.update(self._store._mapping)

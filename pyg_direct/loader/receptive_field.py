@@ -92,8 +92,8 @@ class Graph:
         return self._scales[key]
 
     def sees_neighbors_only(self, run: Run, read: Callable[[Tensor], Tensor]) -> bool:
-        """Whether some nodes get the same rows with nothing but their in-neighbors, with more around, and when fewer
-        are wanted.
+        """Whether some nodes get the same rows with nothing but their in-neighbors, in another order with more around,
+        and when fewer are wanted.
 
         Args:
             run: The layer.
@@ -105,7 +105,7 @@ class Graph:
         half = -(-count // 2)
         try:
             rows = run(read(alone), edges, count)
-            return (_is_close(run(read(within), more, count), rows)
+            return (_is_close(run(read(within), more, count), rows.flip(0))
                     and _is_close(run(read(alone), edges, half), rows[:half]))  # fmt: skip
         except Exception:
             # Of a layer that cannot do with so few, whatever it says.
@@ -113,7 +113,7 @@ class Graph:
 
     @cached_property
     def _tried(self) -> tuple[int, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """(how many nodes a layer is tried on, these and what leads to them, the same within what is around)."""
+        """(how many nodes a layer is tried on, these and what leads to them, in reverse within what is around)."""
         source, target = self._edges
         targets = self._choose_targets()
         is_near = _mark(targets, self.num_nodes)[target]
@@ -122,7 +122,8 @@ class Graph:
         around = around[:: -(-around.numel() // _AROUND) or 1]
         near, apart = is_near.nonzero().view(-1), _draw(self.num_nodes, _APART).to(source.device)
         alone = self._join(targets, near, apart[:0])
-        return targets.numel(), alone, self._join(targets, torch.cat([near, around]), apart)
+        # In another order: a layer that goes by the places of nodes is found out too.
+        return targets.numel(), alone, self._join(targets.flip(0), torch.cat([near, around]), apart)
 
     def _choose_targets(self) -> Tensor:
         """Nodes of few edges, whose neighbors have others."""

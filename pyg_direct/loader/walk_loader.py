@@ -23,6 +23,10 @@ from pyg_direct.typing import Device
 class Walks(Protocol):
     """A model whose batches are walks."""
 
+    @property
+    def is_own(self) -> bool:
+        """Whether walks are drawn by nothing of the program's."""
+
     def open_walks(self, device: torch.device) -> str:
         """Place what is walked on, and say what and where."""
 
@@ -65,6 +69,9 @@ class WalkLoader(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
 
     def _input(self) -> Tensor:
         return self._nodes
+
+    def _is_own(self) -> bool:
+        return self._walks.is_own
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> _Drawn:
         return _Drawn(self._walks.draw_walks(upload(seeds.nodes, self.device), key.of_batch(number)))

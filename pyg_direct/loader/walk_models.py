@@ -13,25 +13,39 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.batch_counters import WALK_ANYWHERE_DRAW
+from pyg_direct.loader.base_loader import is_said_anew
 from pyg_direct.loader.induced_loader import check_count
+from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.loader.walk_loader import WalkLoader
 from pyg_direct.ops.argument_checks import as_ids, check_edge_list, check_flag, check_ids
 from pyg_direct.ops.sampling.random import draw_below
 from pyg_direct.ops.sampling.walks import check_bias
+from pyg_direct.sampler.keyed_sampler import take_key, under_key
 from pyg_direct.sampling.random_key import call_key, check_seed
 from pyg_direct.sampling.random_walks import MetapathWalks, check_nodes, find_rows
 from pyg_direct.typing import Device
 
 
-class WalkModel:
+class WalkModel(SavedAsPyg):
     """What both models share: walks cut into windows, and loaders of them."""
 
+    _BEYOND_PYG = frozenset({"_device", "_seed", "_num_calls", "_opened"})
+    # PyG's methods that draw walks: both kinds, positive and negative ones. A program may override each.
+    _hooks: tuple[str, str, str]
     context_size: int
     walks_per_node: int
     num_negative_samples: int
     walk_length: int
 
-    def _settle_walks(self, device: Device, seed: int | None) -> None:
+    def settle_walks(self, device: Device, seed: int | None) -> None:
+        """Keep the arguments that PyG's model does not have.
+
+        Args:
+            device, seed: See `Node2Vec`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: `seed` is none.
+        """
         self._device, self._seed, self._num_calls = device, check_seed(seed), 0
         # What is walked on, by device.
         self._opened: dict[torch.device, Any] = {}
@@ -39,7 +53,16 @@ class WalkModel:
     def _open_loader(self, num_nodes: int, options: dict[str, Any]) -> WalkLoader:
         return WalkLoader(self, num_nodes, **{"device": self._device, "seed": self._seed, **options})
 
+    @property
+    def is_own(self) -> bool:
+        """Whether walks are drawn by nothing of the program's."""
+        return not any(is_said_anew(self, hook) for hook in self._hooks)
+
     def _next_key(self) -> int:
+        """The key of the batch that a loader asks for, or of the next call outside an epoch."""
+        key = take_key()
+        if key is not None:
+            return key
         self._num_calls += 1
         return call_key(self._seed, self._num_calls - 1)
 
@@ -61,13 +84,16 @@ class WalkModel:
         raise NotImplementedError
 
     def open_walks(self, device: torch.device) -> str:
-        """Place what is walked on, and say what and where.
+        """Place what is walked on, or read it anew, and say what and where.
 
         Args:
             device: The device that walks.
         """
-        self._open(device)
+        self._renew(self._open(device))
         return f"topology: {self!r} walks on {device}"
+
+    def _renew(self, opened: Any) -> None:
+        """Have what is walked on as a program's writes have left it."""
 
     def draw_walks(self, nodes: Tensor, key: int) -> tuple[Tensor, Tensor]:
         """Windows of walks from nodes, and of walks that lead anywhere.
@@ -77,11 +103,24 @@ class WalkModel:
             key: Unsigned 64-bit key of the draws.
 
         Returns:
-            Two of int64 `[windows, context_size]`: window after window of all walks, as PyG has them.
+            Two of int64 `[windows, context_size]`: window after window of all walks, as PyG has them; or what the
+            program's own methods return.
         """
+        if not self.is_own:
+            with under_key(key):
+                return getattr(self, self._hooks[0])(nodes)  # type: ignore[no-any-return]
         walks = self._walk(nodes.repeat(self.walks_per_node), key)
         others = self._lead_anywhere(nodes.repeat(self.walks_per_node * self.num_negative_samples), key)
         return self._cut(walks), self._cut(others)
+
+    def _draw_positive(self, batch: Any, num_nodes: int) -> Tensor:
+        nodes = check_nodes("batch", as_ids("batch", batch), num_nodes).long()
+        return self._cut(self._walk(nodes.repeat(self.walks_per_node), self._next_key()))
+
+    def _draw_negative(self, batch: Any, num_nodes: int) -> Tensor:
+        nodes = check_nodes("batch", as_ids("batch", batch), num_nodes).long()
+        return self._cut(self._lead_anywhere(nodes.repeat(self.walks_per_node * self.num_negative_samples),
+                                             self._next_key()))  # fmt: skip
 
     def _cut(self, walks: Tensor) -> Tensor:
         return walks.unfold(1, self.context_size, 1).transpose(0, 1).reshape(-1, self.context_size)
@@ -114,6 +153,8 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
+    _hooks = ("sample", "pos_sample", "neg_sample")
+
     def __init__(self, edge_index: Tensor, embedding_dim: int, walk_length: int, context_size: int,
                  walks_per_node: int = 1, p: float = 1.0, q: float = 1.0, num_negative_samples: int = 1,
                  num_nodes: int | None = None, sparse: bool = False, *, device: Device = None,
@@ -127,7 +168,7 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
         check_ids("edge_index", edge_index.reshape(-1).cpu(), check_count("num_nodes", num_nodes))
         # Not PyG's, which asks for pyg-lib.
         torch.nn.Module.__init__(self)
-        self._settle_walks(device, seed)
+        self.settle_walks(device, seed)
         source, target = edge_index.cpu().long()
         order = target.sort(stable=True).indices
         order = order[source[order].sort(stable=True).indices]
@@ -172,8 +213,24 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
         Raises:
             ArgumentError, ArgumentTypeError, IdError: `batch`, rule and value.
         """
-        nodes = check_nodes("batch", as_ids("batch", batch), self.num_nodes).long()
-        return self._cut(self._walk(nodes.repeat(self.walks_per_node), self._next_key()))
+        return self._draw_positive(batch, self.num_nodes)
+
+    def neg_sample(self, batch: Tensor) -> Tensor:
+        """Windows of walks from these nodes that lead anywhere, on their device; each call draws anew.
+
+        Args:
+            batch: int64 `[B]`.
+
+        Returns:
+            int64 `[windows, context_size]`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: `batch`, rule and value.
+        """
+        return self._draw_negative(batch, self.num_nodes)
+
+    def _renew(self, opened: Any) -> None:
+        opened[0].renew()
 
     def _place_walks(self, device: torch.device) -> Any:
         placed = CSRTopo(indptr=self.rowptr, indices=self.col).place("auto", device)
@@ -212,6 +269,8 @@ class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]
         ValueError, AttributeError: a metapath that does not fit, as in PyG.
     """
 
+    _hooks = ("_sample", "_pos_sample", "_neg_sample")
+
     def __init__(self, edge_index_dict: Mapping[EdgeType, Tensor], embedding_dim: int, metapath: Sequence[EdgeType],
                  walk_length: int, context_size: int, walks_per_node: int = 1, num_negative_samples: int = 1,
                  num_nodes_dict: Mapping[str, int] | None = None, sparse: bool = False, *, device: Device = None,
@@ -230,8 +289,9 @@ class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]
                     check_ids(name, ids, num_nodes_dict.get(end, 0))
         PygMetaPath2Vec.__init__(self, dict(edge_index_dict), embedding_dim, list(metapath), walk_length, context_size,
                                  walks_per_node, num_negative_samples,
-                                 None if num_nodes_dict is None else dict(num_nodes_dict), sparse)  # fmt: skip
-        self._settle_walks(device, seed)
+                                 None if num_nodes_dict is None else dict(num_nodes_dict),
+                                 check_flag("sparse", sparse))  # fmt: skip
+        self.settle_walks(device, seed)
 
     def loader(self, **kwargs: Any) -> WalkLoader:
         """Batches (positive walks, negative walks) of all nodes of the first type; see `Node2Vec.loader`.
@@ -242,11 +302,21 @@ class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]
         Raises:
             ArgumentError, ArgumentTypeError: named argument, rule and value.
         """
-        return self._open_loader(self.num_nodes_dict[self.metapath[0][0]], kwargs)
+        return self._open_loader(self._num_starts, kwargs)
+
+    @property
+    def _num_starts(self) -> int:
+        return self.num_nodes_dict[self.metapath[0][0]]  # type: ignore[no-any-return]
+
+    def _pos_sample(self, batch: Tensor) -> Tensor:
+        return self._draw_positive(batch, self._num_starts)
+
+    def _neg_sample(self, batch: Tensor) -> Tensor:
+        return self._draw_negative(batch, self._num_starts)
 
     def _place_walks(self, device: torch.device) -> Any:
         rows = {kind: (self.rowptr_dict[kind], self.col_dict[kind]) for kind in self.metapath}
-        walks = MetapathWalks(rows, self.metapath, self.walk_length, self.num_nodes_dict[self.metapath[0][0]], device)
+        walks = MetapathWalks(rows, self.metapath, self.walk_length, self._num_starts, device)
         kinds = [self.metapath[step % len(self.metapath)][-1] for step in range(self.walk_length)]
         steps_of = {kind: torch.tensor([step for step, own in enumerate(kinds) if own == kind], device=device)
                     for kind in dict.fromkeys(kinds)}  # fmt: skip

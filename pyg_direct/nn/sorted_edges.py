@@ -411,7 +411,7 @@ def to_edge_index(batch: Any) -> Any:
         if type(edge_index) is Tensor:
             size = (batch.num_nodes,) * 2 if sizes is None else (sizes[store._key[0]], sizes[store._key[-1]])
             order = None if find_batch(edge_index) is None else "col"
-            store.edge_index = EdgeIndex(edge_index, sparse_size=size, sort_order=order)
+            store.edge_index = EdgeIndex(edge_index.contiguous(), sparse_size=size, sort_order=order)
     return batch
 
 

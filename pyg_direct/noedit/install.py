@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
@@ -70,9 +70,19 @@ def leave_what_is_made() -> None:
             setattr(kind, name, own)
 
 
-def _extend(kind: type, change: Callable[[Any], object]) -> None:
+def _take_over(original: type, ours: Any, options: Mapping[str, Any], model: Any) -> None:
+    """Make a loaded model of PyG's class one of ours, which its walks are drawn by."""
+    kind: Any = type(model)
+    if kind is original:
+        model.__class__ = ours
+        device = options.get("device")
+        model.settle_walks("cpu" if device == "data" else device, options.get("seed"))
+        model.stand_for(original)
+
+
+def _extend(kind: type, change: Callable[[Any], object], methods: Sequence[str] = _METHODS) -> None:
     """Let the methods of a class that fill an object end with a change of it."""
-    for name in _METHODS:
+    for name in methods:
         method = getattr(kind, name)
         _REPLACED.append((kind, name, vars(kind).get(name)))
         setattr(kind, name, _follow(method, change))
@@ -203,6 +213,8 @@ def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> 
     uninstall()
     for original, ours in REPLACEMENTS:
         replace(original, StandIn(ours, options, verbose))
+        if issubclass(ours, walk_models.WalkModel):
+            _extend(original, partial(_take_over, original, ours, options), ("__setstate__",))
     watch_left()
     inference = BasicGNN.inference
     _BOUND.append((BasicGNN, "inference", inference))

@@ -20,6 +20,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader import ClusterData
 
 from pyg_direct.errors import LoaderWarning
+from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.noedit.lazy_ids import show_ids
 from pyg_direct.noedit.program_record import note_left, note_made
 from pyg_direct.progress import announce
@@ -90,6 +91,8 @@ def _make_ours(original: type, cls: type, stand_in: StandIn, args: tuple[Any, ..
         # A program of PyG's asks for workers as a matter of course.
         warnings.simplefilter("ignore", LoaderWarning)
         made = stand_in.ours(**arguments)
+    if isinstance(made, SavedAsPyg):
+        made.stand_for(original)
     if cls is not original:
         warnings.warn(f"'data.{cls.__name__}' is deprecated, use 'loader.{cls.__name__}' instead", stacklevel=3)
     note_made(cls.__name__)

@@ -96,6 +96,8 @@ def check_edge_list(name: str, edges: Tensor) -> None:
     Raises:
         ArgumentError, ArgumentTypeError: `name`, rule and value, and what to call where that helps.
     """
+    if not isinstance(edges, Tensor):
+        raise ArgumentTypeError(f"{name} must be a tensor [2, E], got {type(edges).__name__}")
     if edges.layout != torch.strided or edges.dim() != 2 or edges.shape[0] != 2:
         is_turned = edges.layout == torch.strided and edges.dim() == 2 and edges.shape[1] == 2
         raise ArgumentError(f"{name} must have shape [2, E], got {tuple(edges.shape)} with layout {edges.layout}"

@@ -14,7 +14,8 @@ from pyg_direct.errors import ArgumentTypeError, IdError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.graph.relation import EdgeType
-from pyg_direct.ops.argument_checks import as_ids, check_ids
+from pyg_direct.ops.argument_checks import as_ids, check_ids, check_topology
+from pyg_direct.ops.content_hash import glance_only, has_content, read_content
 from pyg_direct.ops.sampling.induced import NeighborLists
 from pyg_direct.ops.sampling.walks import walk, walk_along
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -79,30 +80,61 @@ def check_nodes(name: str, nodes: Tensor, num_nodes: int) -> Tensor:
 
 
 class WalkRows:
-    """The rows of a placed topology, on the way to walks."""
+    """The rows of a placed topology, on the way to walks.
+
+    Arrays that a program gave are compared with what they held, as a write through NumPy is counted nowhere: a walk
+    compares samples, `renew` all that `has_content` looks at. Offsets are copied, so that no such write, seen or not,
+    leads a walk beyond them.
+    """
 
     def __init__(self, topology: PlacedTopology) -> None:
         # Not held: these rows are kept as long as it is (see `find_rows`).
         self._topology = weakref.ref(topology)
+        self._is_given = topology.is_given and not topology.indptr.is_cuda
+        self._read(topology)
+
+    def _read(self, topology: PlacedTopology) -> None:
+        self.__dict__.pop("_sorted", None)
         self._lists = list_neighbors(topology)
-        self._writes = self._count_writes()
+        arrays = topology.indptr, topology.indices
+        self._writes = self._count_writes(topology)
+        self._contents = [read_content(array) for array in arrays] if self._is_given else []
+        if self._is_given:
+            self._lists = self._lists._replace(indptr=topology.indptr.clone())
 
-    def _count_writes(self) -> list[int]:
+    @staticmethod
+    def _count_writes(topology: PlacedTopology) -> list[int]:
         """How often the arrays were written to, which a program may have given."""
-        arrays = (self._lists.indptr, self._lists.neighbors)
-        return [0 if array.is_inference() else array._version for array in arrays]
+        return [0 if array.is_inference() else array._version for array in (topology.indptr, topology.indices)]
 
-    def walk(self, start: Tensor, walk_length: int, p: float, q: float, *, key: int) -> Tensor:
-        """The walks from `start`, on the device of the rows; see `ops.sampling.walks.walk`."""
+    def renew(self) -> None:
+        """Have the rows as a program's arrays are now.
+
+        Raises:
+            ArgumentError, IdError: they are no rows any more.
+        """
         topology = self._topology()
         assert topology is not None
         topology.check_process()
         topology.check_unchanged()
-        if self._count_writes() != self._writes:
-            self._writes = self._count_writes()
-            self.__dict__.pop("_sorted", None)
+        is_same = self._count_writes(topology) == self._writes
+        if is_same and self._is_given:
+            is_same = all(map(has_content, (topology.indptr, topology.indices), self._contents))
+            if not is_same:
+                check_topology(topology.indptr, topology.indices)
+        if not is_same:
+            self._read(topology)
+
+    def walk(self, start: Tensor, walk_length: int, p: float, q: float, *, key: int) -> Tensor:
+        """The walks from `start`, on the device of the rows; see `ops.sampling.walks.walk`."""
+        with glance_only():
+            self.renew()
         is_biased = not (p == 1 and q == 1)
-        return walk(self._sorted if is_biased else self._lists, start, walk_length, p, q, key=key, is_sorted=is_biased)
+        lists = self._sorted if is_biased else self._lists
+        walks = walk(lists, start, walk_length, p, q, key=key, is_sorted=is_biased)
+        if self._is_given:
+            check_ids("neighbors of the topology", walks.view(-1), lists.num_nodes)
+        return walks
 
     @cached_property
     def _sorted(self) -> NeighborLists:

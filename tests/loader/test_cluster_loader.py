@@ -259,3 +259,7 @@ def test_hooks_that_would_not_be_called_are_refused():
 
     with pytest.raises(NotImplementedError, match=r"_collate of .*Mine would not be called"):
         Mine(make_clusters(), device="cpu")
+    loader = ClusterLoader(make_clusters(), device="cpu")
+    loader._collate = lambda batch: batch
+    with pytest.raises(NotImplementedError, match="_collate of ClusterLoader would not be called"):
+        iter(loader)

@@ -71,12 +71,24 @@ class _Of(BasicGNN):
         return make(in_channels, out_channels)
 
 
+class _ByPlace(conv.MessagePassing):
+    """Adds a row of its own to each node, by the place where it stands."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(in_channels, out_channels)
+        self.rows = torch.nn.Embedding(200, out_channels)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x)) + self.rows.weight[: x.size(0)]
+
+
 CONVOLUTIONS = {
     "gcn": conv.GCNConv, "sg": lambda i, o: conv.SGConv(i, o, K=2), "tag": conv.TAGConv, "arma": conv.ARMAConv,
     "cheb": lambda i, o: conv.ChebConv(i, o, K=3), "ssg": lambda i, o: conv.SSGConv(i, o, alpha=0.1, K=2),
     "eg": lambda i, o: conv.EGConv(i, o, num_heads=1), "cluster": conv.ClusterGCNConv, "le": conv.LEConv,
     "cached": lambda i, o: conv.GCNConv(i, o, cached=True), "out degree": _ByOutDegree, "mean": _MinusMean,
-    "neighbors": _OfNeighbors,
+    "neighbors": _OfNeighbors, "place": _ByPlace,
 }  # fmt: skip
 WHOLE = {
     **{name: (_Of, {"make": make}) for name, make in CONVOLUTIONS.items()},
@@ -258,6 +270,19 @@ def test_a_loader_goes_over_all_nodes_in_order(device):
     assert sorted(torch.cat([batch.e_id for batch in batches]).tolist()) == list(range(400))
     assert "x" not in batches[0]
     assert inference_loader(data, device=device).batch_size > 90
+
+
+def test_features_that_are_assigned_to_the_graph_of_a_loader_are_used():
+    data, other = make_data(), torch.rand(90, 6)
+    model, loader = make_model(data, "cpu"), inference_loader(data, 20, device="cpu")
+
+    loader.data.x = other
+
+    assert torch.equal(infer(model, loader), infer(model, data, x=other, batch_size=20, device="cpu"))
+    assert "x" not in next(iter(loader))
+    loader.data.x = other[:20]
+    with pytest.raises(ArgumentError, match="x must have a row for each of the 90 nodes"):
+        infer(model, loader)
 
 
 def test_an_empty_graph_has_no_rows():

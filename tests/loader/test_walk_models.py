@@ -3,11 +3,13 @@
 import copy
 import io
 import pickle
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 import torch_geometric.nn as pyg_nn
+from torch_geometric.data import Data
 
 from pyg_direct import CSRTopo, MetaPath2Vec, Node2Vec, random_walk
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
@@ -198,6 +200,52 @@ def test_training_brings_neighbors_together():
     assert near[:6, :6].mean() > near[:6, 6:].mean() + 0.3
 
 
+OWN = {"node2vec": ("pos_sample", "neg_sample", "sample"),
+       "metapath2vec": ("_pos_sample", "_neg_sample", "_sample")}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "hook"), [(name, hook) for name, hooks in OWN.items() for hook in hooks])
+@pytest.mark.parametrize("way", ["class", "object"])
+def test_methods_of_a_program_draw_the_walks_and_follow_the_seed(name, hook, way):
+    model, called = MODELS[name](seed=1), []
+    kind = type(model)
+
+    def own(self, batch):
+        called.append(len(batch))
+        return getattr(kind, hook)(self, batch)
+
+    if way == "class":
+        model.__class__ = type("Mine", (kind,), {hook: own})
+    else:
+        setattr(model, hook, partial(own, model))
+    first, second = (list_batches(model.loader(batch_size=7, prefetch=prefetch)) for prefetch in (0, 2))
+
+    sizes = [len(batch) for batch in torch.arange(model.loader()._nodes.numel()).split(7)]
+    assert called == sizes * 2
+    assert first == second
+    # Positive walks are drawn first, under the key of the batch itself.
+    assert [pair[0] for pair in first] == [pair[0] for pair in list_batches(MODELS[name](seed=1).loader(batch_size=7))]
+
+
+def test_negative_walks_by_hand_follow_the_seed():
+    for make, hook in ((make_node2vec, "neg_sample"), (make_metapath2vec, "_neg_sample")):
+        walks = [getattr(make(seed=seed), hook)(torch.arange(4)) for seed in (1, 1, 2)]
+
+        assert walks[0].shape[1] == 3
+        assert torch.equal(walks[0], walks[1])
+        assert not torch.equal(walks[0], walks[2])
+
+
+def test_offsets_that_a_program_writes_are_refused():
+    model = make_node2vec()
+    list(model.loader(batch_size=7))
+
+    model.rowptr.numpy()[3:] = 10**9
+
+    with pytest.raises(ArgumentError, match="indptr must run from 0 to the number of edges 90"):
+        list(model.loader(batch_size=7))
+
+
 @models
 def test_models_are_copied_and_saved_without_what_was_placed(make):
     model = make(seed=1)
@@ -250,6 +298,7 @@ COUNTS = [({name: 0}, ArgumentError, f"{name} must be an integer of at least 1, 
     ({"q": "a"}, ArgumentTypeError, "q must be a number, got 'a'"),
     ({"sparse": 3}, ArgumentTypeError, "sparse must be True or False"),
     ({"seed": "a"}, ArgumentTypeError, "seed must be an integer or None"),
+    ({"edge_index": Data(edge_index=EDGES)}, ArgumentTypeError, r"edge_index must be a tensor \[2, E\], got Data"),
 ])  # fmt: skip
 def test_bad_arguments_of_node2vec_are_named(options, error, words):
     with pytest.raises(error, match=words):
@@ -263,6 +312,8 @@ def test_bad_arguments_of_node2vec_are_named(options, error, words):
     ({"metapath": []}, ArgumentError, "metapath must have relations of edge_index_dict, got"),
     ({"metapath": METAPATH[:1] * 2}, ValueError, "Found invalid metapath"),
     ({"walk_length": 1}, ArgumentError, "walk_length must be at least context_size=3 less 1, got 1"),
+    ({"sparse": 3}, ArgumentTypeError, "sparse must be True or False"),
+    ({"edge_index_dict": {key: [[0], [1]] for key in TYPED}}, ArgumentTypeError, "must be a tensor .*, got list"),
 ])  # fmt: skip
 def test_bad_arguments_of_metapath2vec_are_named(options, error, words):
     with pytest.raises(error, match=words):

@@ -70,6 +70,38 @@ def test_rows_that_are_written_to_are_sorted_anew():
         random_walk(topology, [0], 2, device="cpu")
 
 
+@pytest.mark.parametrize(("p", "q"), [(1.0, 1.0), (0.5, 2.0)])
+def test_writes_that_torch_does_not_count_are_followed_or_refused(p, q):
+    indptr, indices = torch.tensor([0, 2, 3, 4]), torch.tensor([2, 1, 0, 0], dtype=torch.int32)
+    topology = CSRTopo(indptr=indptr, indices=indices)
+
+    def walk_from(node):
+        return random_walk(topology, [node] * 50, 6, p, q, seed=1, device="cpu")
+
+    walk_from(0)
+    indices.numpy()[:2] = 1
+    assert set(walk_from(0).unique().tolist()) == {0, 1}
+    indptr.numpy()[1:3] = 0, 3
+    assert walk_from(0).unique().tolist() == [0]
+
+    indptr.numpy()[1:] = 10**9
+    with pytest.raises(ArgumentError, match="indptr must run from 0 to the number of edges 4"):
+        walk_from(0)
+
+
+def test_no_write_leads_a_walk_beyond_the_arrays():
+    indptr = torch.arange(0, 200_001, 2)
+    indices = torch.arange(200_000, dtype=torch.int32) % 100_000
+    topology = CSRTopo(indptr=indptr, indices=indices)
+    random_walk(topology, [0], 6, device="cpu")
+
+    # Hardly any of these is among the samples that are compared.
+    indptr.numpy()[50_001], indices.numpy()[100_000:100_002] = 10**15, 10**9
+
+    with pytest.raises((ArgumentError, IdError)):
+        random_walk(topology, [50_000] * 9, 6, device="cpu")
+
+
 def test_without_a_seed_walks_follow_torch():
     topology = CSRTopo(EDGES, num_nodes=6, direction="out")
 

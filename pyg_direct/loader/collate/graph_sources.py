@@ -10,7 +10,7 @@ import operator
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,12 @@ from torch_geometric.data import Batch, Data, Dataset, HeteroData, InMemoryDatas
 from torch_geometric.data.separate import separate
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.ops.content_hash import Content, has_content, read_content
 
+# Graphs that are looked at when an epoch begins, for writes that torch does not count.
+_COMPARED = 32
+# Of a tensor whose bytes are kept for that.
+_FEW_BYTES = 16 << 10
 # What PyG's `collate` treats in its own way.
 SPECIAL = ("num_nodes", "ptr")
 
@@ -98,15 +103,62 @@ class GraphList:
                 raise ArgumentTypeError(f"dataset must hold graphs of one kind, {kind.__name__} as its first, got a "
                                         f"{type(graph).__name__} as graph {number}")  # fmt: skip
             raise OneByOneError(f"its graphs are of several classes, {kind.__name__} and {type(graph).__name__}")
-        self._mappings = [store._mapping for graph in graphs for store in graph.stores]
+        # The mappings of a graph begin at its place in the second list.
+        self._mappings, self._begins = [], [0]
+        for graph in graphs:
+            self._mappings += [store._mapping for store in graph.stores]
+            self._begins.append(len(self._mappings))
+        self._sizes = list(map(len, self._mappings))
         self._values = self._read_values()
         written = [value for value in self._values if _is_watched(value)]
         # Mostly the same ones, which need no second list.
         self._written = self._values if len(written) == len(self._values) else written
         self._versions = _read_versions(self._written)
+        self._contents = [(value, _read_content(value)) for value in self._list_samples()]
 
     def _read_values(self) -> list[Any]:
         return list(chain.from_iterable(map(dict.values, self._mappings)))
+
+    def _list_samples(self) -> list[Any]:
+        """Values of some graphs, of all where there are few."""
+        chosen = range(0, len(self.graphs), -(-len(self.graphs) // _COMPARED) or 1)
+        return [value for number in chosen for mapping in self._mappings_of(number) for value in mapping.values()]
+
+    def _mappings_of(self, number: int) -> list[Any]:
+        return self._mappings[self._begins[number] : self._begins[number + 1]]
+
+    @cached_property
+    def _first_values(self) -> list[int]:
+        """Where the values of each mapping begin among all, as they were read."""
+        return [0, *accumulate(self._sizes)]
+
+    @cached_property
+    def _writes(self) -> Sequence[int]:
+        """How often each value was written when it was read; 0 of what counts no writes."""
+        writes = array("I", self._versions)
+        if self._written is self._values:
+            return writes
+        counted = iter(writes)
+        return [next(counted) if _is_watched(value) else 0 for value in self._values]
+
+    def were_written(self, numbers: Sequence[int]) -> bool:
+        """Report whether graphs hold other values than when they were read, or these were written by what torch counts.
+
+        Args:
+            numbers: Their numbers.
+        """
+        values, writes, all_watched = self._values, self._writes, self._written is self._values
+        for number in numbers:
+            for place in range(self._begins[number], self._begins[number + 1]):
+                mapping, first = self._mappings[place], self._first_values[place]
+                if len(mapping) != self._sizes[place]:
+                    return True
+                for at, value in enumerate(mapping.values(), first):
+                    if value is not values[at]:
+                        return True
+                    if (all_watched or _is_watched(value)) and value._version != writes[at]:
+                        return True
+        return False
 
     @cached_property
     def has_one_order(self) -> bool:
@@ -132,6 +184,8 @@ class GraphList:
     def is_current(self, base: Any, places: list[int] | None) -> bool:
         """Report whether a data set still has these graphs, in this order, and none was written since they were read.
 
+        Writes that torch does not count are looked for in some graphs, of which all that `has_content` looks at.
+
         Args:
             base: The data set below its subsets.
             places: Items of it that there are; None for all.
@@ -143,7 +197,8 @@ class GraphList:
             return False
         values = self._read_values()
         return len(values) == len(self._values) and all(map(operator.is_, values, self._values)) \
-            and _read_versions(self._written) == self._versions  # fmt: skip
+            and _read_versions(self._written) == self._versions \
+            and all(_has_content(value, known) for value, known in self._contents)  # fmt: skip
 
     def list_orders(self, excluded: frozenset[str]) -> tuple[list[Any], list[int] | None]:
         """(orders of attributes, which of them each graph has, None where all have the first); see `read_order`.
@@ -221,6 +276,7 @@ class CollatedDataset:
             self.numbers = self.numbers[torch.tensor(places, dtype=torch.int64, device="cpu")]
         self._values = self._read_values()
         self._versions = [value._version for value in self._values if _is_watched(value)]
+        self._contents = [read_content(value) for value in self._values]
 
     def _read_values(self) -> list[Any]:
         return [
@@ -265,7 +321,8 @@ class CollatedDataset:
         return separate(type(self.data), batch=self.data, idx=number, slice_dict=self.slices, decrement=False)
 
     def is_current(self, base: Any, places: list[int] | None) -> bool:
-        """Report whether a data set still has these graphs joined, and none was written since they were read.
+        """Report whether a data set still has these graphs joined, and none was written since they were read, as far as
+        `has_content` looks.
 
         Args:
             base: The data set below its subsets.
@@ -275,9 +332,17 @@ class CollatedDataset:
             return False
         if base.transform is not None or places != self._places or list(base.indices()) != self._indices:
             return False
+        return not self.were_written() and all(map(has_content, self._values, self._contents))
+
+    def were_written(self, numbers: Sequence[int] = ()) -> bool:
+        """Report whether joined values are others than when they were read, or were written by what torch counts.
+
+        Args:
+            numbers: As of `GraphList`; all graphs are looked at.
+        """
         values = self._read_values()
-        return len(values) == len(self._values) and all(map(operator.is_, values, self._values)) \
-            and [value._version for value in values if _is_watched(value)] == self._versions  # fmt: skip
+        return not (len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+                    and [value._version for value in values if _is_watched(value)] == self._versions)  # fmt: skip
 
     def list_orders(self, excluded: frozenset[str]) -> tuple[list[Any], list[int] | None]:
         """See `GraphList`; all graphs have the attributes that there are slices of.
@@ -323,6 +388,18 @@ def _read_versions(tensors: Sequence[Tensor]) -> bytes:
     return array("I", [tensor._version for tensor in tensors]).tobytes()
 
 
+def _read_content(value: Any) -> bytes | Content:
+    """What a value holds: its bytes, if it is small."""
+    is_plain = type(value) is Tensor and value.layout is torch.strided and value.device.type == "cpu"
+    if is_plain and value.nbytes <= _FEW_BYTES and not (value.is_conj() or value.is_neg()):
+        return value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return read_content(value)
+
+
+def _has_content(value: Any, known: bytes | Content) -> bool:
+    return _read_content(value) == known if isinstance(known, bytes) else has_content(value, known)
+
+
 def _is_watched(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_inference()
 
@@ -352,6 +429,10 @@ def read_source(dataset: Any, known: Source | None = None) -> Source:
         return _read_in_memory(dataset, places)
     if not isinstance(dataset, (list, tuple)):
         raise OneByOneError(f"a {type(dataset).__name__} is neither a list of graphs nor an InMemoryDataset")
+    base = list if isinstance(dataset, list) else tuple
+    for name in ("__getitem__", "__len__", "__getitems__"):
+        if getattr(type(dataset), name, None) is not getattr(base, name, None):
+            raise OneByOneError(f"{type(dataset).__name__}.{name} is code of its own")
     return _read_list(dataset, places)
 
 
@@ -374,7 +455,7 @@ def _read_in_memory(dataset: InMemoryDataset, places: list[int] | None) -> Sourc
                             "may be its pre_transform")  # fmt: skip
     for name, owner in (("get", InMemoryDataset), ("len", InMemoryDataset), ("indices", Dataset),
                         ("__getitem__", Dataset), ("__len__", Dataset)):  # fmt: skip
-        if getattr(kind, name) is not getattr(owner, name):
+        if getattr(kind, name) is not getattr(owner, name) or name in dataset.__dict__:
             raise OneByOneError(f"{kind.__name__}.{name} is code of its own, which is called for each graph")
     if hasattr(kind, "__getitems__"):
         raise OneByOneError(f"{kind.__name__}.__getitems__ is code of its own")

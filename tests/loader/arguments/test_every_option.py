@@ -31,8 +31,10 @@ from pyg_direct import (
     HGTLoader,
     LinkLoader,
     LinkNeighborLoader,
+    MetaPath2Vec,
     MixedGraphSageSampler,
     NeighborLoader,
+    Node2Vec,
     NodeLoader,
     Producers,
     RandomNegativeSampler,
@@ -49,6 +51,7 @@ from pyg_direct.distributed.server.client_graph import ClientGraph
 from pyg_direct.dynamic import FrameTrainer, stream
 from pyg_direct.errors import LoaderWarning, PygDirectError
 from pyg_direct.loader import NeighborSampler as LayerSampler
+from pyg_direct.loader.walk_loader import WalkLoader
 from pyg_direct.ops.argument_checks import list_options
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
@@ -76,6 +79,7 @@ def make_graph():
 DATA, TYPED = make_graph(), make_hetero()
 TYPED["paper"].x = torch.rand(TYPED["paper"].num_nodes, 5, generator=torch.Generator().manual_seed(0))
 CLUSTERS = ClusterData(DATA, 20, log=False)
+WALKS = Node2Vec(DATA.edge_index, 4, 5, 3, num_nodes=70, device="cpu", seed=1)
 
 
 def sampler_of(**options):
@@ -108,6 +112,7 @@ MAKE = {
     "GraphSAINTEdgeSampler": lambda **options: GraphSAINTEdgeSampler(**{"data": DATA, **DRAWN, **options}),
     "GraphSAINTRandomWalkSampler": lambda **options: GraphSAINTRandomWalkSampler(**{"data": DATA, "walk_length": 2,
                                                                                    **DRAWN, **options}),
+    "WalkLoader": lambda **options: WalkLoader(**{"walks": WALKS, "num_nodes": 60, **COMMON, **options}),
     "inference_loader": lambda **options: inference_loader(**{"data": DATA, **COMMON, **options}),
 }  # fmt: skip
 
@@ -342,9 +347,10 @@ LOADERS = {
         **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],
         "dataset": Differs(MOLECULES[1:]), "follow_batch": Differs(["x"]), "exclude_keys": Differs(["x"]),
         "seed": Differs(2, shuffle=True)}),
+    "WalkLoader": (WalkLoader, {**EPOCHS, **TORCH, "device": PLACES["device"], "num_nodes": Differs(30)}),
 }  # fmt: skip
 # What is not an option, but what a loader is made of.
-GIVEN = {"data", "cluster_data", "edge_index", "graph", "self"}
+GIVEN = {"data", "cluster_data", "edge_index", "edge_index_dict", "graph", "self", "walks"}
 # What a partitioned graph has instead, or not at all.
 ELSEWHERE = {"device": Refused("cpu", "give it to DistGraph"), "placement": Refused("cpu", "give it to DistGraph"),
              "feature_cache": Refused("20%", "give DistGraph device_cache_size"),
@@ -536,6 +542,36 @@ def read_store(store):
     return store.get_tensor(group_name=None, attr_name="x", index=SEEDS).tolist()
 
 
+def make_node2vec(**options):
+    model = Node2Vec(**{"edge_index": DATA.edge_index, "embedding_dim": 4, "walk_length": 6, "context_size": 3,
+                        "num_nodes": 70, "device": "cpu", "seed": 1, **options})  # fmt: skip
+    return model.loader(batch_size=30)
+
+
+def make_metapath2vec(**options):
+    own = ("a", "to", "a")
+    model = MetaPath2Vec(**{"edge_index_dict": {own: DATA.edge_index, ("a", "of", "a"): DATA.edge_index.flip(0)},
+                            "embedding_dim": 4, "metapath": [own], "walk_length": 6, "context_size": 3,
+                            "num_nodes_dict": {"a": 70}, "device": "cpu", "seed": 1, **options})  # fmt: skip
+    return model.loader(batch_size=30)
+
+
+def make_clusters(**options):
+    return ClusterData(**{"data": DATA, "num_parts": 4, "log": False, **options})
+
+
+def look_at_cluster(clusters):
+    return repr([clusters[0].edge_index.tolist(), clusters[0].x.tolist()])
+
+
+def has_partition(name):
+    return lambda clusters: os.path.exists(os.path.join(FOLDER.name, "part_4", name))
+
+
+WALKED = {"embedding_dim": Refused(0, "embedding_dim must be"), "walk_length": Seen(look, 5, 6),
+          "context_size": Seen(look, 2, 3), "walks_per_node": Seen(look, 1, 2), "sparse": Refused(3, "sparse must be"),
+          "num_negative_samples": Seen(look, 1, 2), "device": Refused("tpu", "device must name"),
+          "seed": Seen(look, 1, 2)}  # fmt: skip
 ROWS = {"device": Refused("tpu", "device must name"), "placement": Refused("cpu", "placement must be"),
         "device_cache_size": Refused("lots", "device_cache_size must look like"),
         "csr_topo": Refused(5, "csr_topo must be a CSRTopo")}  # fmt: skip
@@ -560,6 +596,17 @@ OTHERS = {
         "hotness": Refused("x", "hotness must be"), "host_cache_size": Refused("lots", "host_cache_size must look"),
         "device_group_list": Refused([[0], [0]], "device_group_list must"),
         "cold_policy": Refused("some", "cold_policy must be one of")}),
+    "Node2Vec": (Node2Vec, make_node2vec, {
+        **WALKED, "p": Seen(look, 1.0, 9.0), "q": Seen(look, 1.0, 9.0), "num_nodes": Seen(look, 70, 90)}),
+    "MetaPath2Vec": (MetaPath2Vec, make_metapath2vec, {
+        **WALKED, "metapath": Seen(look, [("a", "to", "a")], [("a", "of", "a")]),
+        "num_nodes_dict": Seen(look, {"a": 70}, {"a": 90})}),
+    "ClusterData": (ClusterData, make_clusters, {
+        "num_parts": Seen(len, 3, 4), "recursive": Refused(3, "recursive must be"), "log": Refused(3, "log must be"),
+        "save_dir": Seen(has_partition("metis.pt"), None, FOLDER.name),
+        "filename": Seen(has_partition("own.pt"), None, "own.pt", save_dir=FOLDER.name),
+        "keep_inter_cluster_edges": Seen(look_at_cluster, False, True),
+        "sparse_format": Seen(look_at_cluster, "csr", "csc")}),
     "FeatureStore": (FeatureStore, make_store, {**ROWS, "store_dtype": Seen(read_store, None, torch.float16)}),
 }  # fmt: skip
 

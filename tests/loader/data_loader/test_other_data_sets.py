@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 from torch_geometric.data import Batch, Data, Dataset, OnDiskDataset, TemporalData
 from torch_geometric.loader import DataLoader as PygDataLoader
 
@@ -61,6 +61,25 @@ class OwnGet(InMemory):
         return data
 
 
+class OwnList(list):
+    def __getitem__(self, item):
+        data = copy.copy(super().__getitem__(item))
+        data.own = torch.tensor([item])
+        return data
+
+
+def put_get_on(dataset):
+    """A data set whose `get` a program has replaced."""
+    real = dataset.get
+    dataset.get = lambda idx: add_own(real(idx), idx)
+    return dataset
+
+
+def add_own(data, idx):
+    data.own = torch.tensor([idx])
+    return data
+
+
 class Other(Data):
     pass
 
@@ -80,6 +99,9 @@ DATA_SETS = {
     "data set": (lambda path: Made(), "a Made is neither a list"),
     "data set with a transform": (lambda path: Made(add_noise), "a Made is neither a list"),
     "own get": (lambda path: OwnGet(GRAPHS), "OwnGet.get is code of its own"),
+    "get put on it": (lambda path: put_get_on(InMemory(GRAPHS)), "InMemory.get is code of its own"),
+    "own list": (lambda path: OwnList(GRAPHS), "OwnList.__getitem__ is code of its own"),
+    "part of an own list": (lambda path: Subset(OwnList(GRAPHS), range(2, 9)), "OwnList.__getitem__ is code"),
     "items": (lambda path: Items(), "an? Items is neither a list"),
     "fetched": (lambda path: Fetched(), "a Fetched is neither a list"),
     "on disk": (lambda path: OnDisk(path), "a OnDisk is neither a list"),

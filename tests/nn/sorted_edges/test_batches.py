@@ -153,6 +153,18 @@ def test_edges_come_as_pygs_own_on_request(real_device):
     assert edge_index.sparse_size() == (plain.num_nodes, plain.num_nodes)
 
 
+def test_edges_that_a_program_has_turned_come_as_pygs_own_too():
+    batch = next(iter(CASES["uniform"]("cpu")))
+    batch.edge_index = batch.edge_index.t().contiguous().t()
+    expected = batch.edge_index.tolist()
+
+    edge_index = to_edge_index(batch).edge_index
+
+    assert isinstance(edge_index, EdgeIndex)
+    assert edge_index.sort_order is None
+    assert edge_index.tolist() == expected
+
+
 def test_edges_of_types_come_as_pygs_own_on_request(real_device):
     batch = to_edge_index(next(iter(CASES["types"](real_device))))
 
