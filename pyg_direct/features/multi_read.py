@@ -1,4 +1,4 @@
-"""Features of all types of a batch that lie whole in GPU memory, read in one launch.
+"""Features of all types of a batch that lie whole in memory of the device, read in one launch.
 
 `TypedRows` reads the types of a batch; `ReadTyped` is the launch for types whose rows have one form. `ReadTogether`
 reads features of short rows by the same ids, such as labels and masks, in one launch instead of one each.
@@ -18,12 +18,11 @@ from pyg_direct.ops.rows.multi_gather import MOST_TABLES, NarrowReader, TypedRea
 from pyg_direct.ops.rows.upload import upload
 
 
-def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor]:
-    """(rows of features that lie whole in GPU memory, their tables, the word that gets bad ids, told by the first)."""
+def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor | None]:
+    """(rows of features that lie whole in memory of the device, their tables, the word that gets bad ids on a GPU, told
+    by the first)."""
     rows = [feature.stored for feature in features.values() if isinstance(feature.stored, MemoryRows)]
-    assert rows[0].errors is not None
-    tables = [feature.whole for feature in features.values()]
-    return rows, [table for table in tables if table is not None], rows[0].errors.word
+    return rows, [own.tier.table for own in rows], None if rows[0].errors is None else rows[0].errors.word
 
 
 class ReadTyped:
@@ -37,8 +36,8 @@ class ReadTyped:
 
     def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str], num_batches: int) -> None:
         self.names = list(features)
-        self._rows, tables, errors = _list_rows(features)
-        self.reader = TypedReader(tables * num_batches, errors)
+        self._rows, self._tables, errors = _list_rows(features)
+        self.reader = TypedReader(self._tables * num_batches, errors)
         order = {kind: number for number, kind in enumerate(types)}
         own = np.array([order[kind] for kind, _ in self.names], dtype=np.int64)
         # Which of the lists of ids each table is read by.
@@ -60,6 +59,11 @@ class ReadTyped:
     def is_counting(self) -> bool:
         """Whether somebody asked."""
         return any(rows.served is not None for rows in self._rows)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the rows still lie in the tables that are read."""
+        return all(rows.tier.table is table for rows, table in zip(self._rows, self._tables, strict=True))
 
 
 class TypedRows:
@@ -95,7 +99,7 @@ class TypedRows:
         if not self._forms or not num_batches:
             return rows, memory
         groups = self._groups.get(num_batches)
-        if groups is None:
+        if groups is None or not all(group.is_current for group in groups):
             groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
             self._groups[num_batches] = groups
         counts = np.array(sizes, dtype=np.int64)
@@ -123,6 +127,7 @@ class ReadTogether:
     def __init__(self, features: Mapping[str, Feature]) -> None:
         self.names = list(features)
         self._rows, tables, errors = _list_rows(features)
+        assert errors is not None
         self._reader = NarrowReader(tables, errors)
 
     def read(self, ids: Tensor, memory: list[Tensor] | None = None) -> dict[str, Tensor]:
@@ -144,7 +149,7 @@ def group_narrow(features: Mapping[str, Feature]) -> list[ReadTogether]:
     fitting: dict[int, list[str]] = {}
     for name, feature in features.items():
         table = feature.whole
-        if table is not None and is_narrow(table):
+        if table is not None and feature.device.type != "cpu" and is_narrow(table):
             fitting.setdefault(len(table), []).append(name)
     groups = [names[i : i + MOST_TABLES] for names in fitting.values() for i in range(0, len(names), MOST_TABLES)]
     return [ReadTogether({name: features[name] for name in group}) for group in groups if len(group) > 1]
