@@ -120,7 +120,7 @@ class MemoryRows:
 
     @property
     def whole(self) -> Tensor | None:
-        """The table, `[N, ...]` of `dtype`, where all of it lies in memory of the device as it is read; None elsewhere."""
+        """The table, `[N, ...]` of `dtype`, where it lies whole in memory of the device as it is read; else None."""
         is_here = self.tier.is_gpu_memory or self.device.type == "cpu"
         return self.tier.table if is_here and self.tier.dtype == self.dtype else None
 

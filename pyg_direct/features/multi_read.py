@@ -7,6 +7,7 @@ reads features of short rows by the same ids, such as labels and masks, in one l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.ops.rows.multi_gather import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow
 from pyg_direct.ops.rows.upload import upload
+
+# In one step of Python's for all features, of every batch.
+_READ_SERVED, _READ_TIER = attrgetter("served"), attrgetter("tier")
 
 
 def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor | None]:
@@ -36,8 +40,9 @@ class ReadTyped:
 
     def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str], num_batches: int) -> None:
         self.names = list(features)
-        self._rows, self._tables, errors = _list_rows(features)
-        self.reader = TypedReader(self._tables * num_batches, errors)
+        self._rows, tables, errors = _list_rows(features)
+        self._tiers = [rows.tier for rows in self._rows]
+        self.reader = TypedReader(tables * num_batches, errors)
         order = {kind: number for number, kind in enumerate(types)}
         own = np.array([order[kind] for kind, _ in self.names], dtype=np.int64)
         # Which of the lists of ids each table is read by.
@@ -58,12 +63,12 @@ class ReadTyped:
     @property
     def is_counting(self) -> bool:
         """Whether somebody asked."""
-        return any(rows.served is not None for rows in self._rows)
+        return any(map(_READ_SERVED, self._rows))
 
     @property
     def is_current(self) -> bool:
         """Whether the rows still lie in the tables that are read."""
-        return all(rows.tier.table is table for rows, table in zip(self._rows, self._tables, strict=True))
+        return all(map(is_, map(_READ_TIER, self._rows), self._tiers))
 
 
 class TypedRows:
@@ -104,10 +109,12 @@ class TypedRows:
             self._groups[num_batches] = groups
         counts = np.array(sizes, dtype=np.int64)
         begins = np.cumsum(counts) - counts
-        layouts = [group.reader.list_layout(begins[group.lists], counts[group.lists]) for group in groups]
+        own_counts = [counts[group.lists] for group in groups]
+        layouts = [group.reader.list_layout(begins[group.lists], own)
+                   for group, own in zip(groups, own_counts, strict=True)]  # fmt: skip
         words = upload(np.concatenate(layouts), ids.device).split([len(layout) for layout in layouts])
-        for group, layout in zip(groups, words, strict=True):
-            whole, parts = group.read(ids, layout, counts[group.lists].tolist())
+        for group, layout, counted in zip(groups, words, own_counts, strict=True):
+            whole, parts = group.read(ids, layout, counted.tolist())
             size = len(group.names)
             for number, own in enumerate(rows):
                 own.update(zip(group.names, parts[number * size : (number + 1) * size], strict=True))

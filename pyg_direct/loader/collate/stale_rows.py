@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore as PygFeatureStore, HeteroData
@@ -19,7 +19,7 @@ from pyg_direct.runtime.cuda.launch import current_stream
 _SAMPLED = ("adj_t", "batch", "edge_index", "num_nodes")
 # Stands for a batch whose rows are read when it is handed out.
 LATER = object()
-_READ_VERSION = attrgetter("_version")
+_READ_VERSION, _GET = attrgetter("_version"), cast(Any, dict.get)
 # Of a store of others: how deep dicts within its attributes are looked into, and tables that are looked at.
 _DEPTH, _MOST_HELD = 3, 1 << 12
 
@@ -50,7 +50,7 @@ class Marks:
         self._parts = [(mapping, key, value, _count_writes(value)) for mapping in mappings
                        for key, value in mapping.items() if key not in _SAMPLED]  # fmt: skip
         # Columns, which Python compares in one step each: it is asked for twice a batch.
-        self._places, self._keys, self._values, _ = zip(*self._parts, strict=True) if self._parts else ((),) * 4
+        self._places, self._keys, self._values = ([part[column] for part in self._parts] for column in range(3))
         self._tensors = [value for value in self._values if isinstance(value, Tensor) and not value.is_inference()]
         self._versions = list(map(_READ_VERSION, self._tensors))
         self._features = [(value, value.num_writes) for value in self._values if isinstance(value, Feature)]
@@ -65,7 +65,7 @@ class Marks:
         if list(map(_READ_VERSION, self._tensors)) != self._versions or any(
                 feature.num_writes != writes for feature, writes in self._features):  # fmt: skip
             return False
-        if not all(map(is_, map(dict.get, self._places, self._keys), self._values)):
+        if not all(map(is_, map(_GET, self._places, self._keys), self._values)):
             return False
         for mapping, key, value, versions in self._held:
             if any(_count_writes(tensor) != writes for tensor, writes in versions):

@@ -123,12 +123,13 @@ class TypedReader:
         self._tables, self._errors = list(tables), errors
         self._shape, self._dtype, self._device = first.shape[1:], first.dtype, first.device
         self._row_bytes = math.prod(self._shape) * first.element_size()
+        self._num_rows = [len(table) for table in tables]
         self._where = torch.from_numpy(self._find_tables()).to(self._device)
         self.layout_words = 2 * len(tables) + 1
 
     def _find_tables(self) -> np.ndarray:
         """Addresses of the tables, and then their rows, int64 `[2 * T]`."""
-        return np.array([table.data_ptr() for table in self._tables] + [len(table) for table in self._tables], np.int64)
+        return np.array([table.data_ptr() for table in self._tables] + self._num_rows, np.int64)
 
     def list_layout(self, begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The words that `read` needs on the device, int64 `[2 * T + 1]`.
@@ -177,5 +178,5 @@ class TypedReader:
         if (place := int(errors.min())) != NO_POSITION:
             starts, count = layout.numpy(), len(self._tables)
             number = int(np.searchsorted(starts[: count + 1], place, side="right")) - 1
-            raise IdError(f"ids must lie in [0, {len(self._tables[number])}), got "
+            raise IdError(f"ids must lie in [0, {self._num_rows[number]}), got "
                           f"{int(ids[place + starts[count + 1 + number]])}")  # fmt: skip
