@@ -134,10 +134,9 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     sizes, edge_sizes = by_type.tolist(), by_relation.tolist()
     parts = split_parts(nodes, sizes * 2 if disjoint else sizes)
     id_parts = split_parts(edge_ids, edge_sizes)
-    pairs_of = split_parts(ends, pair_sizes.tolist())
-    for pair, size in zip(pairs_of, edge_sizes, strict=True):
-        # No view, which takes the host longer. Pairs without edges begin at a place of their own too.
-        pair.resize_(2, size)
+    # Those of pairs without edges begin at a place of their own too.
+    pairs_of = [part.view(2, -1) if size else part.as_strided((2, 0), (1, 1))
+                for part, size in zip(split_parts(ends, pair_sizes.tolist()), edge_sizes, strict=True)]  # fmt: skip
     sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
     samples = []
     for number in range(num_batches):
