@@ -265,6 +265,8 @@ def regroup(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> None:
 
 def _list_runs(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> np.ndarray:
     """The segments of all pieces as runs of bytes, int64 `[n, 3]`; see `copy_runs_cpu`."""
+    tensors = [*outputs, *(piece.items for piece in pieces)]
+    assert all(own.dtype == torch.int64 and own.is_contiguous() for own in tensors), "runs are copied as they lie"
     sizes = [len(piece.counts) for piece in pieces]
     runs = np.empty((sum(sizes), 3), np.int64)
     addresses = np.array([[outputs[piece.output].data_ptr(), piece.items.data_ptr()] for piece in pieces])

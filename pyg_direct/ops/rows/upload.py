@@ -32,8 +32,6 @@ def upload(words: np.ndarray | Tensor, device: torch.device) -> Tensor:
 def upload_parts(parts: Sequence[Tensor | None], device: torch.device) -> Sequence[Tensor | None]:
     """Tensors of the host, or None, on `device`: those of one dtype travel together, and are written to apart."""
     own = [part for part in parts if part is not None]
-    if all(part.device == device for part in own):
-        return parts
     if len(own) < len(parts) or len({part.dtype for part in own}) != 1:
         return [None if part is None else part.to(device) for part in parts]
     return torch.unsafe_split_with_sizes(upload(torch.cat(own), device), [len(part) for part in own])
