@@ -175,7 +175,7 @@ class Feature:
 
     @property
     def whole(self) -> Tensor | None:
-        """The table, `[N, ...]` of `dtype`, where all of it lies in GPU memory as it is read; None elsewhere."""
+        """The table, `[N, ...]` of `dtype`, where it lies whole in memory of the device as it is read; else None."""
         return None if self.stored is None or self._order is not None else self.stored.whole
 
     @property

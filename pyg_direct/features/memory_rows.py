@@ -120,8 +120,9 @@ class MemoryRows:
 
     @property
     def whole(self) -> Tensor | None:
-        """The table, `[N, ...]` of `dtype`, where all of it lies in GPU memory as it is read; None elsewhere."""
-        return self.tier.table if self.tier.is_gpu_memory and self.tier.dtype == self.dtype else None
+        """The table, `[N, ...]` of `dtype`, where it lies whole in memory of the device as it is read; else None."""
+        is_here = self.tier.is_gpu_memory or self.device.type == "cpu"
+        return self.tier.table if is_here and self.tier.dtype == self.dtype else None
 
     def list_stored(self) -> Tensor:
         """All rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory."""

@@ -1,4 +1,4 @@
-"""Features of all types of a batch that lie whole in GPU memory, read in one launch.
+"""Features of all types of a batch that lie whole in memory of the device, read in one launch.
 
 `TypedRows` reads the types of a batch; `ReadTyped` is the launch for types whose rows have one form. `ReadTogether`
 reads features of short rows by the same ids, such as labels and masks, in one launch instead of one each.
@@ -7,6 +7,7 @@ reads features of short rows by the same ids, such as labels and masks, in one l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,15 @@ from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.ops.rows.multi_gather import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow
 from pyg_direct.ops.rows.upload import upload
 
+# In one step of Python's for all features, of every batch.
+_READ_SERVED, _READ_TIER = attrgetter("served"), attrgetter("tier")
 
-def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor]:
-    """(rows of features that lie whole in GPU memory, their tables, the word that gets bad ids, told by the first)."""
+
+def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor | None]:
+    """(rows of features that lie whole in memory of the device, their tables, the word that gets bad ids on a GPU, told
+    by the first)."""
     rows = [feature.stored for feature in features.values() if isinstance(feature.stored, MemoryRows)]
-    assert rows[0].errors is not None
-    tables = [feature.whole for feature in features.values()]
-    return rows, [table for table in tables if table is not None], rows[0].errors.word
+    return rows, [own.tier.table for own in rows], None if rows[0].errors is None else rows[0].errors.word
 
 
 class ReadTyped:
@@ -38,6 +41,7 @@ class ReadTyped:
     def __init__(self, features: Mapping[tuple[str, str], Feature], types: Sequence[str], num_batches: int) -> None:
         self.names = list(features)
         self._rows, tables, errors = _list_rows(features)
+        self._tiers = [rows.tier for rows in self._rows]
         self.reader = TypedReader(tables * num_batches, errors)
         order = {kind: number for number, kind in enumerate(types)}
         own = np.array([order[kind] for kind, _ in self.names], dtype=np.int64)
@@ -59,7 +63,12 @@ class ReadTyped:
     @property
     def is_counting(self) -> bool:
         """Whether somebody asked."""
-        return any(rows.served is not None for rows in self._rows)
+        return any(map(_READ_SERVED, self._rows))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the rows still lie in the tables that are read."""
+        return all(map(is_, map(_READ_TIER, self._rows), self._tiers))
 
 
 class TypedRows:
@@ -95,15 +104,17 @@ class TypedRows:
         if not self._forms or not num_batches:
             return rows, memory
         groups = self._groups.get(num_batches)
-        if groups is None:
+        if groups is None or not all(group.is_current for group in groups):
             groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
             self._groups[num_batches] = groups
         counts = np.array(sizes, dtype=np.int64)
         begins = np.cumsum(counts) - counts
-        layouts = [group.reader.list_layout(begins[group.lists], counts[group.lists]) for group in groups]
+        own_counts = [counts[group.lists] for group in groups]
+        layouts = [group.reader.list_layout(begins[group.lists], own)
+                   for group, own in zip(groups, own_counts, strict=True)]  # fmt: skip
         words = upload(np.concatenate(layouts), ids.device).split([len(layout) for layout in layouts])
-        for group, layout in zip(groups, words, strict=True):
-            whole, parts = group.read(ids, layout, counts[group.lists].tolist())
+        for group, layout, counted in zip(groups, words, own_counts, strict=True):
+            whole, parts = group.read(ids, layout, counted.tolist())
             size = len(group.names)
             for number, own in enumerate(rows):
                 own.update(zip(group.names, parts[number * size : (number + 1) * size], strict=True))
@@ -123,6 +134,7 @@ class ReadTogether:
     def __init__(self, features: Mapping[str, Feature]) -> None:
         self.names = list(features)
         self._rows, tables, errors = _list_rows(features)
+        assert errors is not None
         self._reader = NarrowReader(tables, errors)
 
     def read(self, ids: Tensor, memory: list[Tensor] | None = None) -> dict[str, Tensor]:
@@ -144,7 +156,7 @@ def group_narrow(features: Mapping[str, Feature]) -> list[ReadTogether]:
     fitting: dict[int, list[str]] = {}
     for name, feature in features.items():
         table = feature.whole
-        if table is not None and is_narrow(table):
+        if table is not None and feature.device.type != "cpu" and is_narrow(table):
             fitting.setdefault(len(table), []).append(name)
     groups = [names[i : i + MOST_TABLES] for names in fitting.values() for i in range(0, len(names), MOST_TABLES)]
     return [ReadTogether({name: features[name] for name in group}) for group in groups if len(group) > 1]

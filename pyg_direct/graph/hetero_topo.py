@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from pyg_direct.ops.run_kernel import check_below
 from pyg_direct.ops.sampling.hetero import Rows, sum_weights
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.memory import Block
+from pyg_direct.runtime.host.pages import use_large_pages
 from pyg_direct.typing import Device
 
 # Ids of a type start at a multiple of this, so that no word or group of a bitmap holds two types.
@@ -186,7 +188,7 @@ class HeteroTopo:
                                      edge_dtype)  # fmt: skip
         self.node_time = torch.empty(0, dtype=torch.int64, device="cpu")
         if times:
-            self.node_time = torch.zeros(num_ids, dtype=torch.int64, device="cpu")
+            self.node_time = use_large_pages(torch.empty(num_ids, dtype=torch.int64, device="cpu")).zero_()
             for kind, start in zip(self.node_types, self.type_starts, strict=False):
                 if kind in times:
                     self.node_time[start : start + self.num_nodes[kind]] = times[kind].cpu()
@@ -305,4 +307,8 @@ def _concatenate(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     parts = [part for part in parts if part.numel()]
     if not parts:
         return torch.empty(0, dtype=dtype, device="cpu")
-    return parts[0].contiguous() if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts])
+    if len(parts) == 1:
+        return parts[0].contiguous()
+    out = torch.empty(sum(part.numel() for part in parts), device=parts[0].device,
+                      dtype=functools.reduce(torch.promote_types, [part.dtype for part in parts]))  # fmt: skip
+    return torch.cat([part.to(out.device) for part in parts], out=use_large_pages(out))

@@ -56,7 +56,15 @@ from pyg_direct.sampling.captured_plan import Finished, PendingList, PendingOutp
 from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
 from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
-from pyg_direct.sampling.local_ids import SMALLEST_TABLE, HashNumbering, Scratch, Space, TableNumbering, fits_table
+from pyg_direct.sampling.local_ids import (
+    SMALLEST_TABLE,
+    HashNumbering,
+    Scratch,
+    SortedNumbering,
+    Space,
+    TableNumbering,
+    fits_table,
+)
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from pyg_direct.sampling.seeds import Request, Seeds, read_group
 
@@ -157,7 +165,7 @@ class _Edges(NamedTuple):
     counts: np.ndarray
 
 
-Numbering = HashNumbering | TableNumbering
+Numbering = HashNumbering | SortedNumbering | TableNumbering
 
 
 class GeneralPlan:
@@ -315,10 +323,14 @@ class GeneralPlan:
         first = _Hop(start.rows, start.trees, counts, _find_times(start, start.trees, of_batches))
         listed, space = listed._replace(entries=entries), Space(table, start.tree_shift, start.tree_bits)
         if not self._has_table or len(keys) > 1:
-            numbering = HashNumbering(space, self._num_slots)
-            numbering.start(start.identities, counts, places)
-            samples = self._sample(start, keys, numbering, first, listed)
-            self._num_slots = max(self._num_slots, numbering.num_slots)
+            if not runs_on_gpu(table):
+                by_order = SortedNumbering(space)
+                by_order.start(start.identities, counts)
+                return self._sample(start, keys, by_order, first, listed)
+            by_hash = HashNumbering(space, self._num_slots)
+            by_hash.start(start.identities, counts, places)
+            samples = self._sample(start, keys, by_hash, first, listed)
+            self._num_slots = max(self._num_slots, by_hash.num_slots)
             return samples
         try:
             scratch = self.topology.scratch.pop()

@@ -1,8 +1,9 @@
 """Local ids of the nodes of a batch: within each type, seeds first, then hop after hop, ascending within a hop.
 
 Nodes come as identities (`kernels/sampling/worklist.py`). A hop enters its sources, learns how many are new of each
-type, and then settles them. The new nodes are found in two ways. `HashNumbering` uses a hash table of the
-identities of a batch. `TableNumbering` uses bitmaps and a table over all nodes of a graph.
+type, and then settles them. The new nodes are found in three ways. `TableNumbering` uses bitmaps and a table over all
+nodes of a graph. Where these would be too large, or trees are told apart, `HashNumbering` uses a hash table of the
+identities of a batch on a GPU, and `SortedNumbering` sorts them on a CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from pyg_direct.compiler.jit import THREADS
 from pyg_direct.kernels.batch_counters import FAR, NODES
-from pyg_direct.kernels.local_ids import hash_table as kernels, new_nodes
+from pyg_direct.kernels.local_ids import hash_table as kernels, new_nodes, sorted_sources
 from pyg_direct.ops.local_ids.relabel import num_words
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
@@ -49,7 +50,7 @@ class Settled(NamedTuple):
 
 
 class Numbering:
-    """What both ways of numbering share: slots that hold local ids."""
+    """What numberings through a table share: slots that hold local ids."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -102,16 +103,13 @@ class Numbering:
 
 
 SMALLEST_TABLE = 1 << 10
-# Slots of a region up to which a hash table is one region.
-_SMALL_REGION = 1 << 9
 
 
 class HashNumbering(Numbering):
-    """Numbers identities through a hash table; its memory depends on the batch alone."""
+    """Numbers identities through a hash table, on a GPU; its memory depends on the batch alone."""
 
     def __init__(self, space: Space, num_slots: int = SMALLEST_TABLE) -> None:
         super().__init__(space)
-        self._most_regions = 1 if runs_on_gpu(space.bases) else 1 << (cpu_chunks() - 1).bit_length()
         self._num_entries = 0
         self._allocate(num_slots)
 
@@ -124,13 +122,13 @@ class HashNumbering(Numbering):
         device = self._space.bases.device
         self._table = torch.full((size,), -1, dtype=torch.int64, device=device)
         self._local_of_slot = torch.full((size,), FAR, dtype=torch.int32, device=device)
-        self._region = size // self._most_regions if size >= _SMALL_REGION * self._most_regions else size
+        self._region = size
 
     def start(self, seeds: Tensor, counts: np.ndarray, places: Tensor | None = None) -> None:
         """Number the seeds, type after type; `places` of `list_places` may be on the device already."""
         if seeds.numel() > 0:
             self.enter(seeds, seeds.new_full((1,), seeds.numel()))
-            if self._space.tree_bits > 0 and runs_on_gpu(seeds):
+            if self._space.tree_bits > 0:
                 # None repeats in a tree of its own.
                 places = upload(self.list_places(counts), seeds.device) if places is None else places
                 self._assign(seeds, places)
@@ -148,9 +146,6 @@ class HashNumbering(Numbering):
         self._slots, self._new = sources.new_empty(2, sources.numel()).unbind()
         # A bound, until the hop is settled.
         self._num_entries += sources.numel()
-        return self._enter_on_gpu(sources, ends) if runs_on_gpu(sources) else self._enter_on_cpu(sources)
-
-    def _enter_on_gpu(self, sources: Tensor, ends: Tensor) -> Tensor:
         bases = self._space.bases
         new_counts = torch.zeros(bases.numel(), dtype=torch.int64, device=sources.device)
         run_gpu(kernels.insert_gpu, grid_for(sources.numel(), sources), ends, sources, *self._space,
@@ -160,31 +155,8 @@ class HashNumbering(Numbering):
             new_counts[1:] = found.diff()
         return new_counts
 
-    def _enter_on_cpu(self, sources: Tensor) -> Tensor:
-        regions = self._table.numel() // self._region
-        new, new_slots = np.empty((2, regions, sources.numel()), np.int64)
-        counts = np.empty(regions, np.int64)
-        run_cpu(kernels.insert_cpu, sources, *self._space[1:], self._table, self._region, self._slots, new, new_slots,
-                counts)  # fmt: skip
-        if counts.min() < 0:
-            # Too many identities begin their search in one region: one region holds them all.
-            self._most_regions = 1
-            self._rebuild(self._table.numel())
-            return self.enter(sources, sources)
-        found, places = (np.concatenate([row[:count] for row, count in zip(rows, counts, strict=True)])
-                         for rows in (new, new_slots))  # fmt: skip
-        spare, spare_places = np.empty((2, len(found)), np.int64)
-        bits = int(self._space.bases[-1]).bit_length()
-        if run_cpu(kernels.sort_cpu, found, places, spare, spare_places, bits):
-            found, places = spare, spare_places
-        self._new, self._new_slots = torch.from_numpy(found), torch.from_numpy(places)
-        bounds = np.searchsorted(found, self._space.bases.numpy())
-        return torch.from_numpy(np.concatenate([[len(found)], np.diff(bounds)]).astype(np.int64))
-
     def _sort_new(self, count: int) -> Tensor:
-        if runs_on_gpu(self._new):
-            return self._new[:count].sort().values
-        return self._new
+        return self._new[:count].sort().values
 
     def _make_room(self, more: int) -> None:
         if 2 * (self._num_entries + more) <= self._table.numel():
@@ -205,12 +177,74 @@ class HashNumbering(Numbering):
         """Local id of every source, -1 for one that is not in the batch."""
         slots = torch.empty_like(sources)
         if sources.numel() > 0:
-            arguments = sources, *self._space[1:], self._table, self._region, slots
-            if runs_on_gpu(sources):
-                run_gpu(kernels.find_slots_gpu, grid_for(sources.numel(), sources), *arguments)
-            else:
-                run_cpu(kernels.find_slots_cpu, *arguments)
+            run_gpu(kernels.find_slots_gpu, grid_for(sources.numel(), sources), sources, *self._space[1:], self._table,
+                    self._region, slots)  # fmt: skip
         return torch.where(slots >= 0, self._local_of_slot[slots.clamp_(min=0)].long(), -1)
+
+
+class SortedNumbering:
+    """Numbers identities by sorting the sources of each hop, on a CPU."""
+
+    def __init__(self, space: Space) -> None:
+        self._space, self._bases = space, space.bases.numpy()
+        self._bits = max(1, int(self._bases[-1] - 1).bit_length())
+        self._of_type = np.zeros(len(self._bases) - 1, np.int64)
+        none = self._bases[:0]
+        # Known identities, ascending, and their local ids; and those of the last hop.
+        self._known, self._new = (none, none), (none, none)
+        self._settled = Settled(space.bases[:0], space.bases[:0], space.bases[:0])
+
+    def start(self, seeds: Tensor, counts: np.ndarray, places: Tensor | None = None) -> None:
+        """As `HashNumbering.start`."""
+        items = seeds.numpy()
+        numbers = np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)
+        if len(items) > 0 and not (items[1:] > items[:-1]).all():
+            items, first = np.unique(items, return_index=True)
+            numbers = numbers[first]
+        self._known, self._of_type = (items, numbers), counts.copy()
+
+    def list_places(self, counts: np.ndarray) -> np.ndarray:
+        """Nothing, as nodes are settled when they are entered."""
+        return counts[:0]
+
+    def enter(self, sources: Tensor, ends: Tensor) -> Tensor:
+        """Give all sources their local ids.
+
+        Returns:
+            How many are new, and how many of each type, int64 `[1 + T]`.
+        """
+        self._merge()
+        size = sources.numel()
+        keys, spare_keys, new, new_locals, rows, locals_ = np.empty((6, size), np.int64)
+        order, spare_order = np.empty((2, size), np.int32 if size < 2**31 else np.int64)
+        trees = np.empty(size if self._space.tree_bits > 0 else 0, np.int64)
+        counts = np.empty(len(self._bases), np.int64)
+        run_cpu(sorted_sources.number_sources_cpu, sources, self._bases, self._space.tree_shift, self._bits,
+                *self._known, self._of_type, cpu_chunks(), keys, order, spare_keys, spare_order, new, new_locals, rows,
+                trees, locals_, counts)  # fmt: skip
+        number = int(counts[0])
+        self._new = new[:number], new_locals[:number]
+        self._settled = Settled(*(torch.from_numpy(part) for part in (rows[:number], trees[:number], locals_)))
+        return torch.from_numpy(counts)
+
+    def settle(self, num_sources: int, counts: np.ndarray, places: Tensor | None = None) -> Settled:
+        """The new nodes of the hop that was entered, `counts` of each type, and the local ids of its sources."""
+        self._of_type = self._of_type + counts
+        return self._settled
+
+    def find(self, sources: Tensor) -> Tensor:
+        """As `HashNumbering.find`."""
+        self._merge()
+        locals_ = torch.empty_like(sources)
+        run_cpu(sorted_sources.find_known_cpu, sources, *self._known, locals_)
+        return locals_
+
+    def _merge(self) -> None:
+        """Make the nodes of the last hop known."""
+        if len(self._new[0]) > 0:
+            out = np.empty((2, len(self._known[0]) + len(self._new[0])), np.int64)
+            run_cpu(sorted_sources.merge_known_cpu, *self._known, *self._new, *out)
+            self._known, self._new = (out[0], out[1]), (out[0, :0], out[1, :0])
 
 
 # Share of memory that a table of local ids by node may take on a GPU, and its bytes on a CPU.

@@ -5,20 +5,24 @@ long ranges: the ids of a batch lead to none of the nodes that were found last.
 
 Compressed rows are a stable counting sort; each chunk of the loop owns a range of rows.
 
-`move_segments_*` put segments of arrays into another order: items begins[s], begins[s] + 1, ... of segment s move
-by shifts[s]. Three arrays of equal length move at once; the second and the third may be empty.
+`move_segments_gpu` puts segments of arrays into another order: items begins[s], begins[s] + 1, ... of segment s move
+by shifts[s]. Three arrays of equal length move at once; the second and the third may be empty. On a CPU
+`copy_runs_cpu` copies the segments of any number of arrays.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange, system_function
 from pyg_direct.kernels.sampling.uniform import find_row
 
 # Odd, so that no two numbers share a product: the multipliers of splitmix64 and of xxHash64.
 _OF_PLACE, _OF_SOURCE, _OF_TARGET = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0xC2B2AE3D27D4EB4F))
 _SHIFT = np.uint64(29)
+
+# (address to copy to, address to copy from, number of bytes) -> the first.
+memcpy = system_function("memcpy", "i8 i8 i8 i8")
 
 
 @body
@@ -117,14 +121,10 @@ def order_edges_cpu(rows, chunks, cursors, edge_ids):
 
 
 @cpu_kernel
-def move_segments_cpu(begins, shifts, first, second, third, out_first, out_second, out_third):
-    for s in prange(shifts.shape[0]):
-        low, high, shift = begins[s], begins[s + 1], shifts[s]
-        out_first[low + shift : high + shift] = first[low:high]
-        if second.shape[0] > 0:
-            out_second[low + shift : high + shift] = second[low:high]
-        if third.shape[0] > 0:
-            out_third[low + shift : high + shift] = third[low:high]
+def copy_runs_cpu(runs):
+    """Copy runs of bytes, int64 `[n, 3]`: the address to copy to, the one to copy from, and their number."""
+    for i in prange(runs.shape[0]):
+        memcpy(runs[i, 0], runs[i, 1], runs[i, 2])
 
 
 @gpu_kernel("i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[]")

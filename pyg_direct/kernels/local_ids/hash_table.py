@@ -23,7 +23,6 @@ _FREE = -1
 # Tries near the other nodes of a tree before a search goes on elsewhere: trees differ in size.
 _NEAR = 8
 _SMALLEST_BLOCK = 16
-_DIGIT_BITS = 11
 
 
 @body
@@ -72,71 +71,6 @@ def settle_node(i, item, kind, begins, known, bases, tree_shift):
 
 
 @cpu_kernel
-def insert_cpu(items, tree_shift, tree_bits, table, region, slots, new, new_slots, new_counts):
-    """Enter identities and note their slots; region r lists its new ones in new[r], -1 of them if it is full."""
-    for r in prange(new_counts.shape[0]):
-        low, count = r * region, 0
-        for e in range(items.shape[0]):
-            item = items[e]
-            slot = slot_at(table, region, tree_shift, tree_bits, item, 0)
-            if slot >= low and slot < low + region and count >= 0:
-                attempt = 1
-                while table[slot] != _FREE and table[slot] != item and attempt < region + _NEAR:
-                    slot = slot_at(table, region, tree_shift, tree_bits, item, attempt)
-                    attempt += 1
-                if table[slot] == _FREE:
-                    table[slot] = item
-                    new[r, count], new_slots[r, count] = item, slot
-                    count += 1
-                elif table[slot] != item:
-                    count = -1
-                slots[e] = slot
-        new_counts[r] = count
-
-
-@cpu_kernel
-def sort_cpu(items, slots, spare_items, spare_slots, bits):
-    """Sort identities of so many bits, and their slots with them, digit by digit (Knuth, TAOCP 3, section 5.2.5).
-
-    Returns whether the result lies in the spare arrays.
-    """
-    count, passes, radix = items.shape[0], (bits + _DIGIT_BITS - 1) // _DIGIT_BITS, 1 << _DIGIT_BITS
-    places = np.zeros((passes, radix), np.int64)
-    for i in range(count):
-        rest = items[i]
-        for p in range(passes):
-            places[p, rest & (radix - 1)] += 1
-            rest >>= _DIGIT_BITS
-    is_spare = False
-    for p in range(passes):
-        before, most = np.int64(0), np.int64(0)
-        for digit in range(radix):
-            number = places[p, digit]
-            most = max(most, number)
-            places[p, digit] = before
-            before += number
-        if most < count:
-            shift = p * _DIGIT_BITS
-            if is_spare:
-                _move_by_digit(spare_items, spare_slots, items, slots, places[p], shift)
-            else:
-                _move_by_digit(items, slots, spare_items, spare_slots, places[p], shift)
-            is_spare = not is_spare
-    return is_spare
-
-
-@body
-def _move_by_digit(items, slots, to_items, to_slots, places, shift):
-    mask = places.shape[0] - 1
-    for i in range(items.shape[0]):
-        item = items[i]
-        digit = (item >> shift) & mask
-        at = places[digit]
-        places[digit] = at + 1
-        to_items[at], to_slots[at] = item, slots[i]
-
-
-@cpu_kernel
 def settle_cpu(items, slots, begins, known, bases, tree_shift, chunks, rows, trees, local_of_slot):
     share = (items.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
@@ -152,15 +86,9 @@ def settle_cpu(items, slots, begins, known, bases, tree_shift, chunks, rows, tre
             local_of_slot[slots[i]] = local
 
 
-@cpu_kernel
-def find_slots_cpu(items, tree_shift, tree_bits, table, region, slots):
-    for i in prange(items.shape[0]):
-        slots[i] = find_slot(table, region, tree_shift, tree_bits, items[i])
-
-
 @gpu_kernel("i8[] i8[] i8[] i8 i8 i8[] i8[] i8[] i8[]")
 def insert_gpu(ends, items, bases, tree_shift, tree_bits, table, slots, new, new_counts):
-    """As on the CPU, with one region, for the first items up to the last of `ends`.
+    """Enter the first identities, up to the last of `ends`, and note their slots.
 
     `new` gets the new ones in any order, new_counts[0] of them, new_counts[1 + t] of type t if the types are few.
     """

@@ -3,7 +3,8 @@
 `gather_typed_*` has a list of ids for each table. `layout` is int64 `[2 * T + 1]`. It holds where the output rows
 of each table begin, and the end of the last. Then it holds how far the ids of each table lie behind that in `ids`.
 `tables` is int64 `[2 * T]`: the addresses of the tables, then their rows. A row whose id names none is filled with
-zeros, and the lowest such place in the output is left in errors[0].
+zeros, and the lowest such place in the output is left in errors[0]; a CPU leaves it as it is, and its lowest place in
+each chunk in errors[c].
 
 `gather_narrow_gpu` reads several tables by one list of ids, for rows of 1, 2, 4, 8 or 16 bytes, such as labels and
 masks.
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.compiler.jit import THREADS, body, cuda, device_function, gpu_kernel
+from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, device_function, gpu_kernel, prange
+from pyg_direct.kernels.local_ids.csr import memcpy
 from pyg_direct.kernels.rows.gather import (
     ALIGNED,
     PIECE,
@@ -64,6 +66,27 @@ def find_typed_address(layout, tables, ids, i, row_bytes, errors):
         return np.uint64(0)
     table, item = find_typed_row(layout, tables, ids, i, errors)
     return find_address(np.uint64(tables[table]), item, tables[count + table], row_bytes)
+
+
+@cpu_kernel
+def gather_typed_cpu(layout, tables, ids, row_bytes, out, chunks, errors):
+    """Rows of any number of bytes; `out` is an address."""
+    count = tables.shape[0] >> 1
+    total = layout[count]
+    share = (total + chunks - 1) // chunks
+    for c in prange(chunks):
+        i, end = min(c * share, total), min((c + 1) * share, total)
+        table = find_row(layout, count, i)
+        while i < end:
+            begin, i = i, min(end, layout[table + 1])
+            to_id, address, num_rows = layout[count + 1 + table], tables[table], tables[count + table]
+            for at in range(begin, i):
+                item = ids[at + to_id]
+                if is_row(item, num_rows):
+                    memcpy(out + at * row_bytes, address + item * row_bytes, row_bytes)
+                else:
+                    errors[c] = min(errors[c], at)
+            table += 1
 
 
 @gpu_kernel("i8[] i8[] i8[] i4 u8 i8[]", sources=("rows",), resident_blocks=8)

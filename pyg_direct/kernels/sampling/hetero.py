@@ -186,11 +186,14 @@ def read_rows(entry, begin, end, work, indptr, rows, starts, sizes):
 def restrict_by_time(entry, begin, end, work, indices, node_time, edge_time, trees, seed_times, last, strict, window,
                      starts, sizes, times):  # fmt: skip
     """The parts of the rows of the items [begin, end) of an entry that their trees may use."""
-    # Loops of their own, in which no read waits for another of the same item but this one: cache misses in flight.
-    for item in range(begin, end):
-        if sizes[item] > 0:
-            start = starts[item]
-            times[item] = edge_time[start] if edge_time.shape[0] > 0 else node_time[indices[start]]
+    # Loops of their own without a branch, in which reads wait for none of another item: cache misses in flight.
+    last_edge = np.int64(indices.shape[0] - 1)
+    if edge_time.shape[0] > 0:
+        for item in range(begin, end):
+            times[item] = edge_time[min(starts[item], last_edge)]
+    elif last_edge >= 0:
+        for item in range(begin, end):
+            times[item] = node_time[indices[min(starts[item], last_edge)]]
     to_place, fanout = work[entry + FRONT] - work[entry + FIRST], work[entry + FANOUT]
     by_place = (work[entry + FLAGS] & BY_PLACE) != 0
     for item in range(begin, end):
@@ -270,9 +273,12 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
             to_place = work[entry + FRONT] - work[entry + FIRST]
             to_target = work[entry + LOCAL] - work[entry + FIRST]
             base = work[entry + BATCH] * indices.shape[0]
+            type_start, type_base = work[entry + SOURCE_START], work[entry + SOURCE_BASE]
             for i in range(begin, item):
-                at, start, size = offsets[i], starts[i], sizes[i]
+                at, start, size, place = offsets[i], starts[i], sizes[i], to_place + i
                 count, first = offsets[i + 1] - at, np.int64(0)
+                # Of the first node of the type; the others follow it.
+                own_first = identity(np.int64(0), tree_of(trees, place), tree_shift, type_start, type_base)
                 if excluded.shape[0] > 0:
                     first = first_excluded(excluded, base + start)
                 is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
@@ -280,8 +286,8 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
                     # Taken whole, in order, which needs no draws.
                     for slot in range(count):
                         positions[at + slot], targets[at + slot] = start + slot, to_target + i
+                        sources[at + slot] = own_first
                 elif count > 0:
-                    place = to_place + i
                     own_key = tree_key(key_of_relation, trees, place)
                     if is_weighted(work, entry, size, replace):
                         if replace or not is_whole:
@@ -294,15 +300,20 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
                         pick_row_in_order(own_key, rows[place], start, size, work[entry + FANOUT], replace, drawn,
                                           positions, at)  # fmt: skip
                     for e in range(at, at + count):
-                        targets[e] = to_target + i
+                        targets[e], sources[e] = to_target + i, own_first
                 if not is_whole:
                     pass_excluded(excluded, first, base, start, positions, at, at + count)
-            # A loop of its own: many cache misses in flight instead of one behind each draw.
-            for i in range(begin, item):
-                if offsets[i] < offsets[i + 1]:
-                    tree = tree_of(trees, to_place + i)
-                    for e in range(offsets[i], offsets[i + 1]):
-                        sources[e], ids[e] = read_source(indices, edge_ids, work, entry, positions[e], tree, tree_shift)
+            # Loops of their own over all edges: many cache misses in flight instead of one behind each draw, or row.
+            begin_edges, end_edges = offsets[begin], offsets[item]
+            for e in range(begin_edges, end_edges):
+                sources[e] += indices[positions[e]]
+            if edge_ids.shape[0] > 0:
+                for e in range(begin_edges, end_edges):
+                    ids[e] = edge_ids[positions[e]]
+            else:
+                first_edge = work[entry + EDGES]
+                for e in range(begin_edges, end_edges):
+                    ids[e] = positions[e] - first_edge
             entry += COLUMNS
 
 

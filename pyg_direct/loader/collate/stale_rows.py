@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from operator import attrgetter, is_
+from typing import Any, cast
 
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore as PygFeatureStore, HeteroData
@@ -18,6 +19,7 @@ from pyg_direct.runtime.cuda.launch import current_stream
 _SAMPLED = ("adj_t", "batch", "edge_index", "num_nodes")
 # Stands for a batch whose rows are read when it is handed out.
 LATER = object()
+_READ_VERSION, _GET = attrgetter("_version"), cast(Any, dict.get)
 # Of a store of others: how deep dicts within its attributes are looked into, and tables that are looked at.
 _DEPTH, _MOST_HELD = 3, 1 << 12
 
@@ -44,9 +46,14 @@ class Marks:
             mappings = _list_mappings(data)
             if not mappings and isinstance(data, PygFeatureStore):
                 self._held = _list_held(data)
-        self._sizes = [(mapping, len(mapping)) for mapping in mappings]
+        self._mappings, self._sizes = mappings, list(map(len, mappings))
         self._parts = [(mapping, key, value, _count_writes(value)) for mapping in mappings
                        for key, value in mapping.items() if key not in _SAMPLED]  # fmt: skip
+        # Columns, which Python compares in one step each: it is asked for twice a batch.
+        self._places, self._keys, self._values = ([part[column] for part in self._parts] for column in range(3))
+        self._tensors = [value for value in self._values if isinstance(value, Tensor) and not value.is_inference()]
+        self._versions = list(map(_READ_VERSION, self._tensors))
+        self._features = [(value, value.num_writes) for value in self._values if isinstance(value, Feature)]
 
     def were_written(self) -> bool:
         """Report whether values that are still there have been written since."""
@@ -55,16 +62,18 @@ class Marks:
 
     def are_current(self) -> bool:
         """Report whether nothing has been written, replaced or added since."""
-        for mapping, key, value, writes in self._parts:
-            if mapping.get(key) is not value or _count_writes(value) != writes:
-                return False
+        if list(map(_READ_VERSION, self._tensors)) != self._versions or any(
+                feature.num_writes != writes for feature, writes in self._features):  # fmt: skip
+            return False
+        if not all(map(is_, map(_GET, self._places, self._keys), self._values)):
+            return False
         for mapping, key, value, versions in self._held:
             if any(_count_writes(tensor) != writes for tensor, writes in versions):
                 return False
             # Under names of its own a store may keep what it likes, such as the rows that it read last.
             if mapping is not None and mapping.get(key, value) is not value:
                 return False
-        return all(len(mapping) == size for mapping, size in self._sizes)
+        return list(map(len, self._mappings)) == self._sizes
 
 
 def _list_held(store: PygFeatureStore) -> list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]]:

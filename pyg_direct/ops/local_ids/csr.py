@@ -219,8 +219,7 @@ _library.impl("find_offsets", lambda ordered, num_rows: ordered.new_empty(num_ro
 
 
 _NONE = np.zeros(0, np.int64)
-# On a CPU, items that are put in one list sooner than the loop is called for each piece.
-_FEW_ITEMS = 1 << 16
+_ITEM_BYTES = 8
 
 
 class Piece(NamedTuple):
@@ -245,12 +244,8 @@ def regroup(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> None:
     if not pieces:
         return
     none = outputs[0][:0]
-    on_gpu = runs_on_gpu(none)
-    if not on_gpu and sum(piece.items.numel() for piece in pieces) > _FEW_ITEMS:
-        for items, counts, places, output in pieces:
-            begins = _begin(counts)
-            run_cpu(kernels.move_segments_cpu, begins, places - begins[:-1], items, none, none, outputs[output], none,
-                    none)  # fmt: skip
+    if not runs_on_gpu(none):
+        run_cpu(kernels.copy_runs_cpu, _list_runs(pieces, outputs))
         return
     # Once for each output.
     groups = [[piece for piece in pieces if piece.output == number] for number in range(len(outputs))]
@@ -265,10 +260,22 @@ def regroup(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> None:
             continue
         items = torch.cat([piece.items for piece in group])
         arguments = (*words[2 * number : 2 * number + 2], items, none, none, outputs[number], none, none)
-        if on_gpu:
-            run_gpu(kernels.move_segments_gpu, grid_for(items.numel(), items), *arguments)
-        else:
-            run_cpu(kernels.move_segments_cpu, *arguments)
+        run_gpu(kernels.move_segments_gpu, grid_for(items.numel(), items), *arguments)
+
+
+def _list_runs(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> np.ndarray:
+    """The segments of all pieces as runs of bytes, int64 `[n, 3]`; see `copy_runs_cpu`."""
+    tensors = [*outputs, *(piece.items for piece in pieces)]
+    assert all(own.dtype == torch.int64 and own.is_contiguous() for own in tensors), "runs are copied as they lie"
+    sizes = [len(piece.counts) for piece in pieces]
+    runs = np.empty((sum(sizes), 3), np.int64)
+    addresses = np.array([[outputs[piece.output].data_ptr(), piece.items.data_ptr()] for piece in pieces])
+    np.concatenate([piece.places for piece in pieces], out=runs[:, 0])
+    np.concatenate([np.cumsum(piece.counts) - piece.counts for piece in pieces], out=runs[:, 1])
+    np.concatenate([piece.counts for piece in pieces], out=runs[:, 2])
+    runs *= _ITEM_BYTES
+    runs[:, :2] += np.repeat(addresses, sizes, axis=0)
+    return runs
 
 
 def _begin(counts: np.ndarray) -> np.ndarray:

@@ -35,7 +35,7 @@ _SHORTEST_WIDE_ROW = 12
 # On a CPU torch copies this much faster than Numba's threads are woken; of more it would wake its own.
 FEW_BYTES = 1 << 16
 # Bytes that a CPU gathers in the time of an item that other threads are woken for.
-_LIGHT = 32
+LIGHT = 32
 
 
 Gather = Callable[[Tensor, Tensor], None]
@@ -147,7 +147,7 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
         if is_single and out.numel() * out.element_size() <= FEW_BYTES:
             torch.index_select(rows_in_units(hot, unit), 0, ids, out=rows_in_units(out, unit))
             return out
-        with threads_for(out.numel() * out.element_size() // _LIGHT):
+        with threads_for(out.numel() * out.element_size() // LIGHT):
             run_cpu(kernels.gather_rows_cpu, *(rows_in_units(t, unit) for t in (hot, cold)), *directory, ids,
                     rows_in_units(out, unit))  # fmt: skip
     return out

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS
+from pyg_direct.errors import IdError
+from pyg_direct.kernels.batch_counters import NO_POSITION
 from pyg_direct.kernels.rows import multi_gather as kernels
 from pyg_direct.kernels.rows.gather import PIECE
-from pyg_direct.ops.rows.gather import gather_rows
-from pyg_direct.ops.run_kernel import run_gpu
+from pyg_direct.ops.rows.gather import LIGHT, gather_rows
+from pyg_direct.ops.run_kernel import cpu_chunks, run_cpu, run_gpu, threads_for
+from pyg_direct.runtime.host.pages import use_large_pages
 
 MOST_TABLES = kernels.MOST_TABLES
 _ROW_BYTES = (1, 2, 4, 8, 16)
@@ -110,18 +113,23 @@ class TypedReader:
     Args:
         tables: Tables `[N_t, ...]` of one dtype and row on one device, for which `fits_typed` holds; they must stay
             where they are.
-        errors: int64 `[1]` that gets the lowest place in the output whose id was out of range; its row is zeros.
+        errors: On a GPU: int64 `[1]` that gets the lowest place in the output whose id was out of range; its row is
+            zeros. A CPU raises at once.
     """
 
-    def __init__(self, tables: Sequence[Tensor], errors: Tensor) -> None:
+    def __init__(self, tables: Sequence[Tensor], errors: Tensor | None) -> None:
         first = tables[0]
         assert all(fits_typed(t) and (t.dtype, t.shape[1:]) == (first.dtype, first.shape[1:]) for t in tables)
         self._tables, self._errors = list(tables), errors
         self._shape, self._dtype, self._device = first.shape[1:], first.dtype, first.device
         self._row_bytes = math.prod(self._shape) * first.element_size()
-        words = [table.data_ptr() for table in tables] + [len(table) for table in tables]
-        self._where = torch.tensor(words, dtype=torch.int64, device="cpu").to(self._device)
+        self._num_rows = [len(table) for table in tables]
+        self._where = torch.from_numpy(self._find_tables()).to(self._device)
         self.layout_words = 2 * len(tables) + 1
+
+    def _find_tables(self) -> np.ndarray:
+        """Addresses of the tables, and then their rows, int64 `[2 * T]`."""
+        return np.array([table.data_ptr() for table in self._tables] + self._num_rows, np.int64)
 
     def list_layout(self, begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The words that `read` needs on the device, int64 `[2 * T + 1]`.
@@ -142,14 +150,13 @@ class TypedReader:
             ids: int64, contiguous; ids of all types.
             layout: That of `list_layout`, on the device.
             counts: Rows of each table.
+
+        Raises:
+            IdError: an id on the CPU is out of range.
         """
         rows = torch.empty((sum(counts), *self._shape), dtype=self._dtype, device=self._device)
-        if SIMULATED or not ids.is_cuda:
-            words = layout.tolist()
-            begins = [sum(pair) for pair in zip(words[: len(counts)], words[len(counts) + 1 :], strict=True)]
-            parts = [gather_rows(table, ids[begin : begin + count], errors=self._errors)
-                     for table, begin, count in zip(self._tables, begins, counts, strict=True)]  # fmt: skip
-            torch.cat(parts, out=rows)
+        if not ids.is_cuda:
+            self._read_on_cpu(ids, layout, rows)
         elif rows.numel() > 0:
             address = rows.data_ptr()
             if self._row_bytes % PIECE == 0:
@@ -160,3 +167,16 @@ class TypedReader:
                 run_gpu(kernels.gather_typed_narrow_gpu, -(-rows.shape[0] // THREADS), layout, self._where, ids,
                         self._row_bytes.bit_length() - 1, address, self._errors)  # fmt: skip
         return rows, torch.unsafe_split_with_sizes(rows, counts)
+
+    def _read_on_cpu(self, ids: Tensor, layout: Tensor, rows: Tensor) -> None:
+        # Others may move a table that stays the same tensor, as to memory that processes share.
+        tables, num_bytes = self._find_tables(), rows.shape[0] * self._row_bytes
+        with threads_for(num_bytes // LIGHT):
+            errors = np.full(cpu_chunks(), NO_POSITION)
+            run_cpu(kernels.gather_typed_cpu, layout, tables, ids, self._row_bytes, use_large_pages(rows).data_ptr(),
+                    len(errors), errors)  # fmt: skip
+        if (place := int(errors.min())) != NO_POSITION:
+            starts, count = layout.numpy(), len(self._tables)
+            number = int(np.searchsorted(starts[: count + 1], place, side="right")) - 1
+            raise IdError(f"ids must lie in [0, {self._num_rows[number]}), got "
+                          f"{int(ids[place + starts[count + 1 + number]])}")  # fmt: skip

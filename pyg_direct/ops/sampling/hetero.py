@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -104,41 +104,33 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
         most_neighbors: Upper bound of the neighbors of a row of each relation, int64 `[R]`; None for none.
         excluded: Edges that no item picks, as `find_edges` lists them; None for none.
     """
-    device, num_items, on_gpu = frontier.rows.device, int(work[-COLUMNS]), runs_on_gpu(frontier.rows)
+    device, num_items = frontier.rows.device, int(work[-COLUMNS])
     entries = upload(work, device) if entries is None else entries
-    starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
-    replace, last, strict = int(rules.replace), int(rules.last), int(rules.strict)
+    replace = int(rules.replace)
     places = frontier.rows if frontier.places is None else frontier.places
     excluded = frontier.rows[:0] if excluded is None else excluded
-    arguments = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, places,
-                 frontier.trees, frontier.seed_times, excluded, replace, last, strict, rules.window)  # fmt: skip
-    if on_gpu:
-        run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *arguments, starts, sizes, counts, starts[:0])
-    else:
-        run_cpu(kernels.count_items_cpu, *arguments, cpu_chunks(), starts, sizes, counts)
+    counted = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, places,
+               frontier.trees, frontier.seed_times, excluded, replace, int(rules.last), int(rules.strict),
+               rules.window)  # fmt: skip
+    if not runs_on_gpu(frontier.rows):
+        return _pick_on_cpu(rows, work, frontier, counted, hop, replace, entries, excluded)
+    starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
+    run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *counted, starts, sizes, counts, starts[:0])
     offsets = torch.zeros(num_items + 1, dtype=torch.int64, device=device)
     torch.cumsum(counts, 0, out=offsets[1:])
     ends = offsets.index_select(0, entries[::COLUMNS])
-    most = _bound_edges(work, None if rules.replace else most_neighbors) if on_gpu else None
+    most = _bound_edges(work, None if rules.replace else most_neighbors)
     capacity = int(offsets[-1]) if most is None else most
     draws, sources, ids, targets = torch.empty(4, capacity, dtype=torch.int64, device=device).unbind()
     if capacity == 0:
         return Picked(sources, ids, targets, ends, offsets)
-    is_weighted = rows.edge_weight.numel() > 0
-    scores = None
-    if is_weighted or not on_gpu:
-        scores = torch.empty(capacity if is_weighted else 0, dtype=torch.float64, device=device)
-    if not on_gpu:
-        run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, rows.indices,
-                rows.edge_ids, rows.edge_weight, rows.weight_before, excluded, frontier.rows, frontier.trees, starts,
-                sizes, offsets, cpu_chunks(), scores, draws, sources, ids, targets)  # fmt: skip
-        return Picked(sources, ids, targets, ends, offsets)
-    if is_weighted:
+    if rows.edge_weight.numel() > 0:
         weighted_grid = max(1, min(full_grid(starts), num_items))
         run_gpu(weighted_gpu.pick_weighted_gpu, weighted_grid, hop, replace, entries, rows.edge_weight,
                 rows.weight_before, excluded, frontier.rows, frontier.trees, starts, sizes, offsets,
                 draws)  # fmt: skip
         if not rules.replace:
+            scores = torch.empty(capacity, dtype=torch.float64, device=device)
             run_gpu(weighted_gpu.pick_long_rows_gpu, weighted_grid, hop, entries, rows.edge_weight, excluded,
                     frontier.rows, frontier.trees, starts, sizes, offsets, scores, draws)  # fmt: skip
     repeats, none = torch.empty(capacity, dtype=torch.uint8, device=device), ends[:0].view(torch.int32)
@@ -147,6 +139,24 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
             excluded, frontier.rows, frontier.trees, starts, sizes, offsets, draws, repeats, sources, ids, targets,
             none.view(torch.uint32), repeats[:0], 0, none, none)  # fmt: skip
     return Picked(sources, ids, targets, ends, offsets)
+
+
+def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tuple[Any, ...], hop: int, replace: int,
+                 entries: Tensor, excluded: Tensor) -> Picked:  # fmt: skip
+    """As `pick_edges`; `counted` are the arguments of the loop that counts the edges of each item."""
+    num_items = int(work[-COLUMNS])
+    starts, sizes, counts = np.empty((3, num_items), np.int64)
+    run_cpu(kernels.count_items_cpu, *counted, cpu_chunks(), starts, sizes, counts)
+    offsets = np.empty(num_items + 1, np.int64)
+    offsets[0] = 0
+    np.cumsum(counts, out=offsets[1:])
+    capacity = int(offsets[-1])
+    positions, *made = np.empty((4, capacity), np.int64)
+    scores = np.empty(capacity if rows.edge_weight.numel() > 0 else 0, np.float64)
+    run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
+            rows.edge_weight, rows.weight_before, excluded, frontier.rows, frontier.trees, starts, sizes, offsets,
+            cpu_chunks(), scores, positions, *made)  # fmt: skip
+    return Picked(*(torch.from_numpy(part) for part in (*made, offsets[work[::COLUMNS]], offsets)))
 
 
 def _bound_edges(work: np.ndarray, most_neighbors: np.ndarray | None) -> int | None:

@@ -6,7 +6,6 @@ import torch
 from pyg_direct import NeighborLoader
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.multi_read import TypedRows
-from pyg_direct.features.tiers.base import ReadErrors
 from tests.hetero_data import make_hetero
 from tests.loader.prefetch.batch_groups.test_together import OPTIONS, list_epoch, make_loader
 
@@ -15,26 +14,13 @@ FORMS = {("a", "x"): (torch.float32, (8,)), ("c", "x"): (torch.float32, (8,)), (
          ("b", "y"): (torch.int64, ()), ("a", "y"): (torch.int64, ()), ("b", "x"): (torch.float32, (3,))}  # fmt: skip
 
 
-@pytest.fixture
-def on_a_gpu(monkeypatch):
-    """Tables count as those that a kernel may read together, wherever they are."""
-
-    def whole(feature):
-        if feature.stored.errors is None:
-            feature.stored.errors = ReadErrors(is_pinned=False)
-        return feature.stored.tier.table
-
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(Feature, "whole", property(whole))
-
-
 def make_features(device):
     return {(kind, key): Feature(device=device, device_cache_size="100%").from_cpu_tensor(
         (100 * torch.rand(SIZES[kind], *row)).to(dtype)) for (kind, key), (dtype, row) in FORMS.items()}  # fmt: skip
 
 
 @pytest.mark.parametrize("num_batches", [1, 3])
-def test_rows_are_those_of_each_feature(real_device, on_a_gpu, num_batches):
+def test_rows_are_those_of_each_feature(real_device, num_batches):
     features = make_features(real_device)
     typed = TypedRows(features, list(SIZES))
     sizes = [number * 5 % 13 for number in range(len(SIZES) * num_batches)]
@@ -54,7 +40,7 @@ def test_rows_are_those_of_each_feature(real_device, on_a_gpu, num_batches):
             assert torch.equal(own[kind, key], features[kind, key][ids])
 
 
-def test_reads_are_counted(real_device, on_a_gpu):
+def test_reads_are_counted(real_device):
     features = make_features(real_device)
     features["c", "x"].count_served()
     typed = TypedRows(features, list(SIZES))
@@ -64,7 +50,22 @@ def test_reads_are_counted(real_device, on_a_gpu):
     assert features["c", "x"].tell().num_read == 4 + 7
 
 
-def test_nothing_is_read_together_where_no_two_tables_are_alike(real_device, on_a_gpu):
+def test_rows_that_have_moved_are_read_where_they_lie():
+    features = make_features("cpu")
+    typed = TypedRows(features, list(SIZES))
+    ids, sizes = torch.tensor([1, 2, 3]), [1, 0, 2, 0]
+    expected, _ = typed.read(ids, sizes)
+
+    features["a", "x"].stored.tier.table.share_memory_()
+    features["c", "x"].share_ipc()
+    features["c", "x"].stored.tier.table.add_(1)
+    (got,), _ = typed.read(ids, sizes)
+
+    assert torch.equal(got["a", "x"], expected[0]["a", "x"])
+    assert torch.equal(got["c", "x"], expected[0]["c", "x"] + 1)
+
+
+def test_nothing_is_read_together_where_no_two_tables_are_alike(real_device):
     features = make_features(real_device)
     typed = TypedRows({("b", "x"): features["b", "x"]}, list(SIZES))
 
@@ -74,7 +75,7 @@ def test_nothing_is_read_together_where_no_two_tables_are_alike(real_device, on_
 @pytest.mark.parametrize("super_batch", [1, 4])
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.filterwarnings("ignore:.*has no reverse relation")
-def test_batches_have_the_same_rows(on_a_gpu, option, super_batch, monkeypatch):
+def test_batches_have_the_same_rows(option, super_batch, monkeypatch):
     def make(**options):
         loader = make_loader("cpu", option, **options)
         for store in loader.data.node_stores:
@@ -97,7 +98,7 @@ def test_batches_have_the_same_rows(on_a_gpu, option, super_batch, monkeypatch):
     assert all(number >= 4 for number in read)
 
 
-def test_a_batch_of_a_group_is_made_alone_too(on_a_gpu):
+def test_a_batch_of_a_group_is_made_alone_too():
     data = make_hetero()
     loader = NeighborLoader(data, [3, 2], "paper", batch_size=4, device="cpu", seed=1)
     loader._prepare()

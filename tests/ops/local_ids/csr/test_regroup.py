@@ -2,14 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.ops.local_ids import csr as module
 from pyg_direct.ops.local_ids.csr import Piece, regroup
 
 
-@pytest.mark.parametrize("few", [0, 1 << 16])
 @pytest.mark.parametrize("seed", range(3))
-def test_segments_go_to_their_places(device, monkeypatch, few, seed):
-    monkeypatch.setattr(module, "_FEW_ITEMS", few)
+def test_segments_go_to_their_places(device, seed):
     rng = np.random.default_rng(seed)
     pieces, sizes = [], [0, 0, 0]
     for number in range(7):

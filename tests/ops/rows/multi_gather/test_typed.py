@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from pyg_direct.errors import IdError
 from pyg_direct.kernels.batch_counters import NO_POSITION
 from pyg_direct.ops.rows.gather import gather_rows
 from pyg_direct.ops.rows.multi_gather import TypedReader, fits_typed
@@ -80,6 +81,15 @@ def test_an_id_out_of_range_gives_zeros_and_is_told(form):
     for rows in (parts[1][1], parts[3][0]):
         assert not rows.any()
     assert parts[0].all()
+
+
+@pytest.mark.parametrize("bad", [7, -1])
+def test_an_id_out_of_range_is_told_at_once_on_a_cpu(bad):
+    tables = make_tables(FORMS[0], torch.device("cpu"))
+    lists = [torch.tensor([3]), torch.tensor([2, bad]), torch.tensor([0]), torch.tensor([-1])]
+
+    with pytest.raises(IdError, match=rf"ids must lie in \[0, 7\), got {bad}"):
+        read(tables, lists, torch.device("cpu"), None)
 
 
 @pytest.mark.parametrize(("dtype", "row", "fits"), [(torch.float32, (64,), True), (torch.float32, (50,), False),
