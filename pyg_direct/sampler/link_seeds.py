@@ -97,12 +97,14 @@ def _find_reverse(parts: Parts, edge_type: EdgeType, given: Sequence[str] | None
             raise ArgumentError(f"rev_edge_type must lead back from {target!r} to {source!r} for links of {edge_type}, "
                                 f"got {reverse}")  # fmt: skip
         return [reverse]
-    for other in (f"rev_{name}", name.removeprefix("rev_")):
-        if other != name and (target, other, source) in parts.edges:
-            return [(target, other, source)]
-    own = [edge_type] if source == target else []
     others = [kind for kind in parts.edges if (kind[0], kind[-1]) == (target, source) and kind != edge_type]
+    for other in (f"rev_{name}", name.removeprefix("rev_")):
+        named = target, other, source
+        if named in others:
+            # And those with just the same edges, whatever they are called.
+            return [named, *(kind for kind in others if kind != named and parts.is_reverse(edge_type, kind))]
     found = {kind: parts.is_reverse(edge_type, kind) for kind in others}
+    own = [edge_type] if source == target else []
     if None in found.values() or (others and not own and not any(found.values())):
         raise ArgumentError(
             "exclude_target_edges='reverse' must know the relation of the reverse edges: none is named "

@@ -101,10 +101,12 @@ def find_partner(relation: tuple, graph: Parts) -> tuple | None:
 def find_named(relation: tuple, graph: Parts) -> list[tuple]:
     """The relations of the reverse edges of a link, as far as names and edges tell."""
     source, name, target = relation
-    for reverse in (f"rev_{name}", name.removeprefix("rev_")):
-        if (target, reverse, source) in graph.edges and reverse != name:
-            return [(target, reverse, source)]
     turned = {(b, a) for a, b in graph.edges[relation]}
+    for reverse in (f"rev_{name}", name.removeprefix("rev_")):
+        named = target, reverse, source
+        if named in graph.edges and reverse != name:
+            return [named, *(kind for kind, pairs in graph.edges.items() if kind not in (named, relation)
+                             and (kind[0], kind[2]) == (target, source) and set(pairs) == turned)]  # fmt: skip
     return [kind for kind, pairs in graph.edges.items() if (kind[0], kind[2]) == (target, source)
             and (kind == relation or set(pairs) == turned)]  # fmt: skip
 

@@ -323,6 +323,18 @@ class TestTargetsLeftOut:
             for kind in data.edge_types:
                 assert sum(batch[kind].num_sampled_edges) == batch[kind].num_edges
 
+    def test_other_relations_with_just_the_reverse_edges_leave_them_out_too(self, real_device):
+        data = make_hetero()
+        data["paper", "by", "author"].edge_index = data[WRITES].edge_index.flip(0)
+
+        for batch in LinkNeighborLoader(data, [-1], WRITES, batch_size=16, exclude_target_edges="reverse",
+                                        device=real_device):  # fmt: skip
+            links = {tuple(pair) for pair in data[WRITES].edge_index[:, batch[WRITES].input_id].t().tolist()}
+            named = name_edges(batch)
+            for kind in (("paper", "rev_writes", "author"), ("paper", "by", "author")):
+                assert named[kind]
+                assert links.isdisjoint(pair[::-1] for pair in named[kind])
+
     @pytest.mark.parametrize("subgraph_type", ["directional", "bidirectional", "induced"])
     def test_a_graph_without_types_too(self, real_device, subgraph_type):
         data = make_data()
