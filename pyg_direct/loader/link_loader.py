@@ -304,7 +304,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
             positive links turned round either; where it has no edges, give `edge_label_index` both directions.
         exclude_target_edges: True: sample as if the graph had no edges between the ends of the batch's links, so that
             a model cannot look them up and all fanouts are used; `"reverse"`: nor their reverse edges. These are, on a
-            graph without types, the links turned round; else those of the relation `rev_...`, or of relations with
+            graph without types, the links turned round; else those of the relation `rev_...`, and of relations with
             just the links' relation's edges turned round. A relation from a type to itself is its own reverse too.
         rev_edge_type: With `"reverse"`: the relation of the reverse edges, as in `RandomLinkSplit`, where its name and
             edges do not tell.
