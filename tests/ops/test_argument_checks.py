@@ -8,7 +8,9 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import (
     CSRTopo,
+    DataListLoader,
     DataLoader,
+    DenseDataLoader,
     Feature,
     GraphSageSampler,
     HGTLoader,
@@ -41,6 +43,8 @@ LOADERS = {
     "HGTLoader": lambda **options: HGTLoader(make_typed(), [2], "paper", device="cpu", **options),
     "ShaDowKHopSampler": lambda **options: ShaDowKHopSampler(make_data(), 1, 2, device="cpu", **options),
     "DataLoader": lambda **options: DataLoader([make_data()] * 20, device="cpu", **options),
+    "DenseDataLoader": lambda **options: DenseDataLoader([make_data()] * 20, device="cpu", **options),
+    "DataListLoader": lambda **options: DataListLoader([make_data()] * 20, **options),
     "NeighborSampler": lambda **options: NeighborSampler(EDGES, [2], device="cpu", **options),
 }
 

@@ -20,7 +20,9 @@ from pyg_direct import (
     ClusterData,
     ClusterLoader,
     CSRTopo,
+    DataListLoader,
     DataLoader,
+    DenseDataLoader,
     Feature,
     FeatureStore,
     GraphedStep,
@@ -60,6 +62,7 @@ from tests.options import Refused, Seen
 from tests.processes import run_ranks
 
 MOLECULES = make_molecules(30)
+DENSE = [Data(x=torch.full((4, 2), number)) for number in range(30)]
 SEEDS, LINKS = torch.arange(0, 60, 2), torch.arange(40).view(2, 20)
 TIMES = torch.arange(70) % 50
 PLAIN = {}
@@ -101,6 +104,8 @@ MAKE = {
     "NeighborSampler": lambda **options: LayerSampler(**{"edge_index": DATA.edge_index, "sizes": [3, 2],
                                                          "node_idx": SEEDS, **COMMON, **options}),
     "DataLoader": lambda **options: DataLoader(**{"dataset": MOLECULES, **COMMON, **options}),
+    "DenseDataLoader": lambda **options: DenseDataLoader(**{"dataset": DENSE, **COMMON, **options}),
+    "DataListLoader": lambda **options: DataListLoader(**{"dataset": MOLECULES, "batch_size": 7, "seed": 1, **options}),
     "ClusterLoader": lambda **options: ClusterLoader(**{"cluster_data": CLUSTERS, **COMMON, **options}),
     "RandomNodeLoader": lambda **options: RandomNodeLoader(**{"data": DATA, "num_parts": 9, "seed": 1, "device": "cpu",
                                                               **options}),
@@ -342,6 +347,11 @@ LOADERS = {
         **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],
         "dataset": Differs(MOLECULES[1:]), "follow_batch": Differs(["x"]), "exclude_keys": Differs(["x"]),
         "seed": Differs(2, shuffle=True)}),
+    "DenseDataLoader": (DenseDataLoader, {
+        **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],
+        "dataset": Differs(DENSE[1:]), "seed": Differs(2, shuffle=True)}),
+    "DataListLoader": (DataListLoader, {
+        **RANKS, **TORCH, "dataset": Differs(MOLECULES[1:]), "seed": Differs(2, shuffle=True)}),
 }  # fmt: skip
 # What is not an option, but what a loader is made of.
 GIVEN = {"data", "cluster_data", "edge_index", "graph", "self"}
