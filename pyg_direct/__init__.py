@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
     from pyg_direct.loader.neighbor_loader import NeighborLoader
     from pyg_direct.loader.node_loader import NodeLoader
+    from pyg_direct.loader.ppr_loader import PPRLoader
     from pyg_direct.loader.prefetch.processes import Producers
     from pyg_direct.loader.prefetch_loader import PrefetchLoader
     from pyg_direct.loader.random_node_loader import RandomNodeLoader
@@ -89,6 +90,7 @@ __all__ = [
     "NeighborLoader",
     "Node2Vec",
     "NodeLoader",
+    "PPRLoader",
     "PrefetchLoader",
     "Producers",
     "RandomNegativeSampler",
@@ -145,6 +147,7 @@ _ROOMS = {
     "NeighborLoader": "loader.neighbor_loader",
     "Node2Vec": "loader.walk_models",
     "NodeLoader": "loader.node_loader",
+    "PPRLoader": "loader.ppr_loader",
     "Producers": "loader.prefetch.processes",
     "RandomNegativeSampler": "sampling.negative_links",
     "RandomNodeLoader": "loader.random_node_loader",

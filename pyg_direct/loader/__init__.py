@@ -7,6 +7,7 @@
 - `shadow_loader.py`, `subgraph_loader.py`, `legacy_neighbor_loader.py`: further loaders.
 - `induced_loader.py`: batches that sets of nodes induce, of `random_node_loader.py`, `cluster_loader.py` and
   `graph_saint.py`.
+- `ppr_loader.py`: seeds with the nodes that personalised PageRank ranks highest around them.
 - `walk_loader.py`, `walk_models.py`: batches of random walks, and PyG's models that are trained with them.
 - `base_loader.py`: epochs and batches that all of them share; `arguments.py`: their options.
 - `collate/`, `prefetch/`: the content of a batch, and batches made ahead.
@@ -32,6 +33,7 @@ from pyg_direct.loader.legacy_neighbor_loader import NeighborSampler
 from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.loader.ppr_loader import PPRLoader
 from pyg_direct.loader.prefetch_loader import PrefetchLoader
 from pyg_direct.loader.random_node_loader import RandomNodeLoader
 from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
@@ -58,6 +60,7 @@ __all__ = [
     "NeighborSampler",
     "Node2Vec",
     "NodeLoader",
+    "PPRLoader",
     "PrefetchLoader",
     "RandomNodeLoader",
     "ShaDowKHopSampler",

@@ -16,6 +16,7 @@ from pyg_direct import (
     HGTLoader,
     LinkNeighborLoader,
     NeighborLoader,
+    PPRLoader,
     ShaDowKHopSampler,
     SubGraphLoader,
 )
@@ -42,6 +43,7 @@ LOADERS = {
     "LinkNeighborLoader": lambda **options: LinkNeighborLoader(make_data(), [2], device="cpu", **options),
     "HGTLoader": lambda **options: HGTLoader(make_typed(), [2], "paper", device="cpu", **options),
     "ShaDowKHopSampler": lambda **options: ShaDowKHopSampler(make_data(), 1, 2, device="cpu", **options),
+    "PPRLoader": lambda **options: PPRLoader(make_data(), 2, device="cpu", **options),
     "DataLoader": lambda **options: DataLoader([make_data()] * 20, device="cpu", **options),
     "DenseDataLoader": lambda **options: DenseDataLoader([make_data()] * 20, device="cpu", **options),
     "DataListLoader": lambda **options: DataListLoader([make_data()] * 20, **options),

@@ -36,6 +36,7 @@ from pyg_direct import (
     MixedGraphSageSampler,
     NeighborLoader,
     NodeLoader,
+    PPRLoader,
     Producers,
     RandomNegativeSampler,
     RandomNodeLoader,
@@ -107,6 +108,8 @@ MAKE = {
     "DenseDataLoader": lambda **options: DenseDataLoader(**{"dataset": DENSE, **COMMON, **options}),
     "DataListLoader": lambda **options: DataListLoader(**{"dataset": MOLECULES, "batch_size": 7, "seed": 1, **options}),
     "ClusterLoader": lambda **options: ClusterLoader(**{"cluster_data": CLUSTERS, **COMMON, **options}),
+    "PPRLoader": lambda **options: PPRLoader(**{"data": DATA, "num_neighbors": 5, "input_nodes": SEEDS, "num_walks": 8,
+                                                **COMMON, **options}),
     "RandomNodeLoader": lambda **options: RandomNodeLoader(**{"data": DATA, "num_parts": 9, "seed": 1, "device": "cpu",
                                                               **options}),
     "GraphSAINTNodeSampler": lambda **options: GraphSAINTNodeSampler(**{"data": DATA, **DRAWN, **options}),
@@ -332,6 +335,9 @@ LOADERS = {
         "node_idx": Differs(SEEDS + 1), "replace": Differs(True)}),
     "ClusterLoader": (ClusterLoader, {
         **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "seed": Differs(2, shuffle=True)}),
+    "PPRLoader": (PPRLoader, {
+        **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "num_neighbors": Differs(2), "input_nodes": Differs(SEEDS + 1),
+        "alpha": Differs(0.5), "num_walks": Differs(9), "walk_length": Differs(3)}),
     "RandomNodeLoader": (RandomNodeLoader, {
         **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "seed": Differs(2, shuffle=True), "num_parts": Differs(3),
         "batch_sampler": Differs([[3, 0], [1]]),
