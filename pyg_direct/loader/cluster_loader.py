@@ -115,7 +115,8 @@ class ClusterLoader(InducedLoader, PygClusterLoader):  # type: ignore[misc]
 
     Args:
         cluster_data: A `ClusterData`, of PyG's or ours.
-        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
+            `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` in clusters and `shuffle`; options
             of workers are absorbed.
 
@@ -128,7 +129,7 @@ class ClusterLoader(InducedLoader, PygClusterLoader):  # type: ignore[misc]
     def __init__(self, cluster_data: PygClusterData, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         if not isinstance(cluster_data, PygClusterData):
             raise ArgumentTypeError(f"cluster_data must be a ClusterData, got {type(cluster_data).__name__}")
         self.cluster_data = cluster_data
@@ -140,7 +141,7 @@ class ClusterLoader(InducedLoader, PygClusterLoader):  # type: ignore[misc]
         last = max(0, self._topology.node_count - 1)
         self._edges = torch.full((2, 1), last, device="cpu").expand(2, self._topology.edge_count)
         self._open_induced(cluster_data.data, len(self._begins) - 1, 1, device, placement, topology_placement,
-                           feature_cache, store_dtype, seed, prefetch, kwargs)  # fmt: skip
+                           feature_cache, store_dtype, seed, prefetch, ranks, uneven, kwargs)  # fmt: skip
 
     def _open_topology(self) -> CSRTopo:
         return self._topology

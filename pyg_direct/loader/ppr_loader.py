@@ -52,7 +52,8 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
         alpha: Chance to restart, in (0, 1).
         num_walks: Walks from a seed, in [1, 65,536].
         walk_length: Steps of a walk, in [1, 1,024]; the last one stands for all later ones.
-        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
+            `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` and `shuffle`; options of workers are
             absorbed.
 
@@ -73,7 +74,7 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
                  num_walks: int = 64, walk_length: int = 10, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         if not isinstance(data, Data):
             raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
         for name in ("ppr_edge_index", "ppr_weight"):
@@ -87,7 +88,7 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
                 raise ArgumentError(f"{name} must lie in [1, {most}], got {value}")
         self._seeds = _read_seeds(input_nodes, count_nodes(data))
         self._open_induced(data, self._seeds.numel(), 1, device, placement, topology_placement, feature_cache,
-                           store_dtype, seed, prefetch, kwargs)  # fmt: skip
+                           store_dtype, seed, prefetch, ranks, uneven, kwargs)  # fmt: skip
 
     def _open_topology(self) -> CSRTopo:
         topology = read_topology(self.data, self.device)

@@ -39,7 +39,8 @@ class RandomNodeLoader(InducedLoader, PygRandomNodeLoader):  # type: ignore[misc
     Args:
         data: `Data` or `HeteroData`.
         num_parts: Batches of an epoch, at least 1: each has ceil(nodes / num_parts) nodes but the last.
-        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
+            `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader` but `batch_size`; options of workers are absorbed.
 
     Raises:
@@ -51,7 +52,7 @@ class RandomNodeLoader(InducedLoader, PygRandomNodeLoader):  # type: ignore[misc
     def __init__(self, data: Data | HeteroData, num_parts: int, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         if not isinstance(data, (Data, HeteroData)):
             raise ArgumentTypeError(f"data must be a Data or a HeteroData, got {type(data).__name__}")
         self.num_parts = check_count("num_parts", num_parts)
@@ -66,7 +67,8 @@ class RandomNodeLoader(InducedLoader, PygRandomNodeLoader):  # type: ignore[misc
         # Where each type begins among all nodes, as PyG numbers them.
         self._begins = np.cumsum([0, *sizes.values()])
         self._open_induced(data, self.num_nodes, math.ceil(self.num_nodes / num_parts), device, placement,
-                           topology_placement, feature_cache, store_dtype, seed, prefetch, kwargs)  # fmt: skip
+                           topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven,
+                           kwargs)  # fmt: skip
 
     def _open_topology(self) -> CSRTopo:
         self._check_nodes()

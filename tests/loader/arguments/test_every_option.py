@@ -305,7 +305,9 @@ def has_file(sampler):
     return sampler.save_dir is not None and os.path.exists(os.path.join(sampler.save_dir, sampler._filename))
 
 
-SAINT = {**PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "shuffle": Said(True), "drop_last": Said(True),
+SAINT = {**PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH,
+         "uneven": Differs("drop", ranks=(1, 2), num_steps=3),
+         "shuffle": Said(True), "drop_last": Said(True),
          "batch_sampler": Differs([[3], [0]]), "num_steps": Differs(3), "sample_coverage": Differs(2),
          "save_dir": Seen(has_file, None, FOLDER.name, sample_coverage=1),
          "log": Refused(3, "log must be")}  # fmt: skip
@@ -334,12 +336,12 @@ LOADERS = {
         **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "depth": Differs(1), "num_neighbors": Differs(1),
         "node_idx": Differs(SEEDS + 1), "replace": Differs(True)}),
     "ClusterLoader": (ClusterLoader, {
-        **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "seed": Differs(2, shuffle=True)}),
+        **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH, "seed": Differs(2, shuffle=True)}),
     "PPRLoader": (PPRLoader, {
-        **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "num_neighbors": Differs(2), "input_nodes": Differs(SEEDS + 1),
-        "alpha": Differs(0.5), "num_walks": Differs(9), "walk_length": Differs(3)}),
+        **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH, "num_neighbors": Differs(2),
+        "input_nodes": Differs(SEEDS + 1), "alpha": Differs(0.5), "num_walks": Differs(9), "walk_length": Differs(3)}),
     "RandomNodeLoader": (RandomNodeLoader, {
-        **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "seed": Differs(2, shuffle=True), "num_parts": Differs(3),
+        **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH, "seed": Differs(2, shuffle=True), "num_parts": Differs(3),
         "batch_sampler": Differs([[3, 0], [1]]),
         "batch_size": Refused(3, "as it follows from num_parts")}),
     "GraphSAINTNodeSampler": (GraphSAINTNodeSampler, SAINT),
