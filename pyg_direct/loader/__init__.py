@@ -5,8 +5,8 @@
   by `data_list_loader.py`.
 - `prefetch_loader.py`, `cached_loader.py`: batches of any loader, copied ahead, and kept.
 - `shadow_loader.py`, `subgraph_loader.py`, `legacy_neighbor_loader.py`: further loaders.
-- `induced_loader.py`: batches that sets of nodes induce, of `random_node_loader.py`, `cluster_loader.py` and
-  `graph_saint.py`.
+- `induced_loader.py`, `typed_induced_loader.py`: batches that sets of nodes induce, of `random_node_loader.py`,
+  `cluster_loader.py` and `graph_saint.py`.
 - `ppr_loader.py`: seeds with the nodes that personalised PageRank ranks highest around them.
 - `walk_loader.py`, `walk_models.py`: batches of random walks, and PyG's models that are trained with them.
 - `base_loader.py`: epochs and batches that all of them share; `arguments.py`: their options.

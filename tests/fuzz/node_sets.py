@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 from typing import Any
 
 import torch
-from torch_geometric.loader import ClusterData as PygClusterData
 
 from pyg_direct import (
+    ClusterData,
     ClusterLoader,
     GraphSAINTEdgeSampler,
     GraphSAINTNodeSampler,
@@ -48,7 +49,7 @@ def space(device: str) -> Space:
     del options["hook"]
     rules = (
         (("ranks", "leave"), lambda ranks, leave: ranks == "none" or leave != "resume"),
-        (("via", "graph"), lambda via, graph: via == "RandomNodeLoader" or graph == "data"),
+        (("via", "graph"), lambda via, graph: via in ("RandomNodeLoader", "ClusterLoader") or graph == "data"),
         (("via", "seeds"), lambda via, seeds: via == "PPRLoader" or seeds == "all"),
         (("via", "format"), lambda via, form: via == "ClusterLoader" or form == "csr"),
         (("via", "order"), lambda via, order: "SAINT" not in via or order == "given"),
@@ -105,21 +106,31 @@ def expect(data: Any, rows: Rows, nodes: list[int]) -> dict[str, Any]:
 def run_random(row: Row, random: Random, options: dict[str, Any]) -> int:
     """Parts of all nodes, in the order of the epoch."""
     if row["graph"] == "hetero":
-        graph = make_types(random)
-        data = to_hetero(random, graph, getattr(torch, row["ids"]))
+        data, total, check_nodes = draw_types(row, random)
     else:
-        data, edges, count = draw_graph(row, random)
-    sizes = dict(graph.num_nodes) if row["graph"] == "hetero" else {NODES: count}
-    total = sum(sizes.values())
+        data, edges, total = draw_graph(row, random)
     parts = {"one": 1, "some": random.randint(1, total), "many": total + random.randint(0, 3)}[row["parts"]]
-    begins = dict(zip(sizes, [sum(list(sizes.values())[:place]) for place in range(len(sizes))], strict=True))
 
     def check(batch: Any, positions: list[int], key: int) -> None:
-        if row["graph"] == "data":
-            assert_store("batch", batch, expect(data, compress_by(edges, 1, count), positions))
-            return
-        own = {kind: [position - begins[kind] for position in positions
-                      if 0 <= position - begins[kind] < sizes[kind]] for kind in sizes}  # fmt: skip
+        if row["graph"] == "hetero":
+            check_nodes(batch, positions)
+        else:
+            assert_store("batch", batch, expect(data, compress_by(edges, 1, total), positions))
+
+    own = {name: value for name, value in options.items() if name != "batch_size"}
+    counted = {**options, "batch_size": math.ceil(total / parts)}
+    return run_epochs(lambda: RandomNodeLoader(data, parts, **own), row, random, total, counted, check)
+
+
+def draw_types(row: Row, random: Random) -> tuple[Any, int, Callable[[Any, list[int]], None]]:
+    """(a graph with types, its nodes, what checks a batch of some of them, numbered type after type)."""
+    graph = make_types(random)
+    data, sizes = to_hetero(random, graph, getattr(torch, row["ids"])), graph.num_nodes
+    begins = dict(zip(sizes, [sum(list(sizes.values())[:place]) for place in range(len(sizes))], strict=True))
+
+    def check(batch: Any, nodes: list[int]) -> None:
+        own = {kind: [node - begins[kind] for node in nodes if 0 <= node - begins[kind] < sizes[kind]]
+               for kind in sizes}  # fmt: skip
         for kind, nodes in own.items():
             expected = {**rows_of(data[kind], nodes, ("num_nodes",)), "num_nodes": len(nodes)}
             assert_store(kind, batch[kind], {**expected, **({} if "num_nodes" in data[kind] else {"num_nodes": None})})
@@ -132,12 +143,10 @@ def run_random(row: Row, random: Random, options: dict[str, Any]) -> int:
             expected = {**rows_of(data[kind], ids, ("edge_index",)), "edge_index": ends}
             assert_store(str(kind), batch[kind], expected)
 
-    own = {name: value for name, value in options.items() if name != "batch_size"}
-    counted = {**options, "batch_size": math.ceil(total / parts)}
-    return run_epochs(lambda: RandomNodeLoader(data, parts, **own), row, random, total, counted, check)
+    return data, sum(sizes.values()), check
 
 
-class Clusters(PygClusterData):  # type: ignore[misc]
+class Clusters(ClusterData):
     """Clusters that are given, of which some are empty."""
 
     def __init__(self, data: Any, given: list[int], num_parts: int, sparse_format: str) -> None:
@@ -150,8 +159,11 @@ class Clusters(PygClusterData):  # type: ignore[misc]
 
 def run_clusters(row: Row, random: Random, options: dict[str, Any]) -> int:
     """Clusters that are given, each node after the other."""
-    data, _, count = draw_graph(row, random, needs_edges=True)
-    data.edge_index = data.edge_index.long()
+    if row["graph"] == "hetero":
+        data, count, check_nodes = draw_types(row, random)
+    else:
+        data, _, count = draw_graph(row, random, needs_edges=True)
+        data.edge_index = data.edge_index.long()
     parts = {"one": 1, "some": random.randint(1, count), "many": count + random.randint(0, 3)}[row["parts"]]
     given = [random.randrange(parts) for _ in range(count)]
     clusters = Clusters(data, given, parts, row["format"])
@@ -161,6 +173,9 @@ def run_clusters(row: Row, random: Random, options: dict[str, Any]) -> int:
 
     def check(batch: Any, positions: list[int], key: int) -> None:
         places = [place for position in positions for place in range(begins[position], begins[position + 1])]
+        if row["graph"] == "hetero":
+            check_nodes(batch, [nodes_of[place] for place in places])
+            return
         found = induce(*rows, places)
         ends = [[source for source, _, _ in found], [target for _, target, _ in found]]
         expected = {**rows_of(data, [nodes_of[place] for place in places], ("edge_index", "num_nodes", "edge_attr")),
