@@ -92,6 +92,26 @@ def test_a_value_that_is_none_is_handed_on():
     assert list(PrefetchLoader([None, 3], "cpu")) == [None, 3]
 
 
+def test_all_that_a_batch_holds_is_transferred(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda value: pinned.append(1) or value)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda value: False)
+    loader = PrefetchLoader([], "cpu")
+    # A device without numbers, which every machine has.
+    loader.device = torch.device("meta")
+    graph, there = Data(x=torch.ones(2), name="g"), torch.ones(1, device="meta")
+
+    got = loader.non_blocking_transfer(
+        {"a": graph, "b": [torch.ones(1), 3], "c": Pair(torch.ones(1), "s"), "d": (there,)}
+    )
+
+    assert got["a"].x.device.type == got["b"][0].device.type == got["c"].a.device.type == "meta"
+    assert (got["a"].name, got["b"][1], got["c"].b) == ("g", 3, "s")
+    assert got["d"][0] is there
+    assert graph.x.device.type == "cpu"
+    assert len(pinned) == 3
+
+
 @pytest.mark.gpu
 def test_what_is_on_the_gpu_already_is_taken_as_it_is():
     batch = Data(x=torch.ones(3, device="cuda"), y=torch.ones(2))
