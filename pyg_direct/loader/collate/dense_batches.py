@@ -6,6 +6,7 @@ is one gather for each attribute.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -65,6 +66,7 @@ class DenseCollection:
         self.source = source
         self.device: torch.device | None = None
         self._stacks: dict[str, _Stack] = {}
+        self._empty: Batch = Batch()
         orders, self._order_of = source.list_orders(frozenset(), _WAY_OUT)
         # PyG lists the names of a graph so.
         self._names = [list({name for _, names in order for name in names}) for order in orders]
@@ -103,7 +105,8 @@ class DenseCollection:
         if numbers.numel() == 0:
             raise IdError("a batch must have at least one graph, got none: a batch sampler gave an empty list")
         assert self.device is not None
-        batch = Batch()
+        # A copy takes a tenth of the time in which PyG makes one.
+        batch = copy.copy(self._empty)
         for name in self._names[0 if self._order_of is None else self._order_of[int(numbers[0])]]:
             batch[name] = self._stacks[name].take(numbers, self.device)
         return batch
