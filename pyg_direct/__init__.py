@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from pyg_direct.features.unified_device import enable_unified_device, unified_device
     from pyg_direct.features.unified_tensor import MemAdvise, UnifiedTensor, to_unified
     from pyg_direct.graph.csr_topo import CSRTopo
+    from pyg_direct.loader.cached_loader import CachedLoader
     from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
+    from pyg_direct.loader.data_list_loader import DataListLoader
     from pyg_direct.loader.data_loader import DataLoader
+    from pyg_direct.loader.dense_data_loader import DenseDataLoader
     from pyg_direct.loader.graph_saint import (
         GraphSAINTEdgeSampler,
         GraphSAINTNodeSampler,
@@ -36,7 +39,9 @@ if TYPE_CHECKING:
     from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
     from pyg_direct.loader.neighbor_loader import NeighborLoader
     from pyg_direct.loader.node_loader import NodeLoader
+    from pyg_direct.loader.ppr_loader import PPRLoader
     from pyg_direct.loader.prefetch.processes import Producers
+    from pyg_direct.loader.prefetch_loader import PrefetchLoader
     from pyg_direct.loader.random_node_loader import RandomNodeLoader
     from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
     from pyg_direct.loader.subgraph_loader import SubGraphLoader
@@ -61,9 +66,12 @@ __version__ = "0.2.0"
 __all__ = [
     "Adj",
     "CSRTopo",
+    "CachedLoader",
     "ClusterData",
     "ClusterLoader",
+    "DataListLoader",
     "DataLoader",
+    "DenseDataLoader",
     "DeviceConfig",
     "DeviceGroup",
     "Feature",
@@ -82,6 +90,8 @@ __all__ = [
     "NeighborLoader",
     "Node2Vec",
     "NodeLoader",
+    "PPRLoader",
+    "PrefetchLoader",
     "Producers",
     "RandomNegativeSampler",
     "RandomNodeLoader",
@@ -112,7 +122,11 @@ __all__ = [
 _ROOMS = {
     "Adj": "sampling.graphsage_sampler",
     "CSRTopo": "graph.csr_topo",
+    "CachedLoader": "loader.cached_loader",
+    "DataListLoader": "loader.data_list_loader",
     "DataLoader": "loader.data_loader",
+    "DenseDataLoader": "loader.dense_data_loader",
+    "PrefetchLoader": "loader.prefetch_loader",
     "ClusterData": "loader.cluster_loader",
     "ClusterLoader": "loader.cluster_loader",
     "DeviceConfig": "features.row_files",
@@ -133,6 +147,7 @@ _ROOMS = {
     "NeighborLoader": "loader.neighbor_loader",
     "Node2Vec": "loader.walk_models",
     "NodeLoader": "loader.node_loader",
+    "PPRLoader": "loader.ppr_loader",
     "Producers": "loader.prefetch.processes",
     "RandomNegativeSampler": "sampling.negative_links",
     "RandomNodeLoader": "loader.random_node_loader",

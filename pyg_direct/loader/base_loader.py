@@ -46,7 +46,7 @@ from pyg_direct.typing import Device
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 # What a loader holds of the memory of its process.
 _PLACED = ("_attributes", "_checked", "_drawing", "_general", "_graphs", "_placed", "_plan", "_plan_topology",
-           "_planned", "_reads", "_recorder", "_sampled_topology", "_typed_plan")  # fmt: skip
+           "_planned", "_ppr", "_reads", "_recorder", "_sampled_topology", "_typed_plan")  # fmt: skip
 # Whose hooks are not a program's.
 _ROOMS = ("pyg_direct", "torch_geometric", "torch")
 _END = object()

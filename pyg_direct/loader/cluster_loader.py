@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch_geometric.typing
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import ClusterData as PygClusterData, ClusterLoader as PygClusterLoader
 from torch_geometric.loader.cluster import Partition
 
@@ -20,13 +20,13 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.metis import assign_by_metis
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.induced_loader import InducedLoader, check_count, load_saved, save_whole
+from pyg_direct.loader.induced_loader import check_count, load_saved, save_whole
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.loader.saved_as_pyg import SavedAsPyg
+from pyg_direct.loader.typed_induced_loader import TypedInducedLoader, count_types
 from pyg_direct.ops.argument_checks import check_edge_list, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.sampler.graph_reader import count_nodes
-from pyg_direct.sampling.induced_plan import PendingInduced
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
 
@@ -40,45 +40,62 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
     PyG has a METIS of its own, by that. Nodes that few edges join go to different clusters; both directions of an edge
     count. The attribute `partition` is PyG's, with permutations of nodes and edges, and files are PyG's too.
 
+    Of a `HeteroData` the nodes of all types are clustered together, and every relation counts. `partition` then is that
+    of all nodes and edges, type after type and relation after relation, and `data` stays as it is.
+
     Args:
-        data: A `Data` with `edge_index`.
+        data: A `Data` or a `HeteroData` with `edge_index`.
         num_parts: Clusters, at least 1.
         recursive: Halve the graph again and again instead of making all clusters at once.
         save_dir: Folder that keeps the partition for the next time; None for none.
         filename: Name of its file there, `metis.pt` by default.
         log: Whether to say on stderr that METIS runs.
-        keep_inter_cluster_edges: Whether `data[i]` keeps edges that lead out of the cluster.
+        keep_inter_cluster_edges: Whether `data[i]` keeps edges that lead out of the cluster; not with types.
         sparse_format: `csr`: edges of clusters and batches are sorted by source, then target; `csc`: the other way,
-            which accelerated models need not sort.
+            which accelerated models need not sort. With types batches have them by target in any case.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; a file of another graph.
         ModuleNotFoundError: neither pymetis nor a METIS of PyG's is installed.
     """
 
-    def __init__(self, data: Data, num_parts: int, recursive: bool = False, save_dir: str | None = None,
+    def __init__(self, data: Data | HeteroData, num_parts: int, recursive: bool = False, save_dir: str | None = None,
                  filename: str | None = None, log: bool = True, keep_inter_cluster_edges: bool = False,
                  sparse_format: str = "csr") -> None:  # fmt: skip
-        num_nodes = _check_data(data)
+        edge_index, num_nodes = _join_types(data) if isinstance(data, HeteroData) else _check_data(data)
         if sparse_format not in _FORMATS:
             raise ArgumentError(f"sparse_format must be one of {', '.join(_FORMATS)}, got {sparse_format!r}")
         self.num_parts, self.sparse_format = check_count("num_parts", num_parts), sparse_format
         self.recursive, log = check_flag("recursive", recursive), check_flag("log", log)
         self.keep_inter_cluster_edges = check_flag("keep_inter_cluster_edges", keep_inter_cluster_edges)
+        if self.keep_inter_cluster_edges and isinstance(data, HeteroData):
+            raise ArgumentError("keep_inter_cluster_edges must be False for a HeteroData, got True: its clusters have "
+                                "nodes of their own alone")  # fmt: skip
         folder = f"part_{num_parts}{'_recursive' if self.recursive else ''}"
         path = Path(save_dir or "", folder, filename or "metis.pt")
         if save_dir is not None and path.exists():
             self.partition = load_saved("filename", "partition that ClusterData has saved", path, [Partition])
-            self._check_file(path, num_nodes, data.edge_index.shape[1])
+            self._check_file(path, num_nodes, edge_index.shape[1])
         else:
             if log:
                 print("Computing METIS partitioning...", file=sys.stderr)
-            self.partition = self._partition(data.edge_index, self._metis(data.edge_index, num_nodes))
+            self.partition = self._partition(edge_index, self._metis(edge_index, num_nodes))
             if save_dir is not None:
                 save_whole(self.partition, path)
             if log:
                 print("Done!", file=sys.stderr)
-        self.data = self._permute_data(data, self.partition)
+        self.data = data if isinstance(data, HeteroData) else self._permute_data(data, self.partition)
+
+    def __getitem__(self, idx: int) -> Data | HeteroData:
+        """A cluster by its number."""
+        if not isinstance(self.data, HeteroData):
+            return super().__getitem__(idx)
+        nodes = self.partition.node_perm[int(self.partition.partptr[idx]) : int(self.partition.partptr[idx + 1])]
+        chosen, first = {}, 0
+        for kind, size in count_types(self.data).items():
+            chosen[kind] = nodes[(nodes >= first) & (nodes < first + size)] - first
+            first += size
+        return self.data.subgraph(chosen)
 
     def _metis(self, edge_index: Tensor, num_nodes: int) -> Tensor:
         """Cluster of each node, int64 `[N]`."""
@@ -108,15 +125,17 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
                                 f"{sizes[3]}: {way}")  # fmt: skip
 
 
-class ClusterLoader(InducedLoader, PygClusterLoader):  # type: ignore[misc]
+class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
     """Batches of clusters with all edges among their nodes, after PyG's `ClusterLoader`, on `device`.
 
     Nodes stand cluster after cluster; edges and attributes are those of PyG's batches, in the same order. Edges that
-    lead out of a cluster are in a batch where they lead to another of its clusters.
+    lead out of a cluster are in a batch where they lead to another of its clusters. Clusters of a `HeteroData` make
+    batches with its types, edges by target.
 
     Args:
         cluster_data: A `ClusterData`, of PyG's or ours.
-        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
+            `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` in clusters and `shuffle`; options
             of workers are absorbed.
 
@@ -129,19 +148,33 @@ class ClusterLoader(InducedLoader, PygClusterLoader):  # type: ignore[misc]
     def __init__(self, cluster_data: PygClusterData, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         if not isinstance(cluster_data, PygClusterData):
             raise ArgumentTypeError(f"cluster_data must be a ClusterData, got {type(cluster_data).__name__}")
         self.cluster_data = cluster_data
         partition = cluster_data.partition
-        self._topology = CSRTopo(indptr=partition.indptr, indices=partition.index)
         self._begins = _read_begins(partition)
-        self._direction = "out" if partition.sparse_format == "csr" else "in"
-        # Tells which attributes are of edges; those of batches come from the rows.
-        last = max(0, self._topology.node_count - 1)
-        self._edges = torch.full((2, 1), last, device="cpu").expand(2, self._topology.edge_count)
+        if isinstance(cluster_data.data, HeteroData):
+            self._open_types(cluster_data)
+        else:
+            self._topology = CSRTopo(indptr=partition.indptr, indices=partition.index)
+            self._direction = "out" if partition.sparse_format == "csr" else "in"
+            # Tells which attributes are of edges; those of batches come from the rows.
+            last = max(0, self._topology.node_count - 1)
+            self._edges = torch.full((2, 1), last, device="cpu").expand(2, self._topology.edge_count)
         self._open_induced(cluster_data.data, len(self._begins) - 1, 1, device, placement, topology_placement,
-                           feature_cache, store_dtype, seed, prefetch, kwargs)  # fmt: skip
+                           feature_cache, store_dtype, seed, prefetch, ranks, uneven, kwargs)  # fmt: skip
+
+    def _open_types(self, clusters: PygClusterData) -> None:
+        """Note the types, and the nodes of all clusters in a row.
+
+        Raises:
+            ArgumentError: the graph has other nodes than its clusters.
+        """
+        self._members, num_nodes = clusters.partition.node_perm.cpu(), self._note_types(clusters.data)
+        if num_nodes != self._members.numel():
+            raise ArgumentError(f"cluster_data.data must have the {self._members.numel()} nodes that it had when its "
+                                f"clusters were made, got {num_nodes}: make them anew")  # fmt: skip
 
     def _open_topology(self) -> CSRTopo:
         return self._topology
@@ -151,22 +184,25 @@ class ClusterLoader(InducedLoader, PygClusterLoader):  # type: ignore[misc]
         shown.edge_index = self._edges
         return shown
 
-    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> PendingInduced:
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         return self._start(seeds.positions)
 
-    def _start(self, clusters: Tensor) -> PendingInduced:
+    def _start(self, clusters: Tensor) -> Any:
         """Start to find the subgraph of clusters."""
-        assert self._plan is not None
         chosen = clusters.numpy()
         begins = self._begins[chosen]
         sizes = self._begins[chosen + 1] - begins
+        if self._typed_plan is not None:
+            places = np.repeat(begins - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+            return self._start_typed(self._members[torch.from_numpy(places)])
+        assert self._plan is not None
         total = int(sizes.sum())
         # Nodes of a cluster stand in a row; the first of each among those of the batch leads to the others.
         shifts, counts = upload(np.stack([begins - np.cumsum(sizes) + sizes, sizes]), self.device).unbind()
         nodes = shifts.repeat_interleave(counts, output_size=total)
         return self._plan.submit(nodes.add_(torch.arange(total, device=self.device)))
 
-    def _collate(self, batch: Any) -> Data:
+    def _collate(self, batch: Any) -> Data | HeteroData:
         """The batch of these clusters (PyG's hook).
 
         Args:
@@ -176,21 +212,22 @@ class ClusterLoader(InducedLoader, PygClusterLoader):  # type: ignore[misc]
             ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
         """
         self._prepare()
-        return self._build(self._start(read_positions(batch, len(self._begins) - 1)).finish())
+        made: Data | HeteroData = self._build_any(self._start(read_positions(batch, len(self._begins) - 1)).finish())
+        return made
 
-    def _collate_items(self, index: Any) -> Data:
+    def _collate_items(self, index: Any) -> Data | HeteroData:
         return self._collate(index)
 
 
-def _check_data(data: Any) -> int:
-    """The number of nodes of a graph that clusters are made of.
+def _check_data(data: Any) -> tuple[Tensor, int]:
+    """(edges, number of nodes) of a graph that clusters are made of.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: `data`, rule and value.
         NotImplementedError: a graph with `adj_t` beside its edges.
     """
     if not isinstance(data, Data):
-        raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
+        raise ArgumentTypeError(f"data must be a Data or a HeteroData, got {type(data).__name__}")
     if not isinstance(data.edge_index, Tensor):
         raise ArgumentTypeError(f"data.edge_index must be a tensor, got {type(data.edge_index).__name__}: clusters are "
                                 "made of it")  # fmt: skip
@@ -199,7 +236,35 @@ def _check_data(data: Any) -> int:
     check_edge_list("data.edge_index", data.edge_index)
     num_nodes = count_nodes(data)
     check_ids("data.edge_index", data.edge_index.reshape(-1).cpu(), num_nodes)
-    return num_nodes
+    return data.edge_index, num_nodes
+
+
+def _join_types(data: HeteroData) -> tuple[Tensor, int]:
+    """(edges of all relations over the nodes of all types in a row, int64 `[2, E]`; number of nodes).
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: `data`, rule and value.
+        NotImplementedError: a graph with `adj_t`.
+    """
+    sizes = count_types(data)
+    begins = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
+    joined: list[Tensor] = []
+    for store in data.edge_stores:
+        name, (source, _, target) = f"data[{store._key!r}].edge_index", store._key
+        if "adj_t" in store:
+            raise NotImplementedError(f"data[{store._key!r}] with adj_t: give edge_index")
+        edges = store.get("edge_index")
+        if not isinstance(edges, Tensor):
+            raise ArgumentTypeError(f"{name} must be a tensor, got {type(edges).__name__}: clusters are made of it")
+        check_edge_list(name, edges)
+        for end, kind in enumerate((source, target)):
+            if kind not in sizes:
+                raise ArgumentError(f"data must know the number of {kind!r} nodes; set data[{kind!r}].num_nodes")
+            check_ids(name, edges[end].cpu(), sizes[kind])
+        firsts = torch.tensor([[begins[source]], [begins[target]]], device=edges.device)
+        joined.append(edges.long() + firsts)
+    none = torch.empty(2, 0, dtype=torch.int64, device="cpu")
+    return torch.cat(joined, 1) if joined else none, sum(sizes.values())
 
 
 def _read_begins(partition: Partition) -> np.ndarray:

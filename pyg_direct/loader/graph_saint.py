@@ -40,7 +40,8 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
 
     A batch has its nodes ascending, its edges sorted by target, and `num_nodes`. With `sample_coverage` it also has
     `node_norm` and `edge_norm`, PyG's: where C_v and C_e of S batches had node v and edge e, S / (N C_v), and for an
-    edge from v C_v / C_e, at most 10,000. They are counted once, in batches of their own, as the sampler is made.
+    edge from v C_v / C_e, at most 10,000. They are counted once, in batches of their own, as the sampler is made; with
+    `ranks="auto"` and no seed, make it when the process group is there, so that they are equal in all processes.
 
     Args:
         data: A `Data` with `edge_index`.
@@ -49,7 +50,8 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         sample_coverage: How often batches that norms are counted in must have a node, on average; 0 for no norms.
         save_dir: Folder that keeps the norms for the next time; None for none. Files are PyG's.
         log: Whether to show a bar while norms are counted.
-        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
+            `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Attributes:
@@ -68,7 +70,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
                  save_dir: str | None = None, log: bool = True, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         self.N, self.E = self._check_data(data)
         self._batch_size, self.num_steps = check_count("batch_size", batch_size), check_count("num_steps", num_steps)
         self.sample_coverage = check_count("sample_coverage", sample_coverage, 0)
@@ -76,7 +78,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         unused = {name: kwargs.pop(name) for name in ("shuffle", "drop_last") if kwargs.get(name)}
         warn_unused(unused, "each batch is drawn for itself")
         self._open_induced(data, self.num_steps, 1, device, placement, topology_placement, feature_cache, store_dtype,
-                           seed, prefetch, kwargs)  # fmt: skip
+                           seed, prefetch, ranks, uneven, kwargs)  # fmt: skip
         if self.sample_coverage > 0:
             self.node_norm, self.edge_norm = self._find_norms()
             self._norms = {"node_norm": self.node_norm, "edge_norm": self.edge_norm}
@@ -160,9 +162,12 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         Raises:
             ArgumentError: it is of another graph.
         """
-        path = Path(self.save_dir or "", self._filename)
+        path, seed = Path(self.save_dir or "", self._filename), self.seed
+        if seed is None and self._ranks.ranks is not None:
+            # For equal norms in all processes, which meet here whether or not each of them has the file.
+            seed = self._agree_on(draw_seed())
         if self.save_dir is None or not path.exists():
-            norms = self._compute_norm()
+            norms = self._compute_norm(seed)
             if self.save_dir is not None:
                 save_whole(norms, path)
             return norms
@@ -173,10 +178,15 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
                                 f"{sizes} in {str(path)!r}: delete it, or give another folder")  # fmt: skip
         return found[0], found[1]
 
-    def _compute_norm(self) -> tuple[Tensor, Tensor]:
-        """Count nodes and edges in batches; see the class."""
+    def _compute_norm(self, seed: int | None = None) -> tuple[Tensor, Tensor]:
+        """Count nodes and edges in batches; see the class.
+
+        Args:
+            seed: Of these batches; None is the sampler's own, or one that is drawn.
+        """
         self._prepare()
-        seed = draw_seed() if self.seed is None else self.seed
+        if seed is None:
+            seed = draw_seed() if self.seed is None else self.seed
         node_count = torch.zeros(self.N, device=self.device)
         edge_count = torch.zeros(self.E, device=self.device)
         wanted, num_found, num_samples = self.N * self.sample_coverage, 0, 0
@@ -247,7 +257,9 @@ class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler)
         weights = leaving.repeat_interleave(entering, output_size=self.E)
         weights += entering[sources.long()]
         ends = weights.cumsum_(0)
-        return ends, int(ends[-1])
+        total = int(ends[-1])
+        # Where no edge leads on to another one, all are equally likely, as in PyG.
+        return (ends, total) if total > 0 else (torch.arange(1, self.E + 1, device=self.device), self.E)
 
     def _draw(self, items: Tensor, key: int) -> Tensor:
         lists, (ends, total) = self._lists, self._drawing
@@ -265,7 +277,8 @@ class GraphSAINTRandomWalkSampler(GraphSAINTSampler, pyg_loader.GraphSAINTRandom
         batch_size: Walks of a batch.
         walk_length: Steps of a walk, at least 0; a node without edges that leave it keeps its walk.
         num_steps, sample_coverage, save_dir, log: See `GraphSAINTSampler`.
-        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
+            `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
@@ -276,11 +289,12 @@ class GraphSAINTRandomWalkSampler(GraphSAINTSampler, pyg_loader.GraphSAINTRandom
                  save_dir: str | None = None, log: bool = True, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         self.walk_length = check_walk_length(walk_length)
         super().__init__(data, batch_size, num_steps, sample_coverage, save_dir, log, device=device,
                          placement=placement, topology_placement=topology_placement, feature_cache=feature_cache,
-                         store_dtype=store_dtype, seed=seed, prefetch=prefetch, **kwargs)  # fmt: skip
+                         store_dtype=store_dtype, seed=seed, prefetch=prefetch, ranks=ranks, uneven=uneven,
+                         **kwargs)  # fmt: skip
 
     def _open_drawing(self) -> tuple[NeighborLists, PlacedTopology]:
         """Rows of the targets of a node's edges, and what has their memory."""

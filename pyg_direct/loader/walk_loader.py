@@ -43,7 +43,7 @@ class WalkLoader(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
     Args:
         walks: Draws them.
         num_nodes: Nodes that walks begin at.
-        device, seed, prefetch: See `NeighborLoader`.
+        device, seed, prefetch, ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` and `shuffle`; options of workers are
             absorbed.
 
@@ -55,8 +55,9 @@ class WalkLoader(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
     transform_sampler_output = None
 
     def __init__(self, walks: Walks, num_nodes: int, *, device: Device = None, seed: int | None = None,
-                 prefetch: int = 1, **kwargs: Any) -> None:  # fmt: skip
-        self._settle(device, "auto", None, None, 1, seed, prefetch)
+                 prefetch: int = 1, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
+                 **kwargs: Any) -> None:  # fmt: skip
+        self._settle(device, "auto", None, None, 1, seed, prefetch, ranks, uneven)
         if "filter_per_worker" in kwargs:
             raise ArgumentTypeError(f"{type(self).__name__} has no option filter_per_worker: its batches are no graphs")
         self._walks, self._nodes = walks, torch.arange(num_nodes, device="cpu")

@@ -194,7 +194,7 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
 
         Args:
             **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` and `shuffle`, and `device`,
-                `seed` and `prefetch` of `WalkLoader`.
+                `seed`, `prefetch`, `ranks` and `uneven` of `WalkLoader`.
 
         Raises:
             ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -245,7 +245,7 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
     def _lead_anywhere(self, nodes: Tensor, key: int) -> Tensor:
         items = torch.arange(nodes.numel() * self.walk_length, device=nodes.device)
         others = draw_below(items, self.num_nodes, key=key, slot=WALK_ANYWHERE_DRAW)
-        return torch.cat([nodes.view(-1, 1), others.view(-1, self.walk_length)], 1)
+        return torch.cat([nodes.view(-1, 1), others.view(nodes.numel(), self.walk_length)], 1)
 
 
 class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]

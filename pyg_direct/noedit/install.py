@@ -148,9 +148,9 @@ class Replacement(NamedTuple):
 REPLACEMENTS = (
     *(Replacement(getattr(pyg_loader, name), getattr(loader, name))
       for name in ("NeighborLoader", "LinkNeighborLoader", "NodeLoader", "LinkLoader", "NeighborSampler", "HGTLoader",
-                   "ShaDowKHopSampler", "DataLoader", "ClusterData", "ClusterLoader", "RandomNodeLoader",
-                   "GraphSAINTSampler", "GraphSAINTNodeSampler", "GraphSAINTEdgeSampler",
-                   "GraphSAINTRandomWalkSampler")),
+                   "ShaDowKHopSampler", "DataLoader", "DataListLoader", "DenseDataLoader", "PrefetchLoader",
+                   "CachedLoader", "ClusterData", "ClusterLoader", "RandomNodeLoader", "GraphSAINTSampler",
+                   "GraphSAINTNodeSampler", "GraphSAINTEdgeSampler", "GraphSAINTRandomWalkSampler")),
     *(Replacement(getattr(pyg_sampler, name), getattr(sampler, name)) for name in ("NeighborSampler", "HGTSampler")),
     *(Replacement(getattr(pyg_models, name), getattr(walk_models, name)) for name in ("Node2Vec", "MetaPath2Vec")),
 )  # fmt: skip

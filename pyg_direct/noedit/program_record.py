@@ -17,7 +17,7 @@ from pyg_direct.progress import announce
 
 # Loaders and samplers for which there is none of ours, by module within PyG; a version may lack some.
 LEFT = {
-    "loader": ("DataListLoader", "DenseDataLoader", "TemporalDataLoader"),
+    "loader": ("TemporalDataLoader",),
     "loader.ibmb_loader": ("IBMBBatchLoader", "IBMBNodeLoader"),
     "sampler": ("BidirectionalNeighborSampler",),
     "nn.models.tgn": ("LastNeighborLoader",),

@@ -20,6 +20,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader import ClusterData
 
 from pyg_direct.errors import LoaderWarning
+from pyg_direct.loader.base_loader import EpochLoader
 from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.noedit.lazy_ids import show_ids
 from pyg_direct.noedit.program_record import note_left, note_made
@@ -133,18 +134,21 @@ def _tell_left(kind: type) -> None:
 def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]
                     ) -> dict[str, Any]:  # fmt: skip
     """Arguments of ours, by name, for those of PyG's class."""
-    bound = inspect.signature(original.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
+    signature = inspect.signature(original.__init__)  # type: ignore[misc]
+    bound = signature.bind(None, *args, **kwargs)
     arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}
     for name in ("self", "kwargs"):
         arguments.pop(name, None)
     taken = inspect.signature(stand_in.ours).parameters
-    options = {name: value for name, value in stand_in.options.items() if name in taken and value is not None}
+    # What PyG's class has too, such as the device of `CachedLoader`, is the program's to say.
+    options = {name: value for name, value in stand_in.options.items()
+               if name in taken and name not in signature.parameters and value is not None}  # fmt: skip
     if options.get("device") == "data":
         options["device"] = _find_device(next(iter(arguments.values())))
     if isinstance(next(iter(arguments.values()), None), tuple):
         # Stores keep their rows themselves.
         options.pop("feature_cache", None)
-    if "transform" in taken:
+    if "transform" in taken and issubclass(stand_in.ours, EpochLoader):
         arguments["transform"] = partial(show_batch, arguments.get("transform"))
     return {**options, **arguments}
 

@@ -242,10 +242,12 @@ class Parts:
         sources: list[Any] = []
         key = (*(_note(part, sources) for part in parts), direction, is_sorted)
         known = _TOPOLOGIES.get(key)
-        if known is not None and known[1]() is not None:
+        # Held from here on: whoever has it may let it go meanwhile.
+        topology = None if known is None else known[1]()
+        if known is not None and topology is not None:
             alive = [ref() for ref in known[0]]
             if all(a is b for a, b in zip(alive, sources, strict=True)) and all(map(has_content, sources, known[2])):
-                return known[1]()  # type: ignore[return-value]
+                return topology
         contents = list(map(read_content, sources))
         if self.is_hetero:
             edges: Any = {name: _read_edges(value, direction) for name, value in self.edges.items()}
@@ -554,8 +556,10 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
         raise ArgumentTypeError("data.edge_index must be a tensor, got ndarray")
     key = (id(edges), version_of(edges), int(data.num_nodes), device)
     known = _COMPRESSED.get(key)
-    if known is not None and known[0]() is edges and known[1]() is not None and has_content(edges, known[2]):
-        return known[1]()  # type: ignore[return-value]
+    # Held from here on: whoever has it may let it go meanwhile.
+    held = None if known is None else known[1]()
+    if known is not None and held is not None and known[0]() is edges and has_content(edges, known[2]):
+        return held
     content = read_content(edges)
     if isinstance(edges, Tensor) and edges.layout == torch.strided:
         try:

@@ -117,18 +117,18 @@ def test_every_loader_is_told_when_asked(warm, program):
 ENDED = """
 import torch
 from torch_geometric.data import Data, TemporalData
-from torch_geometric.loader import DataListLoader, NeighborLoader, TemporalDataLoader
+from torch_geometric.loader import NeighborLoader, TemporalDataLoader
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.models.tgn import LastNeighborLoader
 
-class Mine(DataListLoader):
+class Mine(TemporalDataLoader):
     pass
 
 edge_index = torch.tensor([[0, 1, 2], [1, 2, 3]])
 data = Data(x=torch.randn(9, 8), edge_index=edge_index)
-DataListLoader([data]), DataListLoader([data]), Mine([data]), LastNeighborLoader(9, 2, "cpu")
 ends = torch.tensor([0, 1])
-TemporalDataLoader(TemporalData(src=ends, dst=ends, t=ends, msg=torch.zeros(2, 1)))
+events = TemporalData(src=ends, dst=ends, t=ends, msg=torch.zeros(2, 1))
+TemporalDataLoader(events), TemporalDataLoader(events), Mine(events), LastNeighborLoader(9, 2, "cpu")
 conv = SAGEConv(8, 8)
 for batch in NeighborLoader(data, [2], batch_size=5):
     conv(batch.x, batch.edge_index)
@@ -148,10 +148,8 @@ def test_what_a_program_made_is_told_at_its_end(warm, tmp_path, verbose):
     assert calls.endswith(
         f"({'1: ' if verbose else ''}edges are not known to be sorted, and are too few to sort a graph for)"
     )
-    assert left == (
-        "pyg_direct: left to PyG: DataListLoader (2), LastNeighborLoader (1), Mine (1), TemporalDataLoader (1)"
-    )
-    assert "pyg_direct: DataListLoader left to PyG: there is none of ours\n" in done.stderr
+    assert left == "pyg_direct: left to PyG: LastNeighborLoader (1), Mine (1), TemporalDataLoader (2)"
+    assert "pyg_direct: TemporalDataLoader left to PyG: there is none of ours\n" in done.stderr
 
 
 @pytest.mark.parametrize(

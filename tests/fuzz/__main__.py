@@ -21,7 +21,8 @@ from tests.fuzz.space import Tally
 
 # Of the time.
 SHARES = {"neighbors": 6, "links": 4, "layers": 3, "features": 2, "aggregates": 1, "convolutions": 2, "snapshots": 2,
-          "frames": 2, "partitions": 1, "stores": 3, "producers": 1, "replays": 2}  # fmt: skip
+          "frames": 2, "partitions": 1, "stores": 3, "producers": 1, "replays": 2,
+          "node_sets": 2, "small_graphs": 2}  # fmt: skip
 # Cases of a subject after the end, for pairs that have not met.
 MOST_LATE = 500
 

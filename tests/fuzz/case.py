@@ -18,9 +18,11 @@ from tests.fuzz import (
     layers,
     links,
     neighbors,
+    node_sets,
     partitions,
     producers,
     replays,
+    small_graphs,
     snapshots,
     stores,
 )
@@ -30,7 +32,7 @@ from tests.fuzz.ways import threads_of
 SUBJECTS = {"neighbors": neighbors, "links": links, "layers": layers, "features": features,
             "aggregates": aggregates, "convolutions": convolutions, "snapshots": snapshots,
             "frames": frames, "partitions": partitions, "stores": stores, "producers": producers,
-            "replays": replays}  # fmt: skip
+            "replays": replays, "node_sets": node_sets, "small_graphs": small_graphs}  # fmt: skip
 
 
 @dataclass(frozen=True)

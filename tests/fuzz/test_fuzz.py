@@ -16,7 +16,7 @@ from tests.fuzz.space import Space, Tally
 # More than 10,000 together.
 BATCHES = {"neighbors": 650, "links": 800, "layers": 1200, "features": 4500, "aggregates": 600,
            "convolutions": 250, "snapshots": 600, "frames": 250, "partitions": 150, "stores": 700,
-           "producers": 100, "replays": 3200}  # fmt: skip
+           "producers": 100, "replays": 3200, "node_sets": 700, "small_graphs": 700}  # fmt: skip
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)

@@ -221,7 +221,7 @@ def test_what_is_not_installed_is_named_unless_pyg_has_a_metis(monkeypatch):
 
 
 @pytest.mark.parametrize(("options", "error", "words"), [
-    ({"data": [1]}, ArgumentTypeError, "data must be a Data, got list"),
+    ({"data": [1]}, ArgumentTypeError, "data must be a Data or a HeteroData, got list"),
     ({"data": Data(x=torch.rand(3, 2))}, ArgumentTypeError, "data.edge_index must be a tensor, got NoneType"),
     ({"data": Data(x=torch.rand(3, 2), edge_index=torch.tensor([[0], [3]]))}, IdError, r"must lie in \[0, 3\), got 3"),
     ({"data": Data(x=torch.rand(3, 2), edge_index=torch.tensor([[0.0], [3.0]]))}, ArgumentTypeError, "dtype int64"),

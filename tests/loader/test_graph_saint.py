@@ -173,6 +173,18 @@ def test_edges_are_drawn_as_often_as_edges_meet_their_ends(real_device):
     assert measure(counts, chances) < bound_chi_square(len(chances) - 1)
 
 
+def test_edges_that_none_leads_on_from_are_equally_likely_as_in_pyg(real_device):
+    edges = [(0, 3), (1, 3), (2, 4)]
+    data = Data(edge_index=torch.tensor(edges).t().contiguous(), num_nodes=5)
+
+    targets, sources = draw(GraphSAINTEdgeSampler(data, 1, device=real_device), 20_000).view(2, -1).tolist()
+
+    counts = Counter(zip(sources, targets, strict=True))
+    chances = dict(zip(edges, reference.chances_of_edges(edges), strict=True))
+    assert set(counts) == set(chances) == set(edges)
+    assert measure(counts, chances) < bound_chi_square(2)
+
+
 @samplers
 @pytest.mark.parametrize("coverage", [1, 7])
 def test_norms_are_counted_in_batches_of_their_own(real_device, make, coverage):

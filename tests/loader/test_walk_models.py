@@ -87,6 +87,14 @@ def test_windows_of_node2vec_are_cut_out_of_random_walks(real_device):
     assert set(negative.unique().tolist()) == set(range(22))
 
 
+def test_walks_of_one_node_are_their_nodes(real_device):
+    model = make_node2vec(walk_length=1, context_size=1)
+
+    (batch,) = model.loader(batch_size=22, seed=3, device=real_device)
+
+    assert [part.view(-1).tolist() for part in batch] == [[*range(22)] * 2, [*range(22)] * 6]
+
+
 def test_windows_of_metapath2vec_follow_the_metapath(real_device):
     model = make_metapath2vec()
 

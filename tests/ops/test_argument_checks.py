@@ -8,12 +8,15 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import (
     CSRTopo,
+    DataListLoader,
     DataLoader,
+    DenseDataLoader,
     Feature,
     GraphSageSampler,
     HGTLoader,
     LinkNeighborLoader,
     NeighborLoader,
+    PPRLoader,
     ShaDowKHopSampler,
     SubGraphLoader,
 )
@@ -40,7 +43,10 @@ LOADERS = {
     "LinkNeighborLoader": lambda **options: LinkNeighborLoader(make_data(), [2], device="cpu", **options),
     "HGTLoader": lambda **options: HGTLoader(make_typed(), [2], "paper", device="cpu", **options),
     "ShaDowKHopSampler": lambda **options: ShaDowKHopSampler(make_data(), 1, 2, device="cpu", **options),
+    "PPRLoader": lambda **options: PPRLoader(make_data(), 2, device="cpu", **options),
     "DataLoader": lambda **options: DataLoader([make_data()] * 20, device="cpu", **options),
+    "DenseDataLoader": lambda **options: DenseDataLoader([make_data()] * 20, device="cpu", **options),
+    "DataListLoader": lambda **options: DataListLoader([make_data()] * 20, **options),
     "NeighborSampler": lambda **options: NeighborSampler(EDGES, [2], device="cpu", **options),
 }
 

@@ -7,6 +7,7 @@ from torch_geometric.testing import MyGraphStore
 
 from pyg_direct import FeatureStore, NeighborLoader
 from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.sampler import graph_reader
 
 EDGES = torch.tensor([[1, 9], [0, 1]])
 
@@ -76,3 +77,27 @@ def test_a_mask_of_another_length_is_refused_and_labels_of_another_length_are_no
         NeighborLoader(data, [2], mask, device="cpu", **options)
 
     assert next(iter(NeighborLoader(data, [2], device="cpu", **options))).y.shape == (length,)
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_a_topology_that_is_let_go_as_it_is_found_is_still_found(monkeypatch, is_typed):
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    device = torch.device("cpu")
+
+    def read():
+        return graph_reader.read_parts(data).open("in", False) if is_typed else graph_reader.read_topology(data, device)
+
+    held = [read()]
+
+    def look(edges, content, real=graph_reader.has_content):
+        # As where another thread drops the last loader that had it.
+        held.clear()
+        return real(edges, content)
+
+    monkeypatch.setattr(graph_reader, "has_content", look)
+
+    found = read()
+
+    assert held == []
+    assert found is not None
+    assert found.place("cpu", device) is not None

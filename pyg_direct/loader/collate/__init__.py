@@ -2,6 +2,6 @@
 
 - `attributes.py`: attributes of a graph, and copies of PyG's graphs.
 - `graph_batches.py`: batches of many small graphs; `graph_sources.py` reads their data set, `graph_collation.py` joins
-  its graphs into the columns of `graph_columns.py`.
+  its graphs into the columns of `graph_columns.py`; `dense_batches.py` stacks graphs.
 - `stale_rows.py`: rows that a training loop writes back.
 """

@@ -63,7 +63,7 @@ def read_stores(source: Source, order: Any) -> tuple[dict[Any, GraphStore], Tens
     return stores, reader.join_spans()
 
 
-class _ForeignError(Exception):
+class ForeignError(Exception):
     """PyG's own code must join the values of an attribute."""
 
 
@@ -134,7 +134,7 @@ class _Reader:
             if "num_nodes" in names and source.count_nodes(key) is None:
                 raise OneByOneError("its num_nodes are tensors")
             leaves[key] = list(source.leaves(key, [name for name in names if name not in SPECIAL]))
-        _check_memory(leaf for own in leaves.values() for leaf in own)
+        check_memory(leaf for own in leaves.values() for leaf in own)
         self._plans = {key: [self._plan(leaf) for leaf in own] for key, own in leaves.items()}
         self._with_batch = {key for key, _ in order if self._has_batch(key)}
         for key in self._with_batch:
@@ -145,19 +145,19 @@ class _Reader:
     def _plan(self, leaf: Leaf) -> _Plan:
         try:
             return self._plan_values(leaf)
-        except _ForeignError:
+        except ForeignError:
             return _Plan("foreign", leaf)
 
     def _plan_values(self, leaf: Leaf) -> _Plan:
         if leaf.values is None:
             return self._plan_joined(leaf)
-        kinds = {_kind_of(value) for value in leaf.values}
+        kinds = {kind_of(value) for value in leaf.values}
         if len(kinds) > 1:
-            _check_kinds(leaf)
-            raise _ForeignError
+            check_kinds(leaf)
+            raise ForeignError
         kind = kinds.pop()
         if kind == "foreign" or (kind == "numbers" and not isinstance(leaf.key, str)):
-            raise _ForeignError
+            raise ForeignError
         if kind in ("mapping", "sequence"):
             return _Plan("nested", leaf, self._plan_parts(leaf, kind))
         if kind == "numbers":
@@ -166,14 +166,14 @@ class _Reader:
             return _Plan(kind, leaf)
         if kind == "matrices":
             return _Plan(kind, leaf, None, self._plan_dim(leaf))
-        _check_alike(leaf)
+        check_alike(leaf)
         return self._plan_rows(leaf)
 
     def _plan_joined(self, leaf: Leaf) -> _Plan:
         value, slices = leaf.table, leaf.slices
         if isinstance(value, Tensor):
-            if _kind_of(value) != "rows" or value.dim() == 0 or not isinstance(slices, Tensor):
-                raise _ForeignError
+            if kind_of(value) != "rows" or value.dim() == 0 or not isinstance(slices, Tensor):
+                raise ForeignError
             return self._plan_rows(leaf)
         if isinstance(value, Mapping) and isinstance(slices, Mapping):
             parts = {key: self._plan_values(Leaf(leaf.store, key, (*leaf.path, key), None, part, slices[key]))
@@ -189,7 +189,7 @@ class _Reader:
                 raise ArgumentError(f"dataset must hold one {leaf.name} for each of its {self._source.count} graphs, "
                                     f"got {len(value)}")  # fmt: skip
             return self._plan_values(leaf._replace(values=value, table=None, slices=None))
-        raise _ForeignError
+        raise ForeignError
 
     def _plan_rows(self, leaf: Leaf) -> _Plan:
         return _Plan("rows", leaf, None, self._plan_dim(leaf), self._plan_steps(leaf, is_tensor=True))
@@ -207,7 +207,7 @@ class _Reader:
                 )
         if kind == "mapping" and any(list(value) != keys for value in leaf.values):
             # A batch has the order of its first graph.
-            raise _ForeignError
+            raise ForeignError
         is_mapping = kind == "mapping"
         parts = {key: self._plan_values(Leaf(leaf.store, key if is_mapping else leaf.key, (*leaf.path, key),
                                              [value[key] for value in leaf.values])) for key in keys}  # fmt: skip
@@ -273,7 +273,7 @@ class _Reader:
         if isinstance(dim, bool) or not isinstance(dim, int):
             return None
         if leaf.values is None:
-            return self._read_slices(leaf, dim).diff().tolist() if type(leaf.table) is Tensor else None
+            return read_slices(leaf, dim).diff().tolist() if type(leaf.table) is Tensor else None
         if not all(type(value) is Tensor and value.dim() > 0 for value in leaf.values):
             return None
         return [value.size(dim) for value in leaf.values]
@@ -319,14 +319,14 @@ class _Reader:
     def _make_outer(self, plan: _Plan) -> Column:
         try:
             return self._make(plan)
-        except _ForeignError:
+        except ForeignError:
             key, name = plan.leaf.store, plan.leaf.path[0]
             return Foreign(name, lambda graph: find_store(graph, key))
 
     def _make(self, plan: _Plan) -> Column:
         leaf = plan.leaf
         if plan.kind == "foreign":
-            raise _ForeignError
+            raise ForeignError
         if plan.kind == "objects":
             assert leaf.values is not None
             return Objects(leaf.values)
@@ -334,7 +334,7 @@ class _Reader:
             assert leaf.values is not None
             steps = self._make_steps(plan)
             if isinstance(steps, Tensor) and steps.dim() > 1:
-                raise _ForeignError
+                raise ForeignError
             return Numbers(leaf.values, steps)
         if plan.kind == "nested":
             if isinstance(plan.parts, Mapping):
@@ -349,7 +349,7 @@ class _Reader:
             return plan.dim
         answers = set(plan.dim.answers.values())
         if len(answers) > 1:
-            raise _ForeignError
+            raise ForeignError
         return answers.pop()
 
     def _make_matrices(self, plan: _Plan) -> Column:
@@ -360,7 +360,7 @@ class _Reader:
             (value.dtype, value.device, value.shape[2:]) != (first.dtype, first.device, first.shape[2:])
             or value.crow_indices().dim() != 1 or value.crow_indices().dtype != torch.int64 for value in values
         ):  # fmt: skip
-            raise _ForeignError
+            raise ForeignError
         sizes = [[value.size(0) for value in values], [value.size(1) for value in values],
                  [value.col_indices().numel() for value in values]]  # fmt: skip
         rows, columns, items = (self._find_group(_sum_up(own)) for own in sizes)
@@ -372,60 +372,30 @@ class _Reader:
         leaf, dim = plan.leaf, self._find_dim(plan)
         slices: Tensor | None
         if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int)):
-            raise _ForeignError
+            raise ForeignError
         if leaf.values is None:
-            table, slices = leaf.table, self._read_slices(leaf, dim)
+            table, slices = leaf.table, read_slices(leaf, dim)
             dim = 0 if dim is None else dim % table.dim()
         else:
             first = leaf.values[0]
             if dim is None or first.dim() == 0:
                 if dim not in (None, 0, -1) or any(value.shape != first.shape for value in leaf.values):
-                    self._check_shapes(leaf, None)
-                    raise _ForeignError
+                    check_shapes(leaf, None)
+                    raise ForeignError
                 table, slices, dim = torch.stack(list(leaf.values)), None, 0
             else:
                 if not -first.dim() <= dim < first.dim():
-                    raise _ForeignError
+                    raise ForeignError
                 dim %= first.dim()
-                self._check_shapes(leaf, dim)
+                check_shapes(leaf, dim)
                 slices = _sum_up([value.size(dim) for value in leaf.values])
                 table = torch.cat(list(leaf.values), dim)
         steps = self._make_steps(plan)
         if not is_addable(table, dim, steps):
-            raise _ForeignError
+            raise ForeignError
         if slices is None or torch.equal(slices, torch.arange(self._source.count + 1, device="cpu")):
             return Rows(table, dim, None, steps)
         return Rows(table, dim, self._find_group(slices), steps)
-
-    @staticmethod
-    def _check_shapes(leaf: Leaf, dim: int | None) -> None:
-        """Check that tensors are as wide as the first one, in all dimensions but one."""
-        assert leaf.values is not None
-        own = [tuple(size for place, size in enumerate(value.shape) if place != dim) for value in leaf.values]
-        number = next((number for number, shape in enumerate(own) if shape != own[0]), None)
-        if number is not None:
-            raise ArgumentError(f"dataset must hold graphs with {leaf.name} of one width, shape "
-                                f"{tuple(leaf.values[0].shape)} as graph 0, got {tuple(leaf.values[number].shape)} of "
-                                f"graph {number}")  # fmt: skip
-
-    @staticmethod
-    def _read_slices(leaf: Leaf, dim: int | None) -> Tensor:
-        """The slices that a data set has of an attribute, int64 `[G + 1]`.
-
-        Raises:
-            ArgumentError: they lead beyond the values.
-        """
-        table, slices = leaf.table, leaf.slices.cpu().long()
-        if dim is not None and not -table.dim() <= dim < table.dim():
-            raise _ForeignError
-        size = table.size(0 if dim is None else dim)
-        if int(slices[-1]) > size:
-            number = int((slices[1:] > size).nonzero()[0])
-            raise ArgumentError(f"slices of {leaf.name} must stay within its {size} rows, got "
-                                f"[{int(slices[number])}, {int(slices[number + 1])}) for graph {number}")  # fmt: skip
-        if dim is None and not bool((slices.diff() == 1).all()):
-            raise _ForeignError
-        return slices  # type: ignore[no-any-return]
 
     def _make_steps(self, plan: _Plan) -> Steps:
         if plan.steps is None:
@@ -434,8 +404,38 @@ class _Reader:
             return _join_answers(plan.steps, self._source.count)
         groups = [self._find_group(_sum_up(self._list_counts(end, is_needed=True))) for end in plan.steps]
         if len(groups) > 1 and plan.kind != "rows":
-            raise _ForeignError
+            raise ForeignError
         return groups
+
+
+def read_slices(leaf: Leaf, dim: int | None) -> Tensor:
+    """The slices that a data set has of an attribute, int64 `[G + 1]`.
+
+    Raises:
+        ArgumentError: they lead beyond the values.
+    """
+    table, slices = leaf.table, leaf.slices.cpu().long()
+    if dim is not None and not -table.dim() <= dim < table.dim():
+        raise ForeignError
+    size = table.size(0 if dim is None else dim)
+    if int(slices[-1]) > size:
+        number = int((slices[1:] > size).nonzero()[0])
+        raise ArgumentError(f"slices of {leaf.name} must stay within its {size} rows, got "
+                            f"[{int(slices[number])}, {int(slices[number + 1])}) for graph {number}")  # fmt: skip
+    if dim is None and not bool((slices.diff() == 1).all()):
+        raise ForeignError
+    return slices  # type: ignore[no-any-return]
+
+
+def check_shapes(leaf: Leaf, dim: int | None) -> None:
+    """Check that tensors are as wide as the first one, in all dimensions but one."""
+    assert leaf.values is not None
+    own = [tuple(size for place, size in enumerate(value.shape) if place != dim) for value in leaf.values]
+    number = next((number for number, shape in enumerate(own) if shape != own[0]), None)
+    if number is not None:
+        raise ArgumentError(f"dataset must hold graphs with {leaf.name} of one width, shape "
+                            f"{tuple(leaf.values[0].shape)} as graph 0, got {tuple(leaf.values[number].shape)} of "
+                            f"graph {number}")  # fmt: skip
 
 
 def _sum_up(sizes: Sequence[int]) -> Tensor:
@@ -456,13 +456,13 @@ def _join_answers(question: _Question, count: int) -> Tensor | None:
     values = list(answers.values())
     if kinds != {Tensor} or any(value.dtype != torch.int64 or value.shape != values[0].shape or value.is_cuda
                                 for value in values):  # fmt: skip
-        raise _ForeignError
+        raise ForeignError
     steps = torch.zeros(count, *values[0].shape, dtype=torch.int64, device="cpu")
     steps[list(answers)] = torch.stack(values)
     return steps
 
 
-def _kind_of(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """The way in which PyG joins values like this one."""
     if isinstance(value, Tensor):
         if type(value) is Tensor and value.layout is torch.sparse_csr and not value.requires_grad:
@@ -481,7 +481,7 @@ def _kind_of(value: Any) -> str:
     return "objects"
 
 
-def _check_kinds(leaf: Leaf) -> None:
+def check_kinds(leaf: Leaf) -> None:
     """Refuse tensors or numbers beside what is neither, or the other."""
     assert leaf.values is not None
     kinds = ["tensor" if isinstance(value, Tensor) else "number" if isinstance(value, (int, float)) else ""
@@ -493,7 +493,7 @@ def _check_kinds(leaf: Leaf) -> None:
                                 f"of graph {number}")  # fmt: skip
 
 
-def _check_alike(leaf: Leaf) -> None:
+def check_alike(leaf: Leaf) -> None:
     """Check the dtype, device and number of dimensions of tensors that are to be joined."""
     assert leaf.values is not None
     first = leaf.values[0]
@@ -509,12 +509,12 @@ def _check_alike(leaf: Leaf) -> None:
                                 f"got {value.device} of graph {number}")  # fmt: skip
         if (0,) in (tuple(value.shape), tuple(first.shape)) and 0 not in (value.dim(), first.dim()):
             # torch joins an empty vector with anything.
-            raise _ForeignError
+            raise ForeignError
         raise ArgumentError(f"dataset must hold graphs with {leaf.name} of {first.dim()} dimensions as graph 0, got "
                             f"shape {tuple(value.shape)} of graph {number}")  # fmt: skip
 
 
-def _check_memory(leaves: Iterable[Leaf]) -> None:
+def check_memory(leaves: Iterable[Leaf]) -> None:
     """Check that the host has room for values that are not joined yet."""
     needed = sum(value.nbytes for value in _list_tensors(leaves))
     free = available_bytes()

@@ -28,6 +28,7 @@ _COMPARED = 32
 _FEW_BYTES = 16 << 10
 # What PyG's `collate` treats in its own way.
 SPECIAL = ("num_nodes", "ptr")
+_WAY_OUT = "add it there, or name it in exclude_keys"
 
 
 class OneByOneError(Exception):
@@ -200,8 +201,12 @@ class GraphList:
             and _read_versions(self._written) == self._versions \
             and all(_has_content(value, known) for value, known in self._contents)  # fmt: skip
 
-    def list_orders(self, excluded: frozenset[str]) -> tuple[list[Any], list[int] | None]:
+    def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
         """(orders of attributes, which of them each graph has, None where all have the first); see `read_order`.
+
+        Args:
+            excluded: Attributes that batches do not have.
+            way_out: What to do where a graph misses an attribute, for the message.
 
         Raises:
             ArgumentError: a graph misses an attribute that another has.
@@ -215,11 +220,11 @@ class GraphList:
         for place, order in enumerate(known[1:], 1):
             own = {key: set(names) for key, names in order}
             if own != first:
-                self._refuse_order(first, own, of_graph.index(place))
+                self._refuse_order(first, own, of_graph.index(place), way_out)
         return known, None if len(known) == 1 else of_graph
 
     @staticmethod
-    def _refuse_order(first: Mapping[Any, set[str]], own: Mapping[Any, set[str]], number: int) -> None:
+    def _refuse_order(first: Mapping[Any, set[str]], own: Mapping[Any, set[str]], number: int, way_out: str) -> None:
         rule = "dataset must hold graphs with equal attributes"
         for key in [*first, *own]:
             if (key in first) != (key in own):
@@ -228,8 +233,7 @@ class GraphList:
             for name in sorted(first[key] ^ own[key]):
                 here, there = (number, 0) if name in own[key] else (0, number)
                 where = "" if key is None else f"[{key!r}]."
-                raise ArgumentError(f"{rule}: graph {here} has {where}{name}, graph {there} has not; add it there, or "
-                                    "name it in exclude_keys")  # fmt: skip
+                raise ArgumentError(f"{rule}: graph {here} has {where}{name}, graph {there} has not; {way_out}")
 
     def count_nodes(self, key: Any) -> Sequence[Any] | None:
         """Values of `num_nodes` of a storage, where graphs have the attribute."""
@@ -344,7 +348,7 @@ class CollatedDataset:
         return not (len(values) == len(self._values) and all(map(operator.is_, values, self._values))
                     and [value._version for value in values if _is_watched(value)] == self._versions)  # fmt: skip
 
-    def list_orders(self, excluded: frozenset[str]) -> tuple[list[Any], list[int] | None]:
+    def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
         """See `GraphList`; all graphs have the attributes that there are slices of.
 
         Raises:

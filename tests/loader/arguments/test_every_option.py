@@ -20,7 +20,9 @@ from pyg_direct import (
     ClusterData,
     ClusterLoader,
     CSRTopo,
+    DataListLoader,
     DataLoader,
+    DenseDataLoader,
     Feature,
     FeatureStore,
     GraphedStep,
@@ -36,6 +38,7 @@ from pyg_direct import (
     NeighborLoader,
     Node2Vec,
     NodeLoader,
+    PPRLoader,
     Producers,
     RandomNegativeSampler,
     RandomNodeLoader,
@@ -63,6 +66,7 @@ from tests.options import Refused, Seen
 from tests.processes import run_ranks
 
 MOLECULES = make_molecules(30)
+DENSE = [Data(x=torch.full((4, 2), number)) for number in range(30)]
 SEEDS, LINKS = torch.arange(0, 60, 2), torch.arange(40).view(2, 20)
 TIMES = torch.arange(70) % 50
 PLAIN = {}
@@ -105,7 +109,11 @@ MAKE = {
     "NeighborSampler": lambda **options: LayerSampler(**{"edge_index": DATA.edge_index, "sizes": [3, 2],
                                                          "node_idx": SEEDS, **COMMON, **options}),
     "DataLoader": lambda **options: DataLoader(**{"dataset": MOLECULES, **COMMON, **options}),
+    "DenseDataLoader": lambda **options: DenseDataLoader(**{"dataset": DENSE, **COMMON, **options}),
+    "DataListLoader": lambda **options: DataListLoader(**{"dataset": MOLECULES, "batch_size": 7, "seed": 1, **options}),
     "ClusterLoader": lambda **options: ClusterLoader(**{"cluster_data": CLUSTERS, **COMMON, **options}),
+    "PPRLoader": lambda **options: PPRLoader(**{"data": DATA, "num_neighbors": 5, "input_nodes": SEEDS, "num_walks": 8,
+                                                **COMMON, **options}),
     "RandomNodeLoader": lambda **options: RandomNodeLoader(**{"data": DATA, "num_parts": 9, "seed": 1, "device": "cpu",
                                                               **options}),
     "GraphSAINTNodeSampler": lambda **options: GraphSAINTNodeSampler(**{"data": DATA, **DRAWN, **options}),
@@ -302,7 +310,9 @@ def has_file(sampler):
     return sampler.save_dir is not None and os.path.exists(os.path.join(sampler.save_dir, sampler._filename))
 
 
-SAINT = {**PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "shuffle": Said(True), "drop_last": Said(True),
+SAINT = {**PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH,
+         "uneven": Differs("drop", ranks=(1, 2), num_steps=3),
+         "shuffle": Said(True), "drop_last": Said(True),
          "batch_sampler": Differs([[3], [0]]), "num_steps": Differs(3), "sample_coverage": Differs(2),
          "save_dir": Seen(has_file, None, FOLDER.name, sample_coverage=1),
          "log": Refused(3, "log must be")}  # fmt: skip
@@ -331,9 +341,12 @@ LOADERS = {
         **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "depth": Differs(1), "num_neighbors": Differs(1),
         "node_idx": Differs(SEEDS + 1), "replace": Differs(True)}),
     "ClusterLoader": (ClusterLoader, {
-        **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "seed": Differs(2, shuffle=True)}),
+        **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH, "seed": Differs(2, shuffle=True)}),
+    "PPRLoader": (PPRLoader, {
+        **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH, "num_neighbors": Differs(2),
+        "input_nodes": Differs(SEEDS + 1), "alpha": Differs(0.5), "num_walks": Differs(9), "walk_length": Differs(3)}),
     "RandomNodeLoader": (RandomNodeLoader, {
-        **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "seed": Differs(2, shuffle=True), "num_parts": Differs(3),
+        **PLACES, **TOPOLOGY, **EPOCHS, **RANKS, **TORCH, "seed": Differs(2, shuffle=True), "num_parts": Differs(3),
         "batch_sampler": Differs([[3, 0], [1]]),
         "batch_size": Refused(3, "as it follows from num_parts")}),
     "GraphSAINTNodeSampler": (GraphSAINTNodeSampler, SAINT),
@@ -347,7 +360,12 @@ LOADERS = {
         **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],
         "dataset": Differs(MOLECULES[1:]), "follow_batch": Differs(["x"]), "exclude_keys": Differs(["x"]),
         "seed": Differs(2, shuffle=True)}),
-    "WalkLoader": (WalkLoader, {**EPOCHS, **TORCH, "device": PLACES["device"], "num_nodes": Differs(30)}),
+    "WalkLoader": (WalkLoader, {**EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "num_nodes": Differs(30)}),
+    "DenseDataLoader": (DenseDataLoader, {
+        **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],
+        "dataset": Differs(DENSE[1:]), "seed": Differs(2, shuffle=True)}),
+    "DataListLoader": (DataListLoader, {
+        **RANKS, **TORCH, "dataset": Differs(MOLECULES[1:]), "seed": Differs(2, shuffle=True)}),
 }  # fmt: skip
 # What is not an option, but what a loader is made of.
 GIVEN = {"data", "cluster_data", "edge_index", "edge_index_dict", "graph", "self", "walks"}

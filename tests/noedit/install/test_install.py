@@ -231,17 +231,34 @@ def test_all_names_are_said_when_asked(said):
 
 @pytest.mark.usefixtures("_installed")
 def test_loaders_that_have_none_of_ours_are_named_as_they_are_made(said):
-    plain = torch_geometric.loader.DataListLoader.__init__
+    plain = torch_geometric.loader.TemporalDataLoader.__init__
+    ends = torch.tensor([0, 1])
+    events = torch_geometric.data.TemporalData(src=ends, dst=ends, t=ends, msg=torch.zeros(2, 1))
 
-    class Mine(torch_geometric.loader.DataListLoader):
+    class Mine(torch_geometric.loader.TemporalDataLoader):
         pass
 
-    for kind in (torch_geometric.loader.DataListLoader, torch_geometric.loader.DataListLoader, Mine):
-        assert type(kind([make_data()])) is kind
+    for kind in (torch_geometric.loader.TemporalDataLoader, torch_geometric.loader.TemporalDataLoader, Mine):
+        assert type(kind(events)) is kind
 
-    assert said.messages == [f"{name} left to PyG: there is none of ours" for name in ("DataListLoader", "Mine")]
+    assert said.messages == [f"{name} left to PyG: there is none of ours" for name in ("TemporalDataLoader", "Mine")]
     pyg_direct.uninstall()
-    assert torch_geometric.loader.DataListLoader.__init__ is plain.__wrapped__
+    assert torch_geometric.loader.TemporalDataLoader.__init__ is plain.__wrapped__
+
+
+@pytest.mark.usefixtures("_installed")
+def test_loaders_around_others_are_ours_and_keep_the_device_of_the_program():
+    inner = torch_geometric.loader.DenseDataLoader([make_data()] * 5, batch_size=2)
+    ahead, kept = torch_geometric.loader.PrefetchLoader(inner), torch_geometric.loader.CachedLoader(inner)
+    lists = torch_geometric.loader.DataListLoader([make_data()] * 5, batch_size=2)
+
+    kinds = [type(loader).__name__ for loader in (inner, ahead, kept, lists)]
+    assert kinds == ["DenseDataLoader", "PrefetchLoader", "CachedLoader", "DataListLoader"]
+    assert all(type(loader) is getattr(pyg_direct, type(loader).__name__) for loader in (inner, ahead, kept, lists))
+    # `install(device="cpu")` is for loaders that make batches.
+    assert kept.device is None
+    assert kept.transform is None
+    assert len(list(ahead)) == len(list(kept)) == len(list(lists)) == 3
 
 
 @pytest.mark.usefixtures("_installed")

@@ -1,0 +1,78 @@
+"""`CachedLoader`: batches of any loader, kept for the epochs after the first, after PyG's loader of that name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch_geometric.data.data import BaseData
+from torch_geometric.loader import CachedLoader as PygCachedLoader
+
+from pyg_direct.errors import ArgumentTypeError
+from pyg_direct.loader.prefetch_loader import check_loader
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.typing import Device
+
+
+class CachedLoader(PygCachedLoader):  # type: ignore[misc]
+    """Batches of any loader, made in one epoch and kept for all others, after PyG's `CachedLoader`.
+
+    An epoch that was left early is begun anew, where PyG's repeats its first batches. Kept batches are the same objects
+    in each epoch. What is written to the graph later is not in them: `clear` forgets them.
+
+    Args:
+        loader: Anything that gives batches: graphs, tensors, and lists, tuples and dictionaries of them.
+        device: Where batches are kept; None leaves them where the loader has them.
+        transform: Called with each batch once, before it is moved and kept.
+
+    Raises:
+        ArgumentTypeError: `loader` gives no batches, or `transform` cannot be called.
+        ArgumentError, DeviceError: `device` is no device, or a GPU that is not there.
+    """
+
+    def __init__(self, loader: Any, device: Device = None, transform: Callable[[Any], Any] | None = None) -> None:
+        check_loader(loader)
+        if transform is not None and not callable(transform):
+            raise ArgumentTypeError(f"transform must be callable or None, got {type(transform).__name__}")
+        super().__init__(loader, None if device is None else resolve_device(device), transform)
+        self._is_complete = False
+
+    def clear(self) -> None:
+        """Forget the batches; the next epoch makes them anew."""
+        super().clear()
+        self._is_complete = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of an epoch."""
+        return iter(list(self._cache)) if self._is_complete else self._fill()
+
+    def _fill(self) -> Iterator[Any]:
+        kept: list[Any] = []
+        self._cache = kept
+        for batch in self.loader:
+            made = batch if self.transform is None else self.transform(batch)
+            kept.append(made if self.device is None else _move(made, self.device))
+            yield kept[-1]
+        # Unless they were forgotten, or another epoch began meanwhile.
+        self._is_complete |= self._cache is kept
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self.loader)
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    """All that a batch holds, on a device."""
+    if isinstance(value, BaseData):
+        # PyG moves the graph itself, which a loader may hold.
+        return copy.copy(value).to(device)
+    if hasattr(value, "to"):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _move(part, device) for key, part in value.items()}
+    if isinstance(value, tuple):
+        parts = [_move(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return [_move(part, device) for part in value] if isinstance(value, list) else value

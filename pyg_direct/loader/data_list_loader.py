@@ -1,0 +1,51 @@
+"""`DataListLoader`: lists of graphs as they are, after PyG's loader of that name, for `DataParallel`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import Subset
+from torch_geometric.data import InMemoryDataset
+from torch_geometric.loader import DataListLoader as PygDataListLoader
+
+from pyg_direct.loader.graph_loader import GraphLoader
+
+
+class DataListLoader(GraphLoader, PygDataListLoader):  # type: ignore[misc]
+    """Lists of the graphs of a data set, after PyG's `DataListLoader`, for `torch_geometric.nn.DataParallel`.
+
+    Graphs are not copied, and stay where they are: `DataParallel` joins its share of a list on each GPU.
+
+    Without a `seed` graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
+
+    Args:
+        dataset: Anything that has items and a length, such as a list of `Data` or `HeteroData`.
+        batch_size: Graphs of a list.
+        shuffle: Whether each epoch has another order.
+        seed: Seed of shuffling; with it, lists are a function of seed, epoch and number. None follows torch's
+            generator.
+        ranks, uneven: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `sampler`, `batch_sampler`, `drop_last` and
+            `generator`. Options of workers are absorbed if the graphs are in memory.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+        NotImplementedError: `dataset` has no length, or `batch_size` is None.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, *, seed: int | None = None,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+        options = self._open(dataset, batch_size, shuffle, "cpu", "cpu", seed, 0, ranks, uneven, kwargs)
+        PygDataListLoader.__init__(self, dataset, **options)
+
+    def _read(self, dataset: Any) -> None:
+        """Nothing is joined."""
+
+    def _needs_workers(self, dataset: Any) -> bool:
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        is_in_memory = isinstance(dataset, InMemoryDataset) and dataset.transform is None
+        return not is_in_memory and not isinstance(dataset, (list, tuple))
+
+    def _list_places(self) -> tuple[list[str], dict[str, Any]]:
+        return [f"graphs: {len(self.dataset)}, as they are"], {}

@@ -1,0 +1,50 @@
+"""`DenseDataLoader`: batches that stack graphs of equal shapes, after PyG's loader of that name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_geometric.loader import DenseDataLoader as PygDenseDataLoader
+
+from pyg_direct.loader.collate.dense_batches import DenseCollection
+from pyg_direct.loader.collate.graph_sources import Source
+from pyg_direct.loader.graph_loader import GraphLoader
+from pyg_direct.typing import Device
+
+
+class DenseDataLoader(GraphLoader, PygDenseDataLoader):  # type: ignore[misc]
+    """Batches that stack graphs of equal shapes, after PyG's `DenseDataLoader`, gathered out of one store on `device`.
+
+    Each attribute of a batch has one dimension more, the first, as dense layers such as `DenseGCNConv` take it. A list
+    of `Data` is stacked once, and anew before an epoch if graphs were changed. The joined tensors of an
+    `InMemoryDataset` are used as they are. Any other data set, and one with a `transform`, gives its graphs one by one
+    to PyG's own collation, which is logged once.
+
+    Without a `seed` graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
+
+    Args:
+        dataset: A list of `Data`, an `InMemoryDataset`, or a `torch.utils.data.Subset` of one; or anything that has
+            items and a length.
+        batch_size: Graphs of a batch.
+        shuffle: Whether each epoch has another order.
+        device: Where batches are; None is the current GPU if there is one, else the CPU.
+        placement, seed, prefetch: See `DataLoader`.
+        ranks, uneven: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `sampler`, `batch_sampler`, `drop_last` and
+            `generator`. Options of workers are absorbed, unless graphs are made one by one.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value, and the number of a graph that misses an
+            attribute of others, or has another shape or dtype.
+        DeviceError: `device` is a GPU that is not there.
+        NotImplementedError: `dataset` has no length, or `batch_size` is None.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, *, device: Device = None,
+                 placement: str = "auto", seed: int | None = None, prefetch: int | None = None,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+        options = self._open(dataset, batch_size, shuffle, device, placement, seed, prefetch, ranks, uneven, kwargs)
+        PygDenseDataLoader.__init__(self, dataset, **options)
+
+    def _join(self, source: Source) -> DenseCollection:
+        return DenseCollection(source)
