@@ -52,6 +52,9 @@ def space(device: str) -> Space:
         (("via", "graph"), lambda via, graph: via in ("RandomNodeLoader", "ClusterLoader") or graph == "data"),
         (("via", "seeds"), lambda via, seeds: via == "PPRLoader" or seeds == "all"),
         (("via", "format"), lambda via, form: via == "ClusterLoader" or form == "csr"),
+        # One batch for two or three processes is none for some of them.
+        (("via", "parts", "ranks"), lambda via, parts, ranks: via not in ("RandomNodeLoader", "ClusterLoader")
+         or parts != "one" or ranks in ("none", "first")),
         (("via", "order"), lambda via, order: "SAINT" not in via or order == "given"),
         *((("via", name), lambda via, value, only=only: via != "Node2Vec" or value == only)
           for name, only in (("placement", "auto"), ("topology", "same"), ("store", "none"), ("cache", "none"))),

@@ -40,6 +40,9 @@ def space(device: str) -> Space:
           for name, only in (("placement", "auto"), ("prefetch", "0"))),
         # PyG has no data set of no graphs, and hands out copies of graphs that it keeps joined.
         (("count", "form"), lambda count, form: count != "nobody" or form in ("list", "chosen")),
+        # One batch for two or three processes is none for some of them.
+        (("count", "form", "ranks"), lambda count, form, ranks: count != "one" or form in ("subset", "chosen")
+         or ranks in ("none", "first")),
         (("edit", "form"), lambda edit, form: edit == "no" or form == "list"),
     )  # fmt: skip
     return Space(options, rules)
