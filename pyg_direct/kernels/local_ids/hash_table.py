@@ -1,8 +1,8 @@
 """Which nodes of a batch are new, by a hash table of identities, and the local ids that new nodes get.
 
 `table` holds identities, -1 where free, int64 `[S]`; a slot is a place in it. It consists of regions, S and their size
-powers of two; a search stays in the region it begins in, so that CPU threads fill regions of their own. Where
-identities index the local ids directly there is no table (`[0]`), and the identity is the slot.
+powers of two; a search stays in the region it begins in. Where identities index the local ids directly there is no
+table (`[0]`), and the identity is the slot.
 """
 
 from __future__ import annotations
