@@ -406,7 +406,7 @@ class HeteroGpuPlan(CapturedPlan):
         node_grid = grid_for(slot.nodes.numel(), slot.state)
         run_gpu(captured_hops.settle_places_gpu, node_grid, slot.state, hops, classes, slot.nodes, slot.begins,
                 slot.totals, scratch.place_of_id, scratch.seen, stream=stream)  # fmt: skip
-        run_gpu(captured_hops.localize_sources_gpu, grid_for(slot.capacity.edges, slot.state), slot.state, hops,
+        run_gpu(captured_hops.localize_ids_gpu, grid_for(slot.capacity.edges, slot.state), slot.state, hops,
                 slot.sources, scratch.place_of_id, stream=stream)  # fmt: skip
 
     def _number_by_table(self, slot: Slot, hop: int, stream: int) -> None:
@@ -440,7 +440,7 @@ class HeteroGpuPlan(CapturedPlan):
         counts, sums = slot.bucket_counts, self._scratch.block_sums
         grid = max(1, min(sums.numel(), -(-counts.numel() // THREADS)))
         run_gpu(sorted_buckets.sum_buckets_gpu, grid, counts, sums, stream=stream)
-        run_gpu(sorted_buckets.scan_buckets_gpu, grid, slot.state, hop, is_new, sums, counts, starts, stream=stream)
+        run_gpu(sorted_buckets.place_buckets_gpu, grid, slot.state, hop, is_new, sums, counts, starts, stream=stream)
 
     def _find_larger(self, slot: Slot, pending: Pending) -> Capacity | None:
         words = slot.outbox_words

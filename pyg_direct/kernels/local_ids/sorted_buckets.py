@@ -46,7 +46,7 @@ def sum_buckets_gpu(counts, block_sums):
 
 
 @gpu_kernel("i8[] i8 i8 i8[] i4[] i8[]")
-def scan_buckets_gpu(state, hop, is_new, block_sums, counts, starts):
+def place_buckets_gpu(state, hop, is_new, block_sums, counts, starts):
     """Where each bucket begins, and the end of the last, by a grid as that which summed; counts are cleared.
 
     New ones are the nodes of the next hop, which are booked.

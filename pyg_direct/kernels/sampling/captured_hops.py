@@ -353,7 +353,7 @@ def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, place
 
 
 @gpu_kernel("i8[] i8 i8[] i4[]")
-def localize_sources_gpu(state, num_hops, sources, place_of_id):
+def localize_ids_gpu(state, num_hops, sources, place_of_id):
     """Ids of sources become local ids."""
     e = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while e < state[EDGES + num_hops]:
