@@ -26,6 +26,7 @@ from pyg_direct.loader.collate.attributes import (
     choose_slicer,
     slice_adjacency,
 )
+from pyg_direct.loader.collate.data import copy_store
 from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.sampler.graph_reader import place_rows, refuse_features
 from pyg_direct.sampler.keyed_sampler import PackedOutput
@@ -234,15 +235,4 @@ def _copy_stores(data: HeteroData) -> HeteroData:
 
 def _copy_all(stores: Mapping[Any, Any], parent: weakref.ref[Any]) -> dict[Any, Any]:
     """Copies of the stores of a graph, for another."""
-    return {kind: _copy_store(store, parent) for kind, store in stores.items()}
-
-
-def _copy_store(store: Any, parent: weakref.ref[Any]) -> Any:
-    """A copy of a store of a graph, for another."""
-    made = store.__class__.__new__(store.__class__)
-    values = made.__dict__
-    values.update(store.__dict__)
-    values["_mapping"], values["_parent"] = values["_mapping"].copy(), parent
-    if "_cached_attr" in values:
-        del values["_cached_attr"]
-    return made
+    return {kind: copy_store(store, parent) for kind, store in stores.items()}
