@@ -9,7 +9,9 @@ import contextlib
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 # Rounds of waiting awake, a tenth of a millisecond: most loops of a batch follow sooner. The ten milliseconds
 # that GNU OpenMP takes by itself are missing to whatever else runs on the same cores.
@@ -56,11 +58,25 @@ def is_orphaned() -> bool:
 
 
 def _note_fork() -> None:
+    _renew_locks()
     global _is_orphaned
     numba = sys.modules.get("numba")
     # Numba names no layer before it has started its threads.
     with contextlib.suppress(ValueError, AttributeError):
         _is_orphaned |= sys.platform == "linux" and numba is not None and numba.threading_layer() == "omp"
+
+
+def _renew_locks() -> None:
+    """Give a child the locks of its own under which Numba starts its threads.
+
+    Those of processes that were forked from one are a semaphore of all of them, which one that is killed while it starts
+    threads would hold for ever.
+    """
+    parallel: Any = sys.modules.get("numba.np.ufunc.parallel")
+    if parallel is not None and hasattr(parallel, "_backend_init_process_lock"):
+        # Made anew when it is needed.
+        parallel._backend_init_process_lock = None
+        parallel._backend_init_thread_lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

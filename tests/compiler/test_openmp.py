@@ -155,3 +155,20 @@ def test_the_environment_is_left_as_it_was(given):
     said = run(code, **given)
 
     assert said == [" ".join(str(given.get(name, os.environ.get(name))) for name in names)]
+
+
+def test_a_forked_process_does_not_wait_for_one_that_died_as_it_started_threads():
+    said = run(
+        FORK
+        + """
+import os
+import numba
+import numba.np.ufunc.parallel as parallel
+import pyg_direct.compiler.jit
+parallel._set_init_process_lock()
+parallel._backend_init_process_lock.acquire()
+fork(lambda: [numba.get_num_threads()])
+"""
+    )
+
+    assert said == ["2"]
