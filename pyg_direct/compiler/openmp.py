@@ -69,8 +69,8 @@ def _note_fork() -> None:
 def _renew_locks() -> None:
     """Give a child the locks of its own under which Numba starts its threads.
 
-    Those of processes that were forked from one are a semaphore of all of them, which one that is killed while it starts
-    threads would hold for ever.
+    Those of processes that were forked from one are a semaphore of all of them. One that is killed while it starts
+    threads would hold it for ever.
     """
     parallel: Any = sys.modules.get("numba.np.ufunc.parallel")
     if parallel is not None and hasattr(parallel, "_backend_init_process_lock"):
