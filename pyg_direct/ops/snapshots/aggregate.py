@@ -21,7 +21,6 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels.snapshots import sliced_csr as kernels
 from pyg_direct.ops.argument_checks import check_same_device
 from pyg_direct.ops.run_kernel import (
-    FEW_ITEMS,
     choose_lane_bits,
     full_grid,
     grid_of,
@@ -167,6 +166,8 @@ TRANSPOSES = ("auto", "structure", "atomic")
 _DTYPES = (torch.float32, torch.float64)
 # Products that one CPU thread does at once: threads would take longer to start.
 SMALL = 2**18
+# Products that take as long as an item of `threads_for`.
+_AN_ITEM = 32
 
 
 @dataclass(eq=False)
@@ -372,7 +373,7 @@ def _sum_on_cpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low
     row, column = (none if factor is None else factor for factor in (row, column))
     for piece in pieces:
         width = channels if piece.snapshot is not None else count * channels
-        with threads_for(piece.num_edges * width // (SMALL // FEW_ITEMS)):
+        with threads_for(piece.num_edges * width // _AN_ITEM):
             arrays = piece.loop_arrays if x.dtype == torch.float32 else _arrays(piece, None, x)[:-1]
             run_cpu(kernels.sum_slices_cpu, x.view(-1), *arrays, low, row, column, places.start, count, channels,
                     x.shape[1] * channels, out.view(-1))  # fmt: skip
