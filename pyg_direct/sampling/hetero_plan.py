@@ -1,8 +1,9 @@
 """General plan: any number of node types and relations, with PyG's options, hop after hop on any device.
 
 A hop is one work list over all relations (`kernels/sampling/worklist.py`), so the number of kernels does not grow
-with the number of relations. `list_work` makes the list from the numbers of nodes to expand, for which the host waits
-once a hop. A captured plan (`hetero_gpu.py`) lists it on the device; it serves in Numba's simulator so far.
+with the number of relations. On a GPU a captured plan (`hetero_gpu.py`) lists it on the device. On a CPU, for induced
+subgraphs, graphs in parts, and id spaces too large for a table, `list_work` makes the list from the numbers of nodes to
+expand, for which the host waits once a hop.
 """
 
 from __future__ import annotations
