@@ -79,7 +79,8 @@ def list_left_out(data, edge_type, **options):
 @pytest.mark.parametrize(
     ("edge_type", "others", "expected"),
     [
-        (WRITES, {REV_WRITES: OTHER, NAMES: TURNED}, [REV_WRITES]),
+        (WRITES, {REV_WRITES: OTHER, NAMES: TURNED}, [REV_WRITES, NAMES]),
+        (WRITES, {REV_WRITES: OTHER, NAMES: OTHER}, [REV_WRITES]),
         (REV_WRITES, {WRITES: OTHER, NAMES: TURNED.flip(0)}, [WRITES]),
         (WRITES, {NAMES: TURNED[:, :2], LISTS: OTHER}, [NAMES]),
         (WRITES, {NAMES: TURNED, LISTS: TURNED}, [NAMES, LISTS]),
