@@ -313,44 +313,34 @@ class CpuKernel:
     def __init__(self, fn: Callable[..., Any], any_order: bool = False, one_thread: bool = False) -> None:
         functools.update_wrapper(self, fn)
         self._fn, self._any_order, self._one_thread = fn, any_order, one_thread
-        self._compiled: dict[bool, Any] = {}
-        self._known: set[tuple[Any, ...]] = set()
+        self._alone: Callable[..., Any] | None = None
+        self._parallel: Callable[..., Any] | None = None
         _FUNCTIONS.append(fn)
 
     def __call__(self, *args: Any) -> Any:
         """Run the loop."""
-        kinds = tuple([(a.dtype, a.ndim, a.flags.num) if isinstance(a, np.ndarray) else type(a) for a in args])
         if self._one_thread or get_cpu_threads() == 1:
             # No parallel region, which takes 40 us to enter and leave, and any number of callers at a time.
-            return self._get(False, kinds, args)(*args)
+            return (self._alone or self._make(False))(*args)
         # One parallel region at a time: Numba's portable thread pool is not re-entrant, and cores are shared once.
         with _LOCK:
-            return self._get(True, kinds, args)(*args)
+            return (self._parallel or self._make(True))(*args)
 
-    def _get(self, parallel: bool, kinds: tuple[Any, ...], args: Sequence[Any]) -> Any:
-        if (parallel, kinds) not in self._known:
-            with _LOCK:
-                self._prepare(parallel, args)
-            self._known.add((parallel, kinds))
-        return self._compiled[parallel]
-
-    def _prepare(self, parallel: bool, args: Sequence[Any]) -> None:
-        """Compile for the types of these arguments, or read what another process compiled."""
+    def _make(self, parallel: bool) -> Callable[..., Any]:
+        """Make Numba's dispatcher, which compiles for types that are new to it, or reads code of another process."""
         import numba
 
         # Numba's cache does not tell loops for one thread and for several apart.
         folder = cache_folder("cpu" if parallel else "cpu_one_thread")
-        # Its index of a function is read, added to and written back: by one process at a time.
-        # Who has Numba compile nothing (`NUMBA_DISABLE_JIT`) means functions of the program.
-        with hold(folder / self._fn.__name__), replaced(numba.config, "DISABLE_JIT", 0):
-            if parallel not in self._compiled:
-                self._compiled[parallel] = self._compile(parallel, folder)
-            # Without room on the disk, the loop is compiled but not kept.
-            with contextlib.suppress(OSError):
-                compiled = self._compiled[parallel]
-                compiled.compile(tuple(map(compiled.typeof_pyval, args)))
+        # A program that has Numba compile nothing (`NUMBA_DISABLE_JIT`) means functions of its own.
+        with _LOCK, replaced(numba.config, "DISABLE_JIT", 0):
+            made = self._parallel if parallel else self._alone
+            if made is None:
+                made = self._declare(parallel, folder)
+                self._parallel, self._alone = (made, self._alone) if parallel else (self._parallel, made)
+        return made
 
-    def _compile(self, parallel: bool, folder: Path) -> Callable[..., Any]:
+    def _declare(self, parallel: bool, folder: Path) -> Callable[..., Any]:
         import numba
 
         _choose_threading_layer()
@@ -362,9 +352,25 @@ class CpuKernel:
                               fastmath={"reassoc", "nsz", "contract"} if self._any_order else False)  # fmt: skip
         finally:
             numba.config.CACHE_DIR = previous
-        # What Numba calls where the disk has no code for these types.
+        # Numba calls it if the disk has no code for these types.
         made._compiler.compile = _compiling(self._fn.__name__)(made._compiler.compile)
+        # Numba calls it for types that are new to this process.
+        made._compile_for_args = self._compiling_alone(made._compile_for_args, folder)
         return made  # type: ignore[no-any-return]
+
+    def _compiling_alone(self, compile_for: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+        """Keep other threads and processes from Numba's index of the loop, which is read, added to and written back."""
+        import numba
+
+        def run(*args: Any) -> Any:
+            with _LOCK, hold(folder / self._fn.__name__), replaced(numba.config, "DISABLE_JIT", 0):
+                try:
+                    return compile_for(*args)
+                except OSError:
+                    # Without room on the disk, the loop that has been compiled is not kept there.
+                    return compile_for(*args)
+
+        return run
 
 
 def cpu_kernel(fn: Callable[..., Any]) -> CpuKernel:

@@ -15,7 +15,7 @@ from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel
 from pyg_direct.kernels.sampling import uniform
 from pyg_direct.ops.local_ids.relabel import cpu_bitmaps, num_words
-from pyg_direct.ops.run_kernel import check_below, cpu_chunks, run_cpu, threads_for
+from pyg_direct.ops.run_kernel import check_below, cpu_chunks, threads_for
 from pyg_direct.ops.sampling.uniform import cpu_picks
 from pyg_direct.sampling.sampling_options import Recipe, Sample, empty_sample
 
@@ -95,25 +95,25 @@ class CpuPlan:
         node_counts, edge_counts, hops = [seeds.numel()], [0], []
         nodes = scratch.make_room(0, seeds.numel())
         nodes[: seeds.numel()] = seeds.numpy()
-        run_cpu(new_nodes.mark_fresh_cpu, nodes[: seeds.numel()], seen[None], chunks)
+        new_nodes.mark_fresh_cpu(nodes[: seeds.numel()], seen[None], chunks)
         begin = 0
         for hop, fanout in enumerate(recipe.fanouts):
             count = node_counts[-1]
             frontier = nodes[begin:count]
             self.topology.check_rows(frontier)
             offsets = np.empty(len(frontier) + 1, np.int64)
-            run_cpu(uniform.count_picks_cpu, indptr, frontier, fanout, recipe.replace, sums, offsets)
+            uniform.count_picks_cpu(indptr, frontier, fanout, recipe.replace, sums, offsets)
             sources = np.empty(offsets[-1], indices.dtype)
             positions = np.empty(offsets[-1], np.int64)
             kernel, option = self._picks[hop]
-            run_cpu(kernel, indptr, indices, frontier, offsets, np.uint64(key), hop, fanout, option, chunks, sources,
+            kernel(indptr, indices, frontier, offsets, np.uint64(key), hop, fanout, option, chunks, sources,
                     positions)  # fmt: skip
             # What wrote them through NumPy is counted nowhere: a bitmap has no bit for an id beyond the last.
             check_below("neighbors of the topology", sources, num_nodes)
             hops.append((begin, offsets, sources, positions))
-            used = run_cpu(new_nodes.mark_fresh_cpu, sources, fresh, chunks)
+            used = new_nodes.mark_fresh_cpu(sources, fresh, chunks)
             nodes = scratch.make_room(count, min(len(sources), num_nodes))
-            run_cpu(new_nodes.emit_fresh_cpu, fresh[:used], seen, sums, nodes, count)
+            new_nodes.emit_fresh_cpu(fresh[:used], seen, sums, nodes, count)
             begin = 0 if recipe.expand_all else count
             node_counts.append(count + int(sums.sum()))
             edge_counts.append(edge_counts[-1] + len(sources))
@@ -122,14 +122,14 @@ class CpuPlan:
     def _export(self, nodes: np.ndarray, hops: list[Hop], node_counts: list[int], edge_counts: list[int],
                 sums: np.ndarray, scratch: _Scratch) -> Sample:  # fmt: skip
         seen, ranks, all_ids = scratch.seen, scratch.ranks, self.topology.edge_ids.numpy()
-        run_cpu(bitmap.rank_words_cpu, seen, ranks, sums)
+        bitmap.rank_words_cpu(seen, ranks, sums)
         local, n_id = np.empty(len(nodes), np.int32), np.empty(len(nodes), np.int64)
-        run_cpu(relabel.locate_nodes_cpu, nodes, node_counts[0], seen, ranks, local, n_id)
+        relabel.locate_nodes_cpu(nodes, node_counts[0], seen, ranks, local, n_id)
         edge_index = np.empty((2, edge_counts[-1]), np.int64)
         e_id = np.empty(edge_counts[-1], np.int64)
         for hop, (begin, offsets, sources, positions) in enumerate(hops):
             part = slice(edge_counts[hop], edge_counts[hop + 1])
-            run_cpu(relabel.export_hop_cpu, begin, offsets, sources, positions, seen, ranks, local, all_ids,
+            relabel.export_hop_cpu(begin, offsets, sources, positions, seen, ranks, local, all_ids,
                     cpu_chunks(), edge_index[0, part], edge_index[1, part], e_id[part])  # fmt: skip
         # The bitmaps go back empty: whole when that is cheap, else only the words that were touched.
         if len(seen) <= 16 * len(nodes):

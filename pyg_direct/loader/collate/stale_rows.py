@@ -173,6 +173,10 @@ class FreshRows:
         """The batches that a call of `fetch` made, one or those of a group, each with the rows of the moment."""
         sample, item, rows = self._made.pop(number)
         is_group = isinstance(item, list)
+        if not (is_group or self._is_ahead):
+            # Read just now.
+            yield made
+            return
         ready, samples = (made, list(sample)) if is_group else ([made], [sample])
         work: list[tuple[int, Any]] = list(item) if is_group else [(number, item)]
         del made, sample

@@ -24,7 +24,7 @@ import numpy as np
 from pyg_direct.kernels.local_ids.bitmap import rank_words_cpu as kernel
 ranks = np.full(2, -1, np.int32)
 kernel(np.array([7, 1], np.uint32), ranks, np.zeros(1, np.int64))
-(loop,) = kernel._compiled.values()
+loop = kernel._alone or kernel._parallel
 print(ranks.tolist(), sum(loop.stats.cache_hits.values()), sum(loop.stats.cache_misses.values()))
 """
 # The compiler is replaced by one that takes long and is counted.
