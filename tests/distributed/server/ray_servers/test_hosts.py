@@ -98,20 +98,23 @@ def load(folder, signals):
 
     class Recorded(engine.RayServers):
         def ask(self, method, questions):
-            if method != "read":
+            # Either may be the first question that is asked after the cable is pulled.
+            if method not in ("pick", "read"):
                 return super().ask(method, questions)
             with turn:
-                return self._read(questions)
+                return self._ask(method, questions)
 
-        def _read(self, questions):
+        def _ask(self, method, questions):
             cut, healing = cuts[len(epochs) - 1], signals / "healing"
             is_far = any(self._channels._channels.get(part, part) is None for part in questions)
             is_cut, is_early = is_far and (signals / f"{cut}-cut").exists(), not healing.exists()
             if is_cut:
                 (signals / f"{cut}-asked").touch()
-            found = super().ask("read", questions)
+            found = super().ask(method, questions)
             if is_cut:
                 felt.append((len(epochs), is_early, healing.exists()))
+            if method == "pick":
+                return found
             near.extend((len(epochs), part) for part in questions if self._channels._channels[part] is not None)
             came.extend((part, found[part].nbytes, is_view(found[part])) for part in questions
                         if self._channels._channels[part] is None)  # fmt: skip
