@@ -157,7 +157,7 @@ def group_work(work: Iterator[Work], size: int) -> Iterator[tuple[int, list[Work
 
 
 def split_group(counts: Sequence[int], num_nodes: int, most_rows: int) -> Iterator[slice]:
-    """Split a group into consecutive parts; the union and the batches of a part together have at most `most_rows` rows."""
+    """Split a group into consecutive parts; a part's union and its batches together have at most `most_rows` rows."""
     begin = total = 0
     for at, count in enumerate(counts):
         total += count
