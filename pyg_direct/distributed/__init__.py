@@ -1,8 +1,9 @@
-"""Graphs over several processes and machines: partitions on disk, exchange of frontiers and rows, and loaders.
+"""Graphs over several processes and machines: partitions on disk, exchange of frontiers and rows, loaders.
 
 - `partitioning/`: graphs cut into parts and written to disk.
 - `dist_graph.py`, `graph_part.py`: a partitioned graph in the memory of one process, and one part of it.
-- `frontier_exchange.py`, `row_exchange.py`: a hop sampled by the owners of its nodes, and rows by id from their owners.
+- `frontier_exchange.py`, `row_exchange.py`: sampling of a hop by the owners of its nodes, and rows by id from their
+  owners.
 - `dist_loader.py`: the loaders; `dist_neighbor_sampler.py`: PyG's sampler interface.
 - `shared_graph.py`: all parts in one memory of a host or of a clique of GPUs.
 - `server/`: parts on servers, for clients that hold none.

@@ -1,4 +1,4 @@
-"""Batches of a graph in parts: rows of nodes and edges fetched from their owners, in one exchange a batch."""
+"""Batches of a graph in parts: rows of nodes and edges are fetched from their owners in one exchange per batch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pyg_direct.sampling.sampling_options import Sample
 
 
 class DistAttributes:
-    """Puts batches together; as `Attributes` and `HeteroAttributes` do for a graph on one machine.
+    """Builder of batches; does the work of `Attributes` and `HeteroAttributes` for a graph in parts.
 
     Args:
         graph: The graph.
-        is_distinct: Whether a node stands once in a batch: trees are not told apart.
+        is_distinct: True if a batch has each node once: trees share nodes.
     """
 
     def __init__(self, graph: DistGraph, is_distinct: bool = False) -> None:
@@ -33,34 +33,34 @@ class DistAttributes:
         self._sampled: GeneralSample | None = None
 
     def knowing(self, sampled: GeneralSample | None) -> DistAttributes:
-        """The same for a batch whose edges, in both directions, were made from this sample."""
+        """Copy the builder for a batch whose edges, in both directions, were made from this sample."""
         made = copy(self)
         made._sampled = sampled
         return made
 
     def describe(self) -> dict[str, Any]:
-        """The own rows by name."""
+        """Return the part's own rows by name."""
         return dict(self._graph.rows.describe())
 
     def summarise(self) -> list[Any]:
-        """Nothing of it is chosen by itself."""
+        """Return an empty list: nothing is chosen automatically."""
         return []
 
     def _edges(self, edge_type: Any, ids: Tensor | None, ends: Tensor) -> list[Wanted]:
-        """An edge belongs to the owner of the node that is expanded."""
+        """Request rows of edges; an edge belongs to the owner of its expanded node."""
         if edge_type not in self._graph.part.tables:
             return []
         if ids is None:
-            # All processes take part alike.
+            # All processes must take part in the exchange.
             ids = ends = ends[:0]
         return [Wanted(edge_type, ids, owned=(edge_type[self._target], ends))]
 
     def build(self, data: Any, sample: Any, input_id: Tensor | None = None, *, checked: bool = True,
               memory: list[Any] | None = None, counts_seeds: bool = True, read: None = None) -> Any:  # fmt: skip
-        """The batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output.
+        """Build the batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output.
 
-        `memory` gets what the memory of a batch belongs to where it was sampled by a plan; nothing is read before, as a
-        batch is an exchange of its own. With `counts_seeds` a `Data` tells the number of its seeds.
+        The owners of a planned batch's memory are added to `memory`. `read` is None, as a batch is one exchange. With
+        `counts_seeds` a `Data` holds the number of its seeds.
         """
         if isinstance(sample, HeteroSamplerOutput):
             return self._build_hetero(sample)
@@ -74,7 +74,7 @@ class DistAttributes:
         kind, edge_type = self._graph.node_types[0], self._graph.edge_types[0]
         edges = []
         if edge_type in self._graph.part.tables:
-            # Owners are not looked for where the graph lies in one memory.
+            # Owners are not needed if the graph lies in one memory.
             is_whole = self._graph.whole is not None
             expanded = sample.n_id[:0] if is_whole else self._find_expanded(sample)
             edges = self._edges(edge_type, sample.e_id if has_ids else None, expanded)
@@ -93,11 +93,11 @@ class DistAttributes:
         return batch
 
     def _find_expanded(self, sample: Sample) -> Tensor:
-        """The node that each edge was sampled of, whose owner has its rows, int64 `[E']`."""
+        """Find the expanded node of each edge, whose owner has the edge's rows, int64 `[E']`."""
         end = 1 if self._target == 2 else 0
         if self._sampled is None:
             return sample.n_id[sample.edge_index[end]]
-        # An edge that was turned around has the id of the other direction.
+        # A reversed edge has the id of the other direction.
         ids, order = self._sampled.edge[LINKS].sort()  # type: ignore[union-attr]
         nodes = self._sampled.node[NODES][self._sampled.edge_index[LINKS][end]][order]
         return nodes[torch.searchsorted(ids, sample.e_id).clamp_(max=max(0, ids.numel() - 1))]

@@ -28,15 +28,15 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 @dataclass
 class PartitionInfo:
-    """Which host keeps the rows of each node, after Quiver's class of that name.
+    """Owner of the rows of each node, after Quiver's class of that name.
 
     Attributes:
-        device: Index of the GPU that results are on, or a device; None is that of a `Feature` that is given, else the
-            current GPU if there is one, else the CPU.
+        device: Index of the GPU that results are on, or a device. None is the device of a given `Feature`, otherwise
+            the current GPU if there is one, otherwise the CPU.
         host: This host, from 0.
-        hosts: Their number.
+        hosts: Number of hosts.
         global2host: Host of each node, integers `[N]`.
-        replicate: Nodes of other hosts that this host keeps copies of too, int64 `[R]`.
+        replicate: Nodes of other hosts of which this host keeps copies, int64 `[R]`.
     """
 
     device: Any
@@ -62,12 +62,12 @@ class PartitionInfo:
 
     @property
     def own(self) -> Tensor:
-        """The nodes of this host, ascending, int64 `[n]`; rows of its feature stand in this order."""
+        """The nodes of this host, ascending, int64 `[n]`; rows of its feature are in this order."""
         return (self.book.owners(torch.arange(self.book.num_nodes, device="cpu")) == self.host).nonzero().view(-1)
 
 
 class _Holding:
-    """The rows of one host, as `RowExchange` reads them."""
+    """Rows of one host, in the form that `RowExchange` reads."""
 
     def __init__(self, info: PartitionInfo, rows: Tensor, device: torch.device) -> None:
         self.device, self.part, self.num_parts = device, info.host, info.hosts
@@ -76,18 +76,19 @@ class _Holding:
         self.tables: dict[Any, Table] = {_KIND: Table(info.own.to(device), {_NAME: rows})}
 
     def owners(self, kind: str, ids: Tensor) -> Tensor:
-        """The host of each node."""
+        """Return the host of each node."""
         return self.books[kind].owners(ids)
 
 
 class DistFeature:
-    """Rows by node id, wherever they are; after Quiver's class of that name. Its calls are collective.
+    """Rows of all hosts by node id, after Quiver's class of that name. Its calls are collective.
 
     Args:
-        feature: The rows of this host's nodes, ascending by id: a tensor `[n, ...]` of any dtype, which goes to the
-            device in one piece and can be written (in place, if it lies there), or a filled `Feature`.
-        info: Which host keeps which rows.
-        comm: The way to the others: a `Communicator` or a `DistGraph`; None makes one on the default group.
+        feature: The rows of this host's nodes, ascending by id: a tensor `[n, ...]` of any dtype, or a filled
+            `Feature`. A tensor is kept whole on the device and can be written by `put` (in place, if it is there
+            already).
+        info: The owner of each row.
+        comm: A `Communicator` or a `DistGraph` for the exchange; None makes a communicator on the default group.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -101,7 +102,7 @@ class DistFeature:
                 raise ArgumentTypeError(f"info must be a PartitionInfo, got {type(info).__name__}")
             self._table: Tensor | None = None
             if isinstance(feature, Tensor):
-                # In one piece on the device, so that rows can be written.
+                # Whole on the device, so that rows can be written.
                 self._table = feature.detach().to(resolve_device(info.device)).contiguous()
                 feature = Feature(device=info.device).from_cpu_tensor(self._table)
             if feature.shape[0] != info.own.numel():
@@ -147,11 +148,11 @@ class DistFeature:
         return self.shape[dim]
 
     def __getitem__(self, ids: Tensor | Sequence[int]) -> Tensor:
-        """Rows of nodes of all hosts; every host calls it, with its own ids."""
+        """Read rows of nodes of all hosts; every host calls it, with its own ids."""
         ids = check_ids("ids", as_ids("ids", ids), self.info.book.num_nodes).long().to(self._holding.device)
         rows: Tensor = self._comm.run(self._fetch, ids)
         if rows.is_cuda:
-            # They were made on the stream of the exchange.
+            # The rows were allocated on the stream of the exchange.
             rows.record_stream(current_stream(rows.device.index))
         return rows
 
@@ -161,7 +162,7 @@ class DistFeature:
     def put(self, ids: Tensor, rows: Tensor) -> None:
         """Write rows of nodes of any host, such as updated embeddings; every host calls it, with its own ids.
 
-        Where several hosts write one row, the highest host's stays; where one does so twice, its last.
+        If several hosts write one row, the highest host's value stays; if one host writes it twice, its last value.
 
         Args:
             ids: int64 `[n]`.
@@ -193,11 +194,11 @@ class DistFeature:
             if int(status) < 0:
                 raise IdError("ids must be held by this part, got others")
             new = unpacker.take(self.dtype, num_rows, *self.shape[1:])
-            # The last of those that write one row, whatever the device does with repeated places.
+            # The last write to each row; the device leaves the order of repeated positions undefined.
             last = torch.zeros(table.ids.numel(), dtype=torch.int64, device=ids.device)
             last.scatter_reduce_(0, places, torch.arange(num_rows, device=ids.device), "amax", include_self=False)
             kept = (last[places] == torch.arange(num_rows, device=ids.device)).nonzero().view(-1)
-            # Torch writes to places of a tensor in dtypes that it computes with.
+            # Torch supports indexed writes only in dtypes that it computes with.
             unit = _SIGNED.get(self.dtype, self.dtype)
             self._table.view(unit)[places[kept]] = new.view(unit)[kept]
         self._keep()

@@ -1,4 +1,4 @@
-"""`DistGraph`: a partitioned graph as one of the processes that train on it sees it."""
+"""`DistGraph`: a partitioned graph, seen from one of the processes that train on it."""
 
 from __future__ import annotations
 
@@ -35,44 +35,46 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class DistGraph:
-    """A graph in parts on several processes: process r holds part r. Made by all of them, in one order.
+    """A graph in parts on several processes: process r holds part r. All processes create it, in the same order.
 
     Args:
-        folder: A partition with as many parts as there are processes, written by `partition_graph`; each process needs
-            its own part only.
-        device: Where this process samples and where batches are; None is the current GPU if there is one, else the CPU.
+        folder: A partition with one part per process, written by `partition_graph`; each process needs its own part
+            only.
+        device: Device of this process that samples and holds the batches; None is the current GPU if there is one,
+            otherwise the CPU.
         group: A process group whose ranks hold the parts; None for all.
         backend: `nccl` or `gloo`; by default by the device.
-        check: What to compare files with: `"full"`: checksums, `"size"`: sizes, None: nothing.
-        device_cache_size: GPU memory for hot rows among the part's own, see `Feature`; a share is one of these.
-        placement: Host memory for the part's own rows, see `Feature`; where processes share a graph, it is page-locked.
-        replicas: Rows of other parts to keep copies of: bytes, `"200M"`, or a share of the rows of this part such as
-            `"20%"`, those that the part's own neighbor lists name most often; or `"plan"` for what `plan_replicas`
-            wrote; or ids of a node type, by type with types. Each process chooses its own.
-        share_rows: Let processes of one host, on the CPU, read each other's rows in memory that they share; only rows
-            of other hosts are then exchanged. The same in all processes.
-        share_graph: `"auto"`: where all processes are on the CPUs of one host, or on GPUs of it that NVLink joins, or
-            there is one alone, the graph lies in one memory that all see, each with an equal share of it, and each
-            samples and reads alone, without an exchange; `obstacle` says why where it does not. True: an error then.
-            False: each keeps its part and they exchange, which is what `replicas` and `share_rows` are for. The same
-            in all processes. GPUs share out neighbors, and rows as far as `device_cache_size` allows, the other rows
-            lie in host memory once; parts are put together there first, where there must be room for the whole graph.
-        timeout, silence: Seconds that an exchange waits for the slowest process, and for one that gives no sign of
-            life.
+        check: Checks of the files: `"full"`: checksums, `"size"`: sizes, None: no check.
+        device_cache_size: GPU memory for hot rows among the part's own, see `Feature`; a share refers to the part's
+            rows.
+        placement: Host memory for the part's own rows, see `Feature`; if processes share a graph, it is page-locked.
+        replicas: Rows of other parts to copy to this process. Bytes, `"200M"`, or a share of the rows of this part such
+            as `"20%"` copies the rows most frequent in the part's neighbor lists. `"plan"` reads the choice of
+            `plan_replicas`. Otherwise ids of a node type, by type with types. Each process chooses its own.
+        share_rows: Let processes of one host, on the CPU, read each other's rows in shared memory; then only rows of
+            other hosts are exchanged. Equal in all processes.
+        share_graph: `"auto"`: keep the graph in one memory that all processes read. They must use the CPUs of one host,
+            or its GPUs joined by NVLink; a single process always may. Each process then samples and reads without an
+            exchange; otherwise `obstacle` gives the reason. True: raise an error instead of the exchange. False: each
+            process keeps its part and they exchange; `replicas` and `share_rows` are for this case. Equal in all
+            processes. GPUs share out neighbors, and rows up to `device_cache_size`; host memory holds the other rows
+            once. The parts are joined in host memory first, which needs room for the whole graph.
+        timeout, silence: Seconds that an exchange waits for the slowest process, and for a process that gives no sign
+            of life.
 
     Attributes:
         part: This process's part.
-        communicator: The way to the others.
-        rows: Rows by id, own and others'.
-        pairs: Which pairs of nodes are edges.
-        whole: The graph in one memory; None where processes exchange.
-        obstacle: Why they exchange; None where they do not.
+        communicator: Communicator of all processes.
+        rows: Rows by id, own and remote.
+        pairs: Queries of edges between pairs of nodes.
+        whole: The graph in one memory; None if processes exchange.
+        obstacle: The reason for the exchange; None without one.
 
     Raises:
         PartitionError: the partition is missing, damaged or of another version.
-        ArgumentError: another number of parts than of processes, or a wrong argument.
+        ArgumentError: the numbers of parts and processes differ, or an argument is wrong.
         ArgumentTypeError: an argument has the wrong type.
-        DeviceError: `device` is a GPU that is not there.
+        DeviceError: `device` is a GPU that does not exist.
         RankError: another process failed.
     """
 
@@ -92,13 +94,13 @@ class DistGraph:
         try:
             self._open_all(folder, check, device_cache_size, placement, replicas, share_rows, share_graph)
         except Exception:
-            # The others hear of it; no thread and no group of it stays here.
+            # The others are informed; no thread and no group is left here.
             self.communicator.close()
             raise
 
     def _open_all(self, folder: str | PathLike[str], check: str | None, device_cache_size: int | str, placement: str,
                   replicas: Any, share_rows: bool, share_graph: bool | str) -> None:  # fmt: skip
-        # In turn, as what follows, so that what is wrong in one process is told to all.
+        # In turn, so that an error in one process is raised in all.
         self.communicator.run(self._check, device_cache_size, placement, share_graph, share_rows, replicas)
         self.obstacle = self._find_obstacle(share_graph, folder)
         self.part: GraphPart = self.communicator.run(self._open, folder, check)
@@ -115,13 +117,13 @@ class DistGraph:
         self.rows = RowExchange(self.part, self.communicator, features)
         if share_rows:
             self.communicator.run(self.rows.read_peers)
-        # To fetch them is an exchange, also for those who want none.
+        # Fetching replicas is an exchange: processes without replicas take part too.
         if any(self.communicator.run(self.communicator.agree, int(replicas is not None))):
             self.communicator.run(self._keep, self.rows, folder, {} if replicas is None else replicas)
 
     def _check(self, device_cache_size: int | str, placement: str, share_graph: bool | str, share_rows: bool,
                replicas: Any) -> None:  # fmt: skip
-        # A graph on CPUs, in one memory, uses neither of the first two: what is wrong with them is told all the same.
+        # A graph in one memory of CPUs uses neither of the first two; errors in them are raised all the same.
         Feature(device=self.device, device_cache_size=device_cache_size, placement=placement)
         if share_graph not in (True, False, "auto"):
             raise ArgumentError(f"share_graph must be True, False or 'auto', got {share_graph!r}")
@@ -136,7 +138,7 @@ class DistGraph:
                                 f"{other} than on rank 0")  # fmt: skip
 
     def _find_obstacle(self, share_graph: bool | str, folder: str | PathLike[str]) -> str | None:
-        """Why the graph is not kept in one memory."""
+        """Find the reason why the graph is not kept in one memory."""
         obstacle = None
         if not share_graph:
             obstacle = "share_graph=False"
@@ -147,13 +149,13 @@ class DistGraph:
         return obstacle
 
     def _ask_all(self, folder: str | PathLike[str]) -> str | None:
-        """`find_obstacle` for the graph in a folder."""
-        # Of parts on GPUs nothing would lie on the host; those on CPUs take there what the whole takes.
+        """Call `find_obstacle` for the graph in a folder."""
+        # Parts on GPUs would take no host memory; parts on CPUs take as much there as the whole graph.
         files = Manifest.read(folder).files.values() if self.device.type == "cuda" else []
         return find_obstacle(self.communicator, sum(known["bytes"] for known in files))
 
     def _open(self, folder: str | PathLike[str], check: str | None) -> GraphPart:
-        # What all share is filled from the files of each.
+        # Shared memory is filled from the files of each process.
         is_filled = self.obstacle is None and self.communicator.size > 1
         part = GraphPart(folder, self.communicator.rank, device=torch.device("cpu") if is_filled else self.device,
                          check=check, map_rows=is_filled)  # fmt: skip
@@ -174,7 +176,7 @@ class DistGraph:
             given = replicas if isinstance(replicas, Mapping) else {self.node_types[0]: replicas}
             ids = {kind: self._check_replicas(kind, value) for kind, value in given.items()}
         rows.keep(ids)
-        # To choose them has taken several times what they hold.
+        # Choosing them took several times their memory.
         give_back_freed()
 
     def _check_replicas(self, kind: Any, ids: Any) -> Tensor:
@@ -188,12 +190,12 @@ class DistGraph:
 
     @property
     def rank(self) -> int:
-        """This process, and its part."""
+        """The rank of this process, and the number of its part."""
         return self.communicator.rank
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether the graph has no types."""
+        """True if the graph has no types."""
         return self.part.manifest.is_homogeneous
 
     @property
@@ -208,15 +210,15 @@ class DistGraph:
 
     @property
     def num_nodes(self) -> int | dict[str, int]:
-        """Nodes of the whole graph, by type where there are types."""
+        """Nodes of the whole graph, by type in a graph with types."""
         sizes = {entry.name: entry.num_nodes for entry in self.part.manifest.nodes}
         return sizes[self.node_types[0]] if self.is_homogeneous else sizes
 
     def own_nodes(self, kind: str | None = None) -> Tensor:
-        """Nodes of this process's part, ascending, int64 `[n]` on `device`.
+        """Return the nodes of this process's part, ascending, int64 `[n]` on `device`.
 
         Args:
-            kind: Node type; None is the first, which is the only one of a graph without types.
+            kind: Node type; None is the first, which is the only type of a graph without types.
 
         Raises:
             KeyError: there is no such type.
@@ -224,14 +226,15 @@ class DistGraph:
         return self.part.tables[self.node_types[0] if kind is None else kind].ids.to(self.device)
 
     def own_rows(self, name: str, kind: str | None = None) -> Tensor:
-        """Rows of the nodes of this process's part, `[n, ...]` in the dtype they were partitioned with, in their order.
+        """Return rows of the nodes of this process's part, `[n, ...]` in their dtype on disk, in the order of
+        `own_nodes`.
 
-        They are to be read: what is written to them is not in batches, or not in all, as copies may be elsewhere. Rows
-        that change go into a `DistFeature`.
+        They are read only: writes may not appear in batches, as copies may be elsewhere. Keep rows that change in a
+        `DistFeature`.
 
         Args:
             name: Name of the attribute.
-            kind: Node type; None is the first, which is the only one of a graph without types.
+            kind: Node type; None is the first, which is the only type of a graph without types.
 
         Raises:
             KeyError: there is no such type or attribute.
@@ -239,7 +242,7 @@ class DistGraph:
         return self.part.tables[self.node_types[0] if kind is None else kind].rows[name]
 
     def skeleton(self) -> Data | HeteroData:
-        """A `Data` or `HeteroData` with the sizes of the whole graph, without edges and rows."""
+        """Make a `Data` or `HeteroData` with the sizes of the whole graph, without edges and rows."""
         if self.is_homogeneous:
             return Data(num_nodes=self.num_nodes)
         data = HeteroData()
@@ -249,32 +252,32 @@ class DistGraph:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the graph that this process has: of its part and of copies, or its share of the one memory."""
+        """Bytes of the graph in this process: of its part and of copies, or its share of the one memory."""
         held = self.part.num_bytes + self.rows.kept_bytes if self.whole is None else self.whole.num_bytes
         return held
 
     def make_plan(self, recipe: GeneralRecipe, *, timed: bool, weighted: bool) -> GeneralPlan:
-        """A plan for a recipe, equal in all processes.
+        """Make a plan for a recipe, equal in all processes.
 
         Args:
-            recipe: What is sampled.
-            timed, weighted: Whether the times and weights of the partition decide.
+            recipe: Options of sampling.
+            timed, weighted: Sample by the times and weights of the partition.
         """
         if self.whole is not None:
             return GeneralPlan(self.whole.place(timed=timed, weighted=weighted, summed=recipe.replace), recipe)  # type: ignore[arg-type]
         return DistPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted)
 
     def times_of(self, kind: str, ids: Tensor) -> Tensor:
-        """Times of nodes of a type, int64 `[n]`; collective, unless the graph lies in one memory.
+        """Return the times of nodes of a type, int64 `[n]`; collective, unless the graph lies in one memory.
 
         Args:
             kind: Node type.
-            ids: int64 `[n]`, on `device`; of any part.
+            ids: Nodes of any part, int64 `[n]`, on `device`.
 
         Raises:
             ArgumentError: a type without times.
             IdError: an id that its owner does not hold.
-            RankError: another process failed or is gone.
+            RankError: another process failed or ended.
         """
         timed = [entry.name for entry in self.part.manifest.nodes if entry.time is not None]
         if kind not in timed:
@@ -282,15 +285,15 @@ class DistGraph:
         found: list[dict[str, Tensor]] = self.run_in_turn(self.rows.fetch, [Wanted(kind, ids, [TIME])])
         times = found[0][TIME]
         if times.is_cuda:
-            # They were made on the stream of the exchange.
+            # The times were allocated on the stream of the exchange.
             times.record_stream(current_stream(times.device.index))
         return times
 
     def run_in_turn(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Have something done that exchanges, behind batches that are made ahead; at once where nothing is exchanged.
+        """Run a function that exchanges, after the batches that are prefetched; immediately if there is no exchange.
 
         Args:
-            fn: What is called.
+            fn: The function.
             *args: Its arguments.
         """
         if self.whole is not None:
@@ -298,14 +301,14 @@ class DistGraph:
         return self.communicator.run(fn, *args)
 
     def close(self) -> None:
-        """Take part in what others still do, then end the process group of the exchange; all processes call it."""
+        """Take part in the pending exchanges of other processes, then end the process group; all processes call it."""
         self.communicator.close()
 
     def __enter__(self) -> DistGraph:
         return self
 
     def __exit__(self, kind: Any, *_: object) -> None:
-        # Who fails does not wait for the others, if there are any: they hear of it.
+        # After an error do not wait for the other processes: they are informed.
         if kind is None or self.communicator.size == 1:
             self.close()
 

@@ -44,14 +44,16 @@ from pyg_direct.sampling.uniform_gpu import GpuPlan
 
 
 def check_alike(loader: Any, ranks: str) -> None:
-    """Refuse a loader that other processes make otherwise; collective, unless each samples seeds of its own alone.
+    """Refuse a loader whose arguments differ between processes; collective, unless each process samples its own seeds
+    alone.
 
     Args:
-        loader: With its sampler, inputs and numbers; its `graph` in one memory is sampled by each process alone.
+        loader: The loader, with sampler, inputs and batch numbers; a graph in one memory is sampled by each process
+            alone.
         ranks: See `DistNeighborLoader`.
 
     Raises:
-        ArgumentError: others were given something else, in all of them.
+        ArgumentError: arguments differ; raised in all processes.
     """
     graph, sampler, given = loader.graph, loader._sampler, loader.input_data
     if graph.whole is None:
@@ -75,7 +77,7 @@ def _sum_up(ids: Tensor | None) -> int | None:
 
 
 def _compare(graph: DistGraph, rule: str, value: Any) -> None:
-    # Not negative, in 64 bits.
+    # Non-negative in int64.
     number = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big") >> 1
     numbers = graph.communicator.run(graph.communicator.agree, number)
     other = next((rank for rank, found in enumerate(numbers) if found != numbers[0]), None)
@@ -84,7 +86,7 @@ def _compare(graph: DistGraph, rule: str, value: Any) -> None:
 
 
 class _DistLoader(GeneralLoader):
-    """What loaders of a graph in parts share: batches made in step with the other processes."""
+    """Base of loaders of a graph in parts: batches are made in step with the other processes."""
 
     graph: DistGraph
     _evens_out_alone = True
@@ -94,12 +96,12 @@ class _DistLoader(GeneralLoader):
         "not all of those that were written; keep rows that change in a DistFeature, written by put and indexed by "
         "batch.n_id"
     )
-    # What the batch that is being built was sampled from, if in both directions.
+    # The sample of the batch being built, if its edges go in both directions.
     _sampled: Any = None
     _given_data: Any
 
     def _even_out(self, ranks: str) -> None:
-        """Agree on equally many batches, if each process has seeds of its own; with `ranks="auto"` they follow."""
+        """Agree on equally many batches if each process has its own seeds; `ranks="auto"` needs no agreement."""
         self._given_data = self.data
         uneven = self._ranks.uneven
         if ranks != "own" or uneven == "keep":
@@ -119,19 +121,19 @@ class _DistLoader(GeneralLoader):
     def _agree_on(self, drawn: int) -> int:
         graph = self.graph
         if self._ranks.ranks is None:
-            # Seeds of its own, and draws of its own for them, also where all generators were seeded alike.
+            # Own seeds and own draws, even if all generators have equal seeds.
             return int(derive_key(drawn, graph.rank, 0))
         agreed: list[int] = graph.communicator.run(graph.communicator.agree, drawn)
         return agreed[0]
 
     def _count_batches(self, own: int, uneven: str) -> list[int]:
-        """Batches of each process that another one may wait for."""
+        """Count the batches of each process for which another process may wait."""
         communicator = self.graph.communicator
         counts: list[int] = communicator.run(communicator.agree, own)
         num_clients = communicator.size
         if len(counts) == num_clients:
             return counts
-        # Clients of servers know each other by the process group that they train in, if at all.
+        # Clients of servers can agree only over the process group in which they train.
         if count_processes() == num_clients:
             return gather(own, self.device if self.device.type == "cuda" else None)
         if uneven == "drop" or has_group():
@@ -168,7 +170,7 @@ class _DistLoader(GeneralLoader):
             steps.close()
 
     def _take_part(self) -> Any:
-        """Do what a batch without seeds needs, for the batches of others."""
+        """Take part in the exchanges of other processes' batches with an empty batch."""
         none = torch.empty(0, dtype=torch.int64, device="cpu")
         out = self._ask(none, 0)
         if isinstance(self._general, DistAttributes):
@@ -179,7 +181,7 @@ class _DistLoader(GeneralLoader):
                 self.transform_sampler_output = transform
 
     def _build(self, out: Any, memory: list[Any] | None = None, read: Any = None) -> Any:
-        # Also where a transform gives back an output of its own, of the same edges.
+        # Also if a transform returns its own output of the same edges.
         self._sampled = getattr(out, "sampled", None)
         try:
             return super()._build(out, memory, read)
@@ -199,17 +201,17 @@ class _DistLoader(GeneralLoader):
         return [*lines, said], attributes
 
     def __call__(self, index: Any) -> Any:
-        """The batch around the seeds at these positions; every process calls it, unless the graph is in one memory."""
+        """Make the batch of the seeds at these positions; every process calls it, unless the graph is in one memory."""
         if self.graph.whole is not None:
             return super().__call__(index)
         batch = self.graph.communicator.run(super().__call__, index)
         if self.device.type == "cuda":
-            # It was made on the stream of the exchange.
+            # The batch was allocated on the stream of the exchange.
             hold_for(batch, current_stream(self.device.index))
         return batch
 
 
-# Options of other loaders that a graph in parts has instead, or has not.
+# Options of other loaders that a graph in parts has elsewhere, or does not have.
 _ELSEWHERE = {
     "device": "give it to DistGraph",
     "placement": "give it to DistGraph",
@@ -223,7 +225,7 @@ _ELSEWHERE = {
 
 
 def _options(owner: type, graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for the loaders that these are made of."""
+    """Build the arguments of the base loaders."""
     if not isinstance(graph, DistGraph):
         raise ArgumentError(f"graph must be a DistGraph, got {type(graph).__name__}")
     for name in _ELSEWHERE:
@@ -243,22 +245,22 @@ def _options(owner: type, graph: Any, seed: int | None, ranks: Any, kwargs: dict
                             "know each other, got None")  # fmt: skip
     seed = check_seed(seed)
     if ranks == "own":
-        # Seeds of its own, and draws of its own for them.
+        # Own seeds, and own draws for them.
         return {"seed": None if seed is None else int(derive_key(seed, graph.rank, 0)), "ranks": None}
     return {"seed": seed, "ranks": (graph.rank, size)}
 
 
 class DistNeighborLoader(_DistLoader, NodeLoader):
-    """Mini-batches around nodes of a graph in parts; PyG's batches, the same ones as `NeighborLoader` on one machine.
+    """Mini-batches around nodes of a graph in parts: PyG's batches, equal to `NeighborLoader` on one machine.
 
-    Every process makes the loader and iterates over it; neighbors are sampled by the processes that own the nodes, and
-    rows are fetched from them, while the batch before is used. Where the graph lies in one memory (`share_graph` of
-    `DistGraph`), each process samples and reads for itself. Batches are dealt out in turn, as `NeighborLoader` does
-    with `ranks="auto"`, so that all processes together get the batches of one machine.
+    Every process makes the loader and iterates over it. The owners of the nodes sample their neighbors and send their
+    rows, while the previous batch is in use. If the graph lies in one memory (`share_graph` of `DistGraph`), each
+    process samples and reads alone. Batches are dealt out in turn, as by `NeighborLoader` with `ranks="auto"`, so that
+    all processes together get the batches of one machine.
 
-    A graph in parts is not edited: its edges, times and weights are those that were partitioned. Rows that are written
-    (`DistGraph.own_rows`) are not in batches, or not in all; one warning tells writes of this process, and nothing
-    tells those of others. Rows that change go into a `DistFeature`.
+    A graph in parts cannot be edited: edges, times and weights are those on disk. Writes to rows (`DistGraph.own_rows`)
+    may not appear in batches. One warning reports writes of this process; writes of other processes are not detected.
+    Keep rows that change in a `DistFeature`.
 
     Args:
         graph: The graph.
@@ -266,22 +268,22 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
             transform_sampler_output, filter_per_worker, time_comparison, time_window: See `NeighborLoader`.
         input_nodes: Seeds of all processes: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
             Equal in all processes, unless `ranks="own"`.
-        time_attr, weight_attr: Any name, to sample by the times or weights that the graph was partitioned with.
-        ranks: `"auto"`: deal batches out; `"own"`: `input_nodes` are those of this process alone, for instance the
-            training nodes of its part, of which more neighbors are near.
-        uneven: Where processes have different numbers of batches; see `NeighborLoader`. With `ranks="own"`, `pad` gives
-            each as many as the one with most has, and `drop` as many as the one with fewest; all make the loader then.
-            Clients of servers agree on it over the process group that they are in.
-        seed: Seed of shuffling and draws, equal in all processes. None: each epoch follows torch's generator on rank 0,
-            for which all processes meet as it begins; with `ranks="own"` each follows its own. Clients of servers that
-            share the batches must give one.
-        prefetch: Batches made ahead.
+        time_attr, weight_attr: Any name: sample by the times or weights of the partition.
+        ranks: `"auto"`: deal batches out; `"own"`: `input_nodes` are the seeds of this process alone, for instance the
+            training nodes of its part, which have more neighbors in the part.
+        uneven: Rule for different numbers of batches per process; see `NeighborLoader`. With `ranks="own"`, `pad` gives
+            each process the largest number, and `drop` the smallest; all processes then make the loader together.
+            Clients of servers agree over their process group.
+        seed: Seed of shuffling and draws, equal in all processes. None: each epoch takes a seed from torch's generator
+            on rank 0, in a collective call; with `ranks="own"` each process takes its own. Clients of servers that
+            share the batches must give a seed.
+        prefetch: Batches prepared ahead.
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        RankError: while iterating, if another process failed or is gone.
+        RankError: while iterating, if another process failed or ended.
     """
 
     def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, input_time: Tensor | None = None,
@@ -302,7 +304,9 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         self._even_out(ranks)
 
     def _find_plan(self) -> Any:
-        """The plan of uniform batches of a graph in one memory, whose samples need not take PyG's form; else None."""
+        """Find the plan of uniform batches of a graph in one memory, if samples need not take PyG's form; otherwise
+        None.
+        """
         is_plain = self.graph.whole is not None and self.transform_sampler_output is None and self._sampler._is_plain()
         return self._sampler._open_plan() if is_plain else None
 
@@ -310,7 +314,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         plan = self._find_plan()
         if plan is None:
             return super()._submit(key, number, seeds)
-        # Enqueued only: on a GPU its sizes are waited for when the batch before has been made.
+        # Only enqueued: on a GPU the wait for its sizes comes after the previous batch.
         submit = plan.submit if isinstance(plan, GpuPlan) else plan.sample
         return submit(seeds.nodes, key.of_batch(number))
 
@@ -328,7 +332,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
 
 
 class DistSubGraphLoader(DistNeighborLoader):
-    """Induced subgraphs around nodes of a graph in parts: all edges among the nodes that are sampled.
+    """Induced subgraphs around nodes of a graph in parts: all edges among the sampled nodes.
 
     Args:
         graph, num_neighbors, input_nodes, **kwargs: See `DistNeighborLoader`.
@@ -344,7 +348,7 @@ class DistSubGraphLoader(DistNeighborLoader):
 
 
 class DistLinkNeighborLoader(_DistLoader, LinkLoader):
-    """Mini-batches around links of a graph in parts; the same ones as `LinkNeighborLoader` on one machine.
+    """Mini-batches around links of a graph in parts, equal to `LinkNeighborLoader` on one machine.
 
     Args:
         graph: The graph.
@@ -354,14 +358,14 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
             processes, unless `ranks="own"`.
         edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
-            `LinkNeighborLoader`. Strict negatives take four more exchanges a batch, where there are any; links that are
-            left out take two more, unless the graph is in one memory.
+            `LinkNeighborLoader`. Strict negatives take four more exchanges per batch with negatives; excluded links
+            take two more. If the graph is in one memory, neither takes any.
         rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges. It must be given unless
-            it is `rev_...` or no relation leads back, as no process compares the edges of all.
+            it is named `rev_...` or no relation leads back, as no process can compare the edges of all parts.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        RankError: while iterating, if another process failed or is gone.
+        RankError: while iterating, if another process failed or ended.
     """
 
     def __init__(self, graph: DistGraph, num_neighbors: Any, edge_label_index: Any, edge_label: Tensor | None = None,

@@ -37,7 +37,7 @@ from pyg_direct.sampling.sampling_options import Recipe
 
 @dataclass(eq=False)
 class _DistParts(Parts):
-    """What is known here of a graph in parts: no edges, but a way to ask for them.
+    """Description of a graph in parts: no edges, but queries of them.
 
     Attributes:
         graph: The graph.
@@ -46,33 +46,32 @@ class _DistParts(Parts):
     graph: DistGraph | None = None
 
     def edge_set(self, edge_type: EdgeType | None, num_sources: int, num_targets: int, device: torch.device) -> Edges:
-        """The edges of a relation, to be avoided."""
+        """Make the set of edges of a relation that negatives avoid."""
         assert self.graph is not None
         if self.graph.whole is not None:
             return self.graph.whole.edge_set(self.graph.edge_types[0] if edge_type is None else edge_type)
         return EdgesOfAll(self.graph.pairs, self.graph.edge_types[0] if edge_type is None else edge_type)
 
     def is_reverse(self, edge_type: EdgeType, other: EdgeType) -> bool | None:
-        """Not known here, where edges lie in parts."""
+        """Return None: edges of other parts are not known here."""
         return None
 
 
 class DistNeighborSampler(NeighborSampler):
-    """Samples around nodes and links of a graph in parts; the same samples as `NeighborSampler` on the whole graph.
+    """Sampler around nodes and links of a graph in parts; samples equal `NeighborSampler` on the whole graph.
 
-    Its calls are collective, unless the graph lies in one memory: every process makes them, with its own seeds.
+    Unless the graph lies in one memory, its calls are collective: every process makes them, with its own seeds.
 
     Args:
         graph: The graph.
         num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_comparison, time_window,
             strict_negatives, exclude_target_edges, seed: See `NeighborSampler`.
-        rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges, unless `rev_...` is.
-        time_attr: Any name: neighbors are sampled by the times that the graph was partitioned with.
-        weight_attr: Any name: neighbors are drawn by the weights that the graph was partitioned with.
+        rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges, unless it is `rev_...`.
+        time_attr: Any name: neighbors are sampled by the times of the partition.
+        weight_attr: Any name: neighbors are drawn by the weights of the partition.
 
     Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value; also where the partition has no times or
-            weights.
+        ArgumentError, ArgumentTypeError: named argument, rule and value; also if the partition has no times or weights.
     """
 
     def __init__(self, graph: DistGraph, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,
@@ -81,7 +80,7 @@ class DistNeighborSampler(NeighborSampler):
                  time_window: int | None = None, strict_negatives: bool = False,
                  exclude_target_edges: bool | str = False, rev_edge_type: EdgeType | None = None
                  ) -> None:  # fmt: skip
-        # Not the constructor of the base class, which reads a whole graph.
+        # Not the base class's constructor, which reads a whole graph.
         manifest = graph.part.manifest
         has_times = any(e.time is not None for e in manifest.nodes) or any(e.time is not None for e in manifest.edges)
         has_weights = any(entry.weighted for entry in manifest.edges)
@@ -107,20 +106,20 @@ class DistNeighborSampler(NeighborSampler):
         if time_attr is None:
             check_choices(temporal_strategy, time_comparison, time_window)
         if graph.whole is not None:
-            # By all processes at once; batches are made by each for itself.
+            # Collective; afterwards each process makes batches alone.
             graph.whole.place_plain() if self._is_plain() else self._open_topology()
 
     @property
     def node_time(self) -> Any:
-        """Not known here: each process has those of its own nodes."""
+        """None: each process knows only the times of its own nodes."""
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tells why it cannot be sent.
+        # Raises the reason why it cannot be pickled.
         return self.graph.__getstate__()
 
     def refresh(self) -> None:
-        """A graph in parts does not change."""
+        """Do nothing: a graph in parts does not change."""
 
     def _is_uniform(self) -> bool:
         is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
@@ -146,33 +145,33 @@ class DistNeighborSampler(NeighborSampler):
 
     def sample_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None
                           ) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
-        """Sample around nodes, behind batches that are made ahead.
+        """Sample around nodes, after the batches that are prefetched.
 
         Args:
             index, key: See `NeighborSampler.sample_from_nodes`.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-            RankError: another process failed or is gone.
+            RankError: another process failed or ended.
         """
         return self._hold(self.graph.run_in_turn(partial(super().sample_from_nodes, index, key=key)))
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
                           key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
-        """Sample around links, behind batches that are made ahead.
+        """Sample around links, after the batches that are prefetched.
 
         Args:
             index, neg_sampling, key: See `NeighborSampler.sample_from_edges`.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-            RankError: another process failed or is gone.
+            RankError: another process failed or ended.
         """
         return self._hold(self.graph.run_in_turn(partial(super().sample_from_edges, index, neg_sampling, key=key)))
 
     def _hold(self, out: Any) -> Any:
         if self.device.type == "cuda" and self.graph.whole is None:
-            # It was made on the stream of the exchange, and what it says of the seeds with it.
+            # The sample, and its metadata of the seeds, were allocated on the stream of the exchange.
             Drawn(out).record_stream(current_stream(self.device.index))
         return out
 
@@ -183,10 +182,10 @@ class DistNeighborSampler(NeighborSampler):
         return super()._sample(seed, seed_time, key=key, excluded=excluded)
 
     def _find_times(self, seed: Tensor | Mapping[str, Tensor]) -> Any:
-        """The times of the seeds themselves, from their owners."""
+        """Fetch the times of the seeds from their owners."""
         timed = {entry.name for entry in self.graph.part.manifest.nodes if entry.time is not None}
         if not timed:
-            # Edges have times; the plan says what is missing.
+            # Edges have times; the plan reports missing ones.
             return None
         sizes = {entry.name: entry.num_nodes for entry in self.graph.part.manifest.nodes}
         if isinstance(seed, Tensor):
@@ -203,7 +202,7 @@ class DistNeighborSampler(NeighborSampler):
     def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
         parts = self._opened.parts
         if isinstance(parts.node_time, str):
-            # Negatives are drawn from all nodes: 8 bytes for each that has a time, once.
+            # Negatives are drawn from all nodes: 8 bytes per node with a time, once.
             sizes = {entry.name: entry.num_nodes for entry in self.graph.part.manifest.nodes if entry.time is not None}
             times = {kind: self.graph.times_of(kind, torch.arange(size, device=self.device))
                      for kind, size in sizes.items()}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which pairs of nodes are edges, asked of those who hold them, so that negative links can avoid them."""
+"""Queries of edges between pairs of nodes, answered by the owners of the edges, so that negative links avoid edges."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pyg_direct.sampling.negative_links import Balance, Draw, EdgeSet, Pairs
 
 
 class PairExchange:
-    """Tells which pairs of nodes are edges. Its calls are collective.
+    """Queries of edges between pairs of nodes. Its calls are collective.
 
     Args:
         part: This process's part.
-        communicator: The way to the owners of the other parts; None to answer only.
+        communicator: Communicator of the owners of the other parts; None to answer only.
     """
 
     def __init__(self, part: GraphPart, communicator: Communicator | None) -> None:
         self._part, self._communicator = part, communicator
-        # An edge is held by the owner of the node that is expanded.
+        # An edge is held by the owner of its expanded node.
         self._held_by_target = part.manifest.direction == "in"
         self._sets: dict[EdgeType, EdgeSet] = {}
         self._balances: dict[EdgeType, Balance] = {}
 
     def contains(self, edge_type: EdgeType, sources: Tensor, targets: Tensor) -> Tensor:
-        """Whether each pair is an edge of a relation, bool `[n]`; two exchanges.
+        """Check if each pair is an edge of a relation, bool `[n]`; two exchanges.
 
         Args:
             edge_type: The relation.
@@ -46,7 +46,7 @@ class PairExchange:
         return found
 
     def weigh(self, edge_type: EdgeType) -> Balance:
-        """Weigh the edges of a relation between nodes of one type; an exchange, the first time.
+        """Weigh the edges of a relation between nodes of one type; the first call is an exchange.
 
         Args:
             edge_type: The relation.
@@ -56,11 +56,11 @@ class PairExchange:
         return self._balances[edge_type]
 
     def weigh_own(self, edge_type: EdgeType) -> Balance:
-        """Weigh those of this part."""
+        """Weigh the edges of this part."""
         return self._open_set(edge_type).weigh()
 
     def _collect_balances(self, edge_type: EdgeType) -> list[tuple[int, int]]:
-        """Those of all parts."""
+        """Collect the weights of all parts."""
         assert self._communicator is not None
         message = pack([torch.tensor(self.weigh_own(edge_type), device=self._part.device)])
         found = self._communicator.exchange([message] * self._part.num_parts, "balances")
@@ -72,13 +72,13 @@ class PairExchange:
         return EdgeSet(sources, targets, books[edge_type[0]].num_nodes, books[edge_type[2]].num_nodes)
 
     def _swap(self, edge_type: EdgeType, messages: list[Tensor]) -> list[Tensor]:
-        """What the owners answer; others are answered meanwhile."""
+        """Exchange questions, answer the received ones, and return the owners' answers."""
         assert self._communicator is not None
         asked = self._communicator.exchange(messages, "pairs")
         return self._communicator.exchange([self.answer(edge_type, message) for message in asked], "edges")
 
     def answer(self, edge_type: EdgeType, message: Tensor) -> Tensor:
-        """Which of another process's pairs are edges of this part, as bytes."""
+        """Return, as bytes, which of another process's pairs are edges of this part."""
         if not message.numel():
             return message
         sources, targets = Unpacker(message).take(torch.int64, 2, message.numel() // 16)
@@ -91,20 +91,20 @@ class PairExchange:
 
 
 class EdgesOfAll:
-    """The edges of a relation of a graph in parts; avoids the same pairs as `EdgeSet` of the whole graph.
+    """Edges of a relation of a graph in parts; avoids the same pairs as `EdgeSet` of the whole graph.
 
     Args:
-        pairs: The way to those who hold them.
+        pairs: Queries to the owners of the edges.
         edge_type: The relation.
     """
 
     def __init__(self, pairs: PairExchange, edge_type: EdgeType) -> None:
         self._pairs, self._edge_type = pairs, edge_type
-        # Links that this process knows, beside the edges.
+        # Positive links that this process knows, in addition to the edges.
         self._links: EdgeSet | None = None
 
     def with_links(self, sources: Tensor, targets: Tensor, *, is_one_type: bool) -> EdgesOfAll:
-        """See `Edges`; collective, whatever the links."""
+        """Add links, see `Edges`; collective for any links."""
         other = copy.copy(self)
         if is_one_type and self._pairs.weigh(self._edge_type).is_even:
             sources, targets = torch.cat([sources, targets]), torch.cat([targets, sources])
@@ -116,15 +116,15 @@ class EdgesOfAll:
         return found if self._links is None else found | self._links.contains(sources, targets)
 
     def avoid(self, draw: Draw, pairs: Pairs, tries: int) -> int:
-        """See `Edges`; collective, and as many exchanges whatever is drawn."""
+        """Avoid edges, see `Edges`; collective, with a number of exchanges that does not depend on the draws."""
         wrong = self._contains(pairs.sources, pairs.targets).nonzero().view(-1)
         if tries == 1:
             return wrong.numel()
-        # All further tries of the few that are edges at once: processes need not agree on when to stop.
+        # All further tries of the few wrong pairs at once: processes need not agree when to stop.
         others = [draw(wrong, slot) for slot in range(1, tries)]
         sources, targets = (torch.stack(ends) for ends in ([o.sources for o in others], [o.targets for o in others]))
         is_edge = self._contains(sources.view(-1), targets.view(-1)).view(sources.shape)
-        # The first that is no edge, else the last.
+        # The first pair that is no edge, otherwise the last.
         is_last = torch.arange(tries - 1, device=wrong.device) == tries - 2
         chosen = (~is_edge | is_last.view(-1, 1)).byte().argmax(0)
         columns = torch.arange(wrong.numel(), device=wrong.device)

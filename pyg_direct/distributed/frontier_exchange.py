@@ -1,6 +1,6 @@
-"""`DistPlan`: batches of a graph in parts, sampled hop after hop, with each node's edges picked by its owner.
+"""`DistPlan`: batches of a graph in parts, sampled hop by hop, with each node's edges picked by its owner.
 
-`Picker` is the owner's side: it picks the edges of the requested rows and answers in bytes.
+`Picker` is the owner's side: it picks the edges of the requested nodes and packs them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SMALL = 255
 
 
 class Words(NamedTuple):
-    """How a node is asked for: its id in the id space of all types, its tree and its time, as far as there are such.
+    """Encoding of a requested node: its id in the id space of all types, and its tree and time if used.
 
     Attributes:
-        dtype: int32, or int64 where ids or edges are many.
-        has_trees, has_times: What is told of a node.
+        dtype: int32, or int64 if ids or edges need it.
+        has_trees, has_times: Fields of a node beside its id.
     """
 
     dtype: torch.dtype
@@ -44,11 +44,11 @@ class Words(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a node."""
+        """Bytes per node."""
         return self.dtype.itemsize * (1 + self.has_trees) + 8 * self.has_times
 
     def pack(self, ids: Tensor, trees: Tensor, times: Tensor) -> Tensor:
-        """Nodes in bytes, one after the other."""
+        """Pack nodes into bytes, one after the other."""
         if not ids.numel():
             return ids.new_empty(0, dtype=torch.uint8)
         if not self.has_trees:
@@ -59,7 +59,7 @@ class Words(NamedTuple):
         return as_bytes(torch.cat(columns, 1))
 
     def unpack(self, message: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids, trees, times), int64 `[F]`; trees and times are empty where there are none."""
+        """Unpack (ids, trees, times), int64 `[F]`; unused trees and times are empty."""
         words = message.view(self.dtype)
         if not self.has_trees:
             ids = words.long()
@@ -71,14 +71,14 @@ class Words(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Edges picked for several askers.
+    """Edges picked for several requesters (ranks or clients).
 
     Attributes:
-        picked: Them.
-        trees: Of the nodes asked for, or empty.
-        bounds: Items of each asker, int64 `[S + 1]`: where they begin, and the end.
-        status: int64 `[1]`, below 0 where a node is not of this part.
-        has_entry_each: Whether each asker has one entry of the work list.
+        picked: The edges.
+        trees: Trees of the requested nodes, or empty.
+        bounds: First item of each requester, and the end, int64 `[S + 1]`.
+        status: int64 `[1]`, below 0 if a node does not belong to this part.
+        has_entry_each: True if each requester has one entry of the work list.
     """
 
     picked: Picked
@@ -88,7 +88,7 @@ class Found(NamedTuple):
     has_entry_each: bool = False
 
     def count_edges(self) -> Tensor:
-        """Edges for each asker, int64 `[S]`."""
+        """Count the edges for each requester, int64 `[S]`."""
         assert self.picked.offsets is not None
         if self.has_entry_each:
             return self.picked.ends.diff()
@@ -96,12 +96,12 @@ class Found(NamedTuple):
 
 
 class Picker:
-    """Picks the edges of the nodes of a part, as one machine would.
+    """Picker of the edges of a part's nodes, equal to the picks of one machine.
 
     Args:
         part: The part.
         placed: Its rows for the recipe.
-        plan: Whose rows, flags and rules are followed.
+        plan: The plan with the rows, flags and rules to use.
     """
 
     def __init__(self, part: GraphPart, placed: PlacedPart, plan: GeneralPlan) -> None:
@@ -114,16 +114,16 @@ class Picker:
         self._shifts = part.own_starts[placed.topo.expanded]
 
     def wire(self, fanouts: np.ndarray) -> Wire:
-        """Dtypes of the answers of a hop."""
+        """Return the dtypes of the answers of a hop."""
         is_small = len(fanouts) > 0 and fanouts.min() >= 0 and fanouts.max() <= _SMALL
         return Wire(torch.uint8 if is_small else torch.int32, self.words.dtype)
 
     def find_excluded(self, messages: Sequence[Tensor]) -> Tensor:
-        """Find the edges that the batches of several askers are sampled without, for `pick`.
+        """Find the edges that the batches of several requesters exclude, for `pick`.
 
         Args:
-            messages: Numbers of relations, nodes that these expand and neighbors in the id space of all types, int64
-                `[3, P]` in bytes, of each asker.
+            messages: Numbers of relations, expanded nodes and neighbors in the id space of all types, int64 `[3, P]` in
+                bytes, of each requester.
         """
         topo = self._topo
         sizes = [message.numel() // 24 for message in messages]
@@ -137,20 +137,20 @@ class Picker:
 
     def pick(self, message: Tensor, counts: np.ndarray, keys: np.ndarray, fanouts: np.ndarray, hop: int,
              excluded: Tensor | None = None) -> Found:  # fmt: skip
-        """The edges that are asked for.
+        """Pick the requested edges.
 
         Args:
-            message: `Words` of the nodes, asker after asker and type after type within each.
-            counts: Their numbers, int64 `[S, T]`.
-            keys: Of the askers' batches, uint64 `[S]`.
+            message: `Words` of the nodes, by requester, and by type within each.
+            counts: Numbers of nodes, int64 `[S, T]`.
+            keys: Keys of the requesters' batches, uint64 `[S]`.
             fanouts: By relation, int64 `[R]`.
             hop: Number of the hop.
-            excluded: Edges that are not picked (`find_excluded`); None for none.
+            excluded: Edges to exclude (`find_excluded`); None for none.
         """
         topo = self._topo
         ids, trees, times = self.words.unpack(message)
         begins = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
-        # Targets are places in the message, neighbors stand in the id space of all types.
+        # Targets are positions in the message; neighbors are in the id space of all types.
         found, work = list_works(topo, self._flags, fanouts, counts, begins, topo.type_starts, keys)
         table = work.reshape(-1, COLUMNS)
         table[:-1, ROWS] -= self._shifts[table[:-1, RELATION]]
@@ -165,13 +165,13 @@ class Picker:
         return Found(picked, trees, bounds, status, bool((np.diff(ends) == 1).all()))
 
     def pack(self, found: Found, num_edges: np.ndarray, wire: Wire, out: Tensor | None = None) -> tuple[Tensor, Layout]:
-        """(answers in bytes, asker after asker, how they lie).
+        """Pack edges: (answers in bytes, by requester, and their layout).
 
         Args:
             found: The edges.
-            num_edges: Of each asker, int64 `[S]`.
+            num_edges: Edges of each requester, int64 `[S]`.
             wire: Dtypes.
-            out: Memory for as many bytes; made when None.
+            out: Memory for these bytes; None allocates it.
         """
         layout = Layout.of(np.diff(found.bounds), num_edges, wire)
         out = torch.empty(int(layout.sizes.sum()), dtype=torch.uint8, device=self._device) if out is None else out
@@ -179,25 +179,25 @@ class Picker:
         return out, layout
 
 
-# Words of a row of requests before the numbers of nodes by type: how the process does, and the key.
+# Words of a row of requests before the numbers of nodes by type: the status of the process, and the key.
 _HEAD = 2
 
 
 class DistPlan(GeneralPlan):
-    """Samples batches of a graph in parts; the same batches as `GeneralPlan` on the whole graph under the same key.
+    """Plan that samples batches of a graph in parts, equal to `GeneralPlan` on the whole graph under the same key.
 
-    A call to `sample` is collective: all processes make it, those without a batch with no seeds. A hop is one exchange
-    of nodes and one of edges, and waits for a GPU once in each, and once for its new nodes.
+    A call to `sample` is collective: processes without a batch call it with no seeds. A hop is one exchange of nodes
+    and one of edges. On a GPU each exchange waits once, and the new nodes once.
 
     Args:
         part: This process's part.
-        recipe: What is sampled around seeds, equal in all processes.
-        communicator: The way to the owners of the other parts; rank r owns part r.
-        timed, weighted: Whether times and weights of the partition decide.
+        recipe: Options of sampling, equal in all processes.
+        communicator: Communicator of the owners of the other parts; rank r owns part r.
+        timed, weighted: Sample by the times and weights of the partition.
     """
 
     _picks_here = False
-    # It tells the owners of edges.
+    # The sample gives the owners of edges.
     _keeps_sampled = True
 
     def __init__(self, part: GraphPart, recipe: GeneralRecipe, communicator: Communicator, *, timed: bool,
@@ -206,13 +206,13 @@ class DistPlan(GeneralPlan):
         super().__init__(placed, recipe)
         self.part, self._placed, self._communicator = part, placed, communicator
         self._picker = Picker(part, placed, self)
-        # Whether all edges of the nodes are wanted, as for induced subgraphs.
+        # True if the plan needs all edges of the nodes, as for induced subgraphs.
         self._wants_all = False
         communicator.widen(_HEAD + len(placed.topo.node_types))
 
     def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
-        """One after the other: a row of requests to an owner has room for one batch."""
+        """Sample one request after the other: a row of requests to an owner has room for one batch."""
         each = [None] * len(keys) if excluded is None else excluded
         return [self.sample(seeds, key, seed_time=seed_time, excluded=own)
                 for (seeds, seed_time), key, own in zip(requests, keys, each, strict=True)]  # fmt: skip
@@ -230,8 +230,10 @@ class DistPlan(GeneralPlan):
         return self._tell_excluded([pack([pairs[:, owners == rank]]) for rank in range(self.part.num_parts)])
 
     def _tell_excluded(self, messages: list[Tensor]) -> Any:
-        """Send the pairs of a batch to the owners of their edges; what `_ask` needs of it. Here: the edges of this part
-        that the others, and this process last, sample without."""
+        """Send the excluded pairs of a batch to the owners of their edges, for `_ask`.
+
+        Returns the edges of this part that the other ranks, and this rank last, exclude.
+        """
         others = self._communicator.exchange(messages, "excluded")
         own = others.pop(self._communicator.rank)
         return self._picker.find_excluded([*others, own])
@@ -257,14 +259,14 @@ class DistPlan(GeneralPlan):
         return self._ask(asked, message, bounds, int(keys[0]), hop, start.excluded)
 
     def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int, excluded: Any) -> Picked:
-        """What the owners answer; others are answered meanwhile.
+        """Exchange the nodes of a hop, answer the received requests, and return the picked edges.
 
         Args:
-            asked: What is asked, without the numbers of nodes.
-            message: Nodes in bytes, owner after owner.
-            bounds: Where each type of each owner begins among them, and the end, int64 `[P * T + 1]`.
-            key, hop: Of the draws.
-            excluded: Of `_tell_excluded`; None where all edges may be picked.
+            asked: The request, without the numbers of nodes.
+            message: Nodes in bytes, by owner.
+            bounds: First node of each type of each owner, and the end, int64 `[P * T + 1]`.
+            key, hop: Key and hop of the draws.
+            excluded: Result of `_tell_excluded`; None if no edge is excluded.
         """
         comm, picker, fanouts = self._communicator, self._picker, self._fanouts_of(hop)
         wire, node_bytes = picker.wire(fanouts), picker.words.num_bytes
@@ -287,7 +289,7 @@ class DistPlan(GeneralPlan):
         return join_edges(asked, layout, wire, answers)
 
     def _begin_rows(self, key: int) -> Tensor:
-        """Rows of words for all partners, with the key in them."""
+        """Make rows of words for all ranks, with the key in them."""
         size = self._communicator.size
         rows = np.zeros((2 * size - 1, self._communicator.width), np.int64)
         rows[:size, 1] = np.uint64(key).astype(np.int64)
@@ -299,7 +301,9 @@ class DistPlan(GeneralPlan):
         return fanouts
 
     def _group(self, front: Any) -> tuple[Tensor, Tensor]:
-        """(places of the frontier, owner after owner and type after type; where each begins, and the end)."""
+        """Group the frontier: (its positions by owner, and by type within each; first position of each group, and the
+        end).
+        """
         topo, num_parts = self._placed.topo, self.part.num_parts
         num_types = len(topo.node_types)
         keys, at = make_keys(front.rows.numel(), num_parts * num_types, front.rows.device), 0
@@ -310,7 +314,7 @@ class DistPlan(GeneralPlan):
         return group_keys(keys, num_parts * num_types)
 
     def _in_all_types(self, front: Any) -> Tensor:
-        """Ids of the frontier in the id space of all types."""
+        """Return ids of the frontier in the id space of all types."""
         topo = self._placed.topo
         if len(topo.node_types) < 2:
             rows: Tensor = front.rows

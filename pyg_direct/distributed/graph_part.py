@@ -1,4 +1,4 @@
-"""`GraphPart`: one part of a partitioned graph in memory, and what every process knows of the whole."""
+"""`GraphPart`: one part of a partitioned graph in memory, with the description of the whole graph."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from pyg_direct.sampling.negative_links import EdgeSet
 
 @dataclass
 class Table:
-    """Rows of the nodes of a type, or of the edges of a relation, that a part holds.
+    """Rows of a part: of the nodes of a type, or of the edges of a relation.
 
     Attributes:
-        ids: Which, int64 `[n]`, ascending.
+        ids: Ids of the rows, int64 `[n]`, ascending.
         rows: Their rows by attribute, `[n, ...]`.
     """
 
@@ -38,14 +38,16 @@ class Table:
     rows: dict[str, Tensor]
 
     def find(self, ids: Tensor) -> Tensor:
-        """Where the rows of these ids stand, int64; -1 for one that is not held here. Waits for no GPU."""
+        """Find the positions of the rows of these ids, int64; -1 for an id that is not held here. Does not wait for a
+        GPU.
+        """
         if not self.ids.numel() or not ids.numel():
             return torch.full_like(ids, -1)
         return locate_ids(ids, self._directory, self._num_ids)
 
     @property
     def index(self) -> tuple[Tensor, ...]:
-        """What finds ids here, once some were asked for."""
+        """The tensors of the look-up of ids, empty before its first use."""
         return self.__dict__.get("_directory", ())
 
     @cached_property
@@ -57,12 +59,12 @@ class Table:
         return Directory.of(self.ids, self._num_ids)
 
     def locate(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(where the rows of these ids stand, int64; int64 `[1]` that is below 0 where one is not held here).
+        """Find (positions of the rows of these ids, int64; int64 `[1]`, below 0 if an id is not held here).
 
-        On a GPU nothing is waited for, and an id that is not held stands at 0; such a one must not be used.
+        On a GPU there is no wait, and the position of an id that is not held is 0; it must not be used.
 
         Raises:
-            IdError: one is not held here, on the CPU; or ids are asked for where none is.
+            IdError: an id is not held here, on the CPU; or the table is empty and `ids` is not.
         """
         places = self.find(ids)
         if not ids.numel():
@@ -74,15 +76,15 @@ class Table:
 
 
 def word_dtype(manifest: Manifest) -> torch.dtype:
-    """Of ids of nodes, in the id space of all types, and of edges on their way."""
+    """Return the dtype of node ids in the id space of all types, and of edge ids, in messages."""
     most = max([sum(entry.num_nodes + ALIGNMENT for entry in manifest.nodes), *(e.num_edges for e in manifest.edges)])
     return torch.int32 if most < 2**31 else torch.int64
 
 
 class PartTopo:
-    """What sampling knows of a partitioned graph: names and sizes of the whole, and where the part's rows begin.
+    """Description of a partitioned graph for sampling: names and sizes of the whole, and starts of the part's rows.
 
-    Has the attributes of `HeteroTopo` that plans read; `row_starts` and `edge_starts` are those of the part.
+    It has the attributes of `HeteroTopo` that plans read; `row_starts` and `edge_starts` refer to the part.
     """
 
     def __init__(self, manifest: Manifest, timed: bool, weighted: bool) -> None:
@@ -108,7 +110,7 @@ class PartTopo:
         return f"the rows of a part, of {sum(self.num_nodes.values())} nodes in all"
 
     def ids_within(self, ids: Tensor) -> Tensor:
-        """Ids within their types, of ids in the id space of all types, int64."""
+        """Convert ids in the id space of all types to ids within their types, int64."""
         if len(self.node_types) < 2:
             return ids
         if ids.device not in self._starts:
@@ -119,7 +121,7 @@ class PartTopo:
 
 @dataclass(eq=False)
 class PlacedPart:
-    """The rows of a part where its device reads them, for a plan; as `PlacedHetero` of a whole graph."""
+    """Rows of a part in memory that its device reads, for a plan; as `PlacedHetero` of a whole graph."""
 
     topo: PartTopo
     rows: Rows
@@ -127,17 +129,17 @@ class PlacedPart:
     scratch: list[Any] = field(default_factory=list)
 
     def check_process(self) -> None:
-        """Any process may use it that has it."""
+        """Do nothing: every process that has it may use it."""
 
     def check_neighbors(self, ids: Tensor) -> None:
-        """Nothing but this package writes to them.
+        """Do nothing: only this package writes to the neighbors.
 
         Args:
-            ids: As of `PlacedHetero.check_neighbors`.
+            ids: See `PlacedHetero.check_neighbors`.
         """
 
     def with_running_weights(self) -> Rows:
-        """The rows with `weight_before`."""
+        """Return the rows with `weight_before`."""
         if self.rows.edge_weight.numel() and not self.rows.weight_before.numel():
             before = sum_weights(self.rows.indptr, self.rows.edge_weight)
             self.rows = self.rows._replace(weight_before=before.to(self.device))
@@ -149,17 +151,17 @@ class GraphPart:
 
     Args:
         folder: The partition (`partition_graph`).
-        part: Which part.
-        device: Where its rows and neighbors go.
-        check: `"full"`: compare checksums of the files; `"size"`: their sizes; None: nothing.
-        map_rows: Leave rows in their files, to be read when they are asked for.
+        part: Number of the part.
+        device: Device of its rows and neighbors.
+        check: `"full"`: compare checksums of the files; `"size"`: their sizes; None: no check.
+        map_rows: Leave rows in their files, which are read on demand.
 
     Attributes:
-        is_whole: Whether the part is all of the graph, so that ids are places and nobody is asked.
+        is_whole: True if the part is the whole graph, so that ids are positions and no exchange is needed.
 
     Raises:
         PartitionError: the partition is missing, damaged, or of another version.
-        ArgumentError: `check` is something else.
+        ArgumentError: `check` has another value.
     """
 
     def __init__(self, folder: str | PathLike[str], part: int, *, device: torch.device, check: str | None = "size",
@@ -189,12 +191,12 @@ class GraphPart:
 
     @property
     def num_parts(self) -> int:
-        """P."""
+        """Number of parts P."""
         return self.manifest.num_parts
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of ids, rows and neighbors that this part holds, and of what finds them."""
+        """Bytes of the part's ids, rows and neighbors, and of its look-up tables."""
         tables = [t for table in self.tables.values() for t in (table.ids, *table.rows.values(), *table.index)]
         edges = [array for placed in self._placed.values() for array in placed.rows]
         return sum(t.numel() * t.element_size() for t in [*tables, *edges])
@@ -202,18 +204,18 @@ class GraphPart:
     def _read(self, name: str, *, rows: bool = False) -> Tensor:
         path = self._folder / part_folder(self.part) / name
         tensor = torch.from_numpy(read_array(path, mapped=rows and self._map_rows))
-        # Rows are placed by who serves them.
+        # Rows are placed later, by their user.
         return tensor if rows else tensor.to(self.device)
 
     def _read_nodes(self, number: int, size: int) -> Tensor:
-        """Ids of the part's nodes of a type of so many."""
+        """Read ids of the part's nodes of a type with `size` nodes."""
         ids = self._read(f"node-{number}.ids.npy")
         if ids.dim() != 1 or not _are_within(ids, size) or bool((ids[1:] <= ids[:-1]).any()):
             raise PartitionError(self._tell(f"node-{number}.ids.npy", f"ascending ids in [0, {size})"))
         return ids
 
     def _read_edges(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(offsets, neighbors, ids of edges) of a relation, of which sampling reads as they say."""
+        """Read and check (offsets, neighbors, ids of edges) of a relation."""
         indptr, indices, ids = (self._read(f"edge-{number}.{name}.npy") for name in ("indptr", "indices", "ids"))
         kind, end = self.manifest.edges[number].name, 2 if self.manifest.direction == "in" else 0
         num_rows, size = self.tables[kind[end]].ids.numel(), self.books[kind[2 - end]].num_nodes
@@ -230,17 +232,17 @@ class GraphPart:
         return f"{path} must hold {rule}, and holds something else: it is damaged"
 
     def owners(self, kind: str, ids: Tensor) -> Tensor:
-        """The part of each node of a type, int64."""
+        """Return the part of each node of a type, int64."""
         return self.books[kind].owners(ids)
 
     @property
     def word_dtype(self) -> torch.dtype:
-        """Of ids on their way."""
+        """Dtype of ids in messages."""
         return word_dtype(self.manifest)
 
     @cached_property
     def own_starts(self) -> np.ndarray:
-        """Nodes of this part of the types before each, int64 `[T]`."""
+        """Nodes of this part in the types before each type, int64 `[T]`."""
         sizes = [self.tables[entry.name].ids.numel() for entry in self.manifest.nodes]
         return np.cumsum([0, *sizes], dtype=np.int64)[:-1]
 
@@ -254,11 +256,11 @@ class GraphPart:
         return Table(torch.cat([ids + start for ids, start in zip(own, starts, strict=False)]), {})
 
     def find_places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Table.locate`, of ids in the id space of all types: places among the part's nodes, type after type."""
+        """Locate ids of the id space of all types, as `Table.locate`: positions among the part's nodes, by type."""
         return self._all_nodes.locate(ids)
 
     def edge_set(self, edge_type: EdgeType) -> EdgeSet:
-        """The edges of a relation that this part holds, to ask for pairs; 8 bytes an edge."""
+        """Make the set of this part's edges of a relation, for queries of pairs; 8 bytes per edge."""
         number = [entry.name for entry in self.manifest.edges].index(edge_type)
         indptr, indices, _ = self._read_edges(number)
         is_in = self.manifest.direction == "in"
@@ -267,14 +269,14 @@ class GraphPart:
         return EdgeSet(sources, targets, *(self.books[edge_type[end]].num_nodes for end in (0, 2)))
 
     def place(self, *, timed: bool = False, weighted: bool = False) -> PlacedPart:
-        """The rows for sampling, by times or weights or without them; made once each."""
+        """Place the rows for sampling, with or without times and weights; each kind is made once."""
         key = (timed, weighted)
         if key not in self._placed:
             self._placed[key] = self.build_rows(PartTopo(self.manifest, *key))
         return self._placed[key]
 
     def build_rows(self, topo: PartTopo) -> PlacedPart:
-        """The rows for sampling, made anew; `row_starts` and `edge_starts` of `topo` are set to theirs."""
+        """Build the rows for sampling; sets `row_starts` and `edge_starts` of `topo`."""
         parts: dict[str, list[Tensor]] = {name: [] for name in ("indptr", "indices", "ids", "time", "weight")}
         id_dtype = torch.int32 if topo.type_starts[-1] < 2**31 else torch.int64
         starts, edge_starts = [0], [0]
@@ -312,7 +314,7 @@ class GraphPart:
 
 
 def _are_within(ids: Tensor, size: int) -> bool:
-    """Whether all of these lie in [0, size)."""
+    """Check if all ids lie in [0, size)."""
     if not ids.numel():
         return True
     low, high = torch.aminmax(ids)
@@ -320,7 +322,7 @@ def _are_within(ids: Tensor, size: int) -> bool:
 
 
 def _order_by_id(indptr: Tensor, ids: Tensor) -> Tensor:
-    """Order of the edges of each row by their ids, for rows that are sorted by time."""
+    """Find the order of the edges of each row by their ids, for rows sorted by time."""
     by_id = ids.cpu().long().argsort(stable=True)
     rows = torch.arange(indptr.numel() - 1, device="cpu").repeat_interleave(indptr.cpu().diff())[by_id]
     return by_id[order_rows(rows, indptr.numel() - 1)[1].long()].to(ids.device)

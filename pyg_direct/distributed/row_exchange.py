@@ -1,8 +1,8 @@
-"""Rows of nodes and edges by id: own rows, local copies, and the rest in one exchange (`RowExchange`).
+"""Rows of nodes and edges by id: own rows, local copies, and all others in one exchange (`RowExchange`).
 
-`PeerRows` are rows of other parts in memory that the processes of one host share; they are read in place. `Parcel`
-is rows of several kinds and attributes as bytes, for one receiver after the other. `pack` and `Unpacker` put arrays
-of several dtypes into one run of bytes and back.
+`PeerRows` are rows of other parts in memory that the processes of one host share; they are read in place. `Parcel` is
+the layout in bytes of rows of several kinds and attributes. `pack` and `Unpacker` put arrays of several dtypes into one
+message and back.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class _Array(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """What rows of a request look like, known to both of its sides. One attribute alone is sent as it lies.
+    """Layout of the rows of a request, known to both sides. A single attribute is sent without a copy.
 
     Attributes:
-        kinds: (kind, names of attributes) of all that is asked for.
+        kinds: (kind, names of attributes) of the request.
         arrays: The attributes of all kinds.
     """
 
@@ -54,11 +54,11 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, kinds: Sequence[tuple[Any, Sequence[str]]], features: Mapping[Any, Mapping[str, Any]]) -> Parcel:
-        """The parcel of some attributes.
+        """Make the parcel of some attributes.
 
         Args:
             kinds: (kind, names) in order.
-            features: By kind and name, something with the dtype and the shape of the rows.
+            features: By kind and name, an object with the dtype and shape of the rows.
         """
         arrays = []
         for number, (kind, names) in enumerate(kinds):
@@ -70,27 +70,27 @@ class Parcel(NamedTuple):
 
     @property
     def num_kinds(self) -> int:
-        """K."""
+        """Number of kinds K."""
         return len(self.kinds)
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one array of one kind."""
+        """True for one array of one kind."""
         return len(self.arrays) == 1 and self.num_kinds == 1
 
     def sizes(self, counts: np.ndarray) -> list[int]:
-        """Bytes for each receiver, of rows by receiver and kind `[S, K]`."""
+        """Return bytes for each receiver, given rows by receiver and kind `[S, K]`."""
         found: list[int] = self._sizes(counts).sum(1).tolist()
         return found
 
     def _sizes(self, counts: np.ndarray) -> np.ndarray:
-        """Bytes of each array for each receiver, int64 `[S, A]`."""
+        """Return bytes of each array for each receiver, int64 `[S, A]`."""
         sizes = counts[:, [array.number for array in self.arrays]] * np.array(
             [array.row_bytes for array in self.arrays], np.int64)  # fmt: skip
         return sizes if self.is_single else align(sizes)
 
     def pack(self, rows: Sequence[Tensor], counts: np.ndarray) -> Tensor:
-        """The bytes of rows of all arrays, each for receiver after receiver."""
+        """Pack rows of all arrays, by receiver."""
         if self.is_single:
             return as_bytes(rows[0])
         if not rows:
@@ -107,7 +107,7 @@ class Parcel(NamedTuple):
         return torch.cat(pieces) if pieces else padding[:0]
 
     def open(self, messages: Sequence[Tensor], counts: np.ndarray) -> dict[tuple[int, str], list[Tensor]]:
-        """Rows by number of kind and name, sender after sender, from one message of all or one of each.
+        """Return rows by number of kind and name, by sender, from one message for all senders or one for each.
 
         Args:
             messages: uint8.
@@ -135,21 +135,21 @@ def _view(message: Tensor, array: _Array, count: int) -> Tensor:
 
 
 class PeerRows:
-    """The tables of the parts of other processes of this host. Making it is collective.
+    """Tables of the parts of other processes on this host. The constructor is collective.
 
     Args:
         part: This process's part, on the CPU.
-        communicator: The way to the others, in whose turn this is.
-        features: The rows of the part, by kind and attribute, which are moved to memory that others see.
+        communicator: Communicator of all processes, in whose turn this is.
+        features: The rows of the part, by kind and attribute; they are moved to shared memory.
 
     Attributes:
-        parts: Whose rows are read in place.
-        is_complete: Whether all processes read the rows of all others in place.
+        parts: The parts whose rows are read in place.
+        is_complete: True if every process reads the rows of all others in place.
     """
 
     def __init__(self, part: GraphPart, communicator: Communicator,
                  features: Mapping[Any, Mapping[str, Feature]]) -> None:  # fmt: skip
-        # Kept until the others have opened it.
+        # Kept alive until the other processes have opened it.
         given, words = [], []
         for kind, table in part.tables.items():
             ids, own = share(table.ids.clone()), [feature.share_ipc().host for feature in features[kind].values()]
@@ -160,7 +160,7 @@ class PeerRows:
         for rank, (host, process, theirs) in enumerate(told):
             if rank == communicator.rank or host != identify_host():
                 continue
-            # Where the system keeps them apart, rows are exchanged.
+            # If the system does not allow shared memory, rows are exchanged.
             with contextlib.suppress(OSError):
                 self._tables[rank] = _open_tables(process, theirs, part, features)
         self.parts = sorted(self._tables)
@@ -168,11 +168,11 @@ class PeerRows:
         del given
 
     def find(self, kind: Any, ids: Tensor) -> Iterator[tuple[Tensor, Tensor, Mapping[str, Tensor]]]:
-        """(which of the ids, places of these, rows by attribute) of each part that has some.
+        """Find (positions in `ids`, positions in the table, rows by attribute) for each part that holds some.
 
         Args:
             kind: Node type or relation.
-            ids: Ids that parts of `parts` own, or others, which are in none.
+            ids: Ids that parts of `parts` own, or others, which are not found.
         """
         for tables in self._tables.values():
             places = tables[kind].find(ids)
@@ -183,7 +183,7 @@ class PeerRows:
 
 def _open_tables(process: int, words: list[list[int]], part: GraphPart, features: Mapping[Any, Mapping[str, Feature]]
                  ) -> dict[Any, Table]:  # fmt: skip
-    """The tables of a process, whose attributes are those of this one."""
+    """Open the tables of a process, which have the attributes of this process's tables."""
     tables = {}
     for kind, (count, ids, *rows) in zip(part.tables, words, strict=True):
         shared = {name: _open_rows(process, one, feature.dtype, (count, *feature.shape[1:]))
@@ -197,19 +197,19 @@ def _open_rows(process: int, descriptor: int, dtype: torch.dtype, shape: tuple[i
     return memory.view(dtype, shape)
 
 
-# Times of nodes, which are fetched by this name, which no attribute of batches has.
+# Times of nodes are fetched by this name; no attribute of batches has it.
 TIME = ""
 
 
 class Wanted(NamedTuple):
-    """Rows that are wanted.
+    """Requested rows of one kind.
 
     Attributes:
         kind: Node type or relation.
         ids: int64 `[n]`, on the device of the part.
-        names: Which attributes; None for all.
-        owned: (node type, ids of it `[n]`) whose owners have the rows; None: these nodes themselves.
-        is_distinct: Whether no id comes twice, or hardly any: repeated ones are then sent again.
+        names: Names of attributes; None for all.
+        owned: (node type, ids of it `[n]`): the nodes whose owners have the rows; None if the rows belong to the nodes.
+        is_distinct: True if `ids` has no or few duplicates; duplicates are then sent again.
     """
 
     kind: Any
@@ -220,12 +220,12 @@ class Wanted(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What owners are asked for.
+    """Request to the owners of rows.
 
     Attributes:
-        ids: Of all kinds, kind after kind, int64 `[n]`.
-        order: Their places, owner after owner and kind after kind within each: partners, then copies.
-        counts: Ids of each owner and kind, int64 `[P + 1, K]`; the last row is that of copies.
+        ids: Of all kinds, by kind, int64 `[n]`.
+        order: Positions of the ids by owner, and by kind within each: other ranks first, then local copies.
+        counts: Ids of each owner and kind, int64 `[P + 1, K]`; the last row counts local copies.
     """
 
     ids: Tensor
@@ -233,23 +233,23 @@ class Asked(NamedTuple):
     counts: np.ndarray
 
     def places(self, owner: int, number: int) -> Tensor:
-        """Places of the ids of a kind that an owner has."""
+        """Return the positions of the ids of a kind that an owner has."""
         end = int(self.counts[:owner].sum() + self.counts[owner, : number + 1].sum())
         return self.order[end - int(self.counts[owner, number]) : end]
 
 
 class RowExchange:
-    """Fetches rows from their owners. Its calls are collective.
+    """Exchange of rows between their owners. Its calls are collective.
 
     Args:
         part: This process's part.
-        communicator: The way to the owners of the other parts; None to answer only.
-        features: Where the part's own rows lie, by kind and attribute; by default where the part has them.
+        communicator: Communicator of the owners of the other parts; None to answer only.
+        features: The part's own rows, by kind and attribute; by default in the memory of the part.
 
     Attributes:
-        features: Where the part's own rows lie, by kind and attribute.
-        num_remote, num_kept: Rows fetched from others so far, and rows of others that were found here, as copies are
-            kept or their memory is shared.
+        features: The part's own rows, by kind and attribute.
+        num_remote: Rows fetched from other parts so far.
+        num_kept: Rows of other parts found here so far, in copies or in shared memory.
     """
 
     def __init__(self, part: GraphPart, communicator: Communicator | None,
@@ -266,30 +266,30 @@ class RowExchange:
         self._peers: PeerRows | None = None
         self.num_remote = self.num_kept = 0
         if communicator is not None:
-            # How a process does, the ids that it asks for, and those of which it has copies, by kind.
+            # The status of a process, the ids that it requests, and the ids with local copies, by kind.
             communicator.widen(1 + 2 * max(1, len(part.tables)))
 
     def read_peers(self) -> None:
-        """From now on, read the rows of processes of this host where they lie; collective."""
+        """Read rows of other processes on this host in place from now on; collective."""
         assert self._communicator is not None
         self._peers = PeerRows(self._part, self._communicator, self.features)
 
     def names(self, kind: Any) -> list[str]:
-        """Attributes of a kind."""
+        """Return the attributes of a kind."""
         return [name for name in self.features.get(kind, ()) if name != TIME]
 
     def describe(self) -> dict[str, Feature]:
-        """Where the part's own rows lie, by kind and attribute."""
+        """Return the part's own rows, by kind and attribute."""
         return name_features(self.features, self._part.manifest.is_homogeneous)
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
-        """The rows by attribute, in the order of the ids; one exchange for all that is wanted.
+        """Fetch rows by attribute, in the order of the ids; one exchange for all requests.
 
         Raises:
             IdError: an id that its owner does not hold.
         """
         if self._part.is_whole:
-            # Ids are places.
+            # Ids are positions.
             return [{name: self.features[one.kind][name].read(one.ids) for name in self._names(one)} for one in wanted]
         inverses: list[Tensor | None] = []
         distinct = []
@@ -321,7 +321,9 @@ class RowExchange:
         return self.names(one.kind) if one.names is None else list(one.names)
 
     def _group(self, wanted: Sequence[Wanted]) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids of all kinds, their places by owner and kind, where each begins and the end), as `Asked` has them."""
+        """Group (ids of all kinds, their positions by owner and kind, first position of each group and the end), as in
+        `Asked`.
+        """
         num_parts, ids = self._part.num_parts, [one.ids for one in wanted]
         joined = ids[0] if len(ids) == 1 else torch.cat(ids)
         num_buckets = (num_parts + 1) * len(wanted)
@@ -342,7 +344,7 @@ class RowExchange:
         return joined, *group_keys(keys, num_buckets)
 
     def _exchange(self, wanted: Sequence[Wanted], parcel: Parcel) -> tuple[Asked, list[Tensor]]:
-        """(what owners are asked for, bytes of theirs); others are answered meanwhile."""
+        """Exchange requests, answer the received ones, and return (own request, bytes of the owners' rows)."""
         assert self._communicator is not None
         comm, num_kinds = self._communicator, len(wanted)
         ids, order, bounds = self._group(wanted)
@@ -370,12 +372,12 @@ class RowExchange:
         return asked, [received]
 
     def answer(self, ids: Tensor, counts: np.ndarray, parcel: Parcel) -> tuple[Tensor, Tensor]:
-        """(the rows that others ask for in bytes, int64 `[1]` that is below 0 where an id is not held here).
+        """Answer requests: (the rows in bytes, int64 `[1]`, below 0 if an id is not held here).
 
         Args:
-            ids: Asker after asker, kind after kind within each, int64.
-            counts: Their numbers, int64 `[S, K]`.
-            parcel: What is asked for of each kind.
+            ids: By requester, and by kind within each, int64.
+            counts: Numbers of ids, int64 `[S, K]`.
+            parcel: Layout of the rows.
         """
         rows, status = [], torch.zeros(1, dtype=torch.int64, device=ids.device)
         pieces = ids.split(counts.reshape(-1).tolist()) if parcel.num_kinds > 1 else [ids]
@@ -388,7 +390,7 @@ class RowExchange:
 
     def _assemble(self, one: Wanted, number: int, asked: Asked, arrays: Mapping[tuple[int, str], list[Tensor]]
                   ) -> dict[str, Tensor]:  # fmt: skip
-        """Rows of a kind in the order of its ids: own ones, copies, and what has come."""
+        """Assemble rows of a kind in the order of its ids from own rows, copies, and received rows."""
         num_others, names = self._num_others, self._names(one)
         if not names:
             return {}
@@ -405,7 +407,7 @@ class RowExchange:
             feature = self.features[one.kind][name]
             rows = torch.empty((one.ids.numel(), *feature.shape[1:]), dtype=feature.dtype, device=one.ids.device)
             at = 0
-            # A GPU joins them faster than it is told of each.
+            # On a GPU joining costs less than a launch for each.
             for own in arrays[number, name] if rows.device.type == "cpu" else [_join(arrays[number, name])]:
                 scatter_rows(rows, targets[at : at + len(own)], own, is_unique=True)
                 at += len(own)
@@ -419,8 +421,9 @@ class RowExchange:
 
     def _split_copied(self, kind: Any, ids: Tensor, copied: Tensor
                       ) -> tuple[Tensor, list[tuple[Tensor, Tensor, Mapping[str, Tensor]]]]:  # fmt: skip
-        """(places of ids of which copies are kept, (places, places in its tables, these) of each process whose rows
-        are read where they lie), of the places of both.
+        """Split the positions `copied` into (ids with local copies; ids read in place).
+
+        The second is a list with (positions, positions in the tables, rows) for each process of this host.
         """
         if self._peers is None:
             return copied, []
@@ -432,7 +435,7 @@ class RowExchange:
         return copied[is_kept], [(shared[which], places, rows) for which, places, rows in found]
 
     def keep(self, ids: Mapping[Any, Tensor]) -> None:
-        """Keep copies of rows of other parts, by kind; replaces those kept before.
+        """Keep copies of rows of other parts, by kind; earlier copies are replaced.
 
         Collective; ids of this part are ignored.
         """
@@ -451,12 +454,12 @@ class RowExchange:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the copies that are kept."""
+        """Bytes of the local copies."""
         return sum(t.numel() * t.element_size() for table in self._kept.values() for t in table.rows.values())
 
 
 def name_features(features: Mapping[Any, Mapping[str, Feature]], is_homogeneous: bool) -> dict[str, Feature]:
-    """Features by the name that reports show, of those by kind and attribute."""
+    """Name features by kind and attribute as reports show them."""
     own = {(kind, name): feature for kind, rows in features.items() for name, feature in rows.items() if name != TIME}
     names = tell_apart({(kind, name): name if is_homogeneous else f"{kind}.{name}" for kind, name in own})
     return {names[key]: feature for key, feature in own.items()}
@@ -467,7 +470,7 @@ def _join(pieces: Sequence[Tensor]) -> Tensor:
 
 
 def _drop_repeated(one: Wanted) -> tuple[Wanted, Tensor]:
-    """(the same with each id once, where each of the ids stands among these)."""
+    """Drop duplicates: (the request with each id once, the position of each original id)."""
     ids, inverse = one.ids.unique(return_inverse=True)
     if one.owned is None:
         return one._replace(ids=ids), inverse
@@ -477,7 +480,7 @@ def _drop_repeated(one: Wanted) -> tuple[Wanted, Tensor]:
 
 
 def pack(arrays: Sequence[Tensor]) -> Tensor:
-    """The bytes of contiguous arrays, one after the other, uint8."""
+    """Concatenate the bytes of contiguous arrays, uint8."""
     pieces = []
     for array in arrays:
         if array.numel():
@@ -488,15 +491,15 @@ def pack(arrays: Sequence[Tensor]) -> Tensor:
 
 
 class Unpacker:
-    """Takes the arrays of a message out, one after the other."""
+    """Reader of the arrays of a message, one after the other."""
 
     def __init__(self, message: Tensor) -> None:
-        # What came with other messages in one buffer need not begin where a word does.
+        # A message within a larger buffer may not be aligned to words.
         self._message = message if message.storage_offset() % ALIGNMENT == 0 else message.clone()
         self._at = 0
 
     def take(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        """The next array, of known dtype and shape."""
+        """Return the next array, of known dtype and shape."""
         count = dtype.itemsize
         for size in shape:
             count *= size

@@ -1,4 +1,4 @@
-"""Whether the processes of a graph in parts can keep it in one memory, and arrays that all of them see."""
+"""Arrays in memory shared by all processes of a graph in parts, and the check if they can share memory."""
 
 from __future__ import annotations
 
@@ -17,59 +17,59 @@ from pyg_direct.runtime.cuda.peer_memory import p2pCliqueTopo
 from pyg_direct.runtime.host.memory import available_bytes
 from pyg_direct.runtime.host.shared_memory import SharedMemory, open_shared
 
-# Of the host memory that is free, what a graph may take.
+# Share of the free host memory that a graph may take.
 _SHARE = 0.8
 
 
 class Shape(NamedTuple):
-    """Of an array: its dtype and sizes."""
+    """Dtype and sizes of an array."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of it."""
+        """Bytes of the array."""
         return torch.Size(self.sizes).numel() * self.dtype.itemsize
 
 
 def tell(communicator: Communicator, value: Any) -> list[Any]:
-    """What each process tells all others, by rank; JSON. Collective, in the communicator's turn."""
+    """Gather a JSON value of each process in all processes, by rank. Collective, in the communicator's turn."""
     message = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     answers = communicator.exchange([message] * communicator.size, "words")
     return [json.loads(bytes(answer.tolist())) for answer in answers]
 
 
 def share_arrays(communicator: Communicator, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Arrays of zeros that all processes of a host see, made by the first one. Collective, as `tell`.
+    """Allocate arrays of zeros in shared memory, made by rank 0. Collective, in the communicator's turn.
 
     Raises:
-        OSError: the system keeps the processes apart.
+        OSError: the system does not allow shared memory between the processes.
     """
     own = [SharedMemory(shape.num_bytes) for shape in shapes] if communicator.rank == 0 else []
     process, descriptors = tell(communicator, [os.getpid(), [memory.descriptor for memory in own]])[0]
     if communicator.rank > 0:
         own = [open_shared(process, descriptor, shape.num_bytes)
                for descriptor, shape in zip(descriptors, shapes, strict=True)]  # fmt: skip
-    # The first one keeps them until all have them.
+    # Rank 0 keeps them alive until all processes have opened them.
     communicator.agree(0)
     return [memory.view(*shape) for memory, shape in zip(own, shapes, strict=True)]
 
 
 def find_obstacle(communicator: Communicator, num_bytes: int = 0) -> str | None:
-    """Why the processes cannot keep a graph in one memory, the same words in all of them; None where they can.
+    """Find the reason why the processes cannot keep a graph in one memory; None if they can.
 
-    Collective, as `tell`.
+    The result is equal in all processes. Collective, in the communicator's turn.
 
     Args:
-        communicator: The way to the others.
-        num_bytes: Host memory that it takes beyond what the parts would take.
+        communicator: Communicator of all processes.
+        num_bytes: Host memory that the whole graph takes in addition to the parts.
     """
     device = communicator.device
     name = "" if device.type == "cpu" else _name_gpu(device.index or 0)
     told = tell(communicator, [identify_host(), device.type, device.index or 0, name])
     obstacle = _compare(told) or (_compare_gpus(told) if device.type == "cuda" else None)
-    # GPUs may be seen in another way by others.
+    # Other processes may number the GPUs differently.
     obstacle = next((words for words in tell(communicator, obstacle) if words is not None), None)
     return _try_memory(communicator, num_bytes) if obstacle is None else obstacle
 
@@ -102,7 +102,7 @@ def _name_gpu(index: int) -> str:
 
 
 def _try_memory(communicator: Communicator, num_bytes: int) -> str | None:
-    """A piece of memory that is opened before much is, and whether there is as much."""
+    """Try to open a small piece of shared memory, and check for enough free memory."""
     own = SharedMemory(1)
     process, descriptor, room = tell(communicator, [os.getpid(), own.descriptor, int(_SHARE * available_bytes())])[0]
     if num_bytes > room:

@@ -1,10 +1,10 @@
 """`WholeGraph`: a graph in parts in one memory, read in place by the processes of a host or the GPUs of a clique.
 
-Each process fills in the rows of its own part and has an equal share of the memory. Nodes, edges and their order
-equal the graph on one machine, so the samplers of one machine sample it.
+Each process writes the rows of its own part and has an equal share of the memory. Nodes, edges and their order equal
+the graph on one machine, so the samplers of one machine sample it.
 
-`place_on_gpus` and `move_arrays` put the graph into the memories of GPUs that NVLink joins, or into one GPU's
-memory. They are collective.
+`place_on_gpus` and `move_arrays` move the graph to the memory of one GPU, or of several joined by NVLink. They are
+collective.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from pyg_direct.sampling.negative_links import EdgeSet
 
 
 def move_arrays(arrays: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Arrays that all processes see, shared out over the GPUs of all of them."""
+    """Spread arrays in shared memory over the GPUs of all processes."""
     filled = [array for array in arrays if array.numel()]
-    # Objects go over the current GPU of each process, which need not be the one that samples.
+    # Collectives of objects use the current GPU of each process, which may not be the sampling GPU.
     with torch.cuda.device(device):
         views = iter(spread_over_peers(filled, device) if filled else [])
     return [next(views) if array.numel() else array.to(device) for array in arrays]
 
 
 def place_on_gpus(rows: Rows, device: torch.device, rank: int, size: int) -> PlacedTopology:
-    """The rows of all nodes of a graph without types: each GPU has the offsets, and they share the neighbors.
+    """Place the rows of a graph without types: each GPU has all offsets, and they share the neighbors.
 
     Args:
-        rows: In memory that all processes see, or of the only one.
+        rows: In shared memory, or in the memory of the only process.
         device: A GPU.
-        rank, size: This process, and their number.
+        rank, size: Rank of this process, and number of processes.
     """
     indptr, (indices, edge_ids) = rows.indptr.to(device), rows[1:3]
     where = "cuda" if size == 1 else "peer"
@@ -56,7 +56,7 @@ def place_on_gpus(rows: Rows, device: torch.device, rank: int, size: int) -> Pla
     if size == 1:
         pairs, neighbors, ids = interleave(indices, edge_ids, device)
         return PlacedTopology(indptr, neighbors, ids, where, pairs=pairs)
-    # Of the others, only the sizes are read.
+    # Only the sizes are read on ranks other than 0.
     halves = torch.stack([indices, edge_ids], 1) if rank == 0 else indices[:1, None].expand(indices.numel(), 2)
     (halves,) = move_arrays([halves], device)
     return PlacedTopology(indptr, halves[:, 0], halves[:, 1], where, pairs=halves.view(torch.int64).view(-1))
@@ -64,14 +64,15 @@ def place_on_gpus(rows: Rows, device: torch.device, rank: int, size: int) -> Pla
 
 def make_feature(rows: Tensor, device: torch.device, size: int, device_cache_size: int | str, placement: str
                  ) -> Feature:  # fmt: skip
-    """Rows that all processes see, hot ones shared out over their GPUs; of one process, as it has them.
+    """Make a feature of rows in shared memory, with hot rows spread over the GPUs; a single process keeps its
+    placement.
 
     Args:
-        rows: All of them, on the CPU.
+        rows: All rows, on the CPU.
         device: A GPU.
         size: Number of processes.
-        device_cache_size: GPU memory of each, a share of it being one of its part of the rows.
-        placement: Host memory of one process.
+        device_cache_size: GPU memory of each process; a share refers to the rows of its part.
+        placement: Host memory for a single process.
     """
     if size == 1:
         feature = Feature(device=device, device_cache_size=device_cache_size, placement=placement)
@@ -83,28 +84,29 @@ def make_feature(rows: Tensor, device: torch.device, size: int, device_cache_siz
 
 
 def fit_cache(num_bytes: int, size: int, device_cache_size: int | str) -> int:
-    """GPU memory in bytes that each of `size` processes gives to rows of so many bytes; of all rows where the sizes add
-    up to them.
+    """Return the GPU memory in bytes that each of `size` processes gives to `num_bytes` of rows.
+
+    If all budgets together cover the rows, each is rounded up to hold whole chunks.
     """
     own = -(-num_bytes // size)
     budget = parse_size(device_cache_size, own)
-    # All of them take whole chunks.
+    # Every process allocates whole chunks.
     return budget if budget < own else min(size * own, own + PARTS * GRANULE)
 
 
-# Rows, or edges, that are copied at once.
+# Rows, or edges, copied at a time.
 _ROWS_AT_ONCE = 1 << 20
 
 
 class WholeGraph:
-    """The graph of all parts, in one memory. Making it, and opening more of it, is collective.
+    """Graph of all parts, in one memory. The constructor, and the first use of each kind of rows, are collective.
 
     Args:
-        part: This process's part, on the CPU unless it is the only one.
-        communicator: The way to the others.
-        device: Where this process samples.
+        part: This process's part, on the CPU unless there is only one process.
+        communicator: Communicator of all processes.
+        device: Device of this process that samples.
         device_cache_size: GPU memory of this process for hot rows; see `DistGraph`.
-        placement: Host memory for the others, where there is one process; else they lie in host memory once.
+        placement: Host memory of the other rows for a single process; several processes have them in host memory once.
 
     Attributes:
         rows: Rows by id.
@@ -121,15 +123,15 @@ class WholeGraph:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the graph that one process has, which are an equal share."""
+        """Bytes of the graph in one process, an equal share."""
         return self._num_bytes // self._communicator.size
 
     def place(self, *, timed: bool = False, weighted: bool = False, summed: bool = False) -> PlacedPart:
-        """The rows of all nodes for sampling; those of each kind are made once, by all processes.
+        """Place the rows of all nodes for sampling; each kind of rows is made once, by all processes.
 
         Args:
-            timed, weighted: Whether times and weights of the partition decide.
-            summed: With sums of the weights, for draws with replacement.
+            timed, weighted: Sample by the times and weights of the partition.
+            summed: Add sums of the weights, for draws with replacement.
         """
         key = timed, weighted, summed and weighted
         if key not in self._placed:
@@ -137,13 +139,13 @@ class WholeGraph:
         return self._placed[key]
 
     def place_plain(self) -> PlacedTopology:
-        """The rows for the plans of a graph without types, times and weights; made once, by all processes."""
+        """Place rows for plans of a graph without types, times and weights; made once, by all processes."""
         if self._plain is None:
             self._plain = self._open_plain()
         return self._plain
 
     def edge_set(self, edge_type: EdgeType) -> EdgeSet:
-        """The edges of a relation, to ask for pairs; made once, by all processes."""
+        """Make the set of edges of a relation, for queries of pairs; made once, by all processes."""
         if edge_type not in self._edges:
             own = self._part.edge_set(edge_type)
             self._edges[edge_type] = own if self._communicator.size == 1 else self._open_edges(edge_type, own)
@@ -172,12 +174,12 @@ class WholeGraph:
             self._num_bytes += sum(array.numel() * array.element_size() for array in placed.rows)
         else:
             placed = self._communicator.run(self._join_rows, topo, False)
-            # Each GPU has the offsets.
+            # Each GPU has all offsets.
             self._num_bytes += (size - 1) * placed.rows.indptr.numel() * 8
         return place_on_gpus(placed.rows, self._device, self._communicator.rank, size)
 
     def _move(self, arrays: Sequence[Tensor]) -> list[Tensor]:
-        """Arrays as the device reads them."""
+        """Move arrays to memory that the device reads."""
         return list(arrays) if self._device.type == "cpu" else move_arrays(arrays, self._device)
 
     def _join_rows(self, topo: PartTopo, summed: bool) -> PlacedPart:
@@ -226,14 +228,14 @@ class WholeGraph:
         return features
 
     def _list_rows(self) -> dict[Any, dict[str, Tensor]]:
-        """The part's rows by kind and attribute, times among them."""
+        """List the part's rows by kind and attribute, including times."""
         tables = {kind: dict(table.rows) for kind, table in self._part.tables.items()}
         for kind, times in self._part.times.items():
             tables[kind][TIME] = times
         return tables
 
     def _join_tables(self, own: dict[Any, dict[str, Tensor]]) -> dict[Any, dict[str, Tensor]]:
-        """The rows of all parts by id."""
+        """Join the rows of all parts by id."""
         manifest = self._part.manifest
         sizes: dict[Any, int] = {entry.name: entry.num_nodes for entry in manifest.nodes}
         sizes |= {entry.name: entry.num_edges for entry in manifest.edges}
@@ -250,10 +252,10 @@ class WholeGraph:
 
 
 class WholeRows:
-    """Rows of nodes and edges by id; as `RowExchange`, but nobody is asked.
+    """Rows of nodes and edges by id; as `RowExchange`, without an exchange.
 
     Args:
-        part: Which kinds and attributes there are.
+        part: The part, which lists kinds and attributes.
         features: The rows, by kind and attribute.
 
     Attributes:
@@ -266,11 +268,11 @@ class WholeRows:
         self._is_homogeneous, self.features = part.manifest.is_homogeneous, features
 
     def describe(self) -> dict[str, Feature]:
-        """Where rows lie, by kind and attribute."""
+        """Return the rows, by kind and attribute."""
         return name_features(self.features, self._is_homogeneous)
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
-        """The rows by attribute, in the order of the ids."""
+        """Fetch rows by attribute, in the order of the ids."""
         found = []
         for one in wanted:
             features = self.features[one.kind]
@@ -284,7 +286,7 @@ def _list_starts(sizes: Sequence[int]) -> np.ndarray:
 
 
 def _list_shapes(topo: PartTopo, num_edges: int, weight_dtype: torch.dtype, summed: bool) -> list[Shape]:
-    """Of the arrays of `Rows`."""
+    """List the shapes of the arrays of `Rows`."""
     most_edges = int(np.diff(topo.edge_starts).max(initial=0))
     is_weighted = bool(topo.weighted.any())
     arrays = [
@@ -300,7 +302,7 @@ def _list_shapes(topo: PartTopo, num_edges: int, weight_dtype: torch.dtype, summ
 
 
 def _scatter_edges(own: Rows, rows: Rows, places: Tensor) -> None:
-    """Write the edges of a part's rows where these begin among all, `places` int64 by own row."""
+    """Scatter the edges of a part's rows into the rows of all nodes; `places` int64 has the row of each own row."""
     begins = rows.indptr[places] - own.indptr[:-1]
     for first in range(0, len(places), _ROWS_AT_ONCE):
         end = min(first + _ROWS_AT_ONCE, len(places))

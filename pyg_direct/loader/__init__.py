@@ -1,16 +1,16 @@
-"""Mini-batches, sampled and fetched ahead while the model trains on the last one.
+"""Mini-batches, sampled and fetched ahead while the model trains on the previous one.
 
 - `neighbor_loader.py`, `link_loader.py`, `node_loader.py`, `hgt_loader.py`: PyG's loaders of these names.
 - `graph_loader.py`: batches of many small graphs, joined by `data_loader.py`, stacked by `dense_data_loader.py`, listed
   by `data_list_loader.py`.
 - `prefetch_loader.py`, `cached_loader.py`: batches of any loader, copied ahead, and kept.
 - `shadow_loader.py`, `subgraph_loader.py`, `legacy_neighbor_loader.py`: further loaders.
-- `induced_loader.py`, `typed_induced_loader.py`: batches that sets of nodes induce, of `random_node_loader.py`,
+- `induced_loader.py`, `typed_induced_loader.py`: batches induced by sets of nodes, for `random_node_loader.py`,
   `cluster_loader.py` and `graph_saint.py`.
 - `ppr_loader.py`: seeds with the nodes that personalised PageRank ranks highest around them.
-- `walk_loader.py`, `walk_models.py`: batches of random walks, and PyG's models that are trained with them.
-- `base_loader.py`: epochs and batches that all of them share; `arguments.py`: their options.
-- `collate/`, `prefetch/`: the content of a batch, and batches made ahead.
+- `walk_loader.py`, `walk_models.py`: batches of random walks, and PyG's models that train with them.
+- `base_loader.py`: epochs and batches of all loaders; `arguments.py`: their options.
+- `collate/`, `prefetch/`: the content of a batch, and prefetched batches.
 - `memory_placement.py`, `hot_row_ranking.py`: the memory of rows, and the rows that a loader will read most.
 - `profiler.py`, `batch_report.py`: times of batches, and the report.
 - `inference.py`, `receptive_field.py`: layer-wise inference.

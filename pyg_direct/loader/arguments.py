@@ -1,4 +1,4 @@
-"""Arguments of loaders, settled before they begin: options of torch's DataLoader, seeds, sharing of memory.
+"""Arguments of loaders, checked by the constructor: options of torch's DataLoader, seeds, sharing of memory.
 
 `is_plain` says if the captured plan of a homogeneous graph makes the batches, for a `Data` sampled uniformly.
 `read_input_nodes` reads the seeds.
@@ -19,35 +19,35 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, w
 from pyg_direct.features.process_sharing import POLICIES, check_cold
 from pyg_direct.ops.argument_checks import check_flag, in_short, list_options, refuse_unknown
 
-# Only workers need these; None and the defaults of torch are not worth a word.
+# Only workers need these; None and torch's defaults cause no warning.
 _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
                    "pin_memory_device": "", "worker_init_fn": None, "timeout": 0, "multiprocessing_context": None,
                    "in_order": True}  # fmt: skip
-# What workers that are started have no use for: they hand samples on, in order, and end with their epoch.
+# Options without effect on workers of ours: they pass samples on, in order, and end with their epoch.
 _NO_WORKERS_OPTIONS = ("persistent_workers", "pin_memory", "pin_memory_device", "in_order")
-# PyG's loaders take these and drop them: the loader has its own.
+# PyG's loaders accept and ignore these: the loader has its own.
 _DROPPED = ("dataset", "collate_fn")
-# What may be left for DataLoader; one is of PyG's.
+# Options that may be passed to DataLoader; one is PyG's.
 _TORCH_OPTIONS = ("filter_per_worker", *list_options(torch.utils.data.DataLoader))
 
 
 def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,
                    num_seeds: int | None = None, needs_workers: bool = False) -> dict[str, Any]:  # fmt: skip
-    """Arguments for DataLoader; options of workers are taken out, with one word about it, unless workers are meant.
+    """Prepare arguments for DataLoader; options of workers are removed, with one report, unless workers are started.
 
     Args:
         owner: The class of the loader.
-        kwargs: The caller's.
+        kwargs: The caller's arguments.
         device: The device of the loader.
-        may_start: Whether workers can do what is asked.
-        num_seeds: How many seeds there are to shuffle, where that is known.
-        needs_workers: Whether batches are made by Python alone, so that options of workers are kept.
+        may_start: True if workers can make these batches.
+        num_seeds: Number of seeds to shuffle, if it is known.
+        needs_workers: True if only Python makes the batches, so that options of workers are kept.
     """
     refuse_unknown(owner, kwargs, _TORCH_OPTIONS)
     _check_options(kwargs)
     kwargs = _drop(kwargs)
     if num_seeds == 0:
-        # torch refuses to shuffle nothing.
+        # torch refuses to shuffle an empty data set.
         kwargs = {k: v for k, v in kwargs.items() if k != "shuffle"}
     if needs_workers:
         return kwargs
@@ -82,8 +82,8 @@ def check_stores(data: Any, **given: Any) -> None:
     """Refuse options of rows for a graph in stores, which keep their own.
 
     Args:
-        data: What the loader was given.
-        **given: The options, by name; None is none.
+        data: Argument of the loader.
+        **given: The options, by name; None if not given.
 
     Raises:
         ArgumentError: named argument, rule and value.
@@ -95,13 +95,13 @@ def check_stores(data: Any, **given: Any) -> None:
 
 
 def check_custom_cls(data: Any, custom_cls: Any) -> None:
-    """Say that a class of batches is not used for a graph that is in no stores, as in PyG."""
+    """Warn that a class of batches is not used for a graph outside of stores, as in PyG."""
     if custom_cls is not None and not isinstance(data, (tuple, list)):
         warn_unused({"custom_cls": custom_cls}, "batches have the class of data, unless that is in stores")
 
 
 def _check_options(kwargs: Mapping[str, Any]) -> None:
-    """Refuse options of DataLoader that torch takes, or refuses without naming them."""
+    """Refuse options of DataLoader that torch accepts, or refuses without their name."""
     check_flag("shuffle", kwargs.get("shuffle"))
     workers, generator = kwargs.get("num_workers", 0), kwargs.get("generator")
     if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
@@ -115,7 +115,8 @@ def _check_options(kwargs: Mapping[str, Any]) -> None:
 
 
 def settle_sharing(cache_policy: str | None, cold_policy: str) -> dict[str, str]:
-    """The arguments about memory that processes share, as a `Feature` takes them; none where nothing is shared.
+    """Check the arguments about memory shared by processes, and return them as a `Feature` takes them; empty without
+    sharing.
 
     Raises:
         ArgumentError: named argument, rule and value.
@@ -131,7 +132,7 @@ def settle_sharing(cache_policy: str | None, cold_policy: str) -> dict[str, str]
 
 def is_plain(data: Any, num_neighbors: Any, neighbor_sampler: Any, time_attr: str | None, weight_attr: str | None,
              disjoint: bool, subgraph_type: Any, directed: bool) -> bool:  # fmt: skip
-    """Whether the captured plan of a homogeneous graph makes these batches."""
+    """Check if the captured plan of a homogeneous graph makes these batches."""
     if isinstance(num_neighbors, NumNeighbors):
         num_neighbors = num_neighbors.values
     is_directional = getattr(subgraph_type, "value", subgraph_type) == "directional" and directed
@@ -140,11 +141,11 @@ def is_plain(data: Any, num_neighbors: Any, neighbor_sampler: Any, time_attr: st
 
 
 def read_input_nodes(input_nodes: Any, name: str = "input_nodes", kind: str | None = None) -> Tensor | None:
-    """Ids or a mask as a tensor; PyG would read a mask in NumPy or a list, or ids that are not whole, as ids.
+    """Read ids or a mask as a tensor; PyG would take a mask in NumPy or a list, or fractional ids, for ids.
 
     Args:
-        input_nodes: Them.
-        name: Of the argument that they are.
+        input_nodes: Ids or a mask.
+        name: Name of the argument.
         kind: Their node type; None without types.
     """
     if input_nodes is None:
@@ -157,6 +158,6 @@ def read_input_nodes(input_nodes: Any, name: str = "input_nodes", kind: str | No
         raise ArgumentTypeError(f"{name} must be ids or a mask, got {in_short(input_nodes)}{hint}") from error
     if nodes.dim() != 1:
         raise ArgumentError(f"{name} must have one dimension, got shape {tuple(nodes.shape)}")
-    # Of no ids the type tells nothing: an empty list makes floats. A mask has the length of the graph even so.
+    # The dtype of an empty list is meaningless: it becomes float. An empty mask still has the length of the graph.
     is_mask = nodes.dtype == torch.bool and isinstance(input_nodes, Tensor)
     return nodes if nodes.numel() > 0 or is_mask else nodes.long()

@@ -1,4 +1,4 @@
-"""What all loaders share: epochs that can be resumed, batches made ahead."""
+"""Base of all loaders: epochs that can be resumed, and prefetched batches."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ from pyg_direct.typing import Device
 
 # A batch that shares no rows with others.
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
-# What a loader holds of the memory of its process.
+# Attributes of a loader that belong to the memory of its process.
 _PLACED = ("_attributes", "_checked", "_drawing", "_general", "_graphs", "_placed", "_plan", "_plan_topology",
            "_planned", "_ppr", "_reads", "_recorder", "_sampled_topology", "_typed_plan")  # fmt: skip
-# Whose hooks are not a program's.
+# Packages whose hooks do not count as the program's.
 _ROOMS = ("pyg_direct", "torch_geometric", "torch")
 _END = object()
 
 
 class EpochLoader(ReportedLoader):
-    """Iterates over epochs: which batch is made of what, when, and how far ahead.
+    """Iterator over epochs: it decides the order, the time and the prefetch of batches.
 
-    Loaders say how a batch is sampled (`_submit`) and made (`_fetch`), and what to place first (`_prepare`).
+    Subclasses implement sampling (`_submit`), fetching (`_fetch`), and placement before an epoch (`_prepare`).
     """
 
     device: torch.device
@@ -66,37 +66,37 @@ class EpochLoader(ReportedLoader):
     transform: Any
     transform_sampler_output: Any
     num_workers: int
-    # Whether rows were written while an epoch ran: then they are read when a batch is asked for.
+    # True after rows were written while an epoch ran: they are then read when a batch is requested.
     _reads_late = False
-    # Whether it was told that rows were written which several processes read, and how it is.
+    # True after the warning that rows shared by several processes were written, and the text of the warning.
     _has_told_kept = False
     _kept_words = (
         "rows of data that processes share (cache_policy) were written: batches that are made ahead, and copies on "
         "GPUs and in other processes, do not have them; assign others in every process before an epoch, keep rows that "
         "change in a loader without cache_policy, or keep them apart and index them by batch.n_id"
     )
-    # What ranks rows for caches; see `NeighborLoader`.
+    # Rule that ranks rows for caches; see `NeighborLoader`.
     hotness = "expected"
-    # What it samples by, and the chances that it reads rows.
+    # The options of sampling, and the probabilities of reads that follow from them.
     _reads: Any = None
-    # How processes of a group keep node attributes together; see `NeighborLoader`.
+    # Sharing of node attributes within a group of processes; see `NeighborLoader`.
     sharing: Mapping[str, str] = MappingProxyType({})
-    # Whether it shuffles as torch's `RandomSampler`, if it has no seed.
+    # True if a loader without a seed shuffles as torch's `RandomSampler`.
     _orders_as_torch = False
-    # Whether processes whose seeds are their own, without `ranks`, still agree on the number of batches.
+    # True if processes with own seeds, without `ranks`, still agree on the number of batches.
     _evens_out_alone = False
 
     def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[Any]:
-        """PyG's way to pin workers to cores; does nothing where there are no workers.
+        """Pin workers to cores, as PyG does; does nothing without workers.
 
         Args:
-            loader_cores: Numbers of the cores, as PyG takes them: a list, or one for each worker.
+            loader_cores: Numbers of the cores, as in PyG: a list, or one for each worker.
         """
         pinned: AbstractContextManager[Any] = super().enable_cpu_affinity(loader_cores)  # type: ignore[misc]
         return pinned if self.num_workers > 0 else nullcontext()
 
     def enable_multithreading(self, worker_threads: int | None = None) -> AbstractContextManager[Any]:
-        """PyG's way to give workers threads; does nothing where there are no workers.
+        """Give workers threads, as PyG does; does nothing without workers.
 
         Args:
             worker_threads: Threads of each worker; None is PyG's default.
@@ -118,7 +118,7 @@ class EpochLoader(ReportedLoader):
             if count >= 2**31:
                 raise ArgumentError(f"{name} must be below 2**31, got {count}")
         self.device = resolve_device(device)
-        # A loader that is sent takes the current GPU of the process it comes to, where nobody chose one.
+        # After unpickling, a loader without a chosen device takes the current GPU of its process.
         self._chooses_device = device is None
         check_place("placement", placement, self.device)
         check_place("topology_placement", topology_placement, self.device, PLACES)
@@ -129,30 +129,30 @@ class EpochLoader(ReportedLoader):
         if ranks is None and uneven != "pad" and not self._evens_out_alone:
             raise ArgumentError(f"uneven={uneven!r} needs ranks, got None: this process has all batches")
         self.seed = check_seed(seed)
-        # The epoch that the next iteration runs and its first batch; and what was drawn for it, if it was begun before.
+        # The next epoch and its first batch; and the number drawn for it, if it has begun before.
         self._next_epoch = self._first_batch = 0
         self._drawn: int | None = None
-        # Where the latest iteration stands: epoch, batch, and what was drawn for the epoch.
+        # Position of the latest iteration: epoch, batch, and the number drawn for the epoch.
         self._standing: tuple[int, int, int | None] = (0, 0, None)
 
     def _prepare(self) -> Any:
-        """Place what is not placed yet; reads the graph anew."""
+        """Read the graph again, and place all parts that are not placed yet."""
         raise NotImplementedError
 
     def _rows(self) -> Any:
-        """Attributes as they are placed; None where batches have none."""
+        """Return the placed attributes; None if batches have none."""
         return None
 
     def _renew_rows(self) -> None:
-        """Place the attributes as the graph holds them now; what is sampled from stays."""
+        """Place the attributes as the graph holds them now; the sampled topology does not change."""
         raise NotImplementedError
 
     def _follow_rows(self) -> None:
-        """Have the rows as they are, within an epoch."""
+        """Use the current rows, within an epoch."""
         self._renew_rows()
 
     def _current_rows(self) -> Any:
-        """Attributes, placed anew if they were written since, unless other processes read them too."""
+        """Return the attributes, placed again if they were written since, unless other processes read them too."""
         if not self._keeps_rows and not are_current(self._rows()):
             with ordinary_tensors():
                 self._follow_rows()
@@ -160,11 +160,11 @@ class EpochLoader(ReportedLoader):
 
     @property
     def _keeps_rows(self) -> bool:
-        """Whether rows that were written are not placed anew within an epoch, which takes all processes."""
+        """True if written rows are not placed again within an epoch, which would be collective."""
         return bool(self.sharing)
 
     def _tell_kept(self) -> None:
-        """Warn, once for a loader, that rows were written which several processes read."""
+        """Warn, once per loader, that rows read by several processes were written."""
         if not self._has_told_kept:
             self._has_told_kept = True
             warn(self._kept_words, LoaderWarning)
@@ -179,13 +179,13 @@ class EpochLoader(ReportedLoader):
             yield batch
 
     def _check_inputs(self, **parts: tuple[Tensor | None, int | None]) -> None:
-        """Check that the nodes of the graph as it is now include those that batches are made around.
+        """Check that the current graph still has all seeds.
 
         Args:
-            parts: For each argument its ids, and how many nodes there are of their type, None where that is not known.
+            parts: For each argument its ids, and the number of nodes of their type, None if it is not known.
 
         Raises:
-            IdError: there are fewer nodes than when the loader was made.
+            IdError: the graph has fewer nodes than when the loader was made.
         """
         held = [(ids, 0 if ids is None else version_of(ids), size) for ids, size in parts.values()]
         known = self.__dict__.get("_checked") or ()
@@ -201,40 +201,40 @@ class EpochLoader(ReportedLoader):
         self.__dict__["_checked"] = tuple(held)
 
     def _input(self) -> Tensor:
-        """What the positions of an epoch pick from: the input nodes, int64 `[S]`, or something of their number."""
+        """Return the input nodes, int64 `[S]`, which positions of an epoch index; or a tensor of equal length."""
         raise NotImplementedError
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
-        """Start to sample a batch of an epoch; what comes has `finish`."""
+        """Start to sample a batch of an epoch; the result has `finish`."""
         raise NotImplementedError
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
-        """The batch of a sample."""
+        """Make the batch of a sample."""
         raise NotImplementedError
 
     def _shared(self) -> Mapping[str, Any]:
-        """Features whose rows a group of batches may read together."""
+        """Return features whose rows a group of batches may read together."""
         return {}
 
     def _is_own(self) -> bool:
-        """Whether nothing of the user's is called to make a batch."""
+        """Check if no function of the user's is called to make a batch."""
         return self.transform_sampler_output is None and not self._is_filtered
 
     @property
     def _is_filtered(self) -> bool:
-        """Whether the program makes batches, by a `filter_fn` of its own, which may call ours."""
+        """True if the program overrides `filter_fn`, which may call ours."""
         return is_said_anew(self, "filter_fn")
 
     def _finish_batch(self, batch: Any) -> Any:
-        """What the program's transform makes of a batch; `filter_fn` has called it already."""
+        """Apply the program's transform to a batch; `filter_fn` has called it already."""
         return batch if self.transform is None or self._is_filtered else self.transform(batch)
 
     def _work_with_workers(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Iterator[Any]:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the next epoch, or the rest of one that was resumed."""
-        # One may have been given since.
+        """Iterate over the batches of the next epoch, or the remaining batches of a resumed one."""
+        # A hook may have been assigned since.
         check_hooks(self)
         share = self._share()
         rows = self._rows() if self._keeps_rows else None
@@ -242,7 +242,7 @@ class EpochLoader(ReportedLoader):
             self._prepare()
         if were_written(rows):
             self._tell_kept()
-        # Before a number is drawn, as in torch: some samplers draw as they are asked for an iterator.
+        # Before a number is drawn, as in torch: some samplers draw when their iterator is created.
         positions = open_positions(self)  # type: ignore[arg-type]
         epoch, first, key = self._begin_epoch(share)
         batches = iterate_batches(self, key, first, self._input(), share, positions)  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ class EpochLoader(ReportedLoader):
         return handed if record is None else record.hand_out(handed)
 
     def _begin_epoch(self, share: Share) -> tuple[int, int, EpochKey]:
-        """(number of the epoch that begins, its first batch of this process, its key)."""
+        """Begin an epoch: (its number, its first batch of this process, its key)."""
         key = self._draw_key()
         epoch, first = self._next_epoch, self._first_batch // share.count
         self._next_epoch, self._first_batch, self._drawn = epoch + 1, 0, None
@@ -268,10 +268,10 @@ class EpochLoader(ReportedLoader):
         return epoch, first, key
 
     def _draw_key(self) -> EpochKey:
-        """The key of the epoch that begins, from as many draws as torch's `DataLoader` makes, of the same generators.
+        """Draw the key of the next epoch, with as many draws as torch's `DataLoader` makes, from the same generators.
 
-        With a seed nothing is drawn but from a generator of the user's, and nothing for the rest of an epoch whose
-        order is a function of what was drawn as it began.
+        With a seed, only a generator of the user's is drawn from. A resumed epoch draws nothing if its order is a
+        function of the number drawn at its start.
         """
         shares, is_new = can_share(self), self._drawn is None  # type: ignore[arg-type]
         draws = self.seed is None or self.generator is not None
@@ -281,24 +281,24 @@ class EpochLoader(ReportedLoader):
         if self._drawn is not None:
             return EpochKey(self._drawn, 0)
         if shares and is_shuffled(self):  # type: ignore[arg-type]
-            # By torch's `RandomSampler`.
+            # As by torch's `RandomSampler`.
             order = draw_seed()
             drawn = order if self._orders_as_torch else drawn
         return EpochKey(self._agree_on(drawn), 0)
 
     def _agree_on(self, drawn: int) -> int:
-        """What was drawn for an epoch by rank 0, where processes share its batches."""
+        """Return the number that rank 0 drew for an epoch, if processes share its batches."""
         return drawn if self._ranks.ranks is None else self._ranks.agree_on_seed(drawn, self.device)
 
     def _share(self) -> Share:
-        """Which batches are this process's."""
+        """Return this process's share of the batches."""
         if self._ranks.ranks is not None and not can_share(self):  # type: ignore[arg-type]
             raise ArgumentError("ranks needs batches that the loader itself makes, without sampler, batch_sampler or "
                                 "generator, equal in every process; a DistributedSampler needs no ranks")  # fmt: skip
         return self._ranks.resolve()
 
     def __len__(self) -> int:
-        """Batches of an epoch of this process."""
+        """Return the number of this process's batches per epoch."""
         return self._share().count_steps(super().__len__())  # type: ignore[misc]
 
     def _iterate(self, epoch: int, first: int, batches: Iterator[Any], drawn: int | None = None) -> Iterator[Any]:
@@ -311,14 +311,14 @@ class EpochLoader(ReportedLoader):
             if batch is _END:
                 break
             result = self._finish_batch(batch)
-            # Not by the `__setattr__` of torch's loader, which looks at each name.
+            # Not through `__setattr__` of torch's loader, which compares each name.
             self.__dict__["_standing"] = (epoch, number, drawn)
             yield result
         if self._standing[0] == epoch:
             self._standing = (epoch + 1, 0, None)
 
     def _open_group(self, key: EpochKey) -> Any:
-        """What works on several batches at a time (see `SuperBatch`); None where each is made alone."""
+        """Make the stages for groups of batches (see `SuperBatch`); None if each batch is made alone."""
         if self.super_batch in (None, 1) or self.device.type != "cuda" or not EpochLoader._is_own(self):
             return None
         shared = self._shared()
@@ -327,26 +327,30 @@ class EpochLoader(ReportedLoader):
         return SuperBatch(self.super_batch or 1, partial(self._submit, key), self._fetch, SharedFetch(shared))
 
     def _is_learned(self) -> bool:
-        """Whether rows of batches carry a gradient to the graph, which is told once; none are read ahead then."""
+        """Check if rows of batches carry a gradient to the graph, which is reported once; no batch is prefetched
+        then.
+        """
         name = find_learned(getattr(self, "data", None))
         if name is not None:
             _tell_alone(f"{name} requires a gradient: its rows are read where it lies")
         return name is not None
 
     def _is_told_by_batches(self) -> bool:
-        """Whether only a batch tells if its rows carry a gradient: they come from code that is not ours."""
+        """True if only a batch shows a gradient of its rows: they come from the program's code."""
         return self._is_filtered
 
     def _stages(self, key: EpochKey, record: EpochRecord | None, group: Any = None) -> Stages:
-        """How the batches of an epoch, or groups of them, are made, and timed where that is wanted: the times of a
-        group are those of its first batch."""
+        """Build the stages that make batches of an epoch, or groups of them, with timers if recording is on.
+
+        The times of a group count for its first batch.
+        """
         submit, fetch = (partial(self._submit, key), self._fetch) if group is None else (group.submit, group.fetch)
         finish = group.finish if hasattr(group, "finish") else _finish
         stages = Stages(submit, finish, fetch)
         return stages if record is None else record.around(stages)
 
     def _find_sharded(self) -> list[Feature]:
-        """Features that several processes hold a part of each, in the order in which a batch reads them."""
+        """List features whose parts are spread over several processes, in the order in which a batch reads them."""
         features = self._list_places()[1].values() if self.sharing else ()
         sharded = [feature for feature in features if isinstance(feature, Feature) and feature.placement == "sharded"]
         if sharded and self.num_workers > 0:
@@ -356,7 +360,7 @@ class EpochLoader(ReportedLoader):
 
     def _work_in_step(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None,
                       sharded: list[Feature]) -> Iterator[Any]:  # fmt: skip
-        """Batches of which every process makes its own at the same time, or takes part without one."""
+        """Iterate over batches in lockstep: every process makes its own at the same time, or takes part without one."""
         from pyg_direct.loader.prefetch.lockstep_ranks import Steps
 
         tiers: list[Any] = [feature.stored.tier for feature in sharded if feature.stored is not None]
@@ -372,7 +376,7 @@ class EpochLoader(ReportedLoader):
         finally:
             steps.close()
         if self._ranks.ranks is not None and self._ranks.uneven != "keep":
-            # All have come as far: then the program may end its process group.
+            # After this the program may end its process group: all processes have come as far.
             steps.wait()
 
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
@@ -387,7 +391,7 @@ class EpochLoader(ReportedLoader):
                 _tell_alone("rows of a batch require a gradient: they are read")
                 is_learned = True
             elif draws:
-                # Beside training, which draws too, its numbers would be others in each run.
+                # In parallel with training, which draws too, its numbers would differ from run to run.
                 _tell_alone("what the program has for a batch draws random numbers, as training may: it is called")
         prefetch, group = (0, None) if is_learned or draws else (self.prefetch, self._open_group(key))
         stages, work = self._stages(key, record, group), batches if group is None else group.group(batches)
@@ -395,7 +399,7 @@ class EpochLoader(ReportedLoader):
         stages = stages._replace(fetch=fresh.fetch)
         source: Background | Pipeline | Generator[tuple[int, Any], None, None]
         if self.device.type == "cpu" and prefetch > 0:
-            # A function of the user's is called from one thread at a time.
+            # The user's functions are called from one thread at a time.
             source = Background(work, partial(run_stages, stages), prefetch, None if self._is_own() else 1)
         elif self.device.type == "cpu":
             source = ((number, run_stages(stages, number, seeds)) for number, seeds in work)
@@ -414,34 +418,33 @@ class EpochLoader(ReportedLoader):
         finally:
             source.close()
             if isinstance(source, Pipeline) and source.prefetch < prefetch:
-                # Memory that ran out once would run out in each epoch. Groups alone leave what was asked for.
+                # Memory that ran out once would run out in each epoch. Smaller groups do not change the user's value.
                 self.prefetch = min(self.prefetch, source.prefetch)
 
     def _sample_again(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         return self._submit(key, number, seeds).finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: the next batch of the current epoch, in numbers and words that any file holds.
+        """Return the position of the loader: the next batch of the current epoch, in JSON-compatible values.
 
-        With `ranks`, the batch is the first that not all processes have had; an epoch may be resumed by another number
-        of them. A loader without a seed adds `drawn`, which the current epoch follows from; the next one follows from
-        torch's generator, whose state is the program's to keep (`torch.get_rng_state`).
+        With `ranks`, this is the first batch that not all processes have had; an epoch may be resumed by another number
+        of processes. A loader without a seed adds `drawn`, from which the current epoch follows. The next epoch follows
+        from torch's generator, whose state the program must save (`torch.get_rng_state`).
         """
         epoch, step, drawn = self._standing
         state = {"seed": self.seed, "epoch": epoch, "batch": step * self._ranks.resolve().count}
         return {**state, **({"drawn": drawn} if self.seed is None else {}), **describe_batches(self)}  # type: ignore[arg-type]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken: the next iteration gives the remaining batches of that epoch.
+        """Continue from a saved position: the next iteration returns the remaining batches of that epoch.
 
         Args:
-            state: What `state_dict` returned: `seed`, `epoch` and `batch`, integers, or for a loader without a seed
-                None, and `drawn`, an integer, or None between epochs; and `num_seeds`, `batch_size`, `shuffle` and
-                `drop_last` of the loader that it was taken from, of which one that is left out is not compared with
-                this loader's.
+            state: Result of `state_dict`: integers `seed`, `epoch` and `batch`. In a loader without a seed, `seed` is
+                None, and `drawn` is an integer, or None between epochs. `num_seeds`, `batch_size`, `shuffle` and
+                `drop_last` of the saved loader are compared with this loader's, if present.
 
         Raises:
-            ArgumentError: not a state of a loader, or one of a loader that has other batches.
+            ArgumentError: not a state of a loader, or a state of a loader with other batches.
         """
         has_seed = not isinstance(state, dict) or "seed" not in state or state["seed"] is not None
         is_begun = not has_seed and (state.get("drawn") is not None or state.get("batch") != 0)
@@ -458,7 +461,7 @@ class EpochLoader(ReportedLoader):
         self._standing = state["epoch"], state["batch"] // self._ranks.resolve().count, self._drawn
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process makes the same batches from; what was placed here is placed anew there."""
+        """Return the state from which another process makes the same batches; placed tensors are placed again there."""
         return {name: None if name in _PLACED else value for name, value in self.__dict__.items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -471,7 +474,7 @@ class EpochLoader(ReportedLoader):
 
 
 def _read_generators() -> tuple[Any, ...]:
-    """The states of the generators that a program's functions draw from."""
+    """Read the states of the generators from which a program's functions draw."""
     return torch.get_rng_state(), random.getstate(), np.random.get_state()
 
 
@@ -486,7 +489,7 @@ def _tell_alone(what: str) -> None:
 
 
 def is_said_anew(loader: Any, hook: str) -> bool:
-    """Whether a loader has a hook that is neither ours nor PyG's, by its class or of its own."""
+    """Check if a loader's class or the loader itself overrides a hook of ours or PyG's."""
     method = loader.__dict__.get(hook)
     if method is None:
         method = getattr(type(loader), hook, None)
@@ -494,7 +497,9 @@ def is_said_anew(loader: Any, hook: str) -> bool:
 
 
 def _is_ours(method: Any) -> bool:
-    """Whether a function stands in a file of ours, PyG's or torch's: what wraps one may bear its name and module."""
+    """Check if a function is in a file of ours, PyG's or torch's; a wrapper may have the name and module of its
+    function.
+    """
     function = getattr(method, "__func__", method)
     names = getattr(function, "__globals__", None)
     module = type(function).__module__ if names is None else names["__name__"]
@@ -502,10 +507,10 @@ def _is_ours(method: Any) -> bool:
 
 
 def check_hooks(loader: Any) -> None:
-    """Batches are sampled ahead, several of them at a time, and not by `collate_fn`, as ShaDow's is called too.
+    """Refuse a `collate_fn` of the program (also ShaDow's `__collate__`): batches are prefetched in groups without it.
 
     Raises:
-        NotImplementedError: the class, or the loader, has a `collate_fn` of its own.
+        NotImplementedError: the class, or the loader, has its own `collate_fn`.
     """
     for hook in ("collate_fn", "__collate__"):
         if is_said_anew(loader, hook):
@@ -515,17 +520,19 @@ def check_hooks(loader: Any) -> None:
 
 
 def run_stages(stages: Stages, number: int, seeds: Any) -> Any:
-    """A batch, or those of a group, one stage after the other."""
+    """Run all stages of a batch, or of a group, one after the other."""
     return stages.fetch(stages.finish(stages.submit(number, seeds), number), number, seeds)
 
 
 def _finish(pending: Any, number: int) -> Any:
-    """Wait for what a batch, or a group of them, is sampled as."""
+    """Wait for the sample of a batch, or of a group."""
     return pending.finish()
 
 
 def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:
-    """A batch that is read on the stream that it is made on, which its memory need not be known for."""
+    """Make a batch that is read on the stream on which it is made, so that the owners of its memory need not be
+    known.
+    """
     batch = run_stages(stages, number, seeds)
     take_memory(batch)
     return batch

@@ -1,4 +1,4 @@
-"""What a loader tells of its latest batches: where their time went, and where their rows came from."""
+"""Report of a loader's latest batches: their times, and the sources of their rows."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from pyg_direct.profiling import draw_shares, draw_spans, open_picture, quantile
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Lanes of the time line, in the order in which a batch passes them; a picture shows them in these colors.
+# Lanes of the time line, in the order in which a batch passes them, with their colors in a picture.
 LANES = {"sample": "#2b6cb0", "fetch": "#63b3ed", "wait": "#c53030", "train": "#9aa5b1"}
 _PARTS = {START: "sample", FINISH: "sample", FETCH: "fetch", WAIT: "wait"}
-# Batches that a picture shows.
+# Batches in a picture.
 _DRAWN = 20
 _LINE = "{:<32} {:>9} {:>9} {:>9} {:>9} {:>7}"
 
 
 class Span(NamedTuple):
-    """Some time of a batch, in seconds from the first of a report.
+    """Interval of a batch, in seconds from the start of a report.
 
     Attributes:
-        lane: `sample`, `fetch`, `wait` (the model asked for it, and it was not ready) or `train` (from then until the
-            next one was asked for).
-        where: `host`, or `GPU`: from the first to the last of what a stage runs there.
-        batch: Place in the report, from 0.
+        lane: `sample`, `fetch`, `wait` (from the request of the batch until it was ready) or `train` (from then until
+            the next request).
+        where: `host`, or `GPU`: from the first to the last kernel of a stage there.
+        batch: Index in the report, from 0.
         begin, end: Seconds.
     """
 
@@ -45,21 +45,21 @@ class Span(NamedTuple):
 
 
 class LoaderReport(NamedTuple):
-    """What the last batches of a loader took; `print` shows a table.
+    """Report of the last batches of a loader; `print` shows a table.
 
     Attributes:
-        places: What lives where, a line each.
-        num_batches: Batches handed out since `record`; 0 without it.
+        places: Memory of the topology and of each attribute, one line each.
+        num_batches: Batches handed over since `record`; 0 without it.
         num_timed: The last of them, whose times are here.
         spans: Their time line.
-        features: What each tier of each attribute has served, by name; empty without `record`.
-        list_bytes: Bytes of the topology that sampling read over PCIe since `record`, by arithmetic: for each edge
-            that was drawn its neighbor, and its id where that is not its position; for each node that was expanded its
-            two offsets; of these, what lies in host memory. Counted for uniform batches of `NeighborLoader` and,
-            where one plan makes them, `LinkNeighborLoader`, of graphs without types. Not counted, so 0: other batches
-            and loaders, batches of worker processes, lists that GPUs share over NVLink. What memory hands out around
-            these words (sectors of 32 bytes) is not in it, nor what kernels read twice.
-        list_bytes_are_most: Some lists are cached in GPU memory, draws from which are in `list_bytes` too.
+        features: Rows served by each tier of each attribute, by name; empty without `record`.
+        list_bytes: Bytes of the topology that sampling read over PCIe since `record`, computed from the samples. Each
+            drawn edge counts its neighbor, and its id if that is not its position; each expanded node counts its two
+            offsets. Only lists in host memory count. Supported are uniform batches of `NeighborLoader` on graphs
+            without types, and of `LinkNeighborLoader` if one plan makes them. Other batches and loaders, batches of
+            worker processes, and lists that GPUs share over NVLink count 0. The rest of a memory sector of 32 bytes
+            does not count, nor do repeated reads of kernels.
+        list_bytes_are_most: True if some lists are cached in GPU memory; draws from the cache are in `list_bytes` too.
     """
 
     places: Sequence[str]
@@ -71,7 +71,7 @@ class LoaderReport(NamedTuple):
     list_bytes_are_most: bool = False
 
     def seconds(self, lane: str, where: str = "host") -> list[float]:
-        """Seconds that each batch with this lane took in it, in order."""
+        """List the seconds of each batch in this lane, in order."""
         sums: dict[int, float] = {}
         for span in self.spans:
             if (span.lane, span.where) == (lane, where):
@@ -79,7 +79,7 @@ class LoaderReport(NamedTuple):
         return [sums[batch] for batch in sorted(sums)]
 
     def link_bytes(self, link: str) -> int:
-        """Bytes of rows that were read over `PCIe` or `NVLink` since `record`; those of the topology are `list_bytes`.
+        """Count the bytes of rows read over `PCIe` or `NVLink` since `record`; `list_bytes` counts the topology.
 
         Raises:
             ArgumentError: another link.
@@ -89,8 +89,10 @@ class LoaderReport(NamedTuple):
         return sum(report.link_bytes(link) for report in self.features.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in what `json.dumps` takes: attributes by name, `seconds` (quantiles and the sum of each lane and
-        place) and `link_bytes` of each link.
+        """Convert the report to values that `json.dumps` accepts.
+
+        Attributes are listed by name. `seconds` has quantiles and the sum of each lane and place, `link_bytes` the
+        bytes over each link.
         """
         seconds = [{"where": where, "lane": lane, **times} for where, lane, times in self._sum_up_times()]
         return {"places": list(self.places), "num_batches": self.num_batches, "num_timed": self.num_timed,
@@ -100,7 +102,7 @@ class LoaderReport(NamedTuple):
                 "list_bytes_are_most": self.list_bytes_are_most}  # fmt: skip
 
     def __repr__(self) -> str:
-        # All spans of some hundred batches would take pages.
+        # All spans of some hundred batches would fill pages.
         features = list(self.features)
         return (f"{type(self).__name__}(num_batches={self.num_batches}, num_timed={self.num_timed}, "
                 f"spans=<{len(self.spans)}>, {features=}, list_bytes={self.list_bytes})")  # fmt: skip
@@ -115,7 +117,7 @@ class LoaderReport(NamedTuple):
         return "\n".join([*lines, *self._list_bytes()])
 
     def _list_bytes(self) -> list[str]:
-        """What came over each link, a line each."""
+        """List the bytes over each link, one line each."""
         counts = {f"rows over {link}": self.link_bytes(link) for link in LINKS}
         most = ", at most" if self.list_bytes_are_most else ""
         counts[f"neighbor lists over PCIe, by what was sampled{most}"] = self.list_bytes
@@ -132,7 +134,7 @@ class LoaderReport(NamedTuple):
         return lines
 
     def _sum_up_times(self) -> list[tuple[str, str, dict[str, float]]]:
-        """(where, lane, seconds) of the lanes that were met: quantiles over batches, and the sum."""
+        """Sum up times: (place, lane, seconds) of each lane that occurs, as quantiles over batches, and the sum."""
         found = []
         for where in ("host", "GPU"):
             for lane in LANES:
@@ -143,11 +145,11 @@ class LoaderReport(NamedTuple):
         return found
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Draw the time line of the latest batches and the tiers into a picture (needs the extra `bench`); returns its
+        """Draw the time line of the latest batches and the tiers as a picture (needs the extra `bench`); return its
         path.
 
         Args:
-            path: Where to draw it.
+            path: The file to write.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
@@ -175,7 +177,7 @@ class LoaderReport(NamedTuple):
 
 
 def read_spans(batches: Sequence[BatchTimes]) -> list[Span]:
-    """The time line of batches, oldest first; waits for the GPU where there are events."""
+    """Read the time line of batches, oldest first; waits for the GPU if there are events."""
     spans = []
     for place, times in enumerate(batches):
         for stage, span in enumerate(times.spans):
@@ -193,7 +195,7 @@ def read_spans(batches: Sequence[BatchTimes]) -> list[Span]:
             begin, end = (times.origin.locate(mark) for mark in pair)
             spans.append((_PARTS[stage], "GPU", place, begin, end))
             if stage == WAIT:
-                # The batch before, of the same epoch, was used until this one was asked for.
+                # The previous batch of the epoch was used until this one was requested.
                 epoch = id(times.origin.event)
                 if epoch in latest:
                     before, since = latest[epoch]
@@ -205,22 +207,22 @@ def read_spans(batches: Sequence[BatchTimes]) -> list[Span]:
 
 
 class ReportedLoader:
-    """What a loader tells of itself."""
+    """Base of loaders with a report."""
 
     device: torch.device
     _recorder: Recorder | None = None
 
     def record(self, on: bool = True, last: int = 256, *, nvtx: bool = False) -> None:
-        """From the next epoch on, note when each batch is sampled, fetched, waited for and used, and count what each
-        tier of the features serves, from zero; or stop. `report` tells.
+        """Start or stop recording, from the next epoch on: times of each batch, and rows served by each tier of the
+        features, from zero.
 
-        While it is on, `torch.profiler` shows the ranges `pyg_direct.sample`, `pyg_direct.fetch` and `pyg_direct.wait`
-        of the threads that it profiles. On a GPU a batch takes six events and the counts of `Feature.count_served`
-        more, and no wait. Loaders of the same tensors share features, and their counts. Batches that are sampled or
-        fetched together (`super_batch`) are timed as one, with the first of them.
+        `report` shows the result. Meanwhile `torch.profiler` shows the ranges `pyg_direct.sample`, `pyg_direct.fetch`
+        and `pyg_direct.wait` of the threads that it profiles. On a GPU a batch takes six more events, the counts of
+        `Feature.count_served`, and no wait. Loaders of the same tensors share features, and their counts. Batches that
+        are sampled or fetched together (`super_batch`) are timed as one, with the first of them.
 
         Args:
-            on: False to stop; the report then tells what was recorded so far no more.
+            on: False to stop; the report then has no recorded batches.
             last: Batches whose times are kept, at least 1.
             nvtx: On a GPU, push the ranges to NVTX too, for Nsight Systems.
 
@@ -234,15 +236,15 @@ class ReportedLoader:
         self._recorder = Recorder(last, self.device, nvtx) if on else None
 
     def _begin_record(self) -> EpochRecord | None:
-        """The record of the next epoch, if there is to be one."""
+        """Begin the record of the next epoch, if recording is on."""
         return None if self._recorder is None else self._recorder.begin(self._list_places()[1], self._find_reads())
 
     def report(self, picture: str | os.PathLike[str] | None = None) -> LoaderReport:
-        """Print what lives where and, where `record` was called, what the last batches took; returns it. Waits for the
+        """Print and return the memory of each part and, after `record`, the times of the last batches. Waits for the
         GPU.
 
         Args:
-            picture: Where to draw it too, such as `batches.png` (needs the extra `bench`).
+            picture: Also draw a picture into this file, such as `batches.png` (needs the extra `bench`).
         """
         lines, attributes = self._list_places()
         places = [*lines, *(f"{name}: {feature}" for name, feature in attributes.items())]
@@ -259,9 +261,9 @@ class ReportedLoader:
         return found
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
-        """(lines about the topology, where each attribute lives by name)."""
+        """List (lines about the topology, memory of each attribute by name)."""
         raise NotImplementedError
 
     def _find_reads(self) -> ListReads | None:
-        """What sampling reads of lists in host memory; None where it reads none, or another number than it draws."""
+        """Find the reads of lists in host memory; None if there are none, or if their number differs from the draws."""
         return None

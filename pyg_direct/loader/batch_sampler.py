@@ -23,15 +23,15 @@ UNEVEN = ("pad", "drop", "keep")
 
 @dataclass(frozen=True)
 class Share:
-    """One process's part of the batches of an epoch: `rank`, `rank + count`, `rank + 2 * count`, ...
+    """A process's share of the batches of an epoch: `rank`, `rank + count`, `rank + 2 * count`, ...
 
-    The batches of an epoch and their numbers are the same for any `count`.
+    The batches of an epoch and their numbers do not depend on `count`.
 
     Attributes:
         rank: This process, from 0.
         count: Number of processes.
-        uneven: What happens where `count` does not divide the number of batches; see `NeighborLoader`.
-        num_steps: Batches of this process, where processes with seeds of their own agreed on it; else None.
+        uneven: Rule if `count` does not divide the number of batches; see `NeighborLoader`.
+        num_steps: Batches of this process, if processes with own seeds agreed on it; otherwise None.
     """
 
     rank: int = 0
@@ -40,7 +40,7 @@ class Share:
     num_steps: int | None = field(default=None, kw_only=True)
 
     def count_steps(self, num_batches: int) -> int:
-        """Batches of this process."""
+        """Count the batches of this process."""
         if self.num_steps is not None:
             return self.num_steps
         if self.uneven == "drop":
@@ -50,16 +50,17 @@ class Share:
         return -(-num_batches // self.count)
 
     def number_of(self, step: int) -> int:
-        """Global number of the batch of a step; from the number of batches on, seeds are repeated to pad."""
+        """Return the global number of the batch of a step; numbers beyond the last batch repeat seeds as padding."""
         return self.rank + step * self.count
 
 
 class Ranks:
-    """The arguments `ranks` and `uneven` of a loader.
+    """Arguments `ranks` and `uneven` of a loader.
 
     Args:
-        ranks: None for one process; `"auto"`: the process group, or what torchrun says, when an epoch starts, so that a
-            loader may be made before the group and sent to other processes; or (rank, number of processes).
+        ranks: None for one process, or (rank, number of processes). `"auto"` is the process group, otherwise torchrun's
+            environment, at the start of an epoch; so a loader may be made before the group, and sent to other
+            processes.
         uneven: `pad`, `drop` or `keep`.
 
     Attributes:
@@ -82,21 +83,21 @@ class Ranks:
         self.num_steps: int | None = None
 
     def resolve(self) -> Share:
-        """This process's share, now."""
+        """Return this process's share at this moment."""
         if self.ranks is None:
             return Share(num_steps=self.num_steps)
         if self.ranks != "auto":
             return Share(self.ranks[0], self.ranks[1], self.uneven)
         if has_group():
             return Share(dist.get_rank(), dist.get_world_size(), self.uneven)
-        # What torchrun sets; the program may come to its process group later, or need none.
+        # torchrun's environment; the program may create its process group later, or need none.
         return Share(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), self.uneven)
 
     def agree_on_seed(self, seed: int, device: torch.device) -> int:
-        """The seed of rank 0 in every process; called by all of them.
+        """Return the seed of rank 0 in every process; collective.
 
         Raises:
-            ArgumentError: there is no process group to ask.
+            ArgumentError: there is no process group.
         """
         if self.resolve().count == 1:
             return seed
@@ -107,25 +108,26 @@ class Ranks:
         return agreed
 
 
-# Batches whose seeds are cut out of an epoch's at once.
+# Batches whose seeds are cut out of the epoch's order at a time.
 _TOGETHER = 64
 
 
 class Seeds(NamedTuple):
-    """The seeds of a batch: their positions among the input nodes, int64 `[B]`, and the nodes themselves, `[B]`; or
-    both ends of links, `[B, 2]`."""
+    """Seeds of a batch: positions among the input nodes, int64 `[B]`, and the nodes, `[B]`, or both ends of links, `[B,
+    2]`.
+    """
 
     positions: Tensor
     nodes: Tensor
 
 
 def can_share(loader: DataLoader[Any]) -> bool:
-    """Whether the order of an epoch follows from the loader's arguments, so that processes can share its batches."""
+    """Check if the order of an epoch follows from the loader's arguments, so that processes can share its batches."""
     batching, sampler = loader.batch_sampler, loader.sampler
     if type(batching) is not BatchSampler or batching.sampler is not sampler:
         return False
     count = len(loader.dataset)  # type: ignore[arg-type]
-    # One of the user's may be over some of the input nodes.
+    # A sampler of the user's may cover only some input nodes.
     if type(sampler) is SequentialSampler:
         return len(sampler.data_source) == count
     return type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None \
@@ -133,19 +135,19 @@ def can_share(loader: DataLoader[Any]) -> bool:
 
 
 def describe_batches(loader: DataLoader[Any]) -> dict[str, int | bool | str | None]:
-    """What an epoch is cut into batches by, beside its seed; a state of a loader is of no use where one differs."""
+    """Describe the batches of an epoch, apart from its seed; a loader with another description cannot load a state."""
     shuffle = is_shuffled(loader) if can_share(loader) else "by a sampler or generator"
     return {"num_seeds": len(loader.dataset), "batch_size": loader.batch_size,  # type: ignore[arg-type]
             "shuffle": shuffle, "drop_last": loader.drop_last}  # fmt: skip
 
 
 def is_shuffled(loader: DataLoader[Any]) -> bool:
-    """Whether a loader that `can_share` shuffles its input."""
+    """Check if a loader that `can_share` shuffles its input."""
     return type(loader.sampler) is RandomSampler
 
 
 def order_of_epoch(loader: DataLoader[Any], key: EpochKey) -> Tensor:
-    """Positions in the order of an epoch of a loader that `can_share`, int64 on the CPU.
+    """Compute the positions in the order of an epoch of a loader that `can_share`, int64 on the CPU.
 
     Shuffling is a function of the epoch's key, so that an epoch can be resumed and is equal on every machine.
     """
@@ -153,13 +155,13 @@ def order_of_epoch(loader: DataLoader[Any], key: EpochKey) -> Tensor:
     if not is_shuffled(loader):
         return torch.arange(count, device="cpu")
     if getattr(loader, "_orders_as_torch", False) and loader.seed is None:  # type: ignore[attr-defined]
-        # As torch's `RandomSampler`, of the seed that it would have drawn.
+        # As torch's `RandomSampler`, from the seed that it would have drawn.
         return torch.randperm(count, generator=torch.Generator().manual_seed(key.seed), device="cpu")
     return permute(count, key=key.of_order(), device=getattr(loader, "device", "cpu"))
 
 
 def open_positions(loader: DataLoader[Any]) -> Iterator[Any] | None:
-    """What a sampler of the user's gives in an epoch that begins; None where the loader orders its input itself."""
+    """Open the iterator of a user's sampler for the next epoch; None if the loader orders its input itself."""
     if can_share(loader):
         return None
     return _draw_where_generators_are(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
@@ -167,11 +169,10 @@ def open_positions(loader: DataLoader[Any]) -> Iterator[Any] | None:
 
 def iterate_batches(loader: DataLoader[Any], key: EpochKey, first: int, nodes: Tensor, share: Share,
                     given: Iterator[Any] | None) -> Iterator[tuple[int, Seeds]]:  # fmt: skip
-    """(number, seeds) of a process's batches of an epoch from its batch `first` on; `nodes` are the input nodes, `[S]`,
-    and `given` is what `open_positions` gave.
+    """Iterate over (number, seeds) of a process's batches of an epoch, from its batch `first` on.
 
-    Numbers are global: process r of w gets r, r + w, ... by its `share` or under a `DistributedSampler`, so that no two
-    share keys.
+    `nodes` are the input nodes, `[S]`, and `given` is the result of `open_positions`. Numbers are global: process r of
+    w gets r, r + w, ... by its `share` or under a `DistributedSampler`, so that no two share keys.
     """
     stride, offset = 1, 0
     if isinstance(loader.sampler, DistributedSampler):
@@ -192,7 +193,7 @@ def iterate_batches(loader: DataLoader[Any], key: EpochKey, first: int, nodes: T
                 some = slice(cut * _TOGETHER * size, min((cut + 1) * _TOGETHER * size, end))
                 parts = list(map(Seeds, *(ids[some].unsafe_split(size) for ids in (order, nodes_in_order))))
             positions, own = parts[place % _TOGETHER]
-            # Batches hold them as `input_id`: a view would keep, and be saved with, the order of the whole epoch.
+            # A copy, as batches hold it as `input_id`: a view would keep, and save, the order of the whole epoch.
             yield number, Seeds(positions.clone(), own)
         return
     for number, positions in enumerate(_take(given, share.num_steps)):
@@ -202,7 +203,7 @@ def iterate_batches(loader: DataLoader[Any], key: EpochKey, first: int, nodes: T
 
 
 def _take(batches: Iterator[Any], count: int | None) -> Iterator[Any]:
-    """As many batches as processes agreed on: the first ones anew where there are fewer; None for all."""
+    """Take the agreed number of batches, repeating the first ones if there are fewer; None takes all."""
     given = []
     for positions in islice(batches, count):
         if count is not None:
@@ -213,8 +214,8 @@ def _take(batches: Iterator[Any], count: int | None) -> Iterator[Any]:
 
 
 def _draw_where_generators_are(source: Any) -> Iterator[Any]:
-    """What a sampler gives. Those of torch make tensors on its default device, which their generators need not be of:
-    without one of the user's they make their own on the CPU.
+    """Iterate over a sampler. torch's samplers create tensors on its default device, which may differ from their
+    generator's device: without a generator of the user's they use the CPU.
     """
     sampler, positions = source.sampler if type(source) is BatchSampler else source, iter(source)
     if not type(sampler).__module__.startswith("torch."):
@@ -233,7 +234,7 @@ def _draw_on(generator: Any, positions: Iterator[Any]) -> Iterator[Any]:
 
 def _pick(nodes: Tensor, positions: Tensor) -> Tensor:
     try:
-        # Not by brackets, which wake torch's threads for a few thousand items.
+        # Not by indexing, which wakes torch's threads for a few thousand items.
         return nodes.index_select(0, positions)
     except IndexError as error:
         low, high = (int(v) for v in torch.aminmax(positions))

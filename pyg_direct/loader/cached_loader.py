@@ -1,4 +1,4 @@
-"""`CachedLoader`: batches of any loader, kept for the epochs after the first, after PyG's loader of that name."""
+"""`CachedLoader`: batches of any loader, cached for later epochs, after PyG's loader of that name."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pyg_direct.typing import Device
 
 
 class CachedLoader(PygCachedLoader):  # type: ignore[misc]
-    """Batches of any loader, made in one epoch and kept for all others, after PyG's `CachedLoader`.
+    """Batches of any loader, made in one epoch and cached for all others, after PyG's `CachedLoader`.
 
-    An epoch that was left early is begun anew, where PyG's repeats its first batches. Kept batches are the same objects
-    in each epoch. What is written to the graph later is not in them: `clear` forgets them.
+    After an abandoned epoch the next one starts from the beginning; PyG's repeats the first batches. Cached batches are
+    the same objects in each epoch. They do not have later writes to the graph; `clear` drops them.
 
     Args:
-        loader: Anything that gives batches: graphs, tensors, and lists, tuples and dictionaries of them.
-        device: Where batches are kept; None leaves them where the loader has them.
-        transform: Called with each batch once, before it is moved and kept.
+        loader: Any iterable of batches: graphs, tensors, and lists, tuples and dictionaries of them.
+        device: Device of the cached batches; None leaves them on the loader's device.
+        transform: Called with each batch once, before it is moved and cached.
 
     Raises:
-        ArgumentTypeError: `loader` gives no batches, or `transform` cannot be called.
-        ArgumentError, DeviceError: `device` is no device, or a GPU that is not there.
+        ArgumentTypeError: `loader` is not iterable, or `transform` not callable.
+        ArgumentError, DeviceError: `device` is no device, or a GPU that does not exist.
     """
 
     def __init__(self, loader: Any, device: Device = None, transform: Callable[[Any], Any] | None = None) -> None:
@@ -40,12 +40,12 @@ class CachedLoader(PygCachedLoader):  # type: ignore[misc]
         self._is_complete = False
 
     def clear(self) -> None:
-        """Forget the batches; the next epoch makes them anew."""
+        """Drop the cached batches; the next epoch makes them again."""
         super().clear()
         self._is_complete = False
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of an epoch."""
+        """Iterate over the batches of an epoch."""
         return iter(list(self._cache)) if self._is_complete else self._fill()
 
     def _fill(self) -> Iterator[Any]:
@@ -55,18 +55,18 @@ class CachedLoader(PygCachedLoader):  # type: ignore[misc]
             made = batch if self.transform is None else self.transform(batch)
             kept.append(made if self.device is None else _move(made, self.device))
             yield kept[-1]
-        # Unless they were forgotten, or another epoch began meanwhile.
+        # Unless the cache was cleared, or another epoch began meanwhile.
         self._is_complete |= self._cache is kept
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches of an epoch."""
         return len(self.loader)
 
 
 def _move(value: Any, device: torch.device) -> Any:
-    """All that a batch holds, on a device."""
+    """Move all parts of a batch to a device."""
     if isinstance(value, BaseData):
-        # PyG moves the graph itself, which a loader may hold.
+        # PyG moves the graph in place, which a loader may hold.
         return copy.copy(value).to(device)
     if hasattr(value, "to"):
         return value.to(device)

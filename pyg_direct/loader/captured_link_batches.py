@@ -22,19 +22,19 @@ from pyg_direct.sampling.uniform_gpu import GpuPlan
 
 
 class PlannedLinks:
-    """Makes the batches that `Links` makes step by step, where a plan on a GPU can do all of it.
+    """Maker of batches around links by a plan on a GPU, equal to the step-by-step result of `Links`.
 
     Args:
         sampler: The sampler.
         given: All links of the loader.
-        negatives: How negatives are drawn.
+        negatives: Options of negatives.
     """
 
     def __init__(self, sampler: NeighborSampler, given: EdgeSamplerInput, negatives: NegativeSampling | None) -> None:
         self._sampler, self._given, self._negatives = sampler, given, negatives
 
     def find_plan(self) -> GpuPlan | None:
-        """The plan that draws and places all there is; None where links are strict, weighted, timed or taken out."""
+        """Find the plan that draws and places all links; None if links are strict, weighted, timed or excluded."""
         sampler, negatives, nodes = self._sampler, self._negatives, self._sampler.num_nodes
         if (self._given.time is not None or sampler.exclude_target_edges or not sampler._is_plain()
                 or not isinstance(nodes, int) or not 0 < nodes < MAX_NODES):  # fmt: skip
@@ -49,8 +49,8 @@ class PlannedLinks:
         """Start to sample around links.
 
         Args:
-            plan: That of `find_plan`.
-            positions: Of the links among all, int64 `[L]`.
+            plan: Result of `find_plan`.
+            positions: Positions of the links among all, int64 `[L]`.
             ends: Their sources and targets, int64 `[L, 2]`, or their sources alone, `[L]`.
             key: Key of the batch.
         """
@@ -59,12 +59,12 @@ class PlannedLinks:
             more_targets = math.ceil(positions.shape[0] * negatives.amount)
             more_sources = more_targets if negatives.is_binary() else 0
         has_labels = more_sources > 0 and self._given.label is None
-        # Not by brackets, which wake torch's threads for a few thousand items.
+        # Not by indexing, which wakes torch's threads for a few thousand items.
         sources, targets = ends.unbind(1) if ends.dim() == 2 else (ends, self._given.col.index_select(0, positions))
         return plan.submit(Ends(sources, targets, more_sources, more_targets, has_labels), key)
 
     def build(self, attributes: Attributes, data: Any, sample: Sample, positions: Tensor, memory: list[Any]) -> Any:
-        """The batch; `memory` as in `Attributes.build`."""
+        """Build the batch; `memory` as in `Attributes.build`."""
         given, negatives, ends = self._given, self._negatives, sample.ends
         assert ends is not None
         input_id = positions if given.input_id is None else given.input_id.index_select(0, positions)
@@ -84,7 +84,7 @@ class PlannedLinks:
             memory.append(last)
         for name, value in values.items():
             if value is None:
-                # As PyG writes what is not there.
+                # PyG writes None for missing values.
                 store.pop(name, None)
             else:
                 store[name] = value
@@ -92,7 +92,7 @@ class PlannedLinks:
         return batch
 
     def _find_labels(self, positions: Tensor, drawn: Tensor, num_pairs: int) -> Tensor | None:
-        """Labels of links and of negatives, `[num_pairs, ...]`; None where there are none."""
+        """Build the labels of links and of negatives, `[num_pairs, ...]`; None without labels."""
         if self._given.label is None:
             return drawn if drawn.numel() else None
         label = upload(self._given.label[positions], drawn.device)

@@ -1,4 +1,4 @@
-"""`ClusterData` and `ClusterLoader`: clusters of a graph and batches of some of them, after PyG's classes."""
+"""`ClusterData` and `ClusterLoader`: clusters of a graph, and batches of several clusters, after PyG's classes."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ _FORMATS = ("csr", "csc")
 class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
     """Clusters of a graph (Cluster-GCN, Chiang et al., KDD 2019), after PyG's `ClusterData`; `data[i]` is one of them.
 
-    METIS runs by pymetis (extra `distributed`), without pyg-lib and torch-sparse; where pymetis is not installed and
-    PyG has a METIS of its own, by that. Nodes that few edges join go to different clusters; both directions of an edge
-    count. The attribute `partition` is PyG's, with permutations of nodes and edges, and files are PyG's too.
+    METIS runs by pymetis (extra `distributed`), without pyg-lib and torch-sparse; if pymetis is not installed, by PyG's
+    METIS if it has one. METIS cuts few edges between clusters; both directions of an edge count. The attribute
+    `partition` is PyG's, with permutations of nodes and edges, and files are PyG's too.
 
-    Of a `HeteroData` the nodes of all types are clustered together, and every relation counts. `partition` then is that
-    of all nodes and edges, type after type and relation after relation, and `data` stays as it is.
+    In a `HeteroData` the nodes of all types are clustered together, and every relation counts. `partition` then covers
+    all nodes and edges, type after type and relation after relation, and `data` is unchanged.
 
     Args:
         data: A `Data` or a `HeteroData` with `edge_index`.
         num_parts: Clusters, at least 1.
-        recursive: Halve the graph again and again instead of making all clusters at once.
-        save_dir: Folder that keeps the partition for the next time; None for none.
+        recursive: Halve the graph repeatedly instead of making all clusters at once.
+        save_dir: Folder that keeps the partition for later runs; None for none.
         filename: Name of its file there, `metis.pt` by default.
-        log: Whether to say on stderr that METIS runs.
-        keep_inter_cluster_edges: Whether `data[i]` keeps edges that lead out of the cluster; not with types.
-        sparse_format: `csr`: edges of clusters and batches are sorted by source, then target; `csc`: the other way,
-            which accelerated models need not sort. With types batches have them by target in any case.
+        log: Report on stderr that METIS runs.
+        keep_inter_cluster_edges: Keep edges that lead out of the cluster in `data[i]`; not with types.
+        sparse_format: `csr`: edges of clusters and batches are sorted by source, then target; `csc`: by target, then
+            source, which accelerated models need not sort. With types, batches always have them by target.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; a file of another graph.
-        ModuleNotFoundError: neither pymetis nor a METIS of PyG's is installed.
+        ModuleNotFoundError: neither pymetis nor PyG's METIS is installed.
     """
 
     def __init__(self, data: Data | HeteroData, num_parts: int, recursive: bool = False, save_dir: str | None = None,
@@ -87,7 +87,7 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
         self.data = data if isinstance(data, HeteroData) else self._permute_data(data, self.partition)
 
     def __getitem__(self, idx: int) -> Data | HeteroData:
-        """A cluster by its number."""
+        """Return a cluster by its number."""
         if not isinstance(self.data, HeteroData):
             return super().__getitem__(idx)
         nodes = self.partition.node_perm[int(self.partition.partptr[idx]) : int(self.partition.partptr[idx + 1])]
@@ -98,7 +98,7 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
         return self.data.subgraph(chosen)
 
     def _metis(self, edge_index: Tensor, num_nodes: int) -> Tensor:
-        """Cluster of each node, int64 `[N]`."""
+        """Compute the cluster of each node, int64 `[N]`."""
         has_other = torch_geometric.typing.WITH_METIS or torch_geometric.typing.WITH_TORCH_SPARSE
         if find_spec("pymetis") is None and has_other:
             return super()._metis(edge_index, num_nodes)
@@ -108,7 +108,7 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
         return torch.from_numpy(parts).to(edge_index.device)
 
     def _check_file(self, path: Path, num_nodes: int, num_edges: int) -> None:
-        """Check that a partition that was read is one of this graph.
+        """Check that a loaded partition is a partition of this graph.
 
         Raises:
             ArgumentError: it is not.
@@ -128,16 +128,15 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
 class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
     """Batches of clusters with all edges among their nodes, after PyG's `ClusterLoader`, on `device`.
 
-    Nodes stand cluster after cluster; edges and attributes are those of PyG's batches, in the same order. Edges that
-    lead out of a cluster are in a batch where they lead to another of its clusters. Clusters of a `HeteroData` make
-    batches with its types, edges by target.
+    Nodes are ordered by cluster; edges and attributes equal PyG's batches, in the same order. An edge between two
+    clusters is in a batch if both are. Clusters of a `HeteroData` make batches with its types, edges by target.
 
     Args:
         cluster_data: A `ClusterData`, of PyG's or ours.
         device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
             `NeighborLoader`.
-        **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` in clusters and `shuffle`; options
-            of workers are absorbed.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` in clusters and `shuffle`; options of
+            workers are absorbed.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -159,14 +158,14 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
         else:
             self._topology = CSRTopo(indptr=partition.indptr, indices=partition.index)
             self._direction = "out" if partition.sparse_format == "csr" else "in"
-            # Tells which attributes are of edges; those of batches come from the rows.
+            # A stand-in that shows which attributes belong to edges; batches take edges from the rows.
             last = max(0, self._topology.node_count - 1)
             self._edges = torch.full((2, 1), last, device="cpu").expand(2, self._topology.edge_count)
         self._open_induced(cluster_data.data, len(self._begins) - 1, 1, device, placement, topology_placement,
                            feature_cache, store_dtype, seed, prefetch, ranks, uneven, kwargs)  # fmt: skip
 
     def _open_types(self, clusters: PygClusterData) -> None:
-        """Note the types, and the nodes of all clusters in a row.
+        """Note the types, and the nodes of all clusters, one after the other.
 
         Raises:
             ArgumentError: the graph has other nodes than its clusters.
@@ -197,13 +196,13 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
             return self._start_typed(self._members[torch.from_numpy(places)])
         assert self._plan is not None
         total = int(sizes.sum())
-        # Nodes of a cluster stand in a row; the first of each among those of the batch leads to the others.
+        # Nodes of a cluster are contiguous; shifting the batch's positions by cluster gives their ids.
         shifts, counts = upload(np.stack([begins - np.cumsum(sizes) + sizes, sizes]), self.device).unbind()
         nodes = shifts.repeat_interleave(counts, output_size=total)
         return self._plan.submit(nodes.add_(torch.arange(total, device=self.device)))
 
     def _collate(self, batch: Any) -> Data | HeteroData:
-        """The batch of these clusters (PyG's hook).
+        """Make the batch of these clusters (PyG's hook).
 
         Args:
             batch: Numbers of clusters, int64 `[B]` or a list.
@@ -220,11 +219,11 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
 
 
 def _check_data(data: Any) -> tuple[Tensor, int]:
-    """(edges, number of nodes) of a graph that clusters are made of.
+    """Check a graph for clustering, and return (edges, number of nodes).
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: `data`, rule and value.
-        NotImplementedError: a graph with `adj_t` beside its edges.
+        NotImplementedError: a graph with `adj_t` and `edge_index`.
     """
     if not isinstance(data, Data):
         raise ArgumentTypeError(f"data must be a Data or a HeteroData, got {type(data).__name__}")
@@ -240,7 +239,7 @@ def _check_data(data: Any) -> tuple[Tensor, int]:
 
 
 def _join_types(data: HeteroData) -> tuple[Tensor, int]:
-    """(edges of all relations over the nodes of all types in a row, int64 `[2, E]`; number of nodes).
+    """Join (edges of all relations over the nodes of all types, one after the other, int64 `[2, E]`; number of nodes).
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: `data`, rule and value.
@@ -268,10 +267,10 @@ def _join_types(data: HeteroData) -> tuple[Tensor, int]:
 
 
 def _read_begins(partition: Partition) -> np.ndarray:
-    """Where each cluster begins, and the end of the last, int64 `[P + 1]` on the host.
+    """Read the first node of each cluster, and the end of the last, int64 `[P + 1]` on the host.
 
     Raises:
-        ArgumentError: the clusters do not hold the nodes.
+        ArgumentError: the clusters do not cover the nodes.
     """
     begins = partition.partptr.cpu().numpy()
     num_nodes = partition.indptr.numel() - 1

@@ -1,4 +1,4 @@
-"""`DataListLoader`: lists of graphs as they are, after PyG's loader of that name, for `DataParallel`."""
+"""`DataListLoader`: lists of graphs without a copy, after PyG's loader of that name, for `DataParallel`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pyg_direct.loader.graph_loader import GraphLoader
 class DataListLoader(GraphLoader, PygDataListLoader):  # type: ignore[misc]
     """Lists of the graphs of a data set, after PyG's `DataListLoader`, for `torch_geometric.nn.DataParallel`.
 
-    Graphs are not copied, and stay where they are: `DataParallel` joins its share of a list on each GPU.
+    Graphs are neither copied nor moved: `DataParallel` joins its share of a list on each GPU.
 
-    Without a `seed` graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
+    Without a `seed`, graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
 
     Args:
-        dataset: Anything that has items and a length, such as a list of `Data` or `HeteroData`.
-        batch_size: Graphs of a list.
-        shuffle: Whether each epoch has another order.
-        seed: Seed of shuffling; with it, lists are a function of seed, epoch and number. None follows torch's
+        dataset: Any object with items and a length, such as a list of `Data` or `HeteroData`.
+        batch_size: Graphs per list.
+        shuffle: Use another order in each epoch.
+        seed: Seed of shuffling; with it, lists are a function of seed, epoch and number. None takes a seed from torch's
             generator.
         ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `sampler`, `batch_sampler`, `drop_last` and
@@ -39,7 +39,7 @@ class DataListLoader(GraphLoader, PygDataListLoader):  # type: ignore[misc]
         PygDataListLoader.__init__(self, dataset, **options)
 
     def _read(self, dataset: Any) -> None:
-        """Nothing is joined."""
+        """Do nothing: no graphs are joined."""
 
     def _needs_workers(self, dataset: Any) -> bool:
         while type(dataset) is Subset:

@@ -17,40 +17,40 @@ from pyg_direct.typing import Device
 class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
     """Batches of small graphs, after PyG's `DataLoader`: the same `Batch`, cut out of one collated store on `device`.
 
-    A list of `Data` or `HeteroData` is collated once, and anew before an epoch if graphs were changed. The joined
-    tensors of an `InMemoryDataset` are used as they are, by its subsets and index selections too. Any other data set,
-    and one with a `transform`, gives its graphs one by one to PyG's own collation, which is logged once.
+    A list of `Data` or `HeteroData` is collated once, and again before an epoch if graphs changed. The joined tensors
+    of an `InMemoryDataset` are used directly, also through its subsets and index selections. Any other data set, and
+    one with a `transform`, passes its graphs one by one to PyG's own collation, which is logged once.
 
-    If graphs are written to while an epoch runs, as to put pseudo labels there, one warning says so, and from then on
-    PyG's own code joins the graphs of each batch as they are when it is asked for. Of a list, two graphs of each batch
-    are looked at for that. Writes through NumPy or `.data` are not counted by torch. They are found when an epoch
-    begins, in the joined tensors of an `InMemoryDataset`, and of a list in 32 of its graphs; assign a tensor anew
-    (`graph.x = graph.x.clone()`) to be sure.
+    If graphs are written to while an epoch runs, for example pseudo labels, one warning reports it. From then on PyG's
+    own code joins the current graphs of each batch on request. In a list, two graphs per batch are checked for such
+    writes. torch does not count writes through NumPy or `.data`. They are detected at the start of an epoch, in the
+    joined tensors of an `InMemoryDataset`, or in 32 graphs of a list. To be sure, assign a new tensor (`graph.x =
+    graph.x.clone()`).
 
-    Without a `seed` graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
+    Without a `seed`, graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
 
     Args:
-        dataset: A list of `Data` or `HeteroData`, an `InMemoryDataset`, or a `torch.utils.data.Subset` of one; or
-            anything that has items and a length.
-        batch_size: Graphs of a batch.
-        shuffle: Whether each epoch has another order.
-        follow_batch: Attributes whose rows batches say the graphs of, by `NAME_batch` and `NAME_ptr`.
+        dataset: A list of `Data` or `HeteroData`, an `InMemoryDataset`, or a `torch.utils.data.Subset` of one; or any
+            object with items and a length.
+        batch_size: Graphs per batch.
+        shuffle: Use another order in each epoch.
+        follow_batch: Attributes for whose rows batches have the graph, by `NAME_batch` and `NAME_ptr`.
         exclude_keys: Attributes that batches do not have.
-        device: Where batches are; None is the current GPU if there is one, else the CPU.
+        device: Device of the batches; None is the current GPU if there is one, otherwise the CPU.
         placement: Memory of the store: `cuda`, or `unified` or `pinned` for host memory, from which batches are copied;
             `auto` is GPU memory if it has room; `cpu` on a CPU.
-        seed: Seed of shuffling; with it, batches are a function of seed, epoch and number. None follows torch's
-            generator.
-        prefetch: Batches made ahead; None is 1 on a GPU, and 0 on a CPU, where a batch is made sooner than a thread
-            hands it over.
+        seed: Seed of shuffling; with it, batches are a function of seed, epoch and number. None takes a seed from
+            torch's generator.
+        prefetch: Batches prepared ahead; None is 1 on a GPU, and 0 on a CPU: there, making a batch takes less time than
+            a thread's hand-over.
         ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `sampler`, `batch_sampler`, `drop_last` and
             `generator`. Options of workers are absorbed, unless graphs are made one by one.
 
     Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value, and the number of a graph that misses an
-            attribute of others, or has another width or dtype.
-        DeviceError: `device` is a GPU that is not there.
+        ArgumentError, ArgumentTypeError: named argument, rule and value; for a graph with a missing attribute, another
+            width or dtype, its number.
+        DeviceError: `device` is a GPU that does not exist.
         NotImplementedError: `dataset` has no length, or `batch_size` is None.
     """
 
@@ -68,7 +68,7 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
 
 
 def _check_keys(**keys: Any) -> list[Any]:
-    """Lists of names of attributes.
+    """Check lists of names of attributes.
 
     Raises:
         ArgumentTypeError: named argument, rule and value.

@@ -15,28 +15,28 @@ from pyg_direct.typing import Device
 class DenseDataLoader(GraphLoader, PygDenseDataLoader):  # type: ignore[misc]
     """Batches that stack graphs of equal shapes, after PyG's `DenseDataLoader`, gathered out of one store on `device`.
 
-    Each attribute of a batch has one dimension more, the first, as dense layers such as `DenseGCNConv` take it. A list
-    of `Data` is stacked once, and anew before an epoch if graphs were changed. The joined tensors of an
-    `InMemoryDataset` are used as they are. Any other data set, and one with a `transform`, gives its graphs one by one
-    to PyG's own collation, which is logged once.
+    Each attribute of a batch has an additional first dimension, as dense layers such as `DenseGCNConv` expect. A list
+    of `Data` is stacked once, and again before an epoch if graphs changed. The joined tensors of an `InMemoryDataset`
+    are used directly. Any other data set, and one with a `transform`, passes its graphs one by one to PyG's own
+    collation, which is logged once.
 
-    Without a `seed` graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
+    Without a `seed`, graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
 
     Args:
-        dataset: A list of `Data`, an `InMemoryDataset`, or a `torch.utils.data.Subset` of one; or anything that has
-            items and a length.
-        batch_size: Graphs of a batch.
-        shuffle: Whether each epoch has another order.
-        device: Where batches are; None is the current GPU if there is one, else the CPU.
+        dataset: A list of `Data`, an `InMemoryDataset`, or a `torch.utils.data.Subset` of one; or any object with items
+            and a length.
+        batch_size: Graphs per batch.
+        shuffle: Use another order in each epoch.
+        device: Device of the batches; None is the current GPU if there is one, otherwise the CPU.
         placement, seed, prefetch: See `DataLoader`.
         ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `sampler`, `batch_sampler`, `drop_last` and
             `generator`. Options of workers are absorbed, unless graphs are made one by one.
 
     Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value, and the number of a graph that misses an
-            attribute of others, or has another shape or dtype.
-        DeviceError: `device` is a GPU that is not there.
+        ArgumentError, ArgumentTypeError: named argument, rule and value; for a graph with a missing attribute, another
+            shape or dtype, its number.
+        DeviceError: `device` is a GPU that does not exist.
         NotImplementedError: `dataset` has no length, or `batch_size` is None.
     """
 

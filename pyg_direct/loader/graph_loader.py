@@ -1,4 +1,4 @@
-"""Loaders of many small graphs: what these share, beside how a batch is joined.
+"""Base of loaders of many small graphs: everything except the way a batch is joined.
 
 `DataLoader` joins graphs into one, `DenseDataLoader` stacks them, `DataListLoader` lists them.
 """
@@ -28,7 +28,7 @@ from pyg_direct.runtime.cuda.device import budget_of, free_bytes, resolve_device
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
 
-# Graphs of a batch that are looked at for writes while an epoch runs.
+# Graphs per batch that are checked for writes while an epoch runs.
 _LOOKED_AT = 2
 
 
@@ -37,26 +37,26 @@ class Collection(Protocol):
 
     Attributes:
         source: The graphs.
-        device: Where the joined values are, and batches; None before they are placed.
+        device: Device of the joined values and of batches; None before they are placed.
     """
 
     source: Source
     device: torch.device | None
 
     def count_bytes(self) -> int:
-        """Bytes of the joined values."""
+        """Count the bytes of the joined values."""
 
     def place(self, device: torch.device) -> None:
-        """Have the joined values on a device, and batches too."""
+        """Move the joined values, and later batches, to a device."""
 
     def collate(self, numbers: Tensor) -> Any:
-        """The batch of these graphs, int64 `[B]` on the CPU."""
+        """Build the batch of these graphs, int64 `[B]` on the CPU."""
 
 
 class GraphLoader(EpochLoader):
     """Batches of the graphs of a data set, cut out of a store, or made one by one as by torch's loader.
 
-    A loader says how graphs are joined (`_join`), and calls `_open` before torch's own constructor.
+    Subclasses implement the joining of graphs (`_join`), and call `_open` before torch's constructor.
     """
 
     dataset: Any
@@ -65,7 +65,7 @@ class GraphLoader(EpochLoader):
     transform_sampler_output = None
     _orders_as_torch = True
     _graphs: Collection | None = None
-    # Whether graphs were written while an epoch ran: then they are joined when a batch is asked for.
+    # True after graphs were written while an epoch ran: they are then joined when a batch is requested.
     _joins_late = False
 
     def _open(self, dataset: Any, batch_size: int | None, shuffle: bool, device: Device, placement: str,
@@ -75,7 +75,7 @@ class GraphLoader(EpochLoader):
 
         Raises:
             ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
-            NotImplementedError: there are no batches to cut out.
+            NotImplementedError: `dataset` has no length, or `batch_size` is None.
         """
         if prefetch is None:
             prefetch = int(resolve_device(device).type == "cuda")
@@ -93,15 +93,15 @@ class GraphLoader(EpochLoader):
         return {"batch_size": batch_size, "shuffle": shuffle and len(dataset) > 0, **kwargs}
 
     def _join(self, source: Source) -> Collection:
-        """All graphs, joined."""
+        """Join all graphs."""
         raise NotImplementedError
 
     def _needs_workers(self, dataset: Any) -> bool:
-        """Whether Python makes graphs for each batch, which workers may do."""
+        """Check if Python makes graphs for each batch, which workers may do."""
         return self._graphs is None
 
     def _read(self, dataset: Any) -> None:
-        """Collate the data set if it is not collated, or was changed since."""
+        """Collate the data set if it is not collated, or has changed since."""
         if self._joins_late:
             self._graphs = None
             return
@@ -121,7 +121,7 @@ class GraphLoader(EpochLoader):
         except (ArgumentError, ArgumentTypeError) as error:
             if not self._is_alone:
                 raise
-            # A batch of one graph has no other that it must be like.
+            # A single graph needs no match with others.
             raise OneByOneError(str(error)) from error
 
     def _prepare(self) -> None:
@@ -131,7 +131,7 @@ class GraphLoader(EpochLoader):
             graphs.place(self._choose_device(graphs))
 
     def _choose_device(self, graphs: Collection) -> torch.device:
-        """Where the store lies."""
+        """Choose the device of the store."""
         if self.device.type == "cpu" or self.placement in ("unified", "pinned"):
             return torch.device("cpu")
         has_room = self.placement == "cuda" or graphs.count_bytes() <= budget_of(free_bytes(self.device.index))
@@ -171,13 +171,13 @@ class GraphLoader(EpochLoader):
 
     def _work_ahead(self, graphs: Collection, key: EpochKey, batches: Iterator[tuple[int, Seeds]],
                     record: EpochRecord | None) -> Iterator[Any]:  # fmt: skip
-        """Batches of a collated data set, made ahead; those of graphs that were written since are made again."""
+        """Iterate over batches of a collated data set, prefetched; batches with graphs written since are made again."""
         given: deque[tuple[int, Seeds]] = deque()
 
         def choose() -> Iterator[Any]:
             for number, seeds in batches:
                 given.append((number, seeds))
-                # Graphs that are changed before another epoch begins are not those of this one.
+                # Graphs that change before another epoch do not count for this one.
                 yield number, _Choice(graphs, seeds.nodes)
 
         for batch in super()._work_here(key, choose(), record):
@@ -185,7 +185,7 @@ class GraphLoader(EpochLoader):
             yield self._fetch(None, number, seeds) if self._is_written(graphs, seeds) else batch
 
     def _is_written(self, graphs: Collection, seeds: Seeds) -> bool:
-        """Whether graphs were written while an epoch runs, which some of a batch tell; warns once."""
+        """Check if graphs were written while an epoch runs, in a sample of the batch; warns once."""
         if self._joins_late:
             return True
         step = -(-seeds.nodes.numel() // _LOOKED_AT) or 1
@@ -199,19 +199,21 @@ class GraphLoader(EpochLoader):
 
     def _make_one_by_one(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
                          ) -> Iterator[Any]:  # fmt: skip
-        """Batches of PyG's collation, each made when it is asked for: functions of the program draw as there."""
+        """Iterate over batches of PyG's collation, each made on request, so that the program's functions draw in PyG's
+        order.
+        """
         stages = self._stages(key, record)
         for number, seeds in batches:
             yield make_batch(stages, number, seeds)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the next epoch, or the rest of one that was resumed."""
+        """Iterate over the batches of the next epoch, or the remaining batches of a resumed one."""
         if self.num_workers > 0 and self.seed is None and self._ranks.ranks is None and self._drawn is None:
             return self._iterate_as_torch()
         return super().__iter__()
 
     def _iterate_as_torch(self) -> Iterator[Any]:
-        """The batches that a program of PyG's has, with all that torch does for workers; they cannot be resumed."""
+        """Iterate as PyG's loader does, with all of torch's support for workers; without resuming."""
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         for number, batch in enumerate(DataLoader.__iter__(self), 1):  # type: ignore[arg-type]
             self.__dict__["_standing"] = (epoch, number, None)
@@ -244,7 +246,7 @@ class _Choice(NamedTuple):
 
     Attributes:
         graphs: All graphs.
-        numbers: Those of the batch, int64 `[B]`.
+        numbers: Numbers of the batch's graphs, int64 `[B]`.
     """
 
     graphs: Collection
@@ -252,18 +254,18 @@ class _Choice(NamedTuple):
 
 
 class _Sample:
-    """What stands for a sample: the graphs of a batch are known as it begins."""
+    """Placeholder for a sample: the graphs of a batch are known from its start."""
 
     def finish(self) -> _Sample:
-        """Nothing is left to wait for."""
+        """Return itself: there is no wait."""
         return self
 
     def record_stream(self, stream: Any) -> None:
-        """Nothing lies on a GPU."""
+        """Do nothing: no part lies on a GPU."""
 
 
 def _upload(batch: Any, device: torch.device) -> Any:
-    """A batch of the CPU on a GPU, copied while the host goes on."""
+    """Copy a batch from the CPU to a GPU, asynchronously."""
 
     def copy(value: Any) -> Any:
         is_plain = isinstance(value, Tensor) and value.layout is torch.strided

@@ -31,25 +31,25 @@ from pyg_direct.sampling.induced_plan import PendingInduced, list_neighbors
 from pyg_direct.sampling.random_key import EpochKey, draw_seed, norm_key
 from pyg_direct.typing import Device
 
-# As in PyG: norms of edges that batches hardly ever have, and what stands for a count of zero.
+# As in PyG: limit of norms, for edges that hardly any batch has, and replacement of a count of zero.
 _MOST_NORM, _NO_COUNT = 1e4, 0.1
 
 
 class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: ignore[misc]
-    """Batches of subgraphs that drawn nodes induce, after PyG's class; one of the three below it draws them.
+    """Batches of subgraphs induced by drawn nodes, after PyG's class; one of its three subclasses draws them.
 
     A batch has its nodes ascending, its edges sorted by target, and `num_nodes`. With `sample_coverage` it also has
-    `node_norm` and `edge_norm`, PyG's: where C_v and C_e of S batches had node v and edge e, S / (N C_v), and for an
-    edge from v C_v / C_e, at most 10,000. They are counted once, in batches of their own, as the sampler is made; with
-    `ranks="auto"` and no seed, make it when the process group is there, so that they are equal in all processes.
+    PyG's `node_norm` and `edge_norm`. Of S counted batches, C_v have node v and C_e edge e. Node norms are S / (N C_v);
+    norms of edges from v are C_v / C_e, at most 10,000. The constructor counts them once, in separate batches. With
+    `ranks="auto"` and no seed, create the sampler after the process group, so that norms are equal in all processes.
 
     Args:
         data: A `Data` with `edge_index`.
-        batch_size: Draws of a batch, at least 1: nodes, edges or walks.
-        num_steps: Batches of an epoch, at least 1.
-        sample_coverage: How often batches that norms are counted in must have a node, on average; 0 for no norms.
-        save_dir: Folder that keeps the norms for the next time; None for none. Files are PyG's.
-        log: Whether to show a bar while norms are counted.
+        batch_size: Draws per batch, at least 1: nodes, edges or walks.
+        num_steps: Batches per epoch, at least 1.
+        sample_coverage: Average number of counted batches that have a node; 0 for no norms.
+        save_dir: Folder that keeps the norms for later runs; None for none. Files are PyG's.
+        log: Show a progress bar while norms are counted.
         device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
             `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
@@ -62,7 +62,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
     """
 
     _pyg_hooks = ("_sample_nodes", "_collate", "__getitem__")
-    # What batches are drawn from, where that is more than the rows.
+    # Tensors for drawing, in addition to the rows.
     _drawing: Any = None
     _norms: dict[str, Tensor] | None = None
 
@@ -84,7 +84,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
             self._norms = {"node_norm": self.node_norm, "edge_norm": self.edge_norm}
 
     def _check_data(self, data: Any) -> tuple[int, int]:
-        """Numbers of nodes and edges.
+        """Check a graph, and return the numbers of nodes and edges.
 
         Raises:
             ArgumentError, ArgumentTypeError: `data`, rule and value.
@@ -128,20 +128,20 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
 
     @property
     def _lists(self) -> NeighborLists:
-        """The rows, each of the sources of a node's edges."""
+        """The rows: sources of each node's in-edges."""
         assert self._plan is not None
         return self._plan.lists
 
     def _open_drawing(self) -> Any:
-        """What batches are drawn from beside the rows, on the device."""
+        """Create the tensors for drawing, in addition to the rows, on the device."""
         return ()
 
     def _draw(self, items: Tensor, key: int) -> Tensor:
-        """Nodes of a batch, int64, of which some may repeat.
+        """Draw the nodes of a batch, int64, with possible duplicates.
 
         Args:
-            items: The numbers of its draws, int64 `[batch_size]`, on the device.
-            key: Of the batch.
+            items: Numbers of its draws, int64 `[batch_size]`, on the device.
+            key: Key of the batch.
         """
         raise NotImplementedError("GraphSAINTSampler draws nothing: make one of the classes derived from it")
 
@@ -151,20 +151,20 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
     def _start(self, key: int) -> PendingInduced:
         """Start to make the subgraph of a key."""
         assert self._plan is not None
-        # Torch's other threads would go on waiting awake beside loops of ours.
+        # torch's idle threads spin for a while, in parallel with our loops.
         with one_thread(self.device.type == "cpu"):
             draws = self._draw(torch.arange(self._batch_size, device=self.device), key)
         return self._plan.submit(draws, is_set=False)
 
     def _find_norms(self) -> tuple[Tensor, Tensor]:
-        """Norms of nodes and edges, from their file where there is one.
+        """Read the norms of nodes and edges from their file, or compute them.
 
         Raises:
-            ArgumentError: it is of another graph.
+            ArgumentError: the file is of another graph.
         """
         path, seed = Path(self.save_dir or "", self._filename), self.seed
         if seed is None and self._ranks.ranks is not None:
-            # For equal norms in all processes, which meet here whether or not each of them has the file.
+            # For equal norms in all processes: the call is collective, so it is made with or without a file.
             seed = self._agree_on(draw_seed())
         if self.save_dir is None or not path.exists():
             norms = self._compute_norm(seed)
@@ -182,7 +182,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         """Count nodes and edges in batches; see the class.
 
         Args:
-            seed: Of these batches; None is the sampler's own, or one that is drawn.
+            seed: Seed of these batches; None is the sampler's own, otherwise a drawn seed.
         """
         self._prepare()
         if seed is None:
@@ -194,7 +194,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
             while num_found < wanted:
                 for number in range(num_samples, num_samples + self.num_steps):
                     sample = self._start(norm_key(seed, number)).finish()
-                    # None repeats in a batch.
+                    # A batch has no duplicates.
                     node_count[sample.n_id] += 1
                     edge_count[sample.e_id] += 1
                     num_found += sample.n_id.numel()
@@ -207,10 +207,11 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         return num_samples / node_count / self.N, edge_norm
 
     def __getitem__(self, idx: Any) -> Any:
-        """Not offered: PyG's gives the nodes of a batch and their `SparseTensor`, drawn anew at each call.
+        """Raise `NotImplementedError`; PyG's returns the nodes of a batch and their `SparseTensor`, drawn again at each
+        call.
 
         Args:
-            idx: Number of the batch, of no effect in PyG.
+            idx: Number of the batch, without effect in PyG.
 
         Raises:
             NotImplementedError: always.
@@ -225,7 +226,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
 
 
 class GraphSAINTNodeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTNodeSampler):  # type: ignore[misc]
-    """The sources of `batch_size` random edges: nodes with chances in proportion to the edges that leave them.
+    """Sampler of the sources of `batch_size` random edges: nodes with probabilities proportional to their out-degree.
 
     Args:
         data, batch_size, num_steps, sample_coverage, save_dir, log: See `GraphSAINTSampler`.
@@ -238,10 +239,10 @@ class GraphSAINTNodeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTNodeSampler)
 
 
 class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler):  # type: ignore[misc]
-    """Both ends of `batch_size` edges that are drawn with replacement.
+    """Sampler of both ends of `batch_size` edges, drawn with replacement.
 
-    As in PyG, the chance of an edge is in proportion to the number of edges that enter its source and leave its target;
-    the paper has the sum of their inverses in its place.
+    As in PyG, the probability of an edge is proportional to the in-degree of its source plus the out-degree of its
+    target. The paper has the sum of their inverses instead.
 
     Args:
         data, batch_size, num_steps, sample_coverage, save_dir, log: See `GraphSAINTSampler`.
@@ -249,7 +250,7 @@ class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler)
     """
 
     def _open_drawing(self) -> tuple[Tensor, int]:
-        """(running sums of the weights of edges in the order of the rows, int64 `[E]`; their sum)."""
+        """Create (running sums of the weights of edges in the order of the rows, int64 `[E]`; their sum)."""
         lists = self._lists
         sources = lists.neighbors[:: lists.step]
         entering = lists.indptr.diff()
@@ -258,7 +259,7 @@ class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler)
         weights += entering[sources.long()]
         ends = weights.cumsum_(0)
         total = int(ends[-1])
-        # Where no edge leads on to another one, all are equally likely, as in PyG.
+        # If all weights are 0, all edges are equally likely, as in PyG.
         return (ends, total) if total > 0 else (torch.arange(1, self.E + 1, device=self.device), self.E)
 
     def _draw(self, items: Tensor, key: int) -> Tensor:
@@ -270,12 +271,12 @@ class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler)
 
 
 class GraphSAINTRandomWalkSampler(GraphSAINTSampler, pyg_loader.GraphSAINTRandomWalkSampler):  # type: ignore[misc]
-    """All nodes of `batch_size` random walks along edges, each from a random node.
+    """Sampler of all nodes of `batch_size` random walks along edges, each from a random node.
 
     Args:
         data: See `GraphSAINTSampler`.
-        batch_size: Walks of a batch.
-        walk_length: Steps of a walk, at least 0; a node without edges that leave it keeps its walk.
+        batch_size: Walks per batch.
+        walk_length: Steps of a walk, at least 0; at a node without out-edges a walk stays.
         num_steps, sample_coverage, save_dir, log: See `GraphSAINTSampler`.
         device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
             `NeighborLoader`.
@@ -297,7 +298,7 @@ class GraphSAINTRandomWalkSampler(GraphSAINTSampler, pyg_loader.GraphSAINTRandom
                          **kwargs)  # fmt: skip
 
     def _open_drawing(self) -> tuple[NeighborLists, PlacedTopology]:
-        """Rows of the targets of a node's edges, and what has their memory."""
+        """Create the rows of targets of each node's out-edges, and the owner of their memory."""
         forward = compress_edges(self.data.edge_index, self.N, self.device, "out")
         placed = forward.place(self.topology_placement, self.device)
         return list_neighbors(placed), placed

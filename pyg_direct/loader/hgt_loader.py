@@ -1,4 +1,4 @@
-"""`HGTLoader`: a number of nodes of each type a layer, after PyG's classes, on the device."""
+"""`HGTLoader`: a fixed number of nodes of each type per layer, after PyG's class, on the device."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from pyg_direct.typing import Device
 class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
     """Batches of HGT's layer-wise sampling (Hu et al., WWW 2020, algorithm 2), after PyG's class, on `device`.
 
-    Torch-sparse is not needed. A layer takes `num_samples` nodes of each type among the neighbors of the nodes so far,
-    with chances in proportion to the square of the sum of 1 / (number of neighbors) over those that list them; a batch
-    has the edges among its nodes. Exactly that many nodes are taken where there are so many, without replacement.
-    Batches are equal on every device but for ties in the last bit of a logarithm.
+    Torch-sparse is not needed. A layer takes `num_samples` nodes of each type among the neighbors of the nodes so far.
+    The probability of a node is proportional to a square. Its base is the sum of 1 / (number of neighbors) over the
+    nodes that have it as a neighbor. A batch has the edges among its nodes. Nodes are drawn without replacement,
+    exactly `num_samples` if there are as many. Batches are equal on every device, except for ties in the last bit of a
+    logarithm.
 
     Args:
         data: A `HeteroData`.
         num_samples: Nodes of each type in each layer, or these for every type that edges join.
         input_nodes: Seeds: a node type, or (type, ids or mask).
-        is_sorted: Accepted; rows are made once, whatever the order of edges.
+        is_sorted: Accepted and unused; edges in any order are compressed once.
         transform, transform_sampler_output, filter_per_worker: See `NeighborLoader`.
         device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
-        most_neighbors: Neighbors of a node and relation that are looked at, -1 for all; of more, as many are drawn.
-            As torch-sparse has it, 50.
+        most_neighbors: Limit of candidates per node and relation, -1 for no limit; of more neighbors, this many are
+            drawn. The default is 50, as in torch-sparse.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Which rows a loader will read most, found out before its first epoch.
+"""Ranking of the rows that a loader will read most, computed before its first epoch.
 
-`rank_rows` and `rank_edges` rank for a `NeighborLoader` over a graph that is sampled uniformly, `rank_sampled` for the
-other loaders over a `NeighborSampler`. Chances are computed when a cache asks for them: not on a CPU, and not where all
-rows are in GPU memory.
+`rank_rows` and `rank_edges` rank for a `NeighborLoader` with uniform sampling, `rank_sampled` for other loaders over a
+`NeighborSampler`. Probabilities are computed when a cache needs them: not on a CPU, and not if all rows are in GPU
+memory.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from pyg_direct.sampler.keyed_sampler import is_own
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.random_key import batch_key
 
-# Epochs of this number and above are sampled for counting alone.
+# Epochs from this number on are sampled only for counting.
 _FIRST_EPOCH = 1 << 40
-# Of an epoch: enough to correct chances of other draws.
+# Share of an epoch: enough to correct probabilities for other draws.
 _A_LITTLE = 0.05
-# GPU memory that it takes to rank an edge, at the peak.
+# Peak GPU memory for the ranking of an edge.
 _EDGE_BYTES = 64
 
 
 def check_ranking(hotness: str, presample: float | None) -> None:
-    """Refuse what ranks no rows, and warn of what goes away.
+    """Refuse unknown rankings, and warn of deprecated ones.
 
     Raises:
         ArgumentError: named argument, rule and value.
@@ -71,14 +71,14 @@ def check_ranking(hotness: str, presample: float | None) -> None:
 
 
 class SeedDraw(NamedTuple):
-    """Nodes that a batch begins with.
+    """Seeds of a batch.
 
     Attributes:
         kind: Their type; None without types.
-        batch_size: How many of them are in a batch.
-        nodes: What they are drawn from without replacement in an epoch, int64 `[S]`; None for all nodes of the type,
-            with replacement.
-        weight: Of each node of the type, `[N]`, where all are drawn; None if they are equally likely.
+        batch_size: Seeds per batch.
+        nodes: Input nodes, drawn without replacement in an epoch, int64 `[S]`; None for all nodes of the type, with
+            replacement.
+        weight: Weight of each node of the type, `[N]`, if `nodes` is None; None if they are equally likely.
     """
 
     kind: str | None
@@ -87,7 +87,7 @@ class SeedDraw(NamedTuple):
     weight: Tensor | None = None
 
     def find_chance(self, num_nodes: int, device: torch.device) -> Tensor:
-        """Chance of each of so many nodes to be among the seeds of a batch, float32 `[N]`."""
+        """Find the probability of each node to be among the seeds of a batch, float32 `[N]`."""
         if self.nodes is not None:
             return chance_of_seeds(self.nodes.to(device), num_nodes, self.batch_size)
         weight = torch.ones(num_nodes, device=device) if self.weight is None else self.weight.to(device)
@@ -96,13 +96,13 @@ class SeedDraw(NamedTuple):
 
 
 class ReadChances:
-    """Chances of nodes and edges to be in a batch, computed once, when one of them is asked for.
+    """Probabilities of nodes and edges to be in a batch, computed once, on the first request.
 
     Args:
-        make_lists: Gives the neighbor lists of the graph.
-        draws: The nodes that batches begin with.
-        parts: The nodes of each type among all; of None without types.
-        replace: Whether neighbors are drawn with replacement.
+        make_lists: Returns the neighbor lists of the graph.
+        draws: Seeds of batches.
+        parts: The nodes of each type among all; type None without types.
+        replace: Neighbors are drawn with replacement.
     """
 
     def __init__(self, make_lists: Callable[[], Sequence[ListedRows]], draws: Sequence[SeedDraw],
@@ -122,25 +122,25 @@ class ReadChances:
         return self._made
 
     def of_nodes(self, kind: str | None = None) -> Tensor:
-        """Chances of the nodes of a type, float32 `[N]`."""
+        """Return the probabilities of the nodes of a type, float32 `[N]`."""
         return self._compute()[0][self._parts[kind]]
 
     def of_edges(self, indptr: Tensor, num_edges: int, eid: Tensor | None) -> Tensor:
-        """Chances of the edges of the first lists by id, float32 `[E]`; see `order_by_edge`."""
+        """Return the probabilities of the edges of the first lists by id, float32 `[E]`; see `order_by_edge`."""
         return order_by_edge(self._compute()[1][0], indptr, num_edges, eid)
 
 
 def rank_rows(loader: Any, placed: PlacedTopology, plan: Any, may_sample: bool = True) -> Listing:
-    """What ranks the rows of a loader's node attributes, by its `hotness`.
+    """Find the ranking of the rows of a loader's node attributes, by its `hotness`.
 
     Args:
-        loader: A `NeighborLoader` over a graph that is sampled uniformly.
+        loader: A `NeighborLoader` with uniform sampling.
         placed: Its topology.
-        plan: What samples.
-        may_sample: Whether reads are counted where `hotness` asks for it; they are the first time.
+        plan: The plan that samples.
+        may_sample: Count reads if `hotness` needs it; True the first time.
     """
     listing = Ranking.of(placed)
-    # On a CPU nothing is copied, and what a sampler of the program's reads is not known.
+    # On a CPU no rows are copied, and reads of a user's sampler are not known.
     if loader.hotness == "degree" or loader.device.type == "cpu" or not loader._samples_itself:
         return listing
     if loader.hotness == "expected":
@@ -149,7 +149,7 @@ def rank_rows(loader: Any, placed: PlacedTopology, plan: Any, may_sample: bool =
 
 
 def rank_edges(loader: Any, placed: PlacedTopology) -> Ranked | None:
-    """The chance of each edge to be in a batch, where that ranks nodes as well and a GPU has room for it; else None."""
+    """Find the probability of each edge to be in a batch, if it also ranks nodes and a GPU has room; otherwise None."""
     if loader.hotness != "expected" or loader.device.type == "cpu" or not loader._samples_itself:
         return None
     eid = placed.edge_ids if placed.edge_ids.numel() else None
@@ -173,7 +173,7 @@ def _nodes_of(loader: Any, num_nodes: int) -> Tensor:
 
 
 def _open_reads(loader: Any, placed: PlacedTopology) -> ReadChances:
-    """The chances that a loader reads nodes and edges, one for as long as it samples alike."""
+    """Open the probabilities of a loader's reads, kept as long as its sampling options do not change."""
     key = placed, loader._recipe
     if loader._reads is None or any(old is not new for old, new in zip(loader._reads[0], key, strict=True)):
         loader._reads = key, _make_reads(loader, placed)
@@ -187,7 +187,7 @@ def _make_reads(loader: Any, placed: PlacedTopology) -> ReadChances:
 
 
 def score_nodes(loader: Any, placed: PlacedTopology, plan: Any) -> Tensor:
-    """How often a loader will read each node, by its `hotness`, `[N]`, on the device that samples."""
+    """Estimate how often a loader will read each node, by its `hotness`, `[N]`, on the device that samples."""
     nodes, scores = _nodes_of(loader, placed.num_nodes), _make_reads(loader, placed).of_nodes()
     num_batches = _count_batches(loader, nodes) if loader.hotness == "frequency" else 0
     if num_batches > 0:
@@ -198,11 +198,11 @@ def score_nodes(loader: Any, placed: PlacedTopology, plan: Any) -> Tensor:
 
 
 class Rankings(NamedTuple):
-    """What ranks the rows of a graph that a sampler is asked for.
+    """Rankings of the rows of a graph under a sampler.
 
     Attributes:
-        nodes: By node type, None without types; empty where nothing does.
-        edges: Of the edges of a graph without types; None where nothing does.
+        nodes: By node type, None without types; empty without a ranking.
+        edges: Ranking of edges of a graph without types; None without a ranking.
     """
 
     nodes: Mapping[str | None, Listing]
@@ -210,13 +210,13 @@ class Rankings(NamedTuple):
 
 
 def rank_sampled(loader: Any, topology: Any) -> Rankings:
-    """What ranks the rows of a loader over any sampler: chances where they can be computed, else degrees.
+    """Rank the rows of a loader over any sampler: by probabilities if they can be computed, otherwise by degrees.
 
-    Chances are known of a sampler that samples as a `NeighborSampler` does, by neither times nor weights.
+    Probabilities are known for a sampler that samples as a `NeighborSampler` does, without times and weights.
 
     Args:
         loader: A loader of a `Data` or `HeteroData`.
-        topology: What its sampler samples, a `CSRTopo` or `HeteroTopo`; None if that is not known.
+        topology: The topology of its sampler, a `CSRTopo` or `HeteroTopo`; None if it is not known.
     """
     if topology is None:
         return Rankings({})
@@ -238,7 +238,9 @@ def rank_sampled(loader: Any, topology: Any) -> Rankings:
 
 
 def _read_sampler(loader: Any, topology: Any) -> ReadChances | None:
-    """The chances that a loader reads nodes and edges, one for as long as it samples alike; None if not known."""
+    """Open the probabilities of a loader's reads, kept as long as its sampling options do not change; None if not
+    known.
+    """
     sampler = loader._sampler
     if loader.hotness != "expected" or loader.device.type == "cpu" or not is_own(sampler, NeighborSampler):
         return None
@@ -264,13 +266,13 @@ def _read_sampler(loader: Any, topology: Any) -> ReadChances | None:
 
 
 def _find_rows(topology: Any) -> tuple[Tensor, Tensor]:
-    """Row offsets and neighbors of a topology, on one device."""
+    """Find the row offsets and neighbors of a topology, on one device."""
     return topology.indptr.to(topology.indices.device), topology.indices
 
 
 def _list_rows(topology: CSRTopo, fanouts: Sequence[int]) -> list[ListedRows]:
     indptr, indices = _find_rows(topology)
-    # The arrays may be the program's, which may have written to them.
+    # The arrays may be the program's, and may have been written to.
     if not indptr.is_cuda:
         check_topology(indptr, indices)
     return [ListedRows(indptr, indices, slice(0, topology.node_count), fanouts)]
@@ -290,7 +292,9 @@ def _list_relations(topology: HeteroTopo, fanouts: np.ndarray) -> list[ListedRow
 
 
 def _count_batches(loader: Any, nodes: Tensor) -> int:
-    """Batches whose reads are counted: none where the chances are those of the draws and nobody asks for more."""
+    """Count the batches to sample for counting: none if the probabilities are exact and the user requests no
+    counting.
+    """
     presample = loader.presample
     if presample is None:
         recipe = loader._recipe
@@ -301,9 +305,9 @@ def _count_batches(loader: Any, nodes: Tensor) -> int:
 
 
 def _sample(loader: Any, nodes: Tensor, plan: Any, num_batches: int, bar: Bar) -> Iterator[Tensor]:
-    """Nodes of so many batches of epochs, other ones than those that are trained with."""
+    """Iterate over nodes of batches, from epochs that training does not use."""
     batch_size, left = loader.batch_size or 1, num_batches
-    # Without a seed of the loader's: what is only counted takes nothing from torch's generator.
+    # Without the loader's seed a fixed one: counting takes nothing from torch's generator.
     seed = loader.seed or 0
     for epoch in itertools.count(_FIRST_EPOCH):
         generator = torch.Generator().manual_seed(seed % 2**63 + epoch % 2**20)

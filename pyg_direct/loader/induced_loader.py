@@ -1,4 +1,4 @@
-"""Loaders whose batches are sets of nodes with the edges of the graph among them: what these share.
+"""Base of loaders whose batches are sets of nodes with the edges among them.
 
 `RandomNodeLoader` takes a share of all nodes, `ClusterLoader` some clusters, GraphSAINT's samplers draw nodes.
 """
@@ -36,17 +36,17 @@ from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.typing import Device
 
-# Of a sample, which PyG's loaders of these names do not tell.
+# Fields of a sample that batches of PyG's loaders of these names do not have.
 _UNTOLD = ("n_id", "e_id", "num_sampled_nodes", "num_sampled_edges", "input_id")
-# Where the rows of `batch` are kept, which other loaders leave out: there it says which tree a node is of.
+# Key of the rows of `batch`; other loaders leave these rows out, and use the name for the tree of each node.
 _TREES = "batch of the graph"
 
 
 class InducedLoader(EpochLoader):
     """Batches of subgraphs that sets of nodes induce in a `Data`.
 
-    A loader says which nodes a batch has (`_submit`), what they are nodes of (`_open_topology`) and which attributes
-    batches have (`_show`).
+    Subclasses choose the nodes of a batch (`_submit`), the topology (`_open_topology`) and the attributes of batches
+    (`_show`).
     """
 
     data: Any
@@ -55,18 +55,18 @@ class InducedLoader(EpochLoader):
     store_dtype: torch.dtype | None = None
     _general: Any = None
     _plan: InducedPlan | None = None
-    # What the plan was made of.
+    # The topology of the plan.
     _plan_topology: CSRTopo | None = None
-    # Methods that a class derived from PyG's loader may override, and ours does not call.
+    # Methods that a subclass of PyG's loader may override, and that ours does not call.
     _pyg_hooks: tuple[str, ...] = ()
-    # Whose rows a batch's edges come from.
+    # Direction of the rows from which a batch's edges come.
     _direction = "in"
 
     def _open_induced(self, data: Any, num_items: int, batch_size: int, device: Device, placement: str,
                       topology_placement: str | None, feature_cache: int | str | None,
                       store_dtype: torch.dtype | None, seed: int | None, prefetch: int, ranks: Any, uneven: str,
                       kwargs: dict[str, Any]) -> None:  # fmt: skip
-        """Check the arguments and open torch's loader over so many items."""
+        """Check the arguments and open torch's loader over `num_items` items."""
         self._check_pyg_hooks()
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch, ranks, uneven)
         check_store_dtype(store_dtype)
@@ -79,23 +79,23 @@ class InducedLoader(EpochLoader):
         if kwargs.get("batch_sampler") is None:
             kwargs = {"batch_size": batch_size, **kwargs}
         self._items = torch.arange(num_items, device="cpu")
-        # Not where torch makes tensors by default.
+        # On the CPU, even if torch's default device is another.
         with torch.device("cpu"):
             DataLoader.__init__(self, range(num_items), collate_fn=self._collate_items, **kwargs)  # type: ignore[arg-type]
 
     def _open_topology(self) -> CSRTopo:
-        """The rows that edges of batches come from; the same object as long as the graph has the same edges."""
+        """Return the rows from which edges of batches come; the same object as long as the graph has the same edges."""
         raise NotImplementedError
 
     def _show(self) -> Data:
-        """The graph with the attributes that batches have."""
+        """Return the graph with the attributes of batches."""
         return self.data  # type: ignore[no-any-return]
 
     def _check_pyg_hooks(self) -> None:
-        """Refuse what would not be called.
+        """Refuse hooks that would not be called.
 
         Raises:
-            NotImplementedError: the class, or the loader, has a hook of PyG's loader of its own.
+            NotImplementedError: the class, or the loader, overrides a hook of PyG's loader.
         """
         for hook in self._pyg_hooks:
             if is_said_anew(self, hook):
@@ -103,7 +103,7 @@ class InducedLoader(EpochLoader):
                                           "made ahead: derive the class from PyG's loader")  # fmt: skip
 
     def _prepare(self) -> Any:
-        # One may have been given since.
+        # A hook may have been assigned since.
         self._check_pyg_hooks()
         topology = self._open_topology()
         if self._plan is None or self._plan_topology is not topology:
@@ -125,7 +125,7 @@ class InducedLoader(EpochLoader):
         counts = {"node": self._plan_topology.node_count, "edge": self._plan_topology.edge_count}
         self._general = Attributes(shown, None, self.device, self.placement, self.feature_cache, self.store_dtype,
                                    counts=counts)  # fmt: skip
-        # What a program assigns to the graph counts, not to a copy of it.
+        # Marks follow assignments to the user's graph, not to a copy of it.
         self._general.marks = Marks(self.data)
 
     def _rows(self) -> Any:
@@ -138,9 +138,9 @@ class InducedLoader(EpochLoader):
         return self._build(sample)
 
     def _build(self, sample: Sample) -> Data:
-        """The batch of a sample, with the attributes that PyG's has."""
+        """Build the batch of a sample, with PyG's attributes."""
         none = sample.n_id[:0]
-        # Torch's other threads would go on waiting awake beside the loops that read features.
+        # torch's idle threads spin for a while, in parallel with the loops that read features.
         with one_thread(self.device.type == "cpu"):
             batch: Data = self._general.build(self._shown, sample, none, counts_seeds=False)
         mapping = batch._store._mapping
@@ -155,7 +155,7 @@ class InducedLoader(EpochLoader):
         return batch
 
     def _collate_items(self, index: Any) -> Any:
-        """The batch of items at these positions, as a program may ask for it by hand."""
+        """Make the batch of items at these positions, for direct calls of the program."""
         raise NotImplementedError
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
@@ -167,7 +167,7 @@ class InducedLoader(EpochLoader):
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """An integer argument of at least `least`.
+    """Check an integer argument of at least `least`.
 
     Raises:
         ArgumentError: named argument, rule and value.
@@ -178,16 +178,16 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def load_saved(name: str, kind: str, path: Path, known: Sequence[type] = ()) -> Any:
-    """What `save_whole` or PyG has saved, tensors and objects of known classes alone.
+    """Load a file of `save_whole` or PyG; only tensors and objects of known classes.
 
     Args:
-        name: The argument that tells the file.
-        kind: What the file must be.
+        name: The argument that names the file.
+        kind: Required content of the file.
         path: The file.
         known: Classes that it may hold.
 
     Raises:
-        ArgumentError: it is damaged, or holds something else.
+        ArgumentError: the file is damaged, or holds another object.
     """
     with whole_file(name, kind, path), torch.serialization.safe_globals(list(known)):
         try:
@@ -197,7 +197,7 @@ def load_saved(name: str, kind: str, path: Path, known: Sequence[type] = ()) -> 
 
 
 def save_whole(value: Any, path: Path) -> None:
-    """Save a value so that its file is whole or not there, whoever reads it meanwhile."""
+    """Save a value atomically: readers see a whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.{os.getpid()}")
     torch.save(value, written)

@@ -21,13 +21,13 @@ from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
 
-# Edges that a batch has on average, and the most nodes: enough to fill a GPU, few enough for their messages.
+# Average edges and most nodes per batch: enough to fill a GPU, few enough for the memory of their messages.
 _BATCH_EDGES = {"cuda": 1 << 21, "cpu": 1 << 17}
 _MOST_NODES = 1 << 16
 
 
 class _Bare(Data):  # type: ignore[misc]
-    """Edges, beside which features stand that are no attribute: batches do not have them."""
+    """Edges with features that batches do not have, as they are no attribute."""
 
     @property
     def x(self) -> Tensor | None:
@@ -45,15 +45,16 @@ class _Bare(Data):  # type: ignore[misc]
 
 
 def inference_loader(data: Data, batch_size: int | None = None, **options: Any) -> NeighborLoader:
-    """Batches of all nodes in order, each with all its neighbors, without attributes: `n_id` and edges.
+    """Make a loader of batches of all nodes in order, each with all its neighbors, without attributes: `n_id` and
+    edges.
 
-    What `infer` and PyG's `model.inference` go over for every layer. `batch.edge_index` leads to the first
-    `batch.batch_size` nodes; `x_all[batch.n_id]` are the rows that they need. Layers must look at neighbors only: the
-    other nodes of a batch lack edges, and with them degrees, which `infer` makes up for and PyG's own does not.
+    `infer` and PyG's `model.inference` iterate over it for every layer. `batch.edge_index` leads to the first
+    `batch.batch_size` nodes; `x_all[batch.n_id]` are the rows that they need. Layers may depend on neighbors only: the
+    other nodes of a batch lack edges, and so degrees. `infer` corrects this, PyG's own method does not.
 
     Args:
         data: A `Data` with `edge_index` or `adj_t`; of its attributes `loader.data` has only `x`, and batches none.
-        batch_size: Nodes a batch; None takes as many as have about two million edges on a GPU.
+        batch_size: Nodes per batch; None takes as many as have about two million edges on a GPU.
         **options: Arguments of `NeighborLoader`.
 
     Raises:
@@ -82,24 +83,25 @@ def inference_loader(data: Data, batch_size: int | None = None, **options: Any) 
 @torch.no_grad()
 def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, batch_size: int | None = None,
           placement: str = "auto", progress_bar: bool = False, **options: Any) -> Tensor:  # fmt: skip
-    """What a PyG model (`GraphSAGE`, `GCN`, ... with `jk=None` or `"last"`) computes for all nodes, layer by layer.
+    """Compute the output of a PyG model (`GraphSAGE`, `GCN`, ... with `jk=None` or `"last"`) for all nodes, layer by
+    layer.
 
-    The result of `model(x, edge_index)` on the whole graph, whatever the batches. GCNConv is given degrees of the whole
-    graph, where PyG's `model.inference(loader)` counts those of a batch. A layer that looks at more than a node's
-    neighbors (several hops, other degrees, `cached=True`) is computed for all nodes at once, and so is what follows a
-    convolution where it mixes nodes, such as GraphNorm: what is not known is tried on a few nodes.
+    The result equals `model(x, edge_index)` on the whole graph, for any batches. GCNConv gets degrees of the whole
+    graph; PyG's `model.inference(loader)` counts degrees in a batch. A layer that depends on more than a node's
+    neighbors (several hops, other degrees, `cached=True`) is computed for all nodes at once. So is a step after a
+    convolution that mixes nodes, such as GraphNorm. Unknown layers are tested on a few nodes.
 
-    Rows of a layer stay in GPU memory where they fit, else in unified host memory, which the GPU reads and writes in
-    place, the rows of a batch while it computes the one before; so neither they nor the graph need fit the GPU, unless
-    a layer is computed for all nodes at once.
+    Rows of a layer stay in GPU memory if they fit. Otherwise they lie in unified host memory, which the GPU reads and
+    writes in place. The rows of a batch are then read during the previous batch. So neither rows nor graph must fit the
+    GPU, unless a layer is computed for all nodes at once.
 
     Args:
         model: A model of PyG's `BasicGNN`, in evaluation mode, on the device of batches.
         data: A `Data` with `x`, or a loader over all nodes in order with `num_neighbors=[-1]`.
-        x: Features of the nodes, floats `[N, F]`, instead of those of `data`.
-        batch_size: Nodes a batch; see `inference_loader`.
-        placement: Where rows between layers live: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
-        progress_bar: Whether to show a bar.
+        x: Features of the nodes, floats `[N, F]`, instead of the features in `data`.
+        batch_size: Nodes per batch; see `inference_loader`.
+        placement: Memory of rows between layers: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
+        progress_bar: Show a progress bar.
         **options: Arguments of `NeighborLoader`, such as `device` and `topology_placement`.
 
     Returns:
@@ -142,7 +144,7 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
 
 
 def check_inference_loader(loader: NeighborLoader) -> None:
-    """A loader must go over all nodes in order, with all neighbors of one hop, and make its batches itself.
+    """Check that a loader iterates over all nodes in order, with all neighbors of one hop, and makes its own batches.
 
     Raises:
         ArgumentError: it does not.
@@ -162,11 +164,11 @@ def check_inference_loader(loader: NeighborLoader) -> None:
 
 
 class _Rows:
-    """A row for each node, where the device reads and writes it, or the CPU does it for a GPU that cannot.
+    """Rows of all nodes in memory that the device reads and writes, or the CPU for a GPU that cannot.
 
     Args:
         view: The rows on the device.
-        block: Memory behind them, if it is on the host.
+        block: Memory of the rows, if it is on the host.
     """
 
     def __init__(self, view: Tensor, block: Block | None) -> None:
@@ -174,7 +176,7 @@ class _Rows:
 
     @classmethod
     def of(cls, x: Tensor, placement: str, device: torch.device) -> _Rows:
-        """Features; ones that do not fit the GPU move to unified memory, so that they are not held twice."""
+        """Place features; features that do not fit the GPU move to unified memory, so that they are not held twice."""
         if x.device == device:
             return cls(x.contiguous(), None)
         where = _choose_place(x.numel() * x.element_size(), placement, device)
@@ -183,7 +185,7 @@ class _Rows:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: torch.dtype, placement: str, device: torch.device) -> _Rows:
-        """Rows to write."""
+        """Allocate rows to write."""
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         where = _choose_place(num_bytes, placement, device)
         if where in ("cuda", "cpu"):
@@ -198,8 +200,9 @@ class _Rows:
         return cls(block.view_on_gpu(dtype, shape, device), block)
 
     def read_all(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
-        """Each batch with the rows of its nodes; those on the host are read over the link while the current stream
-        computes the batch before.
+        """Iterate over batches with the rows of their nodes.
+
+        Rows on the host are read over the link while the current stream computes the previous batch.
         """
         if self._block is None or not self.view.is_cuda:
             for batch in batches:
@@ -210,7 +213,7 @@ class _Rows:
         before: tuple[Any, Tensor, torch.cuda.Event] | None = None
         for batch in batches:
             computing = torch.cuda.current_stream(self.view.device)
-            # Behind what is queued so far, which the batch before is not part of yet.
+            # After the work queued so far, which does not include the previous batch yet.
             reading.wait_stream(computing)
             with torch.cuda.stream(reading):
                 x = self.read(batch.n_id, most_blocks)
@@ -228,14 +231,14 @@ class _Rows:
         return batch, x
 
     def _count_blocks(self, block: Block) -> int | None:
-        """As many as keep the link busy, beside what computes."""
+        """Count the blocks that keep the link busy, in parallel with computation."""
         if self.view.numel() == 0:
             return None
         row_bytes = self.view[0].numel() * self.view.element_size()
         return blocks_for_rows(find_link_blocks(self.view, block.placement), row_bytes, row_bytes)
 
     def read(self, ids: Tensor, most_blocks: int | None = None) -> Tensor:
-        """Rows of these ids, where the ids are."""
+        """Read rows of these ids, to the device of the ids."""
         if not self.view.is_cuda:
             return self.view.index_select(0, ids.to(self.view.device)).to(ids.device)
         return gather_rows(self.view, ids, max_blocks=most_blocks)
@@ -246,11 +249,11 @@ class _Rows:
         if self._block is None or not part.is_cuda:
             part.copy_(rows)
         else:
-            # A kernel, which writes over the link at its rate, where a copy to unified memory does not.
+            # A kernel writes over the link at its rate; a copy to unified memory does not.
             torch.add(rows, 0, out=part)
 
     def as_result(self) -> Tensor:
-        """The rows as a tensor of the device, or of the CPU where they are on the host."""
+        """Return the rows as a tensor on the device, or on the CPU if they lie on the host."""
         if self._block is None or not self.view.is_cuda:
             return self.view
         torch.cuda.current_stream(self.view.device).synchronize()
@@ -262,7 +265,7 @@ def _choose_place(num_bytes: int, placement: str, device: torch.device) -> str:
         return placement
     if device.type == "cpu":
         return "cpu"
-    # Those of the layer before are there too, and a batch's messages.
+    # The previous layer's rows are there too, and a batch's messages.
     return "cuda" if num_bytes <= budget_of(free_bytes(device.index)) // 2 else "unified"
 
 
@@ -300,7 +303,7 @@ def _run_layer(model: Any, layer: int, rows: _Rows, loader: NeighborLoader, grap
 
 
 def _run_on_all(model: Any, layer: int, rows: _Rows, graph: Graph, placement: str) -> _Rows:
-    """The rows of a layer that looks at more than neighbors."""
+    """Compute the rows of a layer that depends on more than neighbors."""
     with _at_once(model, layer, graph):
         x = rows.view.to(graph.device)
         out = model.inference_per_layer(layer, x, graph.place(), graph.num_nodes)
@@ -309,7 +312,7 @@ def _run_on_all(model: Any, layer: int, rows: _Rows, graph: Graph, placement: st
 
 @contextlib.contextmanager
 def _at_once(model: Any, layer: int, graph: Graph) -> Iterator[None]:
-    """Tell what needs so much memory."""
+    """Convert running out of memory to an error that names the layer."""
     try:
         yield
     except (torch.cuda.OutOfMemoryError, MemoryError) as error:

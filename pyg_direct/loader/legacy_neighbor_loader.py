@@ -1,4 +1,4 @@
-"""`NeighborSampler`: PyG's loader of layers from before `NeighborLoader`, on the device."""
+"""`NeighborSampler`: PyG's old loader of layers, the predecessor of `NeighborLoader`, on the device."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
     """Layers around nodes, after PyG's old `NeighborSampler`: `(batch_size, n_id, adjs)`, outermost layer first.
 
     A layer is PyG's `EdgeIndex`, or `Adj` for a `SparseTensor`, and expands all nodes so far. With one layer `adjs` is
-    that layer alone. Results are on `device`.
+    this layer alone. Results are on `device`.
 
     Args:
-        edge_index: Edges, int32 or int64 `[2, E]`, sources first, or a transposed `SparseTensor`, for which layers hold
-            one too.
-        sizes: Fanout of each layer, seeds outwards; -1 takes all neighbors.
+        edge_index: Edges, int32 or int64 `[2, E]`, sources first, or a transposed `SparseTensor`; layers then hold one
+            too.
+        sizes: Fanout of each layer, from the seeds outwards; -1 takes all neighbors.
         node_idx: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes.
-        num_nodes: Number of nodes; None takes the highest id.
-        return_e_id: Whether layers hold edge ids.
+        num_nodes: Number of nodes; None uses the highest id.
+        return_e_id: Layers hold edge ids.
         transform: Called with `(batch_size, n_id, adjs)`.
-        device: Where to sample and where results are; None is the current GPU if there is one, else the CPU.
-        placement: `auto`, `cuda`, `unified` or `cpu`: where the topology lives.
-        seed: Seed of shuffling and of all draws; None follows torch's generator, see `NeighborLoader`.
-        prefetch: Batches made ahead.
+        device: Device that samples and holds the results; None is the current GPU if there is one, otherwise the CPU.
+        placement: Memory of the topology: `auto`, `cuda`, `unified` or `cpu`.
+        seed: Seed of shuffling and of all draws; None takes it from torch's generator, see `NeighborLoader`.
+        prefetch: Batches prepared ahead.
         ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
@@ -63,7 +63,7 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
             raise ArgumentError(f"placement must be one of {', '.join(_MODES)}, got {placement!r}")
         self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)
         if node_idx is not None:
-            # PyG's takes ids of any shape.
+            # PyG's accepts ids of any shape.
             node_idx = read_input_nodes(node_idx.view(-1) if isinstance(node_idx, Tensor) else node_idx, "node_idx")
         check_callables(transform=transform)
         self.edge_index, self.node_idx, self.num_nodes = edge_index, node_idx, num_nodes
@@ -91,14 +91,14 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
         self._num_calls = 0
         kwargs = settle_workers(type(self), kwargs, self.device, may_start=False)
         if not len(self._nodes):
-            # torch refuses to shuffle nothing.
+            # torch refuses to shuffle an empty data set.
             kwargs.pop("shuffle", None)
         DataLoader.__init__(self, range(len(self._nodes)), **kwargs)  # type: ignore[arg-type]
-        # torch's would hide ours; a method of its own in the loader would keep it, and its memory, from being freed.
+        # torch's attribute would hide our method; our method as an attribute would be a cycle that keeps memory alive.
         del self.__dict__["collate_fn"]
 
     def collate_fn(self, batch: Tensor | Sequence[int]) -> Any:  # type: ignore[override]
-        """The layers around these nodes, as PyG's loader is called by hand; see `sample`.
+        """Sample the layers around these nodes, for direct calls as on PyG's loader; see `sample`.
 
         Args:
             batch: Nodes, int64 `[B]` or a list.
@@ -109,7 +109,7 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
         return self.sample(batch)
 
     def sample(self, batch: Tensor | Sequence[int]) -> Any:
-        """The layers around these nodes; each call draws anew.
+        """Sample the layers around these nodes; each call makes new draws.
 
         Args:
             batch: Nodes, int64 `[B]` or a list.
@@ -135,7 +135,7 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
         if not self.is_sparse_tensor:
             return EdgeIndex(layer.edge_index, e_id, layer.size)
         source, target = layer.edge_index
-        # A `SparseTensor` holds its edges by target and source; its own sort would mix up parallel ones.
+        # A `SparseTensor` is ordered by target and source; its own sort would permute parallel edges.
         order = (target * layer.size[0] + source).sort(stable=True).indices
         value = None if self._values is None else self._values.to(source.device)[layer.e_id[order]]
         adj_t = SparseTensor(row=target[order], col=source[order], value=value, sparse_sizes=layer.size[::-1],
@@ -153,7 +153,7 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
         if not is_said_anew(self, "sample"):
             return _Made(self._draw(seeds.nodes, own))
         with under_key(own):
-            # A list, as PyG gives it one.
+            # A list, as from PyG.
             return _Made(self.sample(seeds.nodes.tolist()))
 
     def _is_own(self) -> bool:
@@ -171,7 +171,7 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
             yield from super()._work_here(key, batches, record)
             return
         stages = self._stages(key, record)
-        # Its tuples may hold what a user's transform made: on the current stream nothing needs to be told of it.
+        # Its tuples may hold objects of a user's transform: on the current stream the allocator needs no mark for them.
         for number, seeds in batches:
             yield make_batch(stages, number, seeds)
 
@@ -184,18 +184,18 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
 
 
 class _Made:
-    """A batch that is there already."""
+    """A complete batch."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
 
     def finish(self) -> _Made:
-        """Nothing is left to wait for."""
+        """Return itself: there is no wait."""
         return self
 
 
 def _count_nodes(edge_index: Tensor, node_idx: Tensor | None, num_nodes: int | None) -> int:
-    """Number of nodes, as PyG guesses it."""
+    """Count the nodes by PyG's rule."""
     if num_nodes is not None:
         return num_nodes
     if node_idx is not None and node_idx.dtype == torch.bool:

@@ -48,7 +48,7 @@ from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.uniform_gpu import GpuPlan
 from pyg_direct.typing import Device
 
-# Links up to which the ends of an epoch's are put in order at once.
+# Limit of links for which both ends are put in the epoch's order at once.
 _FEW_LINKS = 1 << 24
 
 
@@ -56,15 +56,15 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     """Batches around links, after PyG's `LinkLoader`, on `device`.
 
     Args:
-        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`); with a sampler that has the edges, the latter may
-            be None.
-        link_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler of PyG's interface.
+        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`); the second may be None if the sampler has the
+            edges.
+        link_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler with PyG's interface.
         edge_label_index: Links, int64 `[2, L]`, sources first, or None for all edges; (relation, links) or a relation
             on a graph with types; (None, links or None) on one without types in stores.
         edge_label: A label for each link, `[L, ...]` of any dtype.
         edge_label_time: A time for each link, integers `[L]`.
-        input_start_time, input_end_time: A window for each link instead, as of `NodeLoader`. Batches hold them as
-            `edge_label_start_time` and `edge_label_time`, those of triplets as `seed_start_time` and `seed_time`.
+        input_start_time, input_end_time: A window for each link instead, see `NodeLoader`. Batches hold them as
+            `edge_label_start_time` and `edge_label_time`, and for triplets as `seed_start_time` and `seed_time`.
         neg_sampling: PyG's `NegativeSampling`, its mode, or a dict of its arguments.
         neg_sampling_ratio: Negative links for each link; short for `neg_sampling` of mode `binary`.
         transform: Called with every batch.
@@ -80,7 +80,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
     """
 
     _planned: PlannedLinks | None = None
-    # What the sampler is called that messages name.
+    # Name of the sampler's argument in messages.
     _sampler_name = "link_sampler"
 
     def __init__(self, data: Any, link_sampler: Any, edge_label_index: Any = None, edge_label: Tensor | None = None,
@@ -105,7 +105,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                     neg_sampling: Any, neg_sampling_ratio: Any, transform: Any, transform_sampler_output: Any,
                     custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None, kwargs: dict[str, Any]
                     ) -> None:  # fmt: skip
-        """Check the inputs and hand them to PyG's loader."""
+        """Check the inputs and pass them to PyG's loader."""
         check_sampler(self._sampler_name, link_sampler, "sample_from_edges")
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
         check_graph(data, is_sampled=False)
@@ -126,9 +126,9 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         if neg_sampling is not None and neg_sampling.is_triplet() and edge_label is not None:
             raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
         if edge_label is not None and edge_label.numel() == 0:
-            # PyG asks for the least of them.
+            # PyG computes their minimum, which fails for an empty tensor.
             edge_label = None
-        # Before PyG's loader writes other labels where it adds negatives.
+        # Before PyG's loader overwrites labels when it adds negatives.
         has_negatives = edge_label is not None and tells_negatives(edge_label)
         check_times("edge_label_time", edge_label_time, count, windows=True)
         check_input_id(input_id, count)
@@ -186,7 +186,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
 
     def _input(self) -> Tensor:
         links = self.input_data
-        # Both ends are then looked up for a whole epoch at once, where that takes little memory.
+        # Both ends are looked up for a whole epoch at once if this takes little memory.
         is_pair = links.row.numel() <= _FEW_LINKS and self._find_planned() is not None
         return torch.stack([links.row, links.col], 1) if is_pair else links.row
 
@@ -196,7 +196,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         return out
 
     def _samples_together(self) -> bool:
-        # A sampler of a class of its own may draw in another way than ours.
+        # A sampler of a user's subclass may draw differently.
         return is_own(self._sampler, NeighborSampler)
 
     def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
@@ -207,12 +207,12 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         return pending
 
     def _open_group(self, key: EpochKey) -> Together | None:
-        # Uniform batches of a graph without types are sampled ahead, one by one.
+        # Uniform batches of a graph without types are prefetched one by one.
         is_plain = self._submits() and self._sampler._is_plain()
         return None if is_plain else super()._open_group(key)
 
     def _find_planned(self) -> tuple[PlannedLinks, GpuPlan] | None:
-        """What makes batches inside a plan, where nothing is asked for that it cannot do."""
+        """Find the maker of batches inside a plan, if it supports all options."""
         if self._planned is None or not EpochLoader._is_own(self):
             return None
         plan = self._planned.find_plan()
@@ -227,14 +227,14 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         if isinstance(self._sampler, NeighborSampler):
             self._sampler.forget_written()
         self._planned = None
-        # A sampler of a class of its own may draw in another way than ours.
+        # A sampler of a user's subclass may draw differently.
         is_ours = is_own(self._sampler, NeighborSampler) and isinstance(general, Attributes)
         if is_ours and is_captured_on(self._sampler.device):
             self._planned = PlannedLinks(self._sampler, self.input_data, self.neg_sampling)
         return general
 
     def _submits(self) -> bool:
-        """Whether the sampler starts to sample without being waited for: a program's own is asked as PyG asks it."""
+        """Check if the sampler can start to sample without a wait: a user's sampler is called as PyG calls it."""
         return isinstance(self._sampler, NeighborSampler) and is_own(self._sampler)
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
@@ -259,13 +259,13 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         return batch
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
-        """Write labels, times and indices where PyG's loader writes them."""
+        """Write labels, times and indices into the same fields as PyG's loader."""
         fields = [value.to(self.device) if isinstance(value, Tensor) else value for value in out.metadata[1:]]
         edge_type = self.input_data.input_type
         start = None
         if fields[-1] is not None and fields[-1].dim() == 2:
             start, fields[-1] = fields[-1].t().contiguous().unbind()
-        # Whose memory is the batch's.
+        # Their memory belongs to the batch.
         out.metadata = (out.metadata[0], *fields)
         source = target = part = batch
         if isinstance(out, HeteroSamplerOutput):
@@ -288,36 +288,37 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
 class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[misc]
     """Batches around links, after PyG's `LinkNeighborLoader` (same arguments, same fields), on `device`.
 
-    Negatives are functions of the seed, the epoch and the number of the batch, as all draws are. On a GPU, uniform
-    sampling of a `Data` around links without times is one captured CUDA graph, negatives included, unless they are
-    strict or weighted or `exclude_target_edges` is set.
+    Like all draws, negatives are functions of the seed, the epoch and the number of the batch. On a GPU, uniform
+    sampling of a `Data` around links without times is one captured CUDA graph, with negatives. Exceptions are strict or
+    weighted negatives, and `exclude_target_edges`.
 
     Args:
-        data, edge_label_index, edge_label, edge_label_time, neg_sampling, neg_sampling_ratio,
-            input_start_time, input_end_time: See `LinkLoader`.
+        data, edge_label_index, edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, input_start_time,
+            input_end_time: See `LinkLoader`.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted: See
             `NeighborLoader`.
         transform, transform_sampler_output, filter_per_worker, neighbor_sampler, directed: See `NeighborLoader`.
         strict_negatives: Negative links are neither edges of the graph nor positive links of the loader; after 32 tries
-            one is kept, with a warning. Where labels are 0 and 1, links with label 0 may be drawn. In an undirected
-            graph, or relation of a type with itself, whose edges are all there in both directions, they are not
-            positive links turned round either; where it has no edges, give `edge_label_index` both directions.
-        exclude_target_edges: True: sample as if the graph had no edges between the ends of the batch's links, so that
-            a model cannot look them up and all fanouts are used; `"reverse"`: nor their reverse edges. These are, on a
-            graph without types, the links turned round; else those of the relation `rev_...`, and of relations with
-            just the links' relation's edges turned round. A relation from a type to itself is its own reverse too.
-        rev_edge_type: With `"reverse"`: the relation of the reverse edges, as in `RandomLinkSplit`, where its name and
-            edges do not tell.
+            one is kept, with a warning. If labels are 0 and 1, links with label 0 may be drawn. A graph, or a relation
+            of a type with itself, is undirected if it has all edges in both directions; negatives then avoid reversed
+            positive links too. Without edges in the graph, give `edge_label_index` both directions.
+        exclude_target_edges: True: sample as if the graph had no edges between the ends of the batch's links. A model
+            then cannot look the links up, and all fanouts are used. `"reverse"`: exclude their reverse edges too. On a
+            graph without types, these are the reversed links. With types, they are edges of the relation `rev_...`, and
+            of relations that hold exactly the reversed edges of the links' relation. A relation from a type to itself
+            is its own reverse too.
+        rev_edge_type: With `"reverse"`: the relation of the reverse edges, as in `RandomLinkSplit`, if its name and
+            edges do not identify it.
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
             time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
         input_id: An id for each link, `[L]` of any dtype, that batches hold instead of its position.
-        super_batch: With types or other options: batches sampled in one call; they are those that come without. None:
-            see `NeighborLoader`.
+        super_batch: With types or other options: batches sampled in one call, equal to batches without it. None: see
+            `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        NotImplementedError: combinations that PyG refuses so.
+        NotImplementedError: combinations that PyG does not support either.
     """
 
     _sampler_name = "neighbor_sampler"
@@ -371,10 +372,10 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
 
 
 def _read_negatives(neg_sampling: Any) -> NegativeSampling | None:
-    """How negatives are drawn, as PyG reads it.
+    """Read options of negatives, as PyG does.
 
     Raises:
-        ArgumentError, ArgumentTypeError: PyG refuses it, for the reason given.
+        ArgumentError, ArgumentTypeError: PyG refuses them, for the reason given.
     """
     try:
         made = NegativeSampling.cast(neg_sampling)
@@ -388,7 +389,7 @@ def _read_negatives(neg_sampling: Any) -> NegativeSampling | None:
 
 
 def check_strict(strict_negatives: bool, neg_sampling: Any, neg_sampling_ratio: float | None) -> None:
-    """Strict negatives take negatives.
+    """Check that strict negatives come with negatives.
 
     Raises:
         ArgumentError: there are none.
@@ -398,7 +399,7 @@ def check_strict(strict_negatives: bool, neg_sampling: Any, neg_sampling_ratio: 
 
 
 def _check_ratio(ratio: Any) -> None:
-    """Negatives for each link: a number of at least 0."""
+    """Check the number of negatives per link: at least 0."""
     try:
         is_ratio = not isinstance(ratio, str) and 0 <= float(ratio) < 2**31
     except (TypeError, ValueError, RuntimeError):
@@ -408,7 +409,7 @@ def _check_ratio(ratio: Any) -> None:
 
 
 def _list_links(name: str, part: Any) -> Tensor:
-    """The edges of a graph or a relation; those of a transposed adjacency, a `SparseTensor` or a sparse tensor of
+    """List the edges of a graph or a relation; edges of a transposed adjacency, a `SparseTensor` or a sparse tensor of
     torch, in its order.
     """
     if part.get("edge_index") is not None:
@@ -419,7 +420,7 @@ def _list_links(name: str, part: Any) -> Tensor:
             f"edge_label_index must have the links, as {name} has no edges that could be taken, got None"
         )
     if isinstance(adj_t, Tensor):
-        # Parallel edges stay apart.
+        # Parallel edges stay separate.
         target, source = adj_t.to_sparse_coo()._indices()
     else:
         target, source, _ = adj_t.coo()
@@ -427,7 +428,7 @@ def _list_links(name: str, part: Any) -> Tensor:
 
 
 def _read_links(data: Any, edge_label_index: Any) -> Any:
-    """Links as PyG's loader takes them, checked: a tensor, or (relation, tensor)."""
+    """Read and check links in PyG's forms: a tensor, or (relation, tensor)."""
     if isinstance(data, Data):
         return _list_links("data", data) if edge_label_index is None else _check_links_shape(edge_label_index)
     is_pair = isinstance(edge_label_index, (tuple, list)) and len(edge_label_index) > 0
@@ -444,7 +445,7 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
                             f"{len(edge_label_index)}: {in_short(edge_label_index)}")  # fmt: skip
     edge_type, links = (edge_label_index, None) if bare else edge_label_index
     is_named = _is_relation(edge_type)
-    # As in PyG, a graph without types in stores is that of the relation None.
+    # As in PyG, a graph without types in stores has the relation None.
     if not is_named and (edge_type is not None or isinstance(data, HeteroData) or list_relations(data[1]) != [None]):
         raise ArgumentTypeError(
             f"edge_label_index must name a relation, got {in_short(edge_type)}: give "
@@ -467,12 +468,14 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
 
 
 def _is_relation(value: Any, least: int = 1) -> bool:
-    """Whether this names a relation, in full or in PyG's short forms of at least so many words."""
+    """Check if a value names a relation, in full or in PyG's short forms of at least `least` strings."""
     return isinstance(value, (tuple, list)) and least <= len(value) <= 3 and all(isinstance(w, str) for w in value)
 
 
 def tell_several(given: Any) -> str | None:
-    """What is said of several relations, with or without links, or of one in a list; None of anything else."""
+    """Return the error text for several relations, with or without links, or for one in a list; None for other
+    values.
+    """
     items = list(given.items()) if isinstance(given, Mapping) else given
     if isinstance(items, (set, frozenset)):
         items = list(items)
@@ -492,7 +495,7 @@ def tell_several(given: Any) -> str | None:
 def _check_links_shape(links: Any) -> Tensor:
     is_list = isinstance(links, (list, tuple))
     if is_list and len(links) == 2 and all(isinstance(end, Tensor) and end.dim() == 1 for end in links):
-        # PyG's takes both ends apart too.
+        # PyG's accepts both ends separately too.
         if links[0].shape != links[1].shape:
             sizes = " and ".join(str(end.numel()) for end in links)
             raise ArgumentError(f"edge_label_index must have as many sources as targets, got {sizes}")
@@ -515,5 +518,5 @@ def _check_links_shape(links: Any) -> Tensor:
         if links.dtype == torch.bool and links.dim() == 1:
             hint = ": of a mask, give edge_index[:, mask]"
         raise ArgumentError(f"edge_label_index must have shape [2, L], got {list(links.shape)}{hint}")
-    # Of no links the type tells nothing: an empty list makes floats.
+    # The dtype of an empty list is meaningless: it becomes float.
     return links if links.numel() > 0 else links.long()  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Placement of the rows of a graph, chosen by free memory, and the log line that reports it.
 
-`settle_places` and `keep_once` keep neighbor lists once per host, in memory that all its processes see. They choose
-where the GPU of each process reads the lists.
+`settle_places` and `keep_once` keep neighbor lists once per host, in memory shared by all its processes. They choose
+the memory from which the GPU of each process reads the lists.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pyg_direct.graph.placed_topology import AUTO_PLACEMENTS
 from pyg_direct.profiling import show_bytes
 from pyg_direct.runtime.comm.host_group import give_to_host, has_group
 
-# Rows of at most so many bytes, such as labels and masks, go to the GPU also where wider ones stay on the host: a
-# read over the link costs the same for one byte as for a line.
+# Rows of at most so many bytes, such as labels and masks, go to the GPU even if wider ones stay on the host. A read
+# over the link costs the same for one byte as for a line.
 _NARROW_ROW = 16
 
 
 class Rows(NamedTuple):
-    """One attribute that is to be placed: its key, size, length and whether its hot rows may be copied to the GPU."""
+    """An attribute to be placed: its key, size and length, and if its hot rows may be copied to the GPU."""
 
     key: Any
     num_bytes: int
@@ -35,27 +35,25 @@ class Rows(NamedTuple):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether a row is so short that reading it over the link would be a waste."""
+        """True if a row is so short that most of a read over the link would be unused."""
         return self.num_bytes <= _NARROW_ROW * self.num_rows
 
 
 class Choice(NamedTuple):
-    """Where an attribute lives: `cuda`, or `host` with so many bytes of hot rows in GPU memory."""
+    """Place of an attribute: `cuda`, or `host` with a number of bytes of hot rows in GPU memory."""
 
     place: str
     hot_bytes: int = 0
 
 
 def choose_places(attributes: Sequence[Rows], budget: int, *, is_auto: bool, fill_cache: bool) -> dict[Any, Choice]:
-    """Places of attributes in the order in which GPU memory does most good: short rows, then small tables whole, then
-    the hot rows of the others, each in proportion to its size.
+    """Choose places of attributes in order of benefit: short rows, whole small tables, hot rows of the others by size.
 
     Args:
-        attributes: What is to be placed.
+        attributes: The attributes to place.
         budget: GPU memory in bytes that they may take together.
-        is_auto: Whether wide attributes may go to the GPU; short ones may in any case, up to a quarter of the budget
-            each.
-        fill_cache: Whether what is left of the budget goes to hot rows.
+        is_auto: True if wide attributes may go to the GPU; short ones may always, up to a quarter of the budget each.
+        fill_cache: Use the rest of the budget for hot rows.
     """
     places = {}
     for rows in sorted(attributes, key=lambda rows: rows.num_bytes):
@@ -71,7 +69,7 @@ def choose_places(attributes: Sequence[Rows], budget: int, *, is_auto: bool, fil
 
 
 class Placed(NamedTuple):
-    """What came of a choice: name, size, where, and the share of it that is also in GPU memory."""
+    """Result of a choice: name, size, place, and the share of it that is also in GPU memory."""
 
     name: str
     num_bytes: int
@@ -80,7 +78,7 @@ class Placed(NamedTuple):
 
 
 def describe(parts: Iterable[Placed]) -> str:
-    """One line, such as `topology 1.0 GB on cuda:0, x 9.5 GB unified (12 % hot in GPU memory)`."""
+    """Describe places in one line, such as `topology 1.0 GB on cuda:0, x 9.5 GB unified (12 % hot in GPU memory)`."""
     words = []
     for part in parts:
         where = f"on {part.where}" if ":" in part.where else part.where
@@ -93,16 +91,16 @@ _LOGGER = logging.getLogger(__name__)
 _ON_HOST = ("unified", "pinned")
 # A GPU, or None for the CPU, and a placement.
 Place = tuple[int | None, str]
-# What was chosen together is not asked again, as by a loader that one process alone has.
+# Cache of common choices: the choice is collective, and a later loader may exist in one process only.
 _CHOSEN: WeakKeyDictionary[CSRTopo, dict[tuple[str, torch.device], str]] = WeakKeyDictionary()
 
 
 class Kept(NamedTuple):
-    """What the first process of a host gives the others.
+    """Message from the first process of a host to the others.
 
     Attributes:
-        topology: Its own; None where no process reads it from the host.
-        places: Where each process has its neighbor lists, with the number of its GPU.
+        topology: Its own topology; None if no process reads it from the host.
+        places: Place of the neighbor lists of each process, with the number of its GPU.
     """
 
     topology: CSRTopo | None
@@ -110,21 +108,22 @@ class Kept(NamedTuple):
 
 
 def settle_places(said: Sequence[Place], num_bytes: int, cold_policy: str) -> list[Place]:
-    """Where the processes of a host have neighbor lists that they choose a place for.
+    """Choose the places of neighbor lists for the processes of a host.
 
-    Those that cannot have them in GPU memory read a unified copy each where the host has room for as many, else one
-    that is page-locked.
+    Processes without room in GPU memory read one unified copy each if the host has room for these, otherwise one
+    page-locked copy.
 
     Args:
-        said: (GPU or None for the CPU, the place that it would choose alone) of each.
-        num_bytes: Of the lists.
-        cold_policy: `unified` and `pinned` are for all of those; `auto`, and `shard`, which is about rows, decide.
+        said: (GPU or None for the CPU, the place that it would choose alone) for each process.
+        num_bytes: Bytes of the lists.
+        cold_policy: `unified` and `pinned` apply to all of these processes; `auto`, and `shard`, which concerns rows,
+            choose.
     """
     devices = [index for index, place in said if place in _ON_HOST and index is not None]
     if not devices:
         return list(said)
     if cold_policy not in _ON_HOST:
-        # Where there is room, each has what its GPU was measured to read faster.
+        # If there is room, each process has the placement that its GPU reads faster, by measurement.
         if choose_cold("auto", num_bytes, devices) == "unified":
             return list(said)
         cold_policy = "pinned"
@@ -132,14 +131,14 @@ def settle_places(said: Sequence[Place], num_bytes: int, cold_policy: str) -> li
 
 
 def keep_once(topology: CSRTopo, placement: str, device: torch.device, cold_policy: str) -> str:
-    """Where this process has a topology that all processes of a group have; first called by all of them.
+    """Find the place in this process of a topology that all processes of a group have; the first call is collective.
 
-    Its arrays become views of memory that the processes of the host share, if they equal those of the first of them.
+    If its arrays equal the arrays of the host's first process, they become views of memory shared by its processes.
 
     Args:
         topology: Equal in all processes.
         placement: See `CSRTopo.place`; `auto` is decided here, by all processes of a host.
-        device: The one that samples.
+        device: The device that samples.
         cold_policy: See `settle_places`.
     """
     if not has_group() or placement not in AUTO_PLACEMENTS:
@@ -161,7 +160,7 @@ def _choose(topology: CSRTopo, placement: str, device: torch.device, cold_policy
         return Kept(topology if any(place != "cuda" for _, place in places) else None, places)
 
     kept = give_to_host(make, (device.index, own))
-    # On the CPU all have the same place.
+    # On the CPU all processes have the same place.
     place = next(place for index, place in kept.places if index == device.index)
     if kept.topology is None:
         return place

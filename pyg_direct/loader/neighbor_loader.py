@@ -1,4 +1,4 @@
-"""`NeighborLoader`: PyG's loader with sampling and feature collection on the device that trains."""
+"""`NeighborLoader`: PyG's loader with sampling and feature collection on the training device."""
 
 from __future__ import annotations
 
@@ -64,149 +64,145 @@ from pyg_direct.typing import Device
 class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     """Mini-batches around seeds, after PyG's `NeighborLoader` (same arguments, same batches in form and order).
 
-    A batch is a PyG `Data` or `HeteroData` on `device`, with node and edge attributes gathered there, and `n_id`,
-    `e_id`, `input_id`, `batch_size`, `num_sampled_nodes`, `num_sampled_edges`. Nodes stand seeds first, then hop after
-    hop. The batch number b of epoch e is a function of (`seed`, e, b) and the input nodes, or without a `seed` of what
-    was drawn for the epoch, b and the input nodes, equal on every device and placement. Sampling a `Data` uniformly is
-    one captured CUDA graph; the other options take several launches a hop.
+    A batch is a PyG `Data` or `HeteroData` on `device`. It has node and edge attributes gathered there, and `n_id`,
+    `e_id`, `input_id`, `batch_size`, `num_sampled_nodes`, `num_sampled_edges`. Nodes are ordered by hop, seeds first.
+    With a `seed`, the batch b of epoch e is a function of (`seed`, e, b) and the input nodes. Without a `seed`, a
+    number drawn for the epoch replaces (`seed`, e). Batches are equal on every device and placement. Uniform sampling
+    of a `Data` is one captured CUDA graph; other options take several launches per hop.
 
     Args:
         data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before an
-            epoch take effect in it, rows that are written while it runs in its next batch; see "Edits" below, also for
-            stores and processes, where not all of them do. Attributes of edges in a store go by edge id. Where there
-            are both, `adj_t` is sampled and edge ids are places in it, as in PyG; attributes of edges go by
-            `edge_index`, whose edges may stand in another order.
+            epoch take effect in it; rows written during an epoch, in its next batch. See "Edits" below, also for the
+            exceptions with stores and processes. Attributes of edges in a store are indexed by edge id. If there are
+            both, `adj_t` is sampled and edge ids are positions in it, as in PyG. Attributes of edges follow
+            `edge_index`, whose edges may be in another order.
         num_neighbors: Fanout of each hop, -1 for all neighbors; or these for each relation (dict, `NumNeighbors`).
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes; with types, a type or
             (type, seeds).
-        input_time: A time for each seed, integers `[S]`; by default the times that `time_attr` gives the seeds.
+        input_time: A time for each seed, integers `[S]`; by default the seeds' times in `time_attr`.
         input_start_time, input_end_time: A window for each seed instead, see `NodeLoader`.
         replace: Draw with replacement.
-        subgraph_type: `directional`: the edges sampled; `bidirectional`: these in both directions; `induced`: all edges
-            among the nodes sampled.
-        disjoint: Each seed gets a tree of its own, numbered by `batch`. Always so with times.
+        subgraph_type: `directional`: the sampled edges; `bidirectional`: these in both directions; `induced`: all edges
+            among the sampled nodes.
+        disjoint: Each seed gets its own tree, numbered by `batch`. Always so with times.
         temporal_strategy: `uniform`, or `last` for the latest neighbors.
         time_attr: Name of times of nodes or of edges, integers: only neighbors up to the time of a seed are sampled.
-        weight_attr: Name of edge weights that neighbors are drawn by (Efraimidis & Spirakis, IPL 97(5), 2006): real
-            numbers of any dtype, which count as they are, in 8 bytes where float32 does not hold them. One of weight 0
-            is never drawn: without `replace` a node gets fewer where fewer have a positive weight, and it gets none
-            where all weights are 0. Where all neighbors are taken, for -1 and, without `replace`, a fanout that covers
-            them, those are too.
+        weight_attr: Name of edge weights that neighbors are drawn by (Efraimidis & Spirakis, IPL 97(5), 2006). Weights
+            are real numbers of any dtype, used exactly, in 8 bytes if float32 cannot represent them. Edges of weight 0
+            are never drawn. Without `replace`, a node with fewer positive weights gets fewer neighbors; with none, it
+            gets none. If all neighbors are taken, edges of weight 0 are too: for -1, and, without `replace`, for a
+            fanout of at least the degree.
         transform: Called with every batch.
         transform_sampler_output: Called with PyG's `SamplerOutput` of every batch before features are fetched.
         is_sorted: Neighbors are sorted by time already, which is checked.
-        filter_per_worker: Whether `collate_fn`, called by hand, gives batches, as PyG's does on a CPU by default, or
-            what `filter_fn` makes them of.
-        neighbor_sampler: A sampler of PyG's interface to use instead; features are still fetched on the device.
+        filter_per_worker: Return type of a direct call of `collate_fn`: True for batches, as PyG's on a CPU by default;
+            False for the input of `filter_fn`.
+        neighbor_sampler: A sampler with PyG's interface to use instead; features are still fetched on the device.
         directed: Deprecated in PyG; False means `subgraph_type="induced"`.
-        device: Where to sample and where batches are; None is the current GPU if there is one, else the CPU.
-        placement: Where topology and attributes live: `cuda`, `unified` (host memory that the GPU reads in place),
-            `pinned`, `cpu`, or `auto`: GPU memory for what fits there, first the topology, then attributes from the
-            smallest on, so that a quarter of the free memory, and at least 8 GiB or half of it, is left to the model;
-            host memory for the rest, `unified` or `pinned`, whichever a short measurement, kept on disk, found
-            faster. Labels, masks and other short rows go to GPU memory in any case. The first epoch says what was
-            chosen in one line of the logger `pyg_direct.notice`, at level INFO.
-        topology_placement: Where the topology lives, if not where `placement` says; or `peer`, for neighbors shared out
-            over the GPUs of a group's processes that NVLink joins, all of which iterate.
+        device: Device that samples and holds the batches; None is the current GPU if there is one, otherwise the CPU.
+        placement: Memory of topology and attributes: `cuda`, `unified` (host memory that the GPU reads in place),
+            `pinned`, `cpu`, or `auto`. With `auto`, GPU memory holds the topology, then attributes by increasing size.
+            It leaves a quarter of the free memory to the model, and at least 8 GiB or half of it. The rest goes to host
+            memory: `unified` or `pinned`, whichever a short measurement, kept on disk, found faster. Labels, masks and
+            other short rows always go to GPU memory. The first epoch reports the choice in one line of the logger
+            `pyg_direct.notice`, at level INFO.
+        topology_placement: Memory of the topology, if it differs from `placement`; or `peer`: neighbors are divided
+            over the GPUs, joined by NVLink, of a group's processes, all of which iterate.
         topology_cache: With the topology on the host: GPU memory for its hottest rows, see `CSRTopo.place`.
         store_dtype: Keep float32 attributes of more than 16 bytes a row as `torch.float16`, `torch.bfloat16` or
             `torch.float8_e4m3fn`; batches have float32 in that precision. Labels and other short rows stay exact.
-        feature_cache: With attributes on the host: GPU memory for the rows met most often, in bytes, as `"2G"`, or as
-            a share of the rows such as `"20%"`. None takes what `placement="auto"` has left to give, else nothing.
-        sampling: `uniform`, or `labor`, another sampler that moves fewer rows: nodes of a hop that list the same
-            neighbors pick the same ones (LABOR-0 with sequential Poisson sampling; Balin & Catalyurek, NeurIPS 2023).
-            A node has as many neighbors as with `uniform`, but a batch has fewer nodes. See "Estimates" below.
-        layer_dependency: With `labor`: all hops of a batch share their draws too, for fewer nodes still.
-        super_batch: With node attributes on the host of a GPU: batches whose rows are read together, each row once.
-            Up to three times as many are in GPU memory; as many as fit a quarter of what is free there. With types
-            or other options: batches sampled in one call, whose nodes and edges share memory: one that is kept, saved
-            or sent keeps all of it, or brings it; `batch.clone()` has its own. The batches are those that come without;
-            with `transform_sampler_output` the rows of each are read alone. None is one batch; for graphs with types,
-            with `prefetch=1`, 1, 2, 4, 8 and then 16, as far as a group takes at most 256 MiB of GPU memory, on a CPU
-            128 MiB, and a sixteenth of what is free.
-        seed: Seed of shuffling and of all draws, which are then a function of (`seed`, epoch, number of the batch), and
-            leave torch's generator alone. None: each epoch draws what it follows from as it begins, from torch's CPU
-            generator, or from `generator` if that is given, as often as torch's `DataLoader` does, and each call one
-            number: `torch.manual_seed` repeats them, and nothing is drawn before. Two loaders with one seed draw the
-            same neighbors for a node in batches of one number: give each its own seed.
-        time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
+        feature_cache: With attributes on the host: GPU memory for the most frequent rows. A size in bytes, `"2G"`, or a
+            share of the rows such as `"20%"`. None uses the rest of the budget of `placement="auto"`, otherwise 0.
+        sampling: `uniform`, or `labor`, which moves fewer rows: nodes of a hop with common neighbors pick the same ones
+            (LABOR-0 with sequential Poisson sampling; Balin & Catalyurek, NeurIPS 2023). A node has as many neighbors
+            as with `uniform`, but a batch has fewer nodes. See "Estimates" below.
+        layer_dependency: With `labor`: all hops of a batch share their draws too, for even fewer nodes.
+        super_batch: With node attributes on the host of a GPU: batches whose rows are read together, each row once. GPU
+            memory holds up to three times as many batches; the rows of a group take at most a quarter of its free
+            memory. With types or other options: batches sampled in one call, whose nodes and edges share memory. A
+            kept, saved or sent batch then includes this memory; `batch.clone()` has its own. Batches do not change;
+            with `transform_sampler_output` their rows are read separately. None is one batch. For graphs with types and
+            `prefetch=1`, None is 1, 2, 4, 8 and then 16. A group then takes at most 256 MiB of GPU memory, on a CPU 128
+            MiB, and a sixteenth of the free memory.
+        seed: Seed of shuffling and of all draws. They are then a function of (`seed`, epoch, number of the batch), and
+            torch's generator is not used. With None, each epoch draws its seed at its start, from torch's CPU generator
+            or from `generator`. It makes as many draws as torch's `DataLoader`; each direct call draws one number. So
+            `torch.manual_seed` repeats the batches. Two loaders with one seed draw the same neighbors for a node in
+            batches with equal numbers: use different seeds.
+        time_comparison: `<=` allows neighbors at the seed's own time, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
-        prefetch: Batches made ahead; on a GPU one more is being sampled, on a CPU each is made by a thread of its own,
-            with a share of the cores. 0 makes a batch when it is asked for, and so does any number where rows require a
-            gradient, which batches carry. When GPU memory runs out over it, it shrinks, with a warning.
-        ranks: For several processes that train together, each with a loader of the same arguments: batches are made as
+        prefetch: Batches prepared ahead. On a GPU one more is being sampled; on a CPU each is made by its own thread,
+            with a share of the cores. 0 makes a batch on request. So does any number if rows require a gradient, which
+            batches carry. If GPU memory runs out because of it, it is reduced, with a warning.
+        ranks: For several processes that train together, each with a loader of the same arguments. Batches are made as
             for one process, of `batch_size` seeds each, and process r of w gets the batches r, r + w, ... of every
-            epoch. `"auto"` asks `torch.distributed`, or torchrun's variables, when an epoch starts, and is one process
-            where there are none; or (r, w). Without a `seed`, each epoch follows the generator of process 0,
-            for which the processes of a group meet as it begins. A
-            `DistributedSampler` may be given instead, which shares out seeds; batches then depend on w.
-        uneven: With `ranks`, where w does not divide the number of batches: `pad`: the processes left without one in
-            the last round sample the first seeds of the epoch anew, so that none waits for ever for the gradients of
-            the others; `drop`: the last round is left out; `keep`: they stop, for evaluation or inside
-            `torch.distributed.algorithms.join.Join`. With `keep` and DDP outside of `Join` gradients are mixed in
-            silence: a process that stopped adds its next batch, of the next epoch, to the last one of the others.
-        cache_policy: With processes of a `torch.distributed` group, one a GPU, which all iterate: they keep node
-            attributes of more than 16 bytes a row together, once in host memory, those of the first process of a host;
-            `device_replicate`: each GPU has hot rows of its own; `p2p_clique_replicate`: GPUs that NVLink joins read
-            theirs from each other, so that `feature_cache`, which is for each GPU, caches as many times more. Neighbor
-            lists of a `Data` that is sampled uniformly are once in host memory too. None: every process has its own.
-            See `Feature`; what is written to the attributes later is told, not followed (see "Edits" below).
-        cold_policy: With `cache_policy`, where GPUs read the other rows, and with `topology_placement="auto"` neighbor
-            lists that do not fit their memory: `unified`, a copy for each; `pinned`, one for all; or `auto`, the first
-            where the host has room; and for rows `shard`; see `Feature`. With `shard`, batches are made in step with
-            the other processes, which all iterate; one that has fewer batches, or leaves an epoch early, takes part in
-            those of the others meanwhile, and ends its process group after they are done (`dist.barrier()`).
-        hotness: What ranks rows for `feature_cache`, of attributes that no other loader has placed yet. `expected`: the
-            chance that a batch reads them, computed from the graph in one pass over the edges a hop, when a cache is
-            filled (see `expected_reads`); where it is not known, with times, weights or a sampler of the program's,
-            `degree`. `degree`: how many nodes list them. Batches are the same with either. With `expected`, a `Data`
-            that is sampled uniformly has hot rows of edge attributes on the host too: `feature_cache` is then one
-            budget, for the rows of nodes and edges that a batch reads with the highest chance a byte; to rank them
-            takes 64 bytes an edge, and half of the free memory at most. Deprecated: `frequency`, for a `Data` that is
-            sampled uniformly: that chance, corrected by reads that are counted while `presample` epochs are sampled
-            before the first one; take `expected`.
-        presample: Deprecated, with `frequency`: epochs, or a part of one. None is a twentieth with `replace` and
-            with `labor`; otherwise nothing is counted.
+            epoch. `"auto"` reads `torch.distributed`, or torchrun's variables, at the start of an epoch, and is one
+            process without both; or (r, w). Without a `seed`, each epoch takes its seed from process 0's generator, in
+            a collective call. Alternatively, a `DistributedSampler` divides the seeds; batches then depend on w.
+        uneven: With `ranks`, if w does not divide the number of batches. `pad`: processes without a batch in the last
+            round sample the first seeds of the epoch again, so that no process waits forever for gradients. `drop`: the
+            last round is left out. `keep`: they stop, for evaluation or inside
+            `torch.distributed.algorithms.join.Join`. With `keep` and DDP outside of `Join`, gradients are mixed
+            silently: a stopped process adds its next epoch's first batch to the others' last one.
+        cache_policy: For processes of a `torch.distributed` group, one per GPU, which all iterate. They share node
+            attributes of more than 16 bytes a row, once in host memory, from the first process of a host.
+            `device_replicate`: each GPU has its own hot rows. `p2p_clique_replicate`: GPUs joined by NVLink read each
+            other's hot rows, so that `feature_cache`, a size per GPU, caches more rows. Neighbor lists of a `Data` with
+            uniform sampling are in host memory once too. None: every process has its own. See `Feature`; later writes
+            to the attributes are reported, but not followed (see "Edits" below).
+        cold_policy: With `cache_policy`: memory of the other rows and, with `topology_placement="auto"`, of neighbor
+            lists that do not fit GPU memory. `unified` is a copy for each process, `pinned` one for all, and `auto` the
+            first if the host has room. For rows also `shard`, see `Feature`: batches are then made in lockstep with the
+            other processes, which all iterate. A process with fewer batches, or after an abandoned epoch, takes part in
+            the others' batches meanwhile. It ends its process group after they are done (`dist.barrier()`).
+        hotness: Ranking of rows for `feature_cache`, of attributes that no other loader has placed yet. `expected`: the
+            probability that a batch reads them, computed from the graph when a cache is filled, in one pass over the
+            edges per hop (see `expected_reads`). If it is not known, with times, weights or a user's sampler, `degree`
+            is used. `degree`: the number of nodes with the row's node as a neighbor. Batches do not depend on it. With
+            `expected`, a `Data` with uniform sampling has hot rows of edge attributes on the host too. `feature_cache`
+            is then one budget, for rows of nodes and edges by their probability per byte. The ranking takes 64 bytes an
+            edge, and half of the free memory at most. Deprecated: `frequency`, for a `Data` with uniform sampling: this
+            probability, corrected by reads that are counted in `presample` epochs before the first one; use `expected`.
+        presample: Deprecated, with `frequency`: epochs, or a part of one. None is a twentieth with `replace` and with
+            `labor`; otherwise no reads are counted.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
-            unless `multiprocessing_context` says how to start them: `"spawn"` gives processes that sample on the CPU.
+            except with `multiprocessing_context`: `"spawn"` starts processes that sample on the CPU.
 
-    Edits. Of a `Data` or `HeteroData` an epoch samples edges, times and weights as they were when it began. Rows of
-    attributes are those of the moment when a batch is handed out, as with PyG's loader without workers. Torch counts
-    writes to a tensor: a batch that was made ahead of one is read again, with one warning, and from then on rows are
-    read when a batch is asked for. Writes through NumPy or `.data` are not counted. They are found when an epoch
-    begins, by comparing what was copied with the graph: all of a tensor up to 32 MiB, samples of a larger one, where
-    a run of 1/2048 of its bytes is found for certain and a single number hardly ever. Assign such a tensor anew
-    (`data.edge_index = data.edge_index.clone()`) to be sure. `loader(index)` compares samples from 64 KiB on. Within an
-    epoch such a write is seen only where rows are no copies, and not by batches made ahead. If there are fewer nodes
-    than the loader has seeds for, an `IdError` says so.
-    Weights of negative links are compared so too.
+    Edits. An epoch samples edges, times and weights of a `Data` or `HeteroData` as they were at its start. Rows of
+    attributes are current when a batch is handed over, as with PyG's loader without workers. torch counts writes to a
+    tensor: a batch that was prefetched before a write is read again, with one warning. From then on rows are read when
+    a batch is requested. Writes through NumPy or `.data` are not counted. They are detected at the start of an epoch,
+    by comparing copies with the graph: tensors up to 32 MiB whole, larger ones by samples. Samples always detect a run
+    of 1/2048 of the bytes, and hardly ever a single number. To be sure, assign a new tensor (`data.edge_index =
+    data.edge_index.clone()`). `loader(index)` compares samples from 64 KiB on. Within an epoch, batches see such a
+    write only in rows that are not copied, and prefetched batches do not see it. If the graph has fewer nodes than the
+    seeds need, an `IdError` is raised. Weights of negative links are compared in the same way.
 
-    Not all edits take effect. A `GraphStore` is asked for its edges and times once, when the loader is made; what is
-    written later to the tensors that it handed out is found when an epoch begins, as in a `Data`, but not what is put
-    anew, nor anything in a store that hands out copies. A `FeatureStore` is asked for rows batch by batch. Writes to
-    tables of ours, and to tensors that another store keeps in its attributes or in dicts there, are followed as those
-    to a `Data` are; of a store that keeps its rows elsewhere batches made ahead have older ones, and nothing tells:
-    `prefetch=0` asks when a batch is wanted. On a GPU tables of ours are copies: write by `Feature.update_`. Rows that
-    processes share (`cache_policy`) are read-only: one warning tells writes to them, if this process makes them, and
-    they are placed anew only where every process assigns the attribute anew between epochs; writes of other processes
-    are not seen. `Producers` and graphs in parts (`DistNeighborLoader`) tell what is not in their batches.
+    Some edits do not take effect. Edges and times of a `GraphStore` are read once, when the loader is made. Later
+    writes to the tensors that it returned are detected at the start of an epoch, as in a `Data`. New tensors are not,
+    nor writes to a store that returns copies. Rows of a `FeatureStore` are read batch by batch. Writes to tables of our
+    store are followed as in a `Data`; so are writes to tensors that another store keeps in its attributes or in dicts
+    there. For a store that keeps its rows elsewhere, prefetched batches have older rows without a warning; `prefetch=0`
+    reads rows on request. On a GPU, tables of our store are copies: write them by `Feature.update_`. Rows that
+    processes share (`cache_policy`) are read only: one warning reports this process's writes. They are placed again
+    only if every process assigns the attribute between epochs; writes of other processes are not detected. `Producers`
+    and graphs in parts (`DistNeighborLoader`) report writes that are not in their batches.
 
-    Estimates. With `labor` a node's k picks among its d > k neighbors are those with the smallest of d independent
-    uniform draws, each belonging to a neighbor. So any k of them are equally likely, each is picked with chance k / d,
-    and given the nodes that a hop expands, the mean over the picks has the expectation and the variance that it has
-    with `uniform`: PyG's mean aggregation needs no weights, and a sum must be scaled by d / k, as with `uniform`.
-    Other than with `uniform`: means of different nodes are correlated, so that a loss over a batch may vary more or
-    less; with `layer_dependency`, nodes met in one hop are picked more often in the next, so that the estimate through
-    several layers is biased by what their neighborhoods share; and parallel edges, whose source has one draw, are
-    picked together, so that a node with parallel edges has a mean that is biased. `labor` reads every list of
-    neighbors whole, O(degree) a node where `uniform` takes O(fanout): with a topology on the host, lists travel over
-    the link, and what is saved in rows must outweigh them.
+    Estimates. With `labor`, a node picks its k of d > k neighbors by the smallest of d independent uniform draws, one
+    per neighbor. So any k of them are equally likely, and each is picked with probability k / d. Given the nodes that a
+    hop expands, the mean over the picks has the same expectation and variance as with `uniform`. PyG's mean aggregation
+    needs no weights, and a sum must be scaled by d / k, as with `uniform`. There are three differences to `uniform`.
+    Means of different nodes are correlated, so that a loss over a batch may vary more or less. With `layer_dependency`,
+    nodes of one hop are picked more often in the next; common neighborhoods bias the estimate through several layers.
+    Parallel edges share the draw of their source and are picked together, so that a mean over them is biased. `labor`
+    reads every list of neighbors whole, O(degree) per node; `uniform` takes O(fanout). With a topology on the host,
+    lists are read over the link, and the saved rows must outweigh them.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError, DeviceError: named argument, rule and value.
-        NotImplementedError: combinations that PyG refuses so.
+        NotImplementedError: combinations that PyG does not support either.
 
     Example:
         >>> data = Data(x=torch.arange(4.0).view(4, 1), edge_index=torch.tensor([[1, 2, 3], [0, 0, 1]]))
@@ -285,7 +281,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     def _open_plain(self, data: Data, num_neighbors: Any, input_nodes: Any, replace: bool, transform: Any,
                     transform_sampler_output: Any, input_id: Any, store_dtype: torch.dtype | None, sampling: str,
                     layer_dependency: bool, kwargs: dict[str, Any]) -> None:  # fmt: skip
-        """Check what uniform batches of a `Data` are made of."""
+        """Check the inputs of uniform batches of a `Data`."""
         check_graph(data)
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output)
         self.replace = check_flag("replace", replace)
@@ -299,7 +295,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         num_seeds = count_seeds(input_nodes, num_nodes)
         check_input_id(input_id, num_seeds)
         kwargs = settle_workers(type(self), kwargs, self.device, num_seeds=num_seeds)
-        # Not PyG's own constructor, which makes its sampler; its class is what PyG's models ask loaders for.
+        # Without PyG's own constructor, which makes its sampler; its class is needed, as PyG's models check it.
         open_loader(self, data, NodeSampler(self), input_nodes, None, transform, transform_sampler_output,
                     input_id=input_id, **kwargs)  # fmt: skip
         self.input_data.node = check_ids("input_nodes", self.input_data.node, num_nodes).long().cpu()
@@ -310,14 +306,14 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         self._num_calls = 0
 
     def _choose_fanouts(self, num_neighbors: Any) -> None:
-        """Take other fanouts, from the next epoch or call on."""
+        """Set other fanouts, from the next epoch or call on."""
         self.num_neighbors = check_fanouts("num_neighbors", num_neighbors)
         check_hops(self.num_neighbors, MAX_HOPS, "num_neighbors")
         assert self._recipe is not None
         self._recipe = replace_fields(self._recipe, fanouts=tuple(self.num_neighbors))
 
     def _prepare(self) -> Any:
-        """Place what is not placed yet; reads `data` anew."""
+        """Read `data` again, and place all parts that are not placed yet."""
         if self._recipe is None:
             return super()._prepare()
         topology = read_topology(self.data, self.device)
@@ -327,7 +323,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             self._plan, self._plan_topology, self._placed = open_plan(placed, self._recipe), topology, placed
             self._plan_recipe = self._recipe
         self._placed.check_process()
-        # Afterwards attributes are placed.
+        # Attributes are placed afterwards.
         is_first = self._attributes is None
         ranking = rank_rows(self, self._placed, self._plan, may_sample=is_first)
         edges = rank_edges(self, self._placed) if is_first else None
@@ -373,13 +369,13 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if key is None:
             key = call_key(self.seed, self._num_calls)
             self._num_calls += 1
-        # Of the graph that the plan is of, which may have been edited since.
+        # Of the plan's graph, which may have been edited since.
         seeds = check_ids("index", seeds, self._plan_topology.node_count).long()
         sample: Sample = self._plan.sample(seeds, key)
         return sample
 
     def __call__(self, index: Any) -> Any:
-        """The batch around the input nodes at these positions; each call draws anew."""
+        """Make the batch around the input nodes at these positions; each call makes new draws."""
         if self._recipe is None:
             return super().__call__(index)
         with glance_only():
@@ -390,10 +386,10 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return self._finish_batch(self._build_plain(self._sample_now(self.input_data.node[positions]), positions))
 
     def filter_fn(self, out: Any) -> Any:
-        """The batch of a `SamplerOutput` of this loader's sampler (PyG's hook).
+        """Build the batch of a `SamplerOutput` of this loader's sampler (PyG's hook).
 
         Args:
-            out: PyG's `SamplerOutput` or `HeteroSamplerOutput`, or a batch, which stays as it is.
+            out: PyG's `SamplerOutput` or `HeteroSamplerOutput`, or a batch, which is returned unchanged.
         """
         if self._recipe is None:
             return super().filter_fn(out)
@@ -409,7 +405,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         if self._recipe is None:
             return super()._submit(key, number, seeds)
         if not self._samples_itself:
-            # A program has put something of its own there since.
+            # The program has assigned its own sampler since.
             with under_key(key.of_batch(number)):
                 return Drawn(self._ask(seeds.positions, None))
         submit = self._plan.submit if isinstance(self._plan, GpuPlan) else self._plan.sample
@@ -442,7 +438,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return batch
 
     def _finish_drawn(self, out: Any) -> Any:
-        """The batch of what a program's sampler returned."""
+        """Build the batch of the output of a program's sampler."""
         if self._is_filtered:
             return self.filter_fn(out)
         assert self._attributes is not None
@@ -451,7 +447,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return self._build_output(self._attributes, out)
 
     def _build_output(self, attributes: Attributes, out: Any) -> Any:
-        """The batch of a sample in PyG's form, as a user's transform or sampler may have left it."""
+        """Build the batch of a sample in PyG's form, as a user's transform or sampler returned it."""
         out = self._finalise(check_output(out))
         batch = self._build_homogeneous(out, attributes, False)
         note_sample(batch, out)
@@ -460,7 +456,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     @property
     def _samples_itself(self) -> bool:
-        """Whether batches are sampled by the loader's own plan, which no sampler of the program replaces."""
+        """True if batches are sampled by the loader's own plan, without a sampler of the program."""
         return NodeSampler.serves(self.node_sampler)
 
     def _is_own(self) -> bool:
@@ -484,7 +480,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             batch_sampler=list(number_items(batches)), multiprocessing_context=self.multiprocessing_context,
             timeout=self.timeout, worker_init_fn=self.worker_init_fn, prefetch_factor=self.prefetch_factor,
             generator=torch.Generator().manual_seed(key.of_order() % 2**63))  # fmt: skip
-        # On the generator's device, whichever torch's default one is.
+        # On the generator's device, even if torch's default device is another.
         with torch.device("cpu"):
             samples = iter(pool)
         for item, sample in samples:
@@ -503,13 +499,13 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         return [topology], attributes.describe()
 
     def _find_reads(self) -> ListReads | None:
-        # Those of `labor` read whole lists.
+        # `labor` reads whole lists.
         is_uniform = self._recipe is not None and self._recipe.sampling == "uniform"
         return self._placed.list_reads() if is_uniform else super()._find_reads()
 
 
 class NodeSampler:
-    """What PyG's `NodeLoader` asks of a sampler; edge ids are final, so there is no permutation."""
+    """Sampler in the interface of PyG's `NodeLoader`; edge ids are final, so there is no permutation."""
 
     edge_permutation = None
 
@@ -518,13 +514,13 @@ class NodeSampler:
 
     @classmethod
     def serves(cls, sampler: Any) -> bool:
-        """Whether a sampler is one of these, and no program has put anything in its place, or in that of its method."""
+        """Check if a sampler is of this class, and the program has replaced neither it nor its method."""
         return (type(sampler) is cls and "sample_from_nodes" not in sampler.__dict__
                 and cls.sample_from_nodes is _SAMPLE_FROM_NODES)  # fmt: skip
 
     @property
     def num_neighbors(self) -> list[int]:
-        """Fanout of each hop; can be set, with effect on the next epoch."""
+        """Fanout of each hop; can be set, for the next epoch."""
         return self._loader.num_neighbors
 
     @num_neighbors.setter

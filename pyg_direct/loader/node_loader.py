@@ -28,19 +28,19 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     """Batches around nodes, after PyG's `NodeLoader`, on `device`.
 
     Args:
-        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`); with a sampler that has the edges, the latter may
-            be None.
-        node_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler of PyG's interface.
+        data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`); the second may be None if the sampler has the
+            edges.
+        node_sampler: A `pyg_direct.sampler.NeighborSampler`, or any sampler with PyG's interface.
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all; (type, seeds) on a graph with
             types.
         input_time: A time for each seed, integers `[S]`.
-        input_start_time, input_end_time: A window for each seed instead, integers `[S]` each: only neighbors from its
-            start to its end are sampled, in every hop, both included; before its end if the sampler compares by `<`.
+        input_start_time, input_end_time: A window for each seed instead, integers `[S]` each. Only neighbors from its
+            start to its end, both included, are sampled, in every hop; before its end if the sampler compares by `<`.
             Batches hold them as `seed_start_time` and `seed_time`.
         transform: Called with every batch.
         transform_sampler_output: Called with the sampler's output before rows are fetched.
-        filter_per_worker: Whether `collate_fn`, called by hand, gives batches, as PyG's does on a CPU by default, or
-            what `filter_fn` makes them of.
+        filter_per_worker: Return type of a direct call of `collate_fn`: True for batches, as PyG's on a CPU by default;
+            False for the input of `filter_fn`.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
         device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
@@ -50,7 +50,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
-    # What the arguments are called that messages name.
+    # Names of the arguments in messages.
     _sampler_name, _seeds_name = "node_sampler", "input_nodes"
 
     def __init__(self, data: Any, node_sampler: Any, input_nodes: Any = None, input_time: Tensor | None = None,
@@ -72,7 +72,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     def _open_general(self, data: Any, node_sampler: Any, input_nodes: Any, input_time: Any, transform: Any,
                       transform_sampler_output: Any, custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None,
                       kwargs: dict[str, Any]) -> None:  # fmt: skip
-        """Check the inputs and hand them to PyG's loader."""
+        """Check the inputs and pass them to PyG's loader."""
         check_sampler(self._sampler_name, node_sampler, "sample_from_nodes")
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
         check_store_dtype(store_dtype)
@@ -90,7 +90,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         given = self.input_data
         given.node = check_ids(self._seeds_name, given.node, size).long().cpu()
         check_times("input_time", given.time, given.node.numel(), windows=True)
-        # As the positions that pick from them.
+        # On the CPU, as the positions that index them.
         given.time, given.input_id = (None if own is None else own.cpu() for own in (given.time, given.input_id))
 
     @property
@@ -112,14 +112,14 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         return out
 
     def _samples_together(self) -> bool:
-        # A sampler of a class of its own may draw in another way than ours.
+        # A sampler of a user's subclass may draw differently.
         return is_own(self._sampler, NeighborSampler)
 
     def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
         if not self._samples_together():
             return super()._submit_together(positions, keys)
         given, whole, sizes = self.input_data, torch.cat(list(positions)), [own.numel() for own in positions]
-        # Not by brackets, which wake torch's threads for a few thousand items.
+        # Not by indexing, which wakes torch's threads for a few thousand items.
         parts = [whole if given.input_id is None else given.input_id.index_select(0, whole),
                  given.node.index_select(0, whole),
                  None if given.time is None else given.time.index_select(0, whole)]  # fmt: skip
@@ -135,29 +135,29 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         if time is not None and time.dim() == 2:
             part.seed_start_time, time = time.t().contiguous().unbind()
         if isinstance(batch, HeteroData) and time is not None:
-            # PyG's own way to set one attribute takes as long as a kernel's launch.
+            # PyG's own setter takes as long as the launch of a kernel.
             part._mapping.update(input_id=input_id, seed_time=time, batch_size=input_id.numel())
         else:
             part.input_id, part.seed_time, part.batch_size = input_id, time, input_id.numel()
-        # Its memory is the batch's.
+        # Its memory belongs to the batch.
         out.metadata = (input_id, time, *out.metadata[2:])
 
 
 def open_loader(loader: PygNodeLoader, *args: Any, **kwargs: Any) -> None:
-    """PyG's constructor, with ids of all nodes on the CPU where torch's default device is another."""
+    """Call PyG's constructor, with ids of all nodes on the CPU even if torch's default device is another."""
     with torch.device("cpu"):
         PygNodeLoader.__init__(loader, *args, **kwargs)
 
 
 def join_windows(name: str, times: Any, start: Any, end: Any, time_window: int | None = None) -> Any:
-    """Times of seeds, or their windows, the earliest and the latest time of each, integers `[S, 2]`.
+    """Return times of seeds, or their windows: the earliest and the latest time of each, integers `[S, 2]`.
 
     Args:
         name: Name of the times.
         times: Times of the seeds, returned if there are no windows.
         start: Earliest times, integers `[S]`.
         end: Latest times, likewise.
-        time_window: Length of the window of all seeds, which cannot be given beside windows of their own.
+        time_window: Length of the window of all seeds, which cannot be combined with separate windows.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -182,7 +182,7 @@ def join_windows(name: str, times: Any, start: Any, end: Any, time_window: int |
 
 
 def check_times(name: str, times: Any, count: int | None, windows: bool = False) -> None:
-    """Times of seeds: integers, one for each, where their number is known; or windows, two for each.
+    """Check times of seeds: integers, one for each if their number is known; or windows, two for each.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -190,7 +190,7 @@ def check_times(name: str, times: Any, count: int | None, windows: bool = False)
     if times is None:
         return
     if windows and has_windows(times):
-        # Of those that `join_windows` gives, the number alone is not known before.
+        # `join_windows` has checked windows except for their number.
         check_times("input_start_time", times[:, 0], count)
         return
     if not isinstance(times, Tensor) or times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
@@ -202,7 +202,7 @@ def check_times(name: str, times: Any, count: int | None, windows: bool = False)
 
 
 def check_input_id(input_id: Any, count: int | None) -> None:
-    """Ids that batches hold in place of positions: a tensor, one for each seed, where their number is known.
+    """Check ids that batches hold in place of positions: a tensor, one for each seed if their number is known.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -216,7 +216,7 @@ def check_input_id(input_id: Any, count: int | None) -> None:
 
 
 def _read_seeds(data: Any, input_nodes: Any, name: str) -> tuple[Any, int | None]:
-    """(input nodes as PyG's loader takes them, with tensors; their number, None where a store must tell)."""
+    """Read (input nodes in PyG's form, as tensors; their number, None if only a store knows it)."""
     if isinstance(data, Data):
         nodes = read_input_nodes(input_nodes, name)
         return nodes, count_seeds(nodes, count_nodes(data), name)
@@ -249,13 +249,15 @@ def _read_seeds(data: Any, input_nodes: Any, name: str) -> tuple[Any, int | None
 
 
 def _tell_untyped(name: str, seeds: Any) -> str:
-    """What is said of seeds that name no node type."""
+    """Return the error text for seeds without a node type."""
     hint = "" if seeds is None else ": name the type that they are of"
     return f"{name} must be a node type or (node type, nodes) for a graph with types, got {tell_kind(seeds)}{hint}"
 
 
 def _tell_several(seeds: Any) -> str | None:
-    """What is said of several node types, with or without nodes, or of one in a list; None of anything else."""
+    """Return the error text for several node types, with or without nodes, or for one in a list; None for other
+    values.
+    """
     if isinstance(seeds, (set, frozenset, Mapping)):
         seeds = list(seeds)
     if not isinstance(seeds, (list, tuple)) or not seeds:
@@ -269,7 +271,7 @@ def _tell_several(seeds: Any) -> str | None:
 
 
 def _count_known(sampler: Any, seeds: Any, name: str) -> int | None:
-    """How many nodes a sampler of ours has of the type that seeds, as `_read_seeds` gives them, are of.
+    """Count the nodes that a sampler of ours has of the seeds' type; seeds are in the form of `_read_seeds`.
 
     Raises:
         ArgumentError, ArgumentTypeError: it has no such type, or seeds name none; a mask of fewer nodes.
@@ -288,7 +290,7 @@ def _count_known(sampler: Any, seeds: Any, name: str) -> int | None:
 
 
 def count_seeds(nodes: Tensor | None, num_nodes: int | None, name: str = "input_nodes") -> int | None:
-    """The number of seeds; a mask must be one of all nodes."""
+    """Count the seeds; a mask must have the length of all nodes."""
     if nodes is None:
         return num_nodes
     if nodes.dtype != torch.bool:

@@ -28,30 +28,30 @@ from pyg_direct.sampling.ppr_neighbors import PendingPPR, PPRPlan, PPRRecipe, PP
 from pyg_direct.sampling.random_key import EpochKey, draw_seed
 from pyg_direct.typing import Device
 
-# Sums of chances stay exact below 2**63.
+# Sums of probabilities stay exact below 2**63.
 _MOST_WALKS, _MOST_STEPS = 1 << 16, 1 << 10
 
 
 class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
     """Batches of seeds with the nodes of highest personalised PageRank around each, as `Data` on `device`.
 
-    Walks from a seed go against the edges, as messages come from; a walk that restarts with chance `alpha` before each
-    step is at a node as often as the seed's PageRank says. `num_walks` walks of `walk_length` steps estimate that
-    (Avrachenkov et al., SIAM J. Numer. Anal. 2007). They are drawn anew for each batch, as a function of seed, epoch
-    and number, equal on every device. Of parallel edges each counts; a node that no edge enters keeps its walk.
+    Walks from a seed go against the edges, towards the sources of messages. A walk restarts with probability `alpha`
+    before each step; its visits to a node have the frequency of the seed's PageRank. `num_walks` walks of `walk_length`
+    steps estimate it (Avrachenkov et al., SIAM J. Numer. Anal. 2007). They are drawn for each batch, as a function of
+    seed, epoch and number, equal on every device. Each parallel edge counts; at a node without in-edges a walk stays.
 
-    A batch has the attributes of its nodes, the seeds first in their order, then the others ascending, and all edges of
-    the graph among them; `n_id`, `e_id`, `input_id` and `batch_size` are as those of `NeighborLoader`. The
-    neighborhoods are `ppr_edge_index`, int64 `[2, P]`: (node, seed) as places in the batch, seed after seed, first the
-    seed itself, then by falling weight; and `ppr_weight`, float32 `[P]`, the estimates.
+    A batch has the attributes of its nodes, and all edges of the graph among them. Nodes are the seeds in their order,
+    then the others ascending. `n_id`, `e_id`, `input_id` and `batch_size` are as in `NeighborLoader`. The neighborhoods
+    are `ppr_edge_index`, int64 `[2, P]`: (node, seed) as positions in the batch. They are ordered by seed, first the
+    seed itself, then by decreasing weight. `ppr_weight`, float32 `[P]`, has the estimates.
 
     Args:
         data: A `Data` with `edge_index` or `adj_t`.
-        num_neighbors: Nodes around a seed beside itself, at most, at least 1.
+        num_neighbors: Limit of nodes around a seed, in addition to itself, at least 1.
         input_nodes: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes.
-        alpha: Chance to restart, in (0, 1).
+        alpha: Probability of a restart, in (0, 1).
         num_walks: Walks from a seed, in [1, 65,536].
-        walk_length: Steps of a walk, in [1, 1,024]; the last one stands for all later ones.
+        walk_length: Steps of a walk, in [1, 1,024]; the last one counts for all later ones.
         device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
             `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` and `shuffle`; options of workers are
@@ -115,7 +115,7 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
         return self._write(sample, seeds.positions)
 
     def _write(self, found: PPRSample, positions: Tensor) -> Data:
-        """The batch of these seeds."""
+        """Build the batch of these seeds."""
         batch = self._build(found.sample)
         mapping, sample = batch._store._mapping, found.sample
         mapping["ppr_edge_index"], mapping["ppr_weight"] = found.pairs, found.weights
@@ -126,7 +126,7 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
         return batch
 
     def _collate_items(self, index: Any) -> Data:
-        """The batch of the seeds at these positions, of walks that are drawn for the call.
+        """Make the batch of the seeds at these positions, with walks drawn for this call.
 
         Args:
             index: Positions among the seeds, int64 `[B]` or a list.
@@ -141,7 +141,7 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
 
 
 def _check_chance(alpha: Any) -> float:
-    """The chance to restart.
+    """Check the probability of a restart.
 
     Raises:
         ArgumentError, ArgumentTypeError: `alpha`, rule and value.
@@ -154,7 +154,7 @@ def _check_chance(alpha: Any) -> float:
 
 
 def _read_seeds(input_nodes: Any, num_nodes: int) -> Tensor:
-    """Ids of the seeds, int64 `[S]` on the CPU.
+    """Read ids of the seeds, int64 `[S]` on the CPU.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: `input_nodes`, rule and value.

@@ -23,35 +23,36 @@ _END = object()
 
 
 class PrefetchLoader(PygPrefetchLoader):  # type: ignore[misc]
-    """The batches of any loader on `device`, each copied while the one before is used, after PyG's `PrefetchLoader`.
+    """Batches of any loader on `device`, each copied while the previous one is in use, after PyG's `PrefetchLoader`.
 
-    Pageable tensors are page-locked for the copy; what is on the device stays as it is. One batch is taken from the
-    loader ahead, on a CPU too, as by PyG's. Loaders of this package that make batches on `device` do so ahead
-    themselves: theirs are handed on.
+    Pageable tensors are page-locked for the copy; tensors on the device are not copied. One batch is taken from the
+    loader ahead, also on a CPU, as in PyG's. Loaders of this package that make batches on `device` prefetch themselves:
+    their batches are passed on.
 
     Args:
-        loader: Anything that gives batches: graphs, tensors, and lists, tuples and dictionaries of them.
-        device: Where batches are; None is the current GPU if there is one, else the CPU.
+        loader: Any iterable of batches: graphs, tensors, and lists, tuples and dictionaries of them.
+        device: Device of the batches; None is the current GPU if there is one, otherwise the CPU.
 
     Raises:
-        ArgumentTypeError: `loader` gives no batches.
+        ArgumentTypeError: `loader` is not iterable.
         ArgumentError: `device` is no device.
-        DeviceError: the machine has GPUs, but not `device`; without any the CPU is taken, with a warning, as by PyG's.
+        DeviceError: the machine has GPUs, but not `device`. Without any GPU the CPU is used, with a warning, as by
+            PyG's.
         NotImplementedError: `device` is neither a CPU nor a CUDA device.
     """
 
     def __init__(self, loader: Any, device: Device = None) -> None:
         check_loader(loader)
         target = read_device(device)
-        # PyG warns where there is no GPU, and takes the CPU.
+        # PyG warns without a GPU, and uses the CPU.
         super().__init__(loader, device if target is None else target)
         self.device = resolve_device(self.device_helper.device)
 
     def non_blocking_transfer(self, batch: Any) -> Any:
-        """A batch on the device, copied on the current stream while the host goes on.
+        """Copy a batch to the device on the current stream, without waiting.
 
         Args:
-            batch: What a loader gave.
+            batch: Batch of a loader.
         """
         if self.device.type == "cpu":
             return batch
@@ -61,7 +62,7 @@ class PrefetchLoader(PygPrefetchLoader):  # type: ignore[misc]
         if isinstance(value, Tensor):
             return self._copy(value)
         if isinstance(value, BaseData):
-            # PyG moves the graph itself, which a loader may hold.
+            # PyG moves the graph in place, which a loader may hold.
             return copy.copy(value).apply(self._copy)
         if isinstance(value, Mapping):
             return {key: self._transfer(part) for key, part in value.items()}
@@ -80,7 +81,7 @@ class PrefetchLoader(PygPrefetchLoader):  # type: ignore[misc]
         return (value.pin_memory() if is_pageable else value).to(self.device, non_blocking=True)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of an epoch of the loader."""
+        """Iterate over the batches of an epoch of the loader."""
         if isinstance(self.loader, EpochLoader) and self.loader.device == self.device:
             return iter(self.loader)
         return self._iterate()
@@ -93,12 +94,12 @@ class PrefetchLoader(PygPrefetchLoader):  # type: ignore[misc]
             yield self._hand_out(batch)
 
     def _take(self, batches: Iterator[Any]) -> Any:
-        """The next batch, with the event after its copy; `_END` after the last."""
+        """Take the next batch, with the event after its copy; `_END` after the last."""
         batch = next(batches, _END)
         if batch is _END or self.device.type == "cpu":
             return batch if batch is _END else (batch, None)
         stream = side_streams(self.device.index)[0]
-        # What is there already was written on the current stream.
+        # Tensors already on the device were written on the current stream.
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             moved = self.non_blocking_transfer(batch)
@@ -113,12 +114,12 @@ class PrefetchLoader(PygPrefetchLoader):  # type: ignore[misc]
         return batch
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches of an epoch."""
         return len(self.loader)
 
 
 def _hold(value: Any, stream: Any) -> None:
-    """Tell torch's allocator that the tensors of a batch are used on `stream` too."""
+    """Mark the tensors of a batch as used on `stream` for torch's allocator."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -129,7 +130,7 @@ def _hold(value: Any, stream: Any) -> None:
 
 
 def read_device(device: Device) -> torch.device | None:
-    """The device meant by an argument as by `resolve_device`; None for a GPU where there is none at all.
+    """Read the device of an argument, as `resolve_device`; None for a GPU on a machine without any.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: `device`, rule and value.
@@ -147,10 +148,10 @@ def read_device(device: Device) -> torch.device | None:
 
 
 def check_loader(loader: Any) -> None:
-    """Check that something can be iterated over.
+    """Check that a loader is iterable.
 
     Raises:
-        ArgumentTypeError: it cannot.
+        ArgumentTypeError: it is not.
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise ArgumentTypeError(f"loader must give batches when it is iterated over, got {type(loader).__name__}")

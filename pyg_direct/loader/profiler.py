@@ -1,8 +1,8 @@
-"""Times of the latest batches of a loader: when each was sampled, fetched, waited for and used.
+"""Times of the latest batches of a loader: sampling, fetching, waiting and use.
 
-Nothing of it is there unless `record` of a loader switches it on. Then a stage takes two looks at the clock; on a GPU
-also two events, which are read when a report is asked for and which the host never waits for before. It waits for one
-event an epoch, on a stream where nothing runs, to know where the GPU's clock stands.
+Recording is off unless `record` of a loader starts it. Then a stage reads the clock twice. On a GPU it also records two
+events, which are read for a report, so that the host does not wait for them. Once per epoch the host waits for one
+event, on an idle stream, to align the GPU's clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyg_direct.profiling import Origin
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream
 
-# What a batch goes through. It is sampled in two parts: started, and finished once its sizes are known.
+# Stages of a batch. Sampling has two parts: start, and finish once its sizes are known.
 START, FINISH, FETCH, WAIT = range(4)
 # Names of the ranges in profiles.
 RANGES = ("pyg_direct.sample", "pyg_direct.sample", "pyg_direct.fetch", "pyg_direct.wait")
@@ -29,12 +29,12 @@ _END = object()
 
 
 class Stages(NamedTuple):
-    """How a loader makes a batch.
+    """Stages by which a loader makes a batch.
 
     Attributes:
-        submit: Starts to sample: (number, what it is made from) -> pending.
+        submit: Starts to sample: (number, work item) -> pending.
         finish: Waits for the sample: (pending, number) -> sample.
-        fetch: Makes the batch: (sample, number, what it is made from) -> batch.
+        fetch: Makes the batch: (sample, number, work item) -> batch.
     """
 
     submit: Callable[..., Any]
@@ -46,11 +46,11 @@ class BatchTimes:
     """Times of one batch, nanoseconds of `time.perf_counter_ns`.
 
     Attributes:
-        number: Of the batch in its epoch; -1 where batches come from workers.
-        spans: (begin, end) of each stage on the host; None for what was not seen.
-        events: The same on the GPU; none on a CPU.
-        used: When the batch after it was asked for; 0 before that.
-        origin: What places events on the clock of the host; None on a CPU.
+        number: Number of the batch in its epoch; -1 if workers make the batches.
+        spans: (begin, end) of each stage on the host; None if it was not observed.
+        events: Events of each stage on the GPU; none on a CPU.
+        used: Time of the next batch's request; 0 before it.
+        origin: Alignment of events to the clock of the host; None on a CPU.
     """
 
     __slots__ = ("events", "number", "origin", "spans", "used")
@@ -62,7 +62,7 @@ class BatchTimes:
 
 
 class Recorder:
-    """Keeps the times of the last batches of a loader.
+    """Recorder of the times of a loader's last batches.
 
     Args:
         last: Batches to keep.
@@ -70,11 +70,11 @@ class Recorder:
         nvtx: Push NVTX ranges too, on a GPU.
 
     Attributes:
-        done: Batches that were handed out, oldest first.
-        num_batches: All that were handed out so far.
-        features: The features of the loader, by name, which count what they serve.
-        reads: What sampling reads of lists in host memory; None where it reads none, or where that is not known.
-        list_bytes: Bytes of lists that sampling read over the link so far, by arithmetic.
+        done: Batches that were handed over, oldest first.
+        num_batches: Number of all batches handed over so far.
+        features: The features of the loader, by name, which count the rows that they serve.
+        reads: Reads of sampling from lists in host memory; None if there are none, or if they are not known.
+        list_bytes: Bytes of lists that sampling read over the link so far, computed from the samples.
     """
 
     def __init__(self, last: int, device: torch.device, nvtx: bool = False) -> None:
@@ -86,12 +86,12 @@ class Recorder:
         self.nvtx = nvtx and device.type == "cuda"
         self._index = resolve_device(device).index if device.type == "cuda" else None
         self._spare: list[Any] = []
-        # Nothing else runs on it, so that its events pass at once.
+        # An idle stream, so that its events complete at once.
         self._idle = None if self._index is None else torch.cuda.Stream(self._index)
 
     def begin(self, attributes: Mapping[str, Any], reads: ListReads | None = None) -> EpochRecord:
-        """The record of an epoch that begins; features among the attributes that are new count from now on, and lists
-        in host memory what `reads` tells.
+        """Begin the record of an epoch: new features start to count, and so do reads of lists in host memory
+        (`reads`).
         """
         self.reads = reads
         before, self.features = self.features, {k: f for k, f in attributes.items() if isinstance(f, Feature)}
@@ -101,12 +101,12 @@ class Recorder:
         return EpochRecord(self, None if self._idle is None else Origin.record(self._idle))
 
     def stop(self) -> None:
-        """Let the features count no more."""
+        """Stop counting in the features."""
         for feature in self.features.values():
             feature.count_served(False)
 
     def keep(self, times: BatchTimes) -> None:
-        """Take in a batch that is handed out; the oldest one goes."""
+        """Add a batch that is handed over; the oldest one is dropped."""
         if len(self.done) == self.done.maxlen:
             for pair in self.done.popleft().events.values():
                 self._spare.extend(pair)
@@ -114,8 +114,8 @@ class Recorder:
         self.num_batches += 1
 
     def count_lists(self, made: Any) -> None:
-        """Count what sampling read of lists for a batch, or for those of a group, by the numbers of nodes and edges of
-        its hops, which the host knows.
+        """Count the reads of lists for a batch or a group, by the numbers of nodes and edges of its hops on the
+        host.
         """
         if self.reads is None:
             return
@@ -126,7 +126,7 @@ class Recorder:
                 self.list_bytes += self.reads.sum_bytes(sum(nodes[:-1]), sum(edges))
 
     def mark(self) -> Any:
-        """An event on the current stream of the GPU."""
+        """Record an event on the current stream of the GPU."""
         assert self._index is not None
         try:
             event = self._spare.pop()
@@ -137,21 +137,21 @@ class Recorder:
 
 
 class EpochRecord:
-    """Notes the times of one epoch's batches; see `Recorder`."""
+    """Record of the times of one epoch's batches; see `Recorder`."""
 
     def __init__(self, recorder: Recorder, origin: Origin | None) -> None:
         self._recorder, self._origin, self._nvtx = recorder, origin, recorder.nvtx
-        # Batches on their way, in the order in which they are handed out.
+        # Pending batches, in the order in which they are handed over.
         self._open: dict[int, BatchTimes] = {}
 
     def follow(self, work: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """The same (number, what it is made from), noted in this order."""
+        """Iterate over the same work items, and note their order."""
         for item in work:
             self._open[item[0]] = BatchTimes(item[0], self._origin)
             yield item
 
     def around(self, stages: Stages) -> Stages:
-        """The same stages, timed; any thread may call them."""
+        """Wrap the stages with timers; any thread may call them."""
 
         def submit(number: int, item: Any) -> Any:
             return self._time(START, number, stages.submit, number, item)
@@ -184,7 +184,7 @@ class EpochRecord:
                 self._leave(noted)
 
     def hand_out(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; how long each is waited for and used is noted."""
+        """Iterate over the same batches, and note the time of waiting and use."""
         times = None
         try:
             while True:
@@ -207,7 +207,7 @@ class EpochRecord:
                     times.events[WAIT] = first, last
                 self._recorder.keep(times)
                 yield batch
-                # Not kept while the next one is made.
+                # Released while the next one is made.
                 del batch
         finally:
             close = getattr(batches, "close", None)
@@ -219,7 +219,7 @@ class EpochRecord:
         return BatchTimes(-1, self._origin) if number is None else self._open.pop(number)
 
     def _enter(self, stage: int) -> Any:
-        """Begin a range, which shows in `torch.profiler` while that runs, and in NVTX if asked for."""
+        """Begin a range in a running `torch.profiler`, and in NVTX if requested."""
         if self._nvtx:
             torch.cuda.nvtx.range_push(RANGES[stage])
         if not profiler._is_profiler_enabled:

@@ -22,17 +22,17 @@ from pyg_direct.typing import Device
 
 
 class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore[misc]
-    """Batches of a share of all nodes each, and all edges among them, after PyG's `RandomNodeLoader`, on `device`.
+    """Batches of a share of all nodes, with all edges among them, after PyG's `RandomNodeLoader`, on `device`.
 
-    With `shuffle=True` each epoch cuts the nodes of all types into other parts. A batch has the attributes that PyG's
-    has; its nodes stand in the order of the epoch, its edges by target.
+    With `shuffle=True` each epoch divides the nodes of all types differently. A batch has PyG's attributes; its nodes
+    are in the order of the epoch, its edges by target.
 
     Args:
         data: `Data` or `HeteroData`.
-        num_parts: Batches of an epoch, at least 1: each has ceil(nodes / num_parts) nodes but the last.
+        num_parts: Batches per epoch, at least 1: each has ceil(nodes / num_parts) nodes, the last possibly fewer.
         device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See
             `NeighborLoader`.
-        **kwargs: Arguments of `torch.utils.data.DataLoader` but `batch_size`; options of workers are absorbed.
+        **kwargs: Arguments of `torch.utils.data.DataLoader` except `batch_size`; options of workers are absorbed.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -63,17 +63,17 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
         return self._start(seeds.positions)
 
     def _start(self, nodes: Tensor) -> Any:
-        """Start to find the subgraph of nodes as PyG numbers them, all types in a row."""
+        """Start to find the subgraph of nodes in PyG's numbering, all types consecutively."""
         if self._typed_plan is not None:
             return self._start_typed(nodes)
         assert self._plan is not None
         return self._plan.submit(nodes)
 
     def _collate_items(self, index: Any) -> Any:
-        """The batch of these nodes (PyG's hook).
+        """Make the batch of these nodes (PyG's hook).
 
         Args:
-            index: Nodes as PyG numbers them, all types in a row, int64 `[B]` or a list.
+            index: Nodes in PyG's numbering, all types consecutively, int64 `[B]` or a list.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.

@@ -1,7 +1,7 @@
-"""What a layer of a model looks at: a node's neighbors, degrees of the whole graph, or all nodes.
+"""Receptive field of a model's layer: a node's neighbors, degrees of the whole graph, or all nodes.
 
-A batch of all neighbors holds the first alone. The second is counted once, on the whole graph. A layer that looks at
-more is computed for all nodes at once, as the model does itself.
+A batch with all neighbors covers only the first. Degrees are counted once, on the whole graph. A layer that depends on
+more is computed for all nodes at once, by the model's own code.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from pyg_direct.nn.conv.table import SPECS
 
-# Convolutions of a node, its in-neighbors and the edges between, whatever else there is.
+# Convolutions that depend only on a node, its in-neighbors and the edges between.
 _OF_NEIGHBORS = (*(spec.kind for spec in SPECS if spec.sees_neighbors_only), conv.TransformerConv, conv.EdgeConv,
                  conv.PNAConv, conv.ResGatedGraphConv)  # fmt: skip
-# Modules that give each row by itself, but for those below.
+# Modules that compute each row separately, with the exceptions below.
 _BY_ROW = ("torch.nn.modules.activation", "torch.nn.modules.batchnorm", "torch.nn.modules.container",
            "torch.nn.modules.dropout", "torch.nn.modules.linear", "torch.nn.modules.normalization",
            "torch_geometric.nn.aggr", "torch_geometric.nn.dense.linear", "torch_geometric.nn.models.mlp",
            "torch_geometric.nn.norm")  # fmt: skip
 _OVER_ROWS = (torch.nn.GLU, torch.nn.LogSoftmax, torch.nn.MultiheadAttention, torch.nn.Softmax, torch.nn.Softmin,
               norm.GraphNorm, norm.GraphSizeNorm, norm.MeanSubtractionNorm, norm.PairNorm)  # fmt: skip
-# Edges that are counted at once.
+# Edges counted at a time.
 _EDGES_AT_ONCE = 1 << 24
-# Nodes that a layer is tried on, edges that their targets come from, and other edges and nodes around them.
+# Nodes for a test of a layer, edges from which their targets are taken, other edges and nodes around them.
 _TRIED, _LOOKED_AT, _AROUND, _APART = 16, 1 << 12, 1 << 16, 64
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _ROUGH = 2e-2
 
-# (features of nodes, edges, how many of these nodes are wanted) -> their rows.
+# (features of nodes, edges, number of wanted nodes) -> their rows.
 Run = Callable[[Tensor, Any, int], Tensor]
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How a layer is computed.
+    """Method to compute a layer.
 
     Attributes:
-        convolve: (batch, features of its nodes) -> rows of its seeds; None where all nodes are needed at once.
-        finish: What is done with these rows afterwards; None for nothing.
-        is_by_row: Whether `finish` is known to give each row by itself, so that it may see those of a batch only.
+        convolve: (batch, features of its nodes) -> rows of its seeds; None if all nodes are needed at once.
+        finish: Function applied to these rows afterwards; None for none.
+        is_by_row: True if `finish` is known to compute each row separately, so that it may be called with rows of a
+            batch.
     """
 
     convolve: Callable[[Any, Tensor], Tensor] | None
@@ -56,31 +57,33 @@ class Reach:
 
 
 class Graph:
-    """A graph as layers that look at more than neighbors see it.
+    """Graph for layers that depend on more than neighbors.
 
     Args:
-        data: With `edge_index` or `adj_t`.
-        device: Where layers are computed.
+        data: A graph with `edge_index` or `adj_t`.
+        device: Device that computes layers.
     """
 
     def __init__(self, data: Any, device: torch.device) -> None:
         self.is_list = "edge_index" in data
         self.num_nodes, self.device = int(data.num_nodes), device
         edges = data.edge_index if self.is_list else data.adj_t
-        # PyG's `EdgeIndex` is a list that knows its order, which pieces of it need not.
+        # PyG's `EdgeIndex` stores its order, which slices of it need not have.
         self._edges = edges.as_tensor() if hasattr(edges, "as_tensor") else edges
         self._whole: Any = None
         self._scales: dict[tuple[bool, torch.dtype], Tensor] = {}
 
     def place(self) -> Any:
-        """All edges, on the device."""
+        """Move all edges to the device."""
         if self._whole is None:
             edges = self._edges.to(self.device)
             self._whole = edges.long() if self.is_list else edges
         return self._whole
 
     def scale(self, has_loops: bool, dtype: torch.dtype) -> Tensor:
-        """1 / sqrt(in-degree) of all nodes, `[N]`; with a loop at each, in place of its own. Counted once."""
+        """Compute 1 / sqrt(in-degree) of all nodes, `[N]`; with a self loop at each in place of existing ones. Counted
+        once.
+        """
         key = has_loops, dtype
         if key not in self._scales:
             degree = torch.zeros(self.num_nodes, dtype=torch.int64, device=self._edges.device)
@@ -92,8 +95,10 @@ class Graph:
         return self._scales[key]
 
     def sees_neighbors_only(self, run: Run, read: Callable[[Tensor], Tensor]) -> bool:
-        """Whether some nodes get the same rows with nothing but their in-neighbors, in another order with more around,
-        and when fewer are wanted.
+        """Test if a layer depends on in-neighbors only.
+
+        Some nodes must get the same rows with only their in-neighbors, in another order with more nodes around, and
+        when fewer nodes are wanted.
 
         Args:
             run: The layer.
@@ -108,12 +113,12 @@ class Graph:
             return (_is_close(run(read(within), more, count), rows.flip(0))
                     and _is_close(run(read(alone), edges, half), rows[:half]))  # fmt: skip
         except Exception:
-            # Of a layer that cannot do with so few, whatever it says.
+            # A layer that cannot run on so few nodes may raise anything.
             return False
 
     @cached_property
     def _tried(self) -> tuple[int, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """(how many nodes a layer is tried on, these and what leads to them, in reverse within what is around)."""
+        """(number of test nodes, these with their in-neighbors, the same in reverse order with more nodes around)."""
         source, target = self._edges
         targets = self._choose_targets()
         is_near = _mark(targets, self.num_nodes)[target]
@@ -122,11 +127,11 @@ class Graph:
         around = around[:: -(-around.numel() // _AROUND) or 1]
         near, apart = is_near.nonzero().view(-1), _draw(self.num_nodes, _APART).to(source.device)
         alone = self._join(targets, near, apart[:0])
-        # In another order: a layer that goes by the places of nodes is found out too.
+        # In another order, which also detects a layer that depends on the positions of nodes.
         return targets.numel(), alone, self._join(targets.flip(0), torch.cat([near, around]), apart)
 
     def _choose_targets(self) -> Tensor:
-        """Nodes of few edges, whose neighbors have others."""
+        """Choose nodes with few edges, whose neighbors have other edges."""
         source, target = self._edges[:, _draw(self._edges.shape[1], _LOOKED_AT).to(self._edges.device)].long()
         sizes = [torch.bincount(end.long(), minlength=self.num_nodes) for end in self._edges]
         is_alone = sizes[0][source] + sizes[1][source] <= 1
@@ -135,7 +140,7 @@ class Graph:
         return chosen[_draw(chosen.numel(), _TRIED).to(chosen.device).unique()]
 
     def _join(self, targets: Tensor, edges: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """(nodes of these edges and others, `targets` first, the edges among their places), on the device."""
+        """Join (nodes of these edges and others, `targets` first; the edges among their positions), on the device."""
         chosen = self._edges[:, edges].long()
         is_other = _mark(torch.cat([chosen.view(-1), others]), self.num_nodes)
         is_other[targets] = False
@@ -146,18 +151,18 @@ class Graph:
 
 
 def find_reach(model: Any, layer: int, graph: Graph, read: Callable[[Tensor], Tensor]) -> Reach:
-    """How to compute a layer of a model in evaluation mode, so that batches do not matter.
+    """Find how to compute a layer of a model in evaluation mode, so that the result does not depend on batches.
 
     Args:
-        model: With `convs` and `inference_per_layer`, as `BasicGNN`.
-        layer: Its number.
+        model: A model with `convs` and `inference_per_layer`, as `BasicGNN`.
+        layer: Number of the layer.
         graph: The graph.
         read: Features of nodes, by id.
     """
     run: Run = partial(model.inference_per_layer, layer)
     whole, by_batch = Reach(None), Reach(lambda batch, x: run(x, edges_of(batch), batch.batch_size))
     module = _find_convolution(model, layer)
-    # Those that learn from what they see, and those that keep it, are shown everything, once.
+    # Modules that learn from their inputs, or cache edges, are computed once on the whole graph.
     if any(part.training or _keeps_edges(part) for part in model.modules()):
         return whole
     if module is not None and _is_gcn(module) and graph.is_list:
@@ -170,7 +175,7 @@ def find_reach(model: Any, layer: int, graph: Graph, read: Callable[[Tensor], Te
 
 
 def gives_each_row(finish: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
-    """Whether rows like these come out of `finish` the same with others and without."""
+    """Test if `finish` returns equal rows with other rows in the input and without them."""
     count = min(_APART, rows.shape[0])
     if count < 2 or not rows.is_floating_point():
         return False
@@ -180,31 +185,33 @@ def gives_each_row(finish: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
 
 
 def edges_of(batch: Any) -> Any:
-    """Edges of a batch in the form that its graph has them."""
+    """Return the edges of a batch in the form of its graph."""
     return batch.adj_t if "adj_t" in batch else batch.edge_index
 
 
 def _find_convolution(model: Any, layer: int) -> Any:
-    """The convolution of a layer whose other steps are those of `BasicGNN`; None where they may not be."""
+    """Find the convolution of a layer with `BasicGNN`'s other steps; None if they may differ."""
     method = getattr(model.inference_per_layer, "__func__", None)
     is_known = isinstance(model, BasicGNN) and method is BasicGNN.inference_per_layer and not _has_hooks(model)
     return model.convs[layer] if is_known else None
 
 
 def _is_gcn(module: Any) -> bool:
-    """Whether a convolution is GCN's with its normalisation."""
+    """Check if a convolution is GCN's with its normalisation."""
     return (type(module) is conv.GCNConv and module.normalize and type(module.aggr_module) is aggr.SumAggregation
             and module.lin.bias is None and _is_plain(module))  # fmt: skip
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether a convolution is as PyG has it: along edges, without hooks, of parts that give each row by itself."""
+    """Check if a convolution is unmodified PyG: along edges, without hooks, with parts that compute each row
+    separately.
+    """
     return (module.flow == "source_to_target" and not module.explain and not _has_hooks(module)
             and all(_is_by_row(part) for part in module.modules() if part is not module))  # fmt: skip
 
 
 def _keeps_edges(module: Any) -> bool:
-    """Whether a convolution goes on with the edges that it sees first."""
+    """Check if a convolution caches the edges of its first call."""
     is_cached = getattr(module, "cached", False)
     return isinstance(is_cached, (bool, int)) and bool(is_cached)
 
@@ -224,7 +231,7 @@ def _is_by_row(module: Any) -> bool:
 
 
 def _ends_by_row(model: Any, layer: int) -> bool:
-    """Whether activation, norm and what comes behind give each row by itself."""
+    """Check if activation, norm and the following steps compute each row separately."""
     parts = [model.act, None if model.norms is None else model.norms[layer], getattr(model, "lin", None)]
     if layer == model.num_layers - 1 and model.jk_mode is None:
         return True
@@ -233,14 +240,14 @@ def _ends_by_row(model: Any, layer: int) -> bool:
 
 
 class _Given(torch.nn.Module):
-    """A convolution in the place of one that was computed already."""
+    """Placeholder for a convolution that was computed already."""
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         return x
 
 
 def _finish(model: Any, layer: int, rows: Tensor) -> Tensor:
-    """What a model does with the rows of a convolution."""
+    """Apply the model's steps after a convolution to its rows."""
     shown = object.__new__(type(model))
     shown.__dict__.update(model.__dict__)
     given = _Given()
@@ -249,13 +256,13 @@ def _finish(model: Any, layer: int, rows: Tensor) -> Tensor:
 
 
 def _convolve_gcn(module: Any, graph: Graph, batch: Any, x: Tensor) -> Tensor:
-    """GCNConv of the seeds of a batch, by degrees of the whole graph."""
+    """Compute GCNConv of the seeds of a batch, with degrees of the whole graph."""
     count, (row, col) = batch.batch_size, batch.edge_index
     scale = graph.scale(module.add_self_loops, x.dtype)[batch.n_id]
     weight = scale[row] * scale[col]
     if module.add_self_loops:
         weight = weight.masked_fill(row == col, 0)
-    # The matrix may come before the sum or after it: where rows are narrower, or fewer.
+    # The matrix may be applied before or after the sum: on narrower, or fewer, rows.
     is_late = x.shape[1] <= module.out_channels or 2 * count <= x.shape[0]
     rows = x if is_late else module.lin(x)
     out = module.propagate(batch.edge_index, x=rows, edge_weight=weight)[:count]
@@ -266,12 +273,12 @@ def _convolve_gcn(module: Any, graph: Graph, batch: Any, x: Tensor) -> Tensor:
 
 
 def _draw(size: int, count: int) -> Tensor:
-    """Numbers below `size`, always the same."""
+    """Draw numbers below `size`, with a fixed seed."""
     return torch.randint(size, (count,), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
 
 
 def _mark(ids: Tensor, size: int) -> Tensor:
-    """Whether each number below `size` is among the ids."""
+    """Mark the ids among the numbers below `size`."""
     marks = torch.zeros(size, dtype=torch.bool, device=ids.device)
     marks[ids.long()] = True
     return marks

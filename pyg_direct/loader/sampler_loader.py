@@ -1,4 +1,4 @@
-"""Batches of any sampler that speaks PyG's interface, with rows fetched on the device."""
+"""Batches of any sampler with PyG's interface, with rows fetched on the device."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from pyg_direct.sampling.sampling_options import Sample
 
 
 class GeneralLoader(EpochLoader):
-    """What node and link loaders over a PyG sampler share."""
+    """Base of node and link loaders over a PyG sampler."""
 
     data: Any
     custom_cls: Any
     input_data: Any
     store_dtype: torch.dtype | None = None
     _general: Any = None
-    # What a sampler of ours samples from; None for others.
+    # The topology of a sampler of ours; None for others.
     _sampled_topology: Any = None
-    # Whether this loader made its sampler, for the graph that it was given.
+    # True if this loader made its sampler, for the given graph.
     _made_sampler = False
 
     @property
@@ -56,18 +56,18 @@ class GeneralLoader(EpochLoader):
         ours = isinstance(self._sampler, OwnSampler)
         if ours:
             if self._made_sampler and self._sampler.data is not self.data:
-                # Another graph, `loader.data = other`, is the sampler's too, which no one else has.
+                # Another graph, `loader.data = other`, is passed to the sampler too, which only this loader has.
                 self._sampler.change_data(self.data)
             self._sampler.refresh()
             self._check_seeds(self._sampler.num_nodes)
-        # Its tensors were compared a moment ago.
+        # Its tensors were just compared.
         with glance_only():
             self._sampled_topology = self._sampler._open_topology() if ours else None
         self._renew_rows()
         return self._general
 
     def _check_seeds(self, sizes: Any) -> None:
-        """Check the seeds against the numbers of nodes that there are now, by type where there are types."""
+        """Check the seeds against the current numbers of nodes, by type in a graph with types."""
         raise NotImplementedError
 
     def _rows(self) -> Any:
@@ -75,7 +75,7 @@ class GeneralLoader(EpochLoader):
 
     def _follow_rows(self) -> None:
         if isinstance(self._general, StoreAttributes):
-            # Rows are asked for anew in any case.
+            # Rows are read for every batch in any case.
             self._general = self._general.renew()
         else:
             self._renew_rows()
@@ -97,11 +97,11 @@ class GeneralLoader(EpochLoader):
             self._general = StoreAttributes(features, graph, self.device, self.custom_cls, topology)
 
     def _list_draws(self) -> list[SeedDraw]:
-        """The nodes that a batch begins with."""
+        """List the seeds of a batch."""
         raise NotImplementedError
 
     def _ask(self, positions: Tensor, key: int | None) -> Output:
-        """What the sampler makes of the seeds at these positions."""
+        """Call the sampler on the seeds at these positions."""
         raise NotImplementedError
 
     def _is_own(self) -> bool:
@@ -117,16 +117,16 @@ class GeneralLoader(EpochLoader):
         return PendingOutput(self._submit_together([seeds.positions], [key.of_batch(number)]), _first_drawn)
 
     def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
-        """Start what the sampler makes of the seeds of several batches, a list."""
+        """Start to sample around the seeds of several batches; the result is a list."""
         return Finished([self._ask(own, key) for own, key in zip(positions, keys, strict=True)])
 
     def _samples_together(self) -> bool:
-        """Whether several batches are sampled in one call."""
+        """Check if several batches can be sampled in one call."""
         return False
 
     def _grows(self) -> bool:
-        """Whether groups of batches are made though nobody asked for them, or for more batches ahead: where each takes
-        the host far longer alone.
+        """Check if groups of batches are made by default, without `super_batch` or more prefetch: if single batches
+        take the host far longer.
         """
         is_ahead = self.prefetch == 1 and self._is_own()
         return is_ahead and self._samples_together() and isinstance(self._general, HeteroAttributes)
@@ -155,7 +155,7 @@ class GeneralLoader(EpochLoader):
         return self._fetch_read(sample, number, seeds)
 
     def _fetch_read(self, sample: Drawn, number: int, seeds: Seeds, read: Any = None) -> Any:
-        """The batch of a sample; `read` as in `HeteroAttributes.build`."""
+        """Make the batch of a sample; `read` as in `HeteroAttributes.build`."""
         if self._is_filtered:
             return self.filter_fn(sample.out)
         memory: list[Any] = []
@@ -165,14 +165,14 @@ class GeneralLoader(EpochLoader):
         return batch
 
     def __call__(self, index: Any) -> Any:
-        """The batch around the seeds at these positions; each call draws anew."""
+        """Make the batch around the seeds at these positions; each call makes new draws."""
         with glance_only():
             self._prepare()
         out = self._ask(read_positions(index, len(self.dataset)), None)  # type: ignore[attr-defined]
         return self.filter_fn(out) if self._is_filtered else self._finish_batch(self._build(out))
 
     def collate_fn(self, index: Any) -> Any:
-        """What PyG's loader makes of the seeds at these positions (PyG's hook): the sample, or its batch.
+        """Make the sample of the seeds at these positions, or its batch with `filter_per_worker` (PyG's hook).
 
         Args:
             index: Positions among the seeds, int64 `[B]` or a list.
@@ -180,35 +180,35 @@ class GeneralLoader(EpochLoader):
         Raises:
             ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
         """
-        # PyG would make positions on torch's default device; seeds lie on the CPU.
+        # PyG would create positions on torch's default device; seeds lie on the CPU.
         index = index if isinstance(index, Tensor) else check_ids("index", as_ids("index", index)).long()
         return super().collate_fn(index)  # type: ignore[misc]
 
     def filter_fn(self, out: Output) -> Any:
-        """The batch of what a sampler returned (PyG's hook), or of `collate_fn`, if that made it already.
+        """Build the batch of a sampler's output (PyG's hook); a batch of `collate_fn` is returned unchanged.
 
         Args:
             out: PyG's `SamplerOutput` or `HeteroSamplerOutput`, or the batch.
 
         Raises:
-            ArgumentError: `data` was replaced by what the loader cannot read.
+            ArgumentError: `data` was replaced by a graph that the loader cannot read.
         """
         if isinstance(out, (Data, HeteroData)):
             return out
         if self._general is None:
             self._prepare()
-        # Whoever calls this may have changed it.
+        # The caller may have changed it.
         out.is_given = True
         self._current_rows()
         batch = self._build(out)
         return batch if self.transform is None else self.transform(batch)
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
-        """Write what PyG's loader says of the seeds."""
+        """Write the fields about seeds of PyG's loader."""
         raise NotImplementedError
 
     def _build(self, out: Output, memory: list[Any] | None = None, read: Any = None) -> Any:
-        """The batch of what a sampler returned; `memory` and `read` as in `HeteroAttributes.build`."""
+        """Build the batch of a sampler's output; `memory` and `read` as in `HeteroAttributes.build`."""
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
@@ -230,7 +230,7 @@ class GeneralLoader(EpochLoader):
         return batch
 
     def _finalise(self, out: Output) -> Output:
-        """The output on the device, with edge ids of the graph instead of those of its sampler."""
+        """Move the output to the device, and convert its edge ids to the graph's."""
         perm, device = self._sampler.edge_permutation, self.device
         if isinstance(out, HeteroSamplerOutput):
             node, row, col = ({k: v.to(device) for k, v in part.items()} for part in (out.node, out.row, out.col))
@@ -251,13 +251,13 @@ class GeneralLoader(EpochLoader):
 
     def _build_homogeneous(self, out: SamplerOutput, attributes: Attributes, is_ours: bool) -> Data:
         none = torch.empty(0, dtype=torch.int64, device=self.device)
-        # Torch's other threads would go on waiting awake beside the loops that read features.
+        # torch's idle threads spin for a while, in parallel with the loops that read features.
         with one_thread(self.device.type == "cpu"):
             pairs = torch.stack([out.row, out.col])
         sample = Sample(out.node, pairs, none if out.edge is None else out.edge, [], [])
         data = self.data
         if out.edge is None:
-            # Edges that were merged have no attributes any more.
+            # Merged edges have no attributes.
             data = without_edge_attributes(data)
         batch = attributes.build(data, sample, none, checked=is_ours, counts_seeds=False)
         for key in ("num_sampled_nodes", "num_sampled_edges", "input_id"):
@@ -277,7 +277,7 @@ def _first_drawn(outs: Sequence[Output]) -> Drawn:
 
 
 def read_positions(index: Any, count: int) -> Tensor:
-    """Positions among so many seeds, int64 `[B]`, of a number, a list or a mask.
+    """Read positions among `count` seeds, int64 `[B]`, from a number, a list or a mask.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
@@ -291,7 +291,7 @@ def read_positions(index: Any, count: int) -> Tensor:
 
 
 def _count_items(topology: Any) -> dict[str, int]:
-    """Nodes and edges of a topology without types."""
+    """Count nodes and edges of a topology without types."""
     if isinstance(topology, HeteroTopo):
         return {"node": sum(topology.num_nodes.values()), "edge": sum(topology.num_edges.values())}
     return {"node": topology.node_count, "edge": topology.edge_count}
@@ -306,14 +306,14 @@ def _permute(edge: Tensor | None, perm: Tensor | None, device: torch.device) -> 
 
 def note_sample(batch: Any, out: Output) -> None:
     """Write ids, trees and counts into a batch."""
-    # PyG's own way to set one attribute takes as long as a kernel's launch.
+    # PyG's own setter takes as long as the launch of a kernel.
     if isinstance(out, SamplerOutput):
         store = batch._store._mapping
         store.setdefault("n_id", out.node)
         if out.edge is not None:
             store.setdefault("e_id", out.edge)
         for name in ("batch", "num_sampled_nodes", "num_sampled_edges"):
-            # Those of the graph, of other trees, are none of the batch's.
+            # The graph's attributes of these names do not belong to the batch.
             store.pop(name, None)
             if getattr(out, name) is not None:
                 store[name] = getattr(out, name)

@@ -1,4 +1,4 @@
-"""`ShaDowKHopSampler`: a graph of its own around every seed, after PyG's loader of that name, on the device."""
+"""`ShaDowKHopSampler`: a separate graph around every seed, after PyG's loader of that name, on the device."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.typing import Device
 
 
-# PyG's comes first, lest its `__init__` be what PyG's `NodeLoader` calls as that of the next class.
+# PyG's class comes first; otherwise PyG's `NodeLoader` would call its `__init__` as the next class's.
 class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
     """Subgraphs around nodes (Zeng et al., NeurIPS 2021), after PyG's loader; torch-sparse is not needed.
 
-    A batch is a PyG `Batch` on `device` with a graph for each seed: the edges among the nodes that `depth` hops of
-    `num_neighbors` neighbors met. Nodes ascend within each graph. `root_n_id` says where the seeds stand, `ptr` and
-    `batch` which nodes are of which graph, `n_id` and `e_id` which of the data; `y` holds the seeds' alone. Edges are
+    A batch is a PyG `Batch` on `device` with a graph for each seed. It has the edges among the nodes found in `depth`
+    hops of `num_neighbors` neighbors. Nodes ascend within each graph. `root_n_id` has the positions of the seeds, `ptr`
+    and `batch` the graph of each node. `n_id` and `e_id` are ids in the data; `y` is of the seeds alone. Edges are
     sorted by graph, source and target.
 
     Args:
-        data: A `Data` with `edge_index` or `adj_t`; where it has both, its `edge_index` is sampled.
-        depth: Hops.
-        num_neighbors: Neighbors of a node a hop, -1 for all.
+        data: A `Data` with `edge_index` or `adj_t`; if it has both, its `edge_index` is sampled.
+        depth: Number of hops.
+        num_neighbors: Neighbors of a node per hop, -1 for all.
         node_idx: Seeds: ids, int32 or int64 `[S]`, a mask bool `[N]`, or None for all nodes.
         replace: Draw with replacement.
         device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
@@ -54,7 +54,7 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
         if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_HOPS:
             raise ArgumentError(f"depth must be an integer in [0, {MAX_HOPS}], got {depth!r}")
         if data.edge_index is not None and "adj_t" in data:
-            # Other than its other loaders, PyG's samples from `edge_index` then, and batches have no `adj_t`.
+            # Unlike its other loaders, PyG's then samples from `edge_index`, and batches have no `adj_t`.
             data = copy.copy(data)
             del data.adj_t
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
@@ -71,7 +71,7 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
         self.node_idx = self.input_data.node
 
     def collate_fn(self, index: Any) -> Any:
-        """The sample around the seeds at these positions, or its batch with `filter_per_worker` (PyG's hook).
+        """Make the sample around the seeds at these positions, or its batch with `filter_per_worker` (PyG's hook).
 
         Args:
             index: Positions among the seeds, int64 `[B]` or a list.
@@ -92,7 +92,7 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
         return _sort_by_tree(out)
 
     def _place_inputs(self, batch: Any, out: Output) -> None:
-        """Write where the graphs and their seeds stand."""
+        """Write the positions of the graphs and their seeds."""
         sizes = torch.bincount(out.batch, minlength=out.metadata[0].numel())
         batch.ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         batch.root_n_id = out.metadata[2]
@@ -110,7 +110,7 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
 
 
 def _sort_by_tree(out: SamplerOutput) -> SamplerOutput:
-    """A disjoint sample with its nodes by tree and id, its edges by source and target, and where the seeds stand."""
+    """Sort a disjoint sample: nodes by tree and id, edges by source and target; and find the positions of the seeds."""
     order = out.node.sort(stable=True).indices
     order = order[out.batch[order].sort(stable=True).indices]
     place = torch.empty_like(order)

@@ -1,4 +1,4 @@
-"""`SubGraphLoader`: all edges among the nodes that a few hops meet, after GraphLearn-for-PyTorch's loader."""
+"""`SubGraphLoader`: all edges among the nodes of a few hops, after GraphLearn-for-PyTorch's loader."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pyg_direct.sampler.keyed_sampler import Output
 
 
 class SubGraphLoader(NeighborLoader):
-    """Batches of induced subgraphs around seeds, with `mapping`: where the seeds stand among the nodes, int64 `[B]`.
+    """Batches of induced subgraphs around seeds, with `mapping`: positions of the seeds among the nodes, int64 `[B]`.
 
-    A batch is that of `NeighborLoader(subgraph_type="induced")`.
+    A batch equals one of `NeighborLoader(subgraph_type="induced")`.
 
     Args:
         data: See `NeighborLoader`.
         input_nodes: Seeds: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
-        num_neighbors: Fanout of each hop; None for the seeds alone.
-        neighbor_sampler: A sampler of PyG's interface to use instead.
+        num_neighbors: Fanout of each hop; None for the seeds only.
+        neighbor_sampler: A sampler with PyG's interface to use instead.
         **kwargs: Further arguments of `NeighborLoader`.
 
     Raises:

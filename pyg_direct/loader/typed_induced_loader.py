@@ -1,4 +1,4 @@
-"""Loaders of sets of nodes that take graphs with types too: a set is a list of ids over the nodes of all types."""
+"""Loaders of sets of nodes for graphs with and without types: a set is a list of ids over the nodes of all types."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from pyg_direct.sampling.sampling_options import GeneralRecipe, Sample
 class TypedInducedLoader(InducedLoader):
     """Batches of subgraphs that sets of nodes induce in a `Data` or a `HeteroData`.
 
-    With types a loader calls `_note_types` first, and `_start_typed` in `_submit`; edges of batches are sorted by
+    With types, a subclass calls `_note_types` first, and `_start_typed` in `_submit`; edges of batches are sorted by
     target.
     """
 
     _typed_plan: GeneralPlan | None = None
 
     def _note_types(self, data: Data | HeteroData) -> int:
-        """Note the types of a graph with the numbers of their nodes; returns the sum of these.
+        """Note the types of a graph with the numbers of their nodes; return the sum.
 
         Raises:
-            ArgumentError: nothing that the graph holds tells.
+            ArgumentError: the number of nodes cannot be read from any attribute.
         """
         sizes = count_types(data)
         self._kinds = list(sizes)
-        # Where each type begins among all nodes, as PyG numbers them.
+        # First id of each type among all nodes, in PyG's numbering.
         self._type_begins = np.cumsum([0, *sizes.values()])
         return sum(sizes.values())
 
     def _check_nodes(self) -> None:
-        """Check that the graph still has the nodes that sets are made of.
+        """Check that the graph still has the same number of nodes.
 
         Raises:
             ArgumentError: it has another number.
@@ -82,12 +82,12 @@ class TypedInducedLoader(InducedLoader):
         return [f"topology: {self._sampled_topology}"], attributes.describe()
 
     def _start_typed(self, nodes: Tensor) -> Drawn:
-        """Start to find the subgraph of nodes as PyG numbers them, all types in a row, int64 `[M]` on the CPU."""
+        """Start to find the subgraph of nodes in PyG's numbering, all types consecutively, int64 `[M]` on the CPU."""
         assert self._typed_plan is not None
         return Drawn(to_general_output(self._typed_plan.sample(self._split(nodes), 0), is_hetero=True))
 
     def _split(self, nodes: Tensor) -> dict[str, Tensor]:
-        """Ids within their types, in the order given."""
+        """Split ids by type, and convert them to ids within their types, in the given order."""
         ids = nodes.numpy()
         owners = np.searchsorted(self._type_begins, ids, side="right") - 1
         by_type = np.argsort(owners, kind="stable")
@@ -99,7 +99,7 @@ class TypedInducedLoader(InducedLoader):
         return self._build_any(sample)
 
     def _build_any(self, made: Any) -> Any:
-        """The batch of a sample, with types or without."""
+        """Build the batch of a sample, with types or without."""
         return self._build(made) if isinstance(made, Sample) else self._build_typed(made.out)
 
     def _build_typed(self, out: Output) -> HeteroData:
@@ -111,10 +111,10 @@ class TypedInducedLoader(InducedLoader):
 
 
 def count_types(data: Data | HeteroData) -> dict[str, int]:
-    """The number of nodes of each type; of one without a name for a `Data`.
+    """Count the nodes of each type; a `Data` has one type without a name.
 
     Raises:
-        ArgumentError: nothing that the graph holds tells.
+        ArgumentError: the number of nodes cannot be read from any attribute.
     """
     if isinstance(data, Data):
         return {"": count_nodes(data)}

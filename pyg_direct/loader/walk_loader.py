@@ -1,4 +1,4 @@
-"""Batches of random walks beside walks that lead anywhere, as skip-gram models are trained with."""
+"""Batches of positive random walks and of negative walks, for training of skip-gram models."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class Walks(Protocol):
 
     @property
     def is_own(self) -> bool:
-        """Whether walks are drawn by nothing of the program's."""
+        """True if the program overrides no method that draws walks."""
 
     def open_walks(self, device: torch.device) -> str:
-        """Place what is walked on, and say what and where."""
+        """Place the topology of the walks, and return a line about it."""
 
     def draw_walks(self, nodes: Tensor, key: int) -> tuple[Tensor, Tensor]:
-        """Walks from nodes on the device, and walks that lead anywhere, under a key."""
+        """Draw positive walks from nodes on the device, and negative walks, under a key."""
 
 
 class WalkLoader(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
-    """Pairs (positive walks, negative walks) of the nodes of a model, on `device`; PyG's of `model.loader()`.
+    """Pairs (positive walks, negative walks) of the nodes of a model, on `device`, as from PyG's `model.loader()`.
 
-    Batches are functions of seed, epoch and number. On a GPU each is enqueued when it is asked for, without a wait; on
-    a CPU they are made ahead.
+    Batches are functions of seed, epoch and number. On a GPU each is enqueued on request, without a wait; on a CPU they
+    are prefetched.
 
     Args:
-        walks: Draws them.
-        num_nodes: Nodes that walks begin at.
+        walks: The model that draws walks.
+        num_nodes: Start nodes of walks.
         device, seed, prefetch, ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` and `shuffle`; options of workers are
             absorbed.
@@ -95,11 +95,11 @@ class WalkLoader(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
 
 
 class _Drawn:
-    """A batch that is there already."""
+    """A complete batch."""
 
     def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
         self.batch = batch
 
     def finish(self) -> _Drawn:
-        """Nothing is left to wait for."""
+        """Return itself: there is no wait."""
         return self

@@ -27,7 +27,7 @@ from pyg_direct.typing import Device
 
 
 class WalkModel(SavedAsPyg):
-    """What both models share: walks cut into windows, and loaders of them."""
+    """Base of both models: walks cut into windows, and loaders of them."""
 
     _BEYOND_PYG = frozenset({"_device", "_seed", "_num_calls", "_opened"})
     # PyG's methods that draw walks: both kinds, positive and negative ones. A program may override each.
@@ -38,16 +38,16 @@ class WalkModel(SavedAsPyg):
     walk_length: int
 
     def settle_walks(self, device: Device, seed: int | None) -> None:
-        """Keep the arguments that PyG's model does not have.
+        """Set the arguments that PyG's model does not have.
 
         Args:
             device, seed: See `Node2Vec`.
 
         Raises:
-            ArgumentError, ArgumentTypeError: `seed` is none.
+            ArgumentError, ArgumentTypeError: `seed` is invalid.
         """
         self._device, self._seed, self._num_calls = device, check_seed(seed), 0
-        # What is walked on, by device.
+        # Topologies of the walks, by device.
         self._opened: dict[torch.device, Any] = {}
 
     def _open_loader(self, num_nodes: int, options: dict[str, Any]) -> WalkLoader:
@@ -55,11 +55,11 @@ class WalkModel(SavedAsPyg):
 
     @property
     def is_own(self) -> bool:
-        """Whether walks are drawn by nothing of the program's."""
+        """True if the program overrides no method that draws walks."""
         return not any(is_said_anew(self, hook) for hook in self._hooks)
 
     def _next_key(self) -> int:
-        """The key of the batch that a loader asks for, or of the next call outside an epoch."""
+        """Return the key of the batch that a loader requests, or of the next call outside an epoch."""
         key = take_key()
         if key is not None:
             return key
@@ -67,7 +67,7 @@ class WalkModel(SavedAsPyg):
         return call_key(self._seed, self._num_calls - 1)
 
     def _open(self, device: torch.device) -> Any:
-        """What is walked on, placed for a device once."""
+        """Open the topology of the walks, placed once per device."""
         if device not in self._opened:
             self._opened[device] = self._place_walks(device)
         return self._opened[device]
@@ -76,15 +76,15 @@ class WalkModel(SavedAsPyg):
         raise NotImplementedError
 
     def _walk(self, nodes: Tensor, key: int) -> Tensor:
-        """Walks from nodes on their device, int64 `[W, L + 1]`."""
+        """Draw walks from nodes on their device, int64 `[W, L + 1]`."""
         raise NotImplementedError
 
     def _lead_anywhere(self, nodes: Tensor, key: int) -> Tensor:
-        """Walks from nodes whose other nodes are drawn from all of their type, int64 `[W, L + 1]`."""
+        """Draw negative walks: a start node, then nodes drawn from all of their type, int64 `[W, L + 1]`."""
         raise NotImplementedError
 
     def open_walks(self, device: torch.device) -> str:
-        """Place what is walked on, or read it anew, and say what and where.
+        """Place the topology of the walks, or read it again, and return a line about it.
 
         Args:
             device: The device that walks.
@@ -93,18 +93,18 @@ class WalkModel(SavedAsPyg):
         return f"topology: {self!r} walks on {device}"
 
     def _renew(self, opened: Any) -> None:
-        """Have what is walked on as a program's writes have left it."""
+        """Read a program's writes to the topology."""
 
     def draw_walks(self, nodes: Tensor, key: int) -> tuple[Tensor, Tensor]:
-        """Windows of walks from nodes, and of walks that lead anywhere.
+        """Draw windows of positive walks from nodes, and of negative walks.
 
         Args:
             nodes: int64 `[B]`, on the device that walks.
             key: Unsigned 64-bit key of the draws.
 
         Returns:
-            Two of int64 `[windows, context_size]`: window after window of all walks, as PyG has them; or what the
-            program's own methods return.
+            Two tensors, int64 `[windows, context_size]`: the windows of all walks in PyG's order; or the results of
+            methods that the program overrides.
         """
         if not self.is_own:
             with under_key(key):
@@ -126,15 +126,15 @@ class WalkModel(SavedAsPyg):
         return walks.unfold(1, self.context_size, 1).transpose(0, 1).reshape(-1, self.context_size)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was placed here is placed anew elsewhere.
+        # Placed topologies are placed again elsewhere.
         return {**self.__dict__, "_opened": {}}
 
 
 class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
     """Node2Vec (Grover and Leskovec, KDD 2016), PyG's model, without pyg-lib and torch-cluster.
 
-    `loader()` gives pairs of positive and negative walks on `device`, functions of seed, epoch and number. TorchScript
-    cannot compile the model, whose walks Python draws.
+    `loader()` returns pairs of positive and negative walks on `device`, functions of seed, epoch and number.
+    TorchScript cannot compile the model, whose walks Python draws.
 
     Args:
         edge_index: int64 or int32 `[2, E]`; walks go from source to target.
@@ -142,12 +142,13 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
         walk_length: Nodes of a walk, at least `context_size`.
         context_size: Nodes of a window.
         walks_per_node: Walks that begin at each node.
-        p, q: Finite and above 0: 1 / p weighs the way back, 1 / q a node that the one before has no edge to.
+        p, q: Finite and above 0: 1 / p is the weight of a return, 1 / q the weight of a node without an edge from the
+            previous one.
         num_negative_samples: Negative walks for each positive one.
         num_nodes: N; by default one more than the largest id.
-        sparse: Whether the gradient of the embeddings is sparse.
-        device: The device that walks; None is the current GPU if there is one, else the CPU.
-        seed: Of the walks; None follows torch's generator.
+        sparse: Use sparse gradients of the embeddings.
+        device: The device that walks; None is the current GPU if there is one, otherwise the CPU.
+        seed: Seed of the walks; None takes it from torch's generator.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -166,7 +167,7 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
         if check_count("walk_length", walk_length) < context_size:
             raise ArgumentError(f"walk_length must be at least context_size={context_size}, got {walk_length}")
         check_ids("edge_index", edge_index.reshape(-1).cpu(), check_count("num_nodes", num_nodes))
-        # Not PyG's, which asks for pyg-lib.
+        # Not PyG's constructor, which requires pyg-lib.
         torch.nn.Module.__init__(self)
         self.settle_walks(device, seed)
         source, target = edge_index.cpu().long()
@@ -176,7 +177,7 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
         self.rowptr = torch.searchsorted(source[order], torch.arange(num_nodes + 1, device="cpu"))
         self.EPS = 1e-15
         self.embedding_dim, self.context_size, self.walks_per_node = embedding_dim, context_size, walks_per_node
-        # Steps, as in PyG.
+        # Number of steps, as in PyG.
         self.walk_length = walk_length - 1
         self.p, self.q, self.num_negative_samples = check_bias("p", p), check_bias("q", q), num_negative_samples
         self.embedding = torch.nn.Embedding(num_nodes, embedding_dim, sparse=check_flag("sparse", sparse))
@@ -190,7 +191,7 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
             check_count(name, value)
 
     def loader(self, **kwargs: Any) -> WalkLoader:
-        """Batches (positive walks, negative walks) of all nodes.
+        """Make a loader of batches (positive walks, negative walks) of all nodes.
 
         Args:
             **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` and `shuffle`, and `device`,
@@ -202,7 +203,7 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
         return self._open_loader(self.num_nodes, kwargs)
 
     def pos_sample(self, batch: Tensor) -> Tensor:
-        """Windows of walks from these nodes, on their device; each call draws anew.
+        """Draw windows of walks from these nodes, on their device; each call makes new draws.
 
         Args:
             batch: int64 `[B]`.
@@ -216,7 +217,7 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
         return self._draw_positive(batch, self.num_nodes)
 
     def neg_sample(self, batch: Tensor) -> Tensor:
-        """Windows of walks from these nodes that lead anywhere, on their device; each call draws anew.
+        """Draw windows of negative walks from these nodes, on their device; each call makes new draws.
 
         Args:
             batch: int64 `[B]`.
@@ -234,7 +235,7 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
 
     def _place_walks(self, device: torch.device) -> Any:
         placed = CSRTopo(indptr=self.rowptr, indices=self.col).place("auto", device)
-        # The rows do not hold what they are of.
+        # The rows do not own their memory.
         return find_rows(placed), placed
 
     def _walk(self, nodes: Tensor, key: int) -> Tensor:
@@ -249,24 +250,24 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
 
 
 class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]
-    """MetaPath2Vec (Dong et al., KDD 2017), PyG's model; `loader()` gives walks on `device`, as `Node2Vec`.
+    """MetaPath2Vec (Dong et al., KDD 2017), PyG's model; `loader()` returns walks on `device`, as `Node2Vec`.
 
     Args:
         edge_index_dict: int64 or int32 `[2, E]` of each relation.
         embedding_dim: Width of an embedding.
-        metapath: Relations that walks follow, each from the type that the one before leads to.
-        walk_length: Steps of a walk; more than the metapath has, if that is a cycle.
+        metapath: Relations that walks follow, each from the target type of the previous one.
+        walk_length: Steps of a walk; more than the metapath has, if it is a cycle.
         context_size: Nodes of a window.
         walks_per_node: Walks that begin at each node.
         num_negative_samples: Negative walks for each positive one.
         num_nodes_dict: Nodes of each type; by default one more than the largest id.
-        sparse: Whether the gradient of the embeddings is sparse.
-        device: The device that walks; None is the current GPU if there is one, else the CPU.
-        seed: Of the walks; None follows torch's generator.
+        sparse: Use sparse gradients of the embeddings.
+        device: The device that walks; None is the current GPU if there is one, otherwise the CPU.
+        seed: Seed of the walks; None takes it from torch's generator.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        ValueError, AttributeError: a metapath that does not fit, as in PyG.
+        ValueError, AttributeError: an invalid metapath, as in PyG.
     """
 
     _hooks = ("_sample", "_pos_sample", "_neg_sample")
@@ -294,10 +295,11 @@ class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]
         self.settle_walks(device, seed)
 
     def loader(self, **kwargs: Any) -> WalkLoader:
-        """Batches (positive walks, negative walks) of all nodes of the first type; see `Node2Vec.loader`.
+        """Make a loader of batches (positive walks, negative walks) of all nodes of the first type; see
+        `Node2Vec.loader`.
 
         Args:
-            **kwargs: As there.
+            **kwargs: See `Node2Vec.loader`.
 
         Raises:
             ArgumentError, ArgumentTypeError: named argument, rule and value.

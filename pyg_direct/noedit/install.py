@@ -1,8 +1,8 @@
-"""`install` and `uninstall`: PyG's classes make ours, and its models are accelerated as they are made.
+"""`install` and `uninstall`: PyG's classes create objects of ours, and its models are accelerated at their creation.
 
 `REPLACEMENTS` lists the replaced classes of PyG and their replacements. `accelerate_what_is_made` accelerates PyG's
-convolutions as they are made, loaded or copied. `make_inference` serves PyG's `model.inference(loader)` if the
-loader is one of ours.
+convolutions as they are made, loaded or copied. `make_inference` serves PyG's `model.inference(loader)` if the loader
+is one of ours.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from pyg_direct.runtime.host.memory import parse_size
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.typing import Device
 
-# What an object is made with, and what it comes out of a pickle with.
+# Methods that fill an object at its creation and after unpickling.
 _METHODS = ("__init__", "__setstate__")
-# Methods of classes that were replaced, and what the class itself had under the name: None if it inherits it.
+# Wrapped methods, and the class's own method of this name: None if it inherits one.
 _REPLACED: list[tuple[type, str, Callable[..., None] | None]] = []
 
 
 def accelerate_what_is_made() -> None:
-    """Accelerate every convolution, and every model of PyG's, that is made or loaded from now on."""
+    """Accelerate every convolution and every PyG model that is made or loaded from now on."""
     for spec in SPECS:
         _extend(spec.kind, accelerate_one)
     _extend(MessagePassing, _accelerate_other)
@@ -55,13 +55,15 @@ def accelerate_what_is_made() -> None:
 
 
 def _accelerate_other(module: Any) -> None:
-    """Accelerate a layer that has no `ConvSpec`: others are not filled yet as `MessagePassing` is."""
+    """Accelerate a layer without `ConvSpec`: in layers with one, attributes are not set yet after
+    `MessagePassing.__init__`.
+    """
     if find_spec(type(module)) is None:
         accelerate_one(module)
 
 
 def leave_what_is_made() -> None:
-    """The opposite; what was made stays as it is."""
+    """Undo `accelerate_what_is_made`; models that exist stay accelerated."""
     while _REPLACED:
         kind, name, own = _REPLACED.pop()
         if own is None:
@@ -71,7 +73,7 @@ def leave_what_is_made() -> None:
 
 
 def _take_over(original: type, ours: Any, options: Mapping[str, Any], model: Any) -> None:
-    """Make a loaded model of PyG's class one of ours, which its walks are drawn by."""
+    """Change a loaded model of PyG's class to our class, which draws its walks."""
     kind: Any = type(model)
     if kind is original:
         model.__class__ = ours
@@ -81,7 +83,7 @@ def _take_over(original: type, ours: Any, options: Mapping[str, Any], model: Any
 
 
 def _extend(kind: type, change: Callable[[Any], object], methods: Sequence[str] = _METHODS) -> None:
-    """Let the methods of a class that fill an object end with a change of it."""
+    """Call `change` on the object at the end of the methods that fill it."""
     for name in methods:
         method = getattr(kind, name)
         _REPLACED.append((kind, name, vars(kind).get(name)))
@@ -98,7 +100,7 @@ def _follow(method: Callable[..., None], change: Callable[[Any], object]) -> Cal
 
 
 def make_inference(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A method to put in the place of `BasicGNN.inference`; what ours cannot do is left to `original`."""
+    """Make a replacement of `BasicGNN.inference`; cases that ours does not support go to `original`."""
 
     @wraps(original)
     def inference(model: Any, loader: Any, device: Any = None, embedding_device: Any = "cpu",
@@ -129,11 +131,11 @@ def _is_ours(model: Any, loader: Any, device: Any) -> bool:
 
 
 class Replacement(NamedTuple):
-    """One of PyG's classes.
+    """A class of PyG and its replacement.
 
     Attributes:
         original: PyG's class.
-        ours: What is made instead.
+        ours: The class of the objects made instead.
     """
 
     original: type
@@ -141,7 +143,7 @@ class Replacement(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The name as programs import it, such as `loader.NeighborLoader`."""
+        """The name in import statements, such as `loader.NeighborLoader`."""
         return f"{self.original.__module__.split('.')[1]}.{self.original.__name__}"
 
 
@@ -155,35 +157,35 @@ REPLACEMENTS = (
     *(Replacement(getattr(pyg_models, name), getattr(walk_models, name)) for name in ("Node2Vec", "MetaPath2Vec")),
 )  # fmt: skip
 
-# What was bound anew: (object, name of its attribute, what it was bound to before).
+# Replaced attributes: (object, name of the attribute, its value before).
 _BOUND: list[tuple[Any, str, Any]] = []
 
 
 def install(*, device: Device = None, placement: str = "auto", feature_cache: int | str | None = None,
             seed: int | None = None, accelerate: bool = True, verbose: bool = False) -> None:  # fmt: skip
-    """Let PyG's loaders make ours, under every name that they have anywhere, and accelerate the models that are made,
-    loaded or copied from now on.
+    """Make PyG's loader classes create our loaders, and accelerate models that are made, loaded or copied from now on.
 
-    A program then makes ours where it makes PyG's, with PyG's arguments and batches; PyG's classes stay what they are.
-    `n_id`, `e_id`, `input_id` and the fields of seed links of a batch are found on the host, as PyG has them, and are
-    copied there when they are read; everything else is on `device`. PyG's `model.inference(loader)` is done by `infer`.
-    What ours does not offer, and classes that the program derives from PyG's, are left to PyG. The logger `pyg_direct`
-    says in one line that PyG's classes are replaced, and names each class that is left to PyG when the program makes
-    one, with the reason, once: also loaders and samplers for which there is none of ours, such as
-    `TemporalDataLoader`. Installing again changes the arguments.
+    The classes keep PyG's names, arguments and form of batches, in every module that imported them. `n_id`, `e_id`,
+    `input_id` and the fields of seed links are on the host, as in PyG, copied there at the first read. All other
+    tensors of a batch are on `device`. PyG's `model.inference(loader)` calls `infer`.
+
+    Options that ours does not support, and the program's own subclasses of PyG's classes, are left to PyG. The logger
+    `pyg_direct` reports in one line that PyG's classes are replaced. It also names each class that is left to PyG,
+    once, with the reason, when the program makes an object of it. This includes loaders and samplers without a
+    counterpart of ours, such as `TemporalDataLoader`. A second call changes the arguments.
 
     Args:
-        device: Where to sample and where batches are; None is the current GPU if there is one, else the CPU; `"data"`
-            is where the data of each loader is.
+        device: Device that samples and holds the batches; None is the current GPU if there is one, otherwise the CPU;
+            `"data"` is the device of each loader's data.
         placement: See `NeighborLoader`.
         feature_cache: See `NeighborLoader`.
         seed: See `NeighborLoader`.
-        accelerate: Whether PyG's convolutions are accelerated as they are made; see `accelerate`.
-        verbose: Whether all names that are replaced are told, and every kind of loader made.
+        accelerate: Accelerate PyG's convolutions at their creation; see `accelerate`.
+        verbose: Report every replaced name, and every kind of loader that is made.
 
     Raises:
-        ArgumentError, ArgumentTypeError: `placement`, `feature_cache` or `seed` is none that a loader takes.
-        DeviceError: `device` is a GPU that is not there.
+        ArgumentError, ArgumentTypeError: `placement`, `feature_cache` or `seed` is a value that no loader takes.
+        DeviceError: `device` is a GPU that does not exist.
     """
     if placement not in AUTO_PLACEMENTS:
         raise ArgumentError(f"placement must be one of {', '.join(AUTO_PLACEMENTS)}, got {placement!r}")
@@ -191,7 +193,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     check_seed(seed)
     if device is not None and device != "data":
         place = resolve_device(device)
-        # Without a number it is the current GPU when a loader is made, in each process another one.
+        # Without an index it is the current GPU at the creation of a loader, which differs between processes.
         device = device if str(device) == place.type else place
     start(device=device, placement=placement, feature_cache=feature_cache, seed=seed, accelerate=accelerate,
           verbose=verbose)  # fmt: skip
@@ -204,7 +206,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
 
 
 def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> None:
-    """`install` without a look at its arguments and without a word, as in a process that another one has started.
+    """Install without checks and without a report, as in a process that another one has started.
 
     Args:
         accelerate, verbose: See `install`.
@@ -224,12 +226,12 @@ def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> 
 
 
 def hand_down(**options: Any) -> None:
-    """Let Python processes that this one starts from now on make ours, too, as soon as they import PyG.
+    """Make PyG's classes create ours in Python processes that this one starts from now on, as soon as they import PyG.
 
-    They find `startup/sitecustomize.py` by their environment, and so do those that they start.
+    They find `startup/sitecustomize.py` through environment variables, and so do their own child processes.
 
     Args:
-        options: Arguments of `start`, which can be written as JSON.
+        options: Arguments of `start` that JSON can represent.
     """
     os.environ["PYG_DIRECT_RUN"] = json.dumps({"prefix": sys.prefix, "options": options})
     folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
@@ -239,7 +241,7 @@ def hand_down(**options: Any) -> None:
 
 
 def uninstall() -> None:
-    """Let PyG's classes make PyG's again; loaders and models that were made stay as they are."""
+    """Make PyG's classes create PyG's objects again; loaders and models that exist do not change."""
     leave_what_is_made()
     forget_left()
     give_back()

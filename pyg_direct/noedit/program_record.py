@@ -1,7 +1,7 @@
-"""Record of what this process made of PyG's classes: how many are ours, and how many were left to PyG and why.
+"""Record of the objects that replaced PyG's in this process, and of the objects left to PyG, with the reason.
 
-`run` tells it at the end of the program. `LEFT` lists loaders and samplers of PyG's for which there is none of ours;
-each is named when the program makes one.
+`run` reports it at the end of the program. `LEFT` lists loaders and samplers of PyG without a counterpart of ours; each
+is named when the program makes one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from pyg_direct.nn.paths import describe_calls, list_totals
 from pyg_direct.progress import announce
 
-# Loaders and samplers for which there is none of ours, by module within PyG; a version may lack some.
+# Loaders and samplers without a counterpart of ours, by module within PyG; some PyG versions lack some of them.
 LEFT = {
     "loader": ("TemporalDataLoader",),
     "loader.ibmb_loader": ("IBMBBatchLoader", "IBMBNodeLoader"),
@@ -25,7 +25,7 @@ LEFT = {
 _NONE_OF_OURS = "there is none of ours"
 _made: Counter[str] = Counter()
 _left: dict[str, Counter[str]] = {}
-# Classes that name their objects, and their own `__init__`: None where it is inherited.
+# Watched classes, and their own `__init__`: None if it is inherited.
 _WATCHED: dict[type, Callable[..., None] | None] = {}
 
 
@@ -35,13 +35,13 @@ def note_made(name: str) -> None:
 
 
 def note_left(name: str, reason: str = _NONE_OF_OURS) -> None:
-    """Count an object that is PyG's, and name its class and the reason once."""
+    """Count an object that is left to PyG, and report its class and the reason once."""
     _left.setdefault(name, Counter())[reason] += 1
     announce(f"{name} left to PyG: {reason}")
 
 
 def watch_left() -> None:
-    """Let the classes of `LEFT` name their objects as they are made, and those that a program derives from them."""
+    """Report objects of the classes of `LEFT` at their creation, and of the program's subclasses."""
     for room, names in LEFT.items():
         try:
             module = import_module(f"torch_geometric.{room}")
@@ -54,7 +54,7 @@ def watch_left() -> None:
 
 
 def forget_left() -> None:
-    """The opposite of `watch_left`."""
+    """Undo `watch_left`."""
     while _WATCHED:
         kind, own = _WATCHED.popitem()
         if own is None:
@@ -70,7 +70,7 @@ def _watch(kind: Any) -> None:
     @functools.wraps(plain)
     def named(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        # Once, where one of these classes is derived from another.
+        # Once, even if one of these classes is a subclass of another.
         if next((one for one in type(self).__mro__ if one in _WATCHED), None) is kind:
             note_left(type(self).__name__)
 
@@ -78,10 +78,10 @@ def _watch(kind: Any) -> None:
 
 
 def describe_program(*, verbose: bool = False) -> list[str]:
-    """Lines for what was made so far, and what was left to PyG.
+    """Describe in lines the objects that were made so far, and those left to PyG.
 
     Args:
-        verbose: Whether to give all reasons for which calls of convolutions were left to PyG.
+        verbose: Give all reasons for which calls of convolutions were left to PyG.
     """
     made = ", ".join(f"{name} ({count})" for name, count in sorted(_made.items()))
     lines = [f"replaced in this program: {made}" if made else "no loader of this program was replaced"]

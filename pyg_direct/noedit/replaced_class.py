@@ -1,7 +1,7 @@
-"""PyG's classes make ours: `__new__` of a class returns an object of ours instead.
+"""Replacement of PyG's classes: `__new__` of a class returns an object of ours.
 
-The class stays what it is, so that every name that a program has for it makes ours: in modules that were imported
-before, in dictionaries, as a default argument, under a deprecated name. What ours does not offer goes PyG's own way.
+The class object stays, so that every reference to it creates ours. References may be in modules imported before, in
+dictionaries, in default arguments, or under a deprecated name. Options that ours does not support go to PyG.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pyg_direct.noedit.lazy_ids import show_ids
 from pyg_direct.noedit.program_record import note_left, note_made
 from pyg_direct.progress import announce
 
-# PyG's own code in these rooms makes loaders and samplers for itself, which it calls in its own way.
+# PyG's own code in these packages makes loaders and samplers for itself, and calls their internals.
 _INNER = ("torch_geometric.loader.", "torch_geometric.sampler.", "torch_geometric.distributed.")
 
 
 class StandIn(NamedTuple):
-    """What is made instead of objects of a class of PyG's.
+    """Replacement for objects of a PyG class.
 
     Attributes:
-        ours: Takes the arguments of PyG's class and those of `options` that its signature names.
-        options: Arguments beyond PyG's; `device="data"` is the device where the data is.
-        verbose: Whether every object made is told.
+        ours: A class that takes the arguments of PyG's class, and the `options` that its signature names.
+        options: Arguments beyond PyG's; `device="data"` is the device of the data.
+        verbose: Report every object made.
     """
 
     ours: type
@@ -49,30 +49,32 @@ _STAND_INS: dict[type, StandIn] = {}
 
 
 def replace(original: type, stand_in: StandIn) -> None:
-    """Let a class of PyG's make ours from now on, also under the deprecated names that PyG derives a class for.
+    """Make a PyG class create ours from now on, also under the deprecated names for which PyG derives a class.
 
-    Objects of a class that the program derives stay PyG's, as do those for which ours raises `NotImplementedError`;
-    both are told once.
+    Objects of the program's subclasses stay PyG's, and so do objects for which ours raises `NotImplementedError`; both
+    are reported once.
     """
     if original not in _STAND_INS and "__new__" not in vars(original):
-        # It stays: Python does not forget that a class had one, and refuses arguments when it is gone.
+        # `__new__` is never removed: Python would then refuse arguments, as it does not forget that the class had one.
         new = functools.partial(_make, original)
-        # Of the class it is read before that of `__init__`, as by PyG's data modules.
+        # PyG's data modules read the signature of the class, which Python takes from `__new__` before `__init__`.
         new.__signature__ = inspect.signature(original.__init__)  # type: ignore[attr-defined,misc]
         original.__new__ = staticmethod(new)  # type: ignore[assignment]
     _STAND_INS[original] = stand_in
     if not issubclass(stand_in.ours, original):
-        # Of an abstract class, by which programs may ask for their samplers.
+        # An abstract class, which programs may use in `isinstance`.
         original.register(stand_in.ours)  # type: ignore[attr-defined]
 
 
 def give_back() -> None:
-    """Let all classes of PyG's make PyG's again."""
+    """Make all PyG classes create PyG's objects again."""
     _STAND_INS.clear()
 
 
 def _make(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """An object of ours, or an empty one of `cls` for its own `__init__`; that alone is asked for without arguments."""
+    """Create an object of ours, or an empty one of `cls`, which its `__init__` fills; without arguments always the
+    latter.
+    """
     stand_in = _STAND_INS.get(original)
     if stand_in is not None and (args or kwargs):
         if cls is not original and not _is_alias(cls, original):
@@ -89,7 +91,7 @@ def _make(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
 def _make_ours(original: type, cls: type, stand_in: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     arguments = _read_arguments(original, stand_in, args, kwargs)
     with warnings.catch_warnings():
-        # A program of PyG's asks for workers as a matter of course.
+        # PyG programs request workers by habit.
         warnings.simplefilter("ignore", LoaderWarning)
         made = stand_in.ours(**arguments)
     if isinstance(made, SavedAsPyg):
@@ -101,7 +103,7 @@ def _make_ours(original: type, cls: type, stand_in: StandIn, args: tuple[Any, ..
         where = getattr(made, "device", None)
         announce(f"{cls.__name__} of {type(made).__module__}" + (f" on {where}" if where is not None else ""))
     if cls in type(made).__mro__:
-        # Python calls `__init__` of what `__new__` returns, if that is of the class.
+        # Python calls `__init__` on the result of `__new__` if it is an instance of the class.
         kind: Any = type(made)
         made.__class__ = _made_class(kind)
     return made
@@ -109,7 +111,7 @@ def _make_ours(original: type, cls: type, stand_in: StandIn, args: tuple[Any, ..
 
 @functools.cache
 def _made_class(ours: Any) -> Any:
-    """Class of an object of ours that is complete: the next `__init__` does nothing but make it ours again."""
+    """Make the class of a complete object of ours: its next `__init__` only restores our class."""
 
     def complete(self: Any, *args: Any, **kwargs: Any) -> None:
         self.__class__ = ours
@@ -118,12 +120,12 @@ def _made_class(ours: Any) -> Any:
 
 
 def _is_alias(cls: type, original: type) -> bool:
-    """Whether a class is a deprecated name of another, such as `torch_geometric.data.NeighborSampler`."""
+    """Check if a class is a deprecated name of another, such as `torch_geometric.data.NeighborSampler`."""
     return cls.__bases__ == (original,) and cls.__module__ == "torch_geometric.deprecation"
 
 
 def _tell_left(kind: type) -> None:
-    """Say of a class that is derived from PyG's that its objects are PyG's."""
+    """Report that objects of a subclass of PyG's class are left to PyG."""
     room = kind.__module__.partition(".")[0]
     if room == "torch_geometric" and kind not in _STAND_INS:
         note_left(kind.__name__)
@@ -133,20 +135,20 @@ def _tell_left(kind: type) -> None:
 
 def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]
                     ) -> dict[str, Any]:  # fmt: skip
-    """Arguments of ours, by name, for those of PyG's class."""
+    """Convert arguments of PyG's class to arguments of ours, by name."""
     signature = inspect.signature(original.__init__)  # type: ignore[misc]
     bound = signature.bind(None, *args, **kwargs)
     arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}
     for name in ("self", "kwargs"):
         arguments.pop(name, None)
     taken = inspect.signature(stand_in.ours).parameters
-    # What PyG's class has too, such as the device of `CachedLoader`, is the program's to say.
+    # The program decides options that PyG's class has too, such as the device of `CachedLoader`.
     options = {name: value for name, value in stand_in.options.items()
                if name in taken and name not in signature.parameters and value is not None}  # fmt: skip
     if options.get("device") == "data":
         options["device"] = _find_device(next(iter(arguments.values())))
     if isinstance(next(iter(arguments.values()), None), tuple):
-        # Stores keep their rows themselves.
+        # Stores manage their own rows.
         options.pop("feature_cache", None)
     if "transform" in taken and issubclass(stand_in.ours, EpochLoader):
         arguments["transform"] = partial(show_batch, arguments.get("transform"))
@@ -154,7 +156,7 @@ def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kw
 
 
 def _find_device(data: Any) -> Any:
-    """The GPU that a graph, a part of it, or the first one of a data set lies on, else the CPU."""
+    """Find the GPU of a graph, of a part of it, or of the first graph in a data set; otherwise the CPU."""
     while isinstance(data, Subset):
         data = data.dataset
     if isinstance(data, InMemoryDataset):
@@ -166,7 +168,7 @@ def _find_device(data: Any) -> Any:
     stores = data.stores if isinstance(data, BaseData) else [data] if isinstance(data, Mapping) else [{"": data}]
     parts = [part for store in stores for part in store.values()]
     for part in parts:
-        # Methods of `SparseTensor`, properties of tensors.
+        # A method of `SparseTensor`, a property of tensors.
         is_on_gpu, device = getattr(part, "is_cuda", False), getattr(part, "device", None)
         if is_on_gpu() if callable(is_on_gpu) else is_on_gpu:
             return device() if callable(device) else device
@@ -174,7 +176,7 @@ def _find_device(data: Any) -> Any:
 
 
 def show_batch(transform: Callable[[Any], Any] | None, *batch: Any) -> Any:
-    """The batch as PyG would hand it over, then the program's own transform; the old sampler's comes in three."""
+    """Give a batch PyG's form, then call the program's transform; the old sampler's batch has three parts."""
     shown = show_ids(batch[0] if len(batch) == 1 else batch)
     if transform is None:
         return shown

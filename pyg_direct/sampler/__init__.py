@@ -1,6 +1,6 @@
 """Samplers for PyG's loaders, under PyG's names: `NeighborSampler` and `HGTSampler`.
 
-- `keyed_sampler.py`: what our loaders know of our samplers beyond PyG's interface: keys, and samples in PyG's form.
+- `keyed_sampler.py`: keys of draws, and samples in PyG's form: the interface between our loaders and our samplers.
 - `graph_reader.py`, `link_seeds.py`: the graph, and links as seeds.
 """
 

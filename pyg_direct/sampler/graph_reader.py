@@ -1,7 +1,7 @@
 """Graph input of a sampler: sizes, edges, times and weights of `Data`, `HeteroData` or a pair of stores.
 
-`read_stores` reads PyG's stores (`FeatureStore`, `GraphStore`): relations, edges, tables and times. `tell_count`
-says where the number of nodes comes from, for errors about ids outside it.
+`read_stores` reads PyG's stores (`FeatureStore`, `GraphStore`): relations, edges, tables and times. `tell_count` adds
+the source of the number of nodes to errors about ids outside it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _PREFERENCE = (EdgeLayout.CSC, EdgeLayout.COO, EdgeLayout.CSR)
 
 
 def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None) -> tuple[Any, Any, Any, Any]:
-    """(number of nodes, edges, times of nodes, times of edges) of a graph in stores.
+    """Read (number of nodes, edges, times of nodes, times of edges) of a graph in stores.
 
     Edge ids are positions in the layout that the store keeps.
 
     Raises:
-        ArgumentError: no times of that name, or of nodes and edges at once; a table of ours with too few rows; edges
-            without types that have no size.
+        ArgumentError: no times of that name, or times of nodes and of edges at once; a table in our `FeatureStore` with
+            too few rows; edges without types and without a size.
     """
     best: dict[Any, Any] = {}
     for attr in graph.get_all_edge_attrs():
@@ -73,17 +73,17 @@ def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None
 
 
 def list_relations(graph: GraphStore | None) -> list[Any]:
-    """The relations that a store has edges of; [None] where there are no types, or no store."""
+    """List the relations with edges in a store; [None] without types or without a store."""
     if graph is None:
         return [None]
     return list(dict.fromkeys(attr.edge_type for attr in graph.get_all_edge_attrs()))
 
 
 def list_links(graph: GraphStore | None, edge_type: Any) -> Tensor:
-    """The edges of a relation, or of a graph without types for None, as the store lists them: `[2, E]`.
+    """List the edges of a relation in the order of the store, `[2, E]`; `edge_type` is None without types.
 
     Raises:
-        ArgumentError: the store has none of that name, or there is no store.
+        ArgumentError: the store has no relation of that name, or there is no store.
     """
     if graph is None:
         raise ArgumentError(
@@ -104,7 +104,7 @@ def _read_layout(graph: GraphStore, attr: Any) -> Any:
         if is_list and all(part.data_ptr() == row.data_ptr() and part.shape == row.shape and part.dtype == row.dtype
                            and part.stride() == row.stride()
                            for part, row in zip((first, second), whole, strict=False)) and len(whole) == 2:  # fmt: skip
-            # What the store has, of which writes are seen.
+            # The store's own tensor, so that later writes to it are seen.
             return whole
         return torch.stack([first, second])
     if attr.layout == EdgeLayout.CSC:
@@ -113,13 +113,14 @@ def _read_layout(graph: GraphStore, attr: Any) -> Any:
 
 
 def count_edges(edges: Any) -> int:
-    """Edges of what `read_stores` gives for a relation."""
+    """Count the edges of a relation in the form of `read_stores`."""
     return int(edges["indices"].numel() if isinstance(edges, dict) else edges.shape[1])
 
 
 def _check_tables(features: FeatureStore, num_nodes: dict[Any, int], edges: dict[Any, Any]) -> None:
-    """Refuse tables that have no row for some nodes or edges; other stores than ours may keep rows in a way of their
-    own."""
+    """Refuse tables with fewer rows than nodes or edges; only our `FeatureStore` is checked, as others may store rows
+    differently.
+    """
     if not isinstance(features, OwnStore):
         return
     for attr in features.get_all_tensor_attrs():
@@ -159,22 +160,24 @@ def _read_times(features: FeatureStore, time_attr: str | None, num_nodes: Any, e
 
 
 def is_edge_attr(attr: TensorAttr, num_rows: int, num_nodes: int, num_edges: int) -> bool:
-    """Whether an attribute of a graph without types belongs to its edges: by its rows, else by its name."""
+    """Check if an attribute of a graph without types belongs to edges: by its number of rows, or by its name if nodes
+    and edges are equally many.
+    """
     if num_nodes == num_edges:
         return "edge" in str(attr.attr_name)
     return num_rows == num_edges
 
 
-# What PyG counts the rows of where nobody says how many nodes there are, in the order of the attributes.
+# Attributes whose rows PyG counts if `num_nodes` is not set, in the order of the attributes.
 _KEYS = ("x", "feat", "pos", "batch", "node_type", "n_id", "tf")
 
 
 def tell_count(message: str, data: Any) -> str:
-    """A message about ids that are not below num_nodes, and which attribute told that number.
+    """Add to a message about ids not below `num_nodes` the attribute that gave this number.
 
     Args:
         message: It names the number as `(num_nodes)`, or with the type as `(num_nodes['paper'])`.
-        data: The graph; others than PyG's `Data` and `HeteroData` tell nothing.
+        data: The graph; with other classes than PyG's `Data` and `HeteroData` the message is unchanged.
     """
     if ", got -" in message:
         return message
@@ -202,15 +205,15 @@ _TOPOLOGIES: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], weakref.ref[Het
 
 @dataclass(eq=False)
 class Parts:
-    """A graph in parts: by node type and relation, or bare for a homogeneous one.
+    """Parts of a graph: by node type and relation, or bare for a homogeneous graph.
 
     Attributes:
         num_nodes: Number of nodes.
         edges: Edge lists, sparse tensors, or (indptr, indices, edge ids) that a store keeps by row.
         node_time, edge_time: Times, at most one of both.
         edge_weight: Weights.
-        names: What the user calls these three, by what they are called here.
-        data: Whose parts they are, for messages.
+        names: Names of times and weights in the user's graph, by their names here.
+        data: The user's graph, for messages.
     """
 
     num_nodes: int | dict[str, int]
@@ -223,16 +226,16 @@ class Parts:
 
     @cached_property
     def is_hetero(self) -> bool:
-        """Whether it has types."""
+        """True if the graph has types."""
         return isinstance(self.num_nodes, dict)
 
     @cached_property
     def is_temporal(self) -> bool:
-        """Whether nodes or edges have times."""
+        """True if nodes or edges have times."""
         return self.node_time is not None or self.edge_time is not None
 
     def open(self, direction: str, is_sorted: bool) -> HeteroTopo:
-        """The topology; samplers over the same tensors share one.
+        """Open the topology; samplers over the same tensors share one.
 
         Args:
             direction: `in` or `out`.
@@ -242,7 +245,7 @@ class Parts:
         sources: list[Any] = []
         key = (*(_note(part, sources) for part in parts), direction, is_sorted)
         known = _TOPOLOGIES.get(key)
-        # Held from here on: whoever has it may let it go meanwhile.
+        # A strong reference: the last owner may drop the topology meanwhile.
         topology = None if known is None else known[1]()
         if known is not None and topology is not None:
             alive = [ref() for ref in known[0]]
@@ -265,12 +268,12 @@ class Parts:
         return topology
 
     def edge_set(self, edge_type: EdgeType | None, num_sources: int, num_targets: int, device: torch.device) -> Edges:
-        """The edges of a relation, of all edges for None, to be avoided on a device."""
+        """Build the set of edges to avoid, on a device: of a relation, or of all edges for None."""
         edges = _read_edges(self.edges if edge_type is None else self.edges[edge_type], "coo")
         return EdgeSet(edges[0].to(device), edges[1].to(device), num_sources, num_targets)
 
     def is_reverse(self, edge_type: EdgeType, other: EdgeType) -> bool | None:
-        """Whether a relation has the edges of another turned round, and no more; None where that is not known."""
+        """Compare the edges of a relation with the reversed edges of another; None if the edges are not known."""
         num_sources, num_targets = self.num_nodes[edge_type[0]], self.num_nodes[edge_type[-1]]  # type: ignore[index]
         if edge_type not in self.edges or num_sources * num_targets >= 2**63:
             return False
@@ -280,13 +283,13 @@ class Parts:
 
 
 def _rename(message: str, names: Mapping[str, str]) -> str:
-    """A message about `name['paper']` as one about what the user calls it, of 'paper'."""
+    """Replace `name['paper']` at the start of a message by the user's name for it, of 'paper'."""
     name, kind, rest = re.fullmatch(r"(\w*)(?:\[(.*?)\])?(.*)", message, re.DOTALL).groups()  # type: ignore[union-attr]
     return message if name not in names else names[name] + (f" of {kind}" if kind else "") + rest
 
 
 def _note(part: Any, sources: list[Any]) -> Any:
-    """What tells a part from others; the tensors it is made of are added to `sources`."""
+    """Make a key that identifies a part, and add its tensors to `sources`."""
     if isinstance(part, dict):
         return tuple((name, _note(value, sources)) for name, value in part.items())
     if isinstance(part, tuple):
@@ -298,15 +301,16 @@ def _note(part: Any, sources: list[Any]) -> Any:
 
 
 def find_places(store: Any, name: str) -> Tensor | None:
-    """Where the edges of `adj_t`, whose order ids of edges are, stand among those of `edge_index`, whose order
-    attributes have: int64 `[E]`; None where both are the same, or there is one alone.
+    """Find the positions in `edge_index` of the edges of `adj_t`, int64 `[E]`.
+
+    Edge ids follow `adj_t`, attributes follow `edge_index`. None if both have the same order, or only one is given.
 
     Args:
         store: The store of a graph or relation.
-        name: What it is called in messages.
+        name: Its name in messages.
 
     Raises:
-        ArgumentError: an edge of `adj_t` is none of `edge_index`.
+        ArgumentError: an edge of `adj_t` is missing from `edge_index`.
     """
     adj_t, edge_index = store.get("adj_t"), store.get("edge_index")
     if adj_t is None or edge_index is None:
@@ -322,7 +326,7 @@ def find_places(store: Any, name: str) -> Tensor | None:
 
 
 def _match_edges(adj_t: Any, edge_index: Tensor) -> Tensor | None:
-    """As `find_places`; -1 for an edge that is not there. Of parallel edges the first stands for the first."""
+    """Match edges as `find_places` does; -1 for a missing edge. Parallel edges are matched in order."""
     own, given = _read_edges(adj_t, "coo").long(), _read_edges(edge_index, "coo").long()
     own = own.to(given.device)
     if own.shape == given.shape and torch.equal(own, given):
@@ -330,7 +334,7 @@ def _match_edges(adj_t: Any, edge_index: Tensor) -> Tensor | None:
     size = int(torch.cat([own[1], given[1]]).max()) + 1 if own.numel() + given.numel() else 1
     wanted, order = (own[0] * size + own[1]).sort(stable=True)
     known, places = (given[0] * size + given[1]).sort(stable=True)
-    # Where an edge's parallel ones begin, and which of them it is.
+    # The number of each edge among its parallel edges.
     turns = torch.arange(len(wanted), device=wanted.device) - torch.searchsorted(wanted, wanted)
     at = torch.searchsorted(known, wanted) + turns
     found = torch.full_like(order, -1)
@@ -341,10 +345,10 @@ def _match_edges(adj_t: Any, edge_index: Tensor) -> Tensor | None:
 
 
 def place_rows(store: Any, name: str, device: torch.device) -> Tensor | None:
-    """As `find_places`, on a device, for the attributes of edges; None where there are none.
+    """Find the positions as `find_places` does, on a device; None if there are no attributes of edges.
 
     Raises:
-        ArgumentError: an edge of `adj_t` is none of `edge_index`.
+        ArgumentError: an edge of `adj_t` is missing from `edge_index`.
     """
     if "adj_t" not in store or not any(store.is_edge_attr(key) for key in store if key not in ("edge_index", "adj_t")):
         return None
@@ -353,7 +357,7 @@ def place_rows(store: Any, name: str, device: torch.device) -> Tensor | None:
 
 
 def place_values(store: Any, name: str, values: Tensor) -> Tensor:
-    """Values of edges, which go by `edge_index`, in the order of ids of edges; as they are where that is the same."""
+    """Reorder values of edges from the order of `edge_index` to the order of edge ids; unchanged if both are equal."""
     places = find_places(store, name) if isinstance(values, Tensor) else None
     return values if places is None else derive("values", _take, values, places)
 
@@ -363,11 +367,11 @@ def _take(values: Tensor, places: Tensor) -> Tensor:
 
 
 def check_graph(data: Any, is_sampled: bool = True) -> None:
-    """Refuse what loaders do not know.
+    """Refuse graphs of classes that loaders do not support.
 
     Args:
         data: The graph.
-        is_sampled: Whether its edges are read; a sampler that has its own needs no `GraphStore` beside the features.
+        is_sampled: True if its edges are read; a sampler with its own edges needs no `GraphStore` beside the features.
 
     Raises:
         ArgumentTypeError: another kind of graph, or a `Feature` in it.
@@ -394,10 +398,10 @@ def check_graph(data: Any, is_sampled: bool = True) -> None:
 
 
 def refuse_features(data: Any) -> None:
-    """Refuse a `Feature` among the attributes of a `Data` or `HeteroData`, whose batches would have it whole.
+    """Refuse a `Feature` among the attributes of a `Data` or `HeteroData`: each batch would hold all of its rows.
 
     Raises:
-        ArgumentTypeError: there is one.
+        ArgumentTypeError: an attribute is a `Feature`.
     """
     for store in data.stores:
         kind = store._key
@@ -412,10 +416,10 @@ def refuse_features(data: Any) -> None:
 
 
 def read_parts(data: Any, time_attr: str | None = None, weight_attr: str | None = None) -> Parts:
-    """The parts of a graph that sampling needs.
+    """Read the parts of a graph that sampling needs.
 
     Raises:
-        ArgumentError, ArgumentTypeError: another kind of graph, or an attribute that is not there.
+        ArgumentError, ArgumentTypeError: another kind of graph, or a missing attribute.
     """
     check_graph(data)
     for name, attr in (("time_attr", time_attr), ("weight_attr", weight_attr)):
@@ -441,10 +445,10 @@ def _read_parts(data: Any, time_attr: str | None, weight_attr: str | None) -> Pa
 
 
 def count_nodes(data: Data) -> int:
-    """The number of nodes of a `Data`.
+    """Count the nodes of a `Data`.
 
     Raises:
-        ArgumentError: nothing that it holds tells.
+        ArgumentError: the number cannot be read from any attribute.
     """
     if data.num_nodes is None:
         raise ArgumentError("data must know its number of nodes; set data.num_nodes")
@@ -495,7 +499,7 @@ def _read_hetero(data: HeteroData, time_attr: str | None, weight_attr: str | Non
 
 
 def _count_met(kind: str, edges: Mapping[EdgeType, Any]) -> int:
-    """Nodes of a type that does not say how many it has, from its edges, as PyG guesses."""
+    """Count nodes of a type without `num_nodes` by the ids in its edges, as PyG does."""
     counts = [0]
     for edge_type, value in edges.items():
         for end in (0, 2):
@@ -510,9 +514,11 @@ def _count_met(kind: str, edges: Mapping[EdgeType, Any]) -> int:
 
 
 def _read_edges(edges: Any, form: str) -> Any:
-    """An edge list `[2, E]`, sources first, or for `in` and `out` rows that are expanded so, as they are."""
+    """Read an edge list `[2, E]`, sources first; for `in` and `out`, rows of a store in this direction are not
+    expanded.
+    """
     if isinstance(edges, Mapping):
-        # What a store keeps by row or column, and which of both.
+        # Compressed rows or columns of a store, and their direction.
         indptr, indices = edges["indptr"], edges["indices"]
         if form == edges["direction"]:
             return indptr.long(), indices, None
@@ -534,7 +540,9 @@ def _read_edges(edges: Any, form: str) -> Any:
 
 
 def settle_filter(filter_per_worker: bool | None, data: Any) -> bool:
-    """What PyG makes of None: True unless the graph lies on a GPU. PyG's own word about it sets up logging for all."""
+    """Replace None by PyG's default: True unless the graph lies on a GPU. PyG's own warning would configure logging
+    globally.
+    """
     if filter_per_worker is None:
         return not (isinstance(data, Data | HeteroData) and data.is_cuda)
     return filter_per_worker
@@ -543,12 +551,12 @@ def settle_filter(filter_per_worker: bool | None, data: Any) -> bool:
 _COMPRESSED: dict[tuple[Any, ...], tuple[weakref.ref[Any], weakref.ref[CSRTopo], Content]] = {}
 
 
-# Compressing on the GPU takes about this many bytes an edge at its peak.
+# Peak memory of compressing edges on the GPU, about this many bytes an edge.
 _COMPRESS_BYTES = 64
 
 
 def read_topology(data: Data, device: torch.device) -> CSRTopo:
-    """The topology of a graph; loaders over the same edges share one."""
+    """Read the topology of a graph; loaders over the same edges share one."""
     edges = find_edges(data)
     if edges is None:
         return CSRTopo(torch.empty(2, 0, dtype=torch.int64, device="cpu"), num_nodes=int(data.num_nodes))
@@ -556,7 +564,7 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
         raise ArgumentTypeError("data.edge_index must be a tensor, got ndarray")
     key = (id(edges), version_of(edges), int(data.num_nodes), device)
     known = _COMPRESSED.get(key)
-    # Held from here on: whoever has it may let it go meanwhile.
+    # A strong reference: the last owner may drop the topology meanwhile.
     held = None if known is None else known[1]()
     if known is not None and held is not None and known[0]() is edges and has_content(edges, known[2]):
         return held
@@ -578,22 +586,22 @@ def read_topology(data: Data, device: torch.device) -> CSRTopo:
 
 
 def compress_edges(edges: Tensor, num_nodes: int, device: torch.device, direction: str = "in") -> CSRTopo:
-    """The topology of a list of edges, of in-neighbors or out-neighbors, made on the GPU where there is room."""
+    """Compress a list of edges by in-neighbors or out-neighbors, on the GPU if it has room."""
     if device.type == "cuda" and edges.shape[-1] * _COMPRESS_BYTES < free_bytes(device.index) // 2:
         try:
             return CSRTopo(edges.to(device), num_nodes=num_nodes, direction=direction)
         except torch.OutOfMemoryError:
-            # What is free need not be in one piece, and may have been taken meanwhile.
+            # Free memory may be fragmented, or taken by others meanwhile.
             pass
         torch.cuda.empty_cache()
     return CSRTopo(edges.cpu(), num_nodes=num_nodes, direction=direction)
 
 
 def remember(table: dict[tuple[Any, ...], Any], key: tuple[Any, ...], source: Any, value: Any, content: Any) -> None:
-    """Keep what was made of a source in a table, without keeping either alive; those that are gone leave it.
+    """Cache in a table, by weak references, a value that was made from a source; entries of dead sources are removed.
 
     Args:
-        content: What the source held; None where the value is the source itself, elsewhere.
+        content: The content of the source when the value was made; None if the value is the source itself, elsewhere.
     """
     for old in [k for k, (ref, made, _) in table.items() if ref() is None or made() is None]:
         del table[old]

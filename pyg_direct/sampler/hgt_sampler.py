@@ -1,4 +1,4 @@
-"""`HGTSampler`: a number of nodes of each type a layer, after PyG's class, on the device."""
+"""`HGTSampler`: a fixed number of nodes of each type per layer, after PyG's class, on the device."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ Samples = Sequence[int] | Mapping[str, Sequence[int]]
 
 
 class HGTSampler(OwnSampler):
-    """Samples layer by layer (Hu et al., WWW 2020), as `HGTLoader`, after PyG's class; results are on `device`.
+    """Sampler of a number of nodes per type and layer (Hu et al., WWW 2020), after PyG's class; results are on
+    `device`.
 
     Args:
         data: A `HeteroData`.
         num_samples: Nodes of each type in each layer, or these for every type that edges join.
-        is_sorted: Accepted; rows are made once, whatever the order of edges.
-        share_memory: Accepted; there are no worker processes to share with.
+        is_sorted: Accepted and unused; edges in any order are compressed once.
+        share_memory: Accepted and unused; there are no worker processes to share with.
         device, placement, seed: See `NeighborLoader`.
-        most_neighbors: Neighbors of a node and relation that are looked at, -1 for all; of more, as many are drawn.
+        most_neighbors: Limit of candidates per node and relation, -1 for no limit; of more neighbors, this many are
+            drawn.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -52,7 +54,7 @@ class HGTSampler(OwnSampler):
         self._chooses_device = device is None
         self.seed, self._num_calls = check_seed(seed), 0
         self.num_samples = _read_samples(num_samples, data)
-        # What types get that an edit adds.
+        # Numbers for types that a later edit of the graph adds.
         self._same = None if isinstance(num_samples, Mapping) else check_fanouts("num_samples", num_samples)
         self.most_neighbors = most_neighbors
         self.num_hops = max((len(own) for own in self.num_samples.values()), default=0)
@@ -66,10 +68,10 @@ class HGTSampler(OwnSampler):
         return self._open_topology().num_nodes
 
     def refresh(self) -> None:
-        """Read the graph anew, so that edits take effect.
+        """Read the graph again, so that edits take effect.
 
         Raises:
-            ArgumentError, ArgumentTypeError, IdError: edges of the graph are none, or of types without a number.
+            ArgumentError, ArgumentTypeError, IdError: the graph has invalid edges, or edges of types without a number.
         """
         topology = read_parts(self.data).open("in", False)
         if topology is not self._topology:
@@ -85,7 +87,7 @@ class HGTSampler(OwnSampler):
 
     def _open_plan(self) -> HgtPlan:
         if self._plan is None:
-            # It was sent to this process.
+            # The sampler was unpickled in this process.
             self.refresh()
         assert self._plan is not None
         return self._plan
@@ -103,7 +105,7 @@ class HGTSampler(OwnSampler):
         return out
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: Any = None) -> HeteroSamplerOutput:
-        """Not offered, as in PyG.
+        """Raise `NotImplementedError`, as PyG does.
 
         Args:
             index: PyG's input.
@@ -123,14 +125,15 @@ class HGTSampler(OwnSampler):
             self.device = resolve_device(None)
 
     def __copy__(self) -> HGTSampler:
-        # One that shares what is opened already.
+        # Copies share the plan and the topology.
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
         return other
 
 
 def _read_samples(num_samples: Any, data: HeteroData) -> dict[str, list[int]]:
-    """Nodes to sample of each type in each layer, of every type that edges join, in equally many layers.
+    """Read the number of nodes of each type in each layer, for every type with edges, all with the same number of
+    layers.
 
     Raises:
         ArgumentError, ArgumentTypeError: `num_samples`, rule and value.
@@ -145,7 +148,7 @@ def _read_samples(num_samples: Any, data: HeteroData) -> dict[str, list[int]]:
     joined = {edge_type[end] for edge_type in data.edge_types for end in (0, -1)}
     missing = [kind for kind in node_types if kind not in made and (kind in joined or not made)]
     if missing:
-        # PyG's ends with the message of a table of C++.
+        # PyG raises here with a message of a C++ table.
         raise ArgumentError("num_samples must have a number of nodes a layer for every node type, got none for "
                             f"{', '.join(map(repr, missing))}: 0 for each layer samples none")  # fmt: skip
     layers = {kind: len(own) for kind, own in made.items()}

@@ -1,4 +1,4 @@
-"""What loaders know of samplers of ours, beyond PyG's interface: keys that they draw under, and their samples.
+"""Samplers with keys: the interface between our loaders and our samplers, beyond PyG's.
 
 `to_output` and `to_general_output` give samples PyG's form. `Drawn` is the output of a general sampler on its way
 through a pipeline.
@@ -25,7 +25,7 @@ from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.typing import Device
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
-# Steps of sampling, which a class that a program derives, or the program, may replace by others.
+# Steps of sampling that a user's subclass or a patch may override.
 _STEPS = (
     "sample_from_nodes",
     "sample_from_edges",
@@ -40,20 +40,20 @@ _STEPS = (
     "_make_plan",
     "_next_key",
 )
-# Of each thread: the key of the batch that it asks for, and how often it was taken.
+# Per thread: the key of the requested batch, and how often it was taken.
 _ASKED = threading.local()
 
 
 class OwnSampler(BaseSampler):  # type: ignore[misc]
-    """A sampler on `device` whose draws are functions of a key, and whose results have final edge ids there."""
+    """Base of samplers on `device`; draws are functions of a key, and results have final edge ids."""
 
     device: torch.device
     seed: int | None
     _num_calls: int
     edge_permutation = None
-    # Whether edges lead to the nodes expanded.
+    # `forward`: edges lead to the expanded nodes.
     sample_direction = "forward"
-    # The steps of the nearest class of ours.
+    # The steps of the nearest base class of the package.
     _own_steps: tuple[Any, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -63,11 +63,11 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
 
     @property
     def num_nodes(self) -> int | dict[str, int]:
-        """Number of nodes, by type where there are types."""
+        """Number of nodes, by type in a graph with types."""
         raise NotImplementedError
 
     def refresh(self) -> None:
-        """Read the graph anew, so that edits take effect."""
+        """Read the graph again, so that edits take effect."""
         raise NotImplementedError
 
     def change_data(self, data: Any) -> None:
@@ -79,15 +79,15 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
         self.data = data
 
     def _open_topology(self) -> Any:
-        """The topology, which ranks rows for caches."""
+        """Open the topology, which ranks rows for caches."""
         raise NotImplementedError
 
     def summarise(self) -> str:
-        """The topology in a line, for reports."""
+        """Describe the topology in a line, for reports."""
         return f"topology: {self._open_topology()}"
 
     def _next_key(self) -> int:
-        """The key of the batch that a loader asks for, or of the next call outside an epoch."""
+        """Return the key of the batch that a loader requests, or of the next call outside an epoch."""
         key = take_key()
         if key is not None:
             return key
@@ -96,14 +96,14 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
 
 
 def read_steps(kind: type) -> tuple[Any, ...]:
-    """The steps of a class of samplers."""
+    """List the steps of a class of samplers."""
     return tuple([getattr(kind, name, None) for name in _STEPS])
 
 
 def is_own(sampler: Any, kind: type[OwnSampler] | None = None) -> bool:
-    """Whether a sampler samples as a class of ours does, by default the nearest that its own is derived from.
+    """Check if a sampler overrides no step of a class of ours, by default its nearest base class in the package.
 
-    Otherwise its samples are anybody's: their ids are checked, and their order is not believed.
+    Samples of other samplers are not trusted: their ids and their order are checked.
     """
     if not isinstance(sampler, OwnSampler):
         return False
@@ -112,7 +112,7 @@ def is_own(sampler: Any, kind: type[OwnSampler] | None = None) -> bool:
 
 
 def take_key() -> int | None:
-    """The key that the thread's batch is asked for under, another one for each time; None outside of `under_key`."""
+    """Take the key of the thread's batch, a new one for each call; None outside of `under_key`."""
     key: int | None = getattr(_ASKED, "key", None)
     if key is None:
         return None
@@ -122,7 +122,7 @@ def take_key() -> int | None:
 
 @contextmanager
 def under_key(key: int) -> Iterator[None]:
-    """Samplers of ours that this thread asks in this block draw by a key."""
+    """Draw by a key in all of our samplers that this thread calls in this block."""
     before = getattr(_ASKED, "key", None), getattr(_ASKED, "times", 0)
     _ASKED.key, _ASKED.times = key, 0
     try:
@@ -132,13 +132,13 @@ def under_key(key: int) -> Iterator[None]:
 
 
 def ask(sampler: Any, method: str, key: int | None, *args: Any, **kwargs: Any) -> Any:
-    """What a sampler makes of seeds or links; samplers of others draw as they do, without a key."""
+    """Call a sampler's method on seeds or links; samplers of other packages draw without a key."""
     sample = getattr(sampler, method)
     if key is None or not isinstance(sampler, OwnSampler):
         return sample(*args, **kwargs)
     if is_own(sampler):
         return sample(*args, key=key, **kwargs)
-    # A method of a program's class may take PyG's arguments alone.
+    # A method that a user's class overrides may take only PyG's arguments.
     if _takes_key(getattr(sample, "__func__", sample)):
         kwargs["key"] = key
     with under_key(key):
@@ -155,22 +155,22 @@ def _takes_key(function: Any) -> bool:
 
 
 def check_sampler(name: str, sampler: Any, method: str) -> None:
-    """Raise unless a sampler, an argument of this name, can be asked for samples by `method`."""
+    """Raise unless a sampler, an argument of this name, has the method `method`."""
     if not callable(getattr(sampler, method, None)):
         raise ArgumentTypeError(f"{name} must have {method}, as PyG's BaseSampler, got {type(sampler).__name__}")
 
 
-# Of the arguments that a sampler is made of.
+# Defaults of arguments of samplers.
 _DEFAULTS = {"replace": False, "subgraph_type": "directional", "disjoint": False, "temporal_strategy": "uniform",
              "is_sorted": False, "directed": True, "time_comparison": "<="}  # fmt: skip
 
 
 def check_is_used(sampler: Any, own: Mapping[str, Any], of_pyg: Mapping[str, Any]) -> None:
-    """Refuse options of sampling beside a sampler, which has its own; PyG drops those that it has, which is said.
+    """Refuse sampling options beside a sampler, which has its own. PyG ignores its own options there: these only warn.
 
     Args:
-        sampler: The sampler given; None where the loader makes one of these options.
-        own, of_pyg: Options that PyG does not have, and that it has, by name.
+        sampler: The sampler given; None if the loader makes one from these options.
+        own, of_pyg: Options that PyG does not have, and options that PyG has, by name.
 
     Raises:
         ArgumentError: one of `own` is given beside a sampler.
@@ -187,12 +187,12 @@ def check_is_used(sampler: Any, own: Mapping[str, Any], of_pyg: Mapping[str, Any
 
 
 def device_for(device: Device, sampler: Any) -> Device:
-    """The device asked for; where none is, that of a sampler of ours."""
+    """Return `device`, or the device of a sampler of ours if `device` is None."""
     return sampler.device if device is None and isinstance(sampler, OwnSampler) else device
 
 
 def to_output(sample: Sample, input_id: Tensor | None = None) -> SamplerOutput:
-    """A uniform sample in PyG's form."""
+    """Give a uniform sample PyG's form."""
     out = SamplerOutput(node=sample.n_id, row=sample.edge_index[0], col=sample.edge_index[1], edge=sample.e_id,
                         num_sampled_nodes=sample.num_sampled_nodes, num_sampled_edges=sample.num_sampled_edges,
                         metadata=(input_id, None))  # fmt: skip
@@ -201,10 +201,10 @@ def to_output(sample: Sample, input_id: Tensor | None = None) -> SamplerOutput:
 
 
 def check_output(out: Any) -> SamplerOutput:
-    """A uniform sample in PyG's form, as a user's transform has left it.
+    """Check that a user's transform returned PyG's form.
 
     Raises:
-        ArgumentTypeError: the transform returned something else.
+        ArgumentTypeError: the transform returned another class.
     """
     if not isinstance(out, SamplerOutput):
         raise ArgumentTypeError(f"transform_sampler_output must return a SamplerOutput, got {type(out).__name__}")
@@ -212,7 +212,7 @@ def check_output(out: Any) -> SamplerOutput:
 
 
 class PackedOutput(HeteroSamplerOutput):  # type: ignore[misc]
-    """A `GeneralSample` in PyG's form, whose `row` and `col` are made when they are asked for."""
+    """A `GeneralSample` in PyG's form, whose `row` and `col` are made at the first read."""
 
     def __init__(self, sample: GeneralSample) -> None:
         self._sample: GeneralSample = sample
@@ -222,7 +222,7 @@ class PackedOutput(HeteroSamplerOutput):  # type: ignore[misc]
                          sample.num_sampled_edges)  # fmt: skip
 
     def __reduce__(self) -> Any:
-        # PyG's, where it is saved or sent: there are all its tensors, and nothing waits to be made.
+        # Pickled as PyG's class, with all tensors made.
         more = {name: value for name, value in self.__dict__.items() if name not in ("_sample", "_ends")}
         return HeteroSamplerOutput, (self.node, self.row, self.col, self.edge), more
 
@@ -233,8 +233,7 @@ class PackedOutput(HeteroSamplerOutput):  # type: ignore[misc]
 
     @property
     def packed(self) -> GeneralSample | None:
-        """The sample, if its types share memory, and as long as nobody asked for the ends of its edges, who may have
-        changed them."""
+        """The sample, if its types share memory and `row` and `col` were not read: the reader may have changed them."""
         return self._sample if self._ends is None and self._sample.memory else None
 
     def _open(self) -> tuple[Any, Any]:
@@ -264,7 +263,7 @@ class PackedOutput(HeteroSamplerOutput):  # type: ignore[misc]
 
 
 def to_general_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
-    """Any sample in PyG's form."""
+    """Give any sample PyG's form."""
     if is_hetero:
         return PackedOutput(sample)
     nodes, edges = sample.num_sampled_nodes, sample.num_sampled_edges
@@ -273,29 +272,29 @@ def to_general_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput |
         None if sample.batch is None else sample.batch[NODES], None if nodes is None else nodes[NODES],
         None if edges is None else edges[LINKS],
     )  # fmt: skip
-    # Of a graph in parts, rows of edges are with one of their ends.
+    # In a graph in parts, the rows of an edge lie with one of its ends.
     out.sampled, out.max_degree = sample.sampled, sample.max_degree
     return out
 
 
 class Drawn:
-    """A sampler's output, as a pipeline hands it on."""
+    """Output of a sampler on its way through a pipeline."""
 
     def __init__(self, out: Output) -> None:
         self.out = out
 
     def finish(self) -> Drawn:
-        """Nothing is left to wait for."""
+        """Return the output itself: it is complete."""
         return self
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tell torch's allocator that the sample is read on `stream` too."""
+        """Mark the sample as used on `stream` for torch's allocator."""
         for value in self.tensors():
             if value.is_cuda:
                 value.record_stream(stream)
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors that it is made of, or whose memory it is."""
+        """Iterate over the tensors of the sample, or over the memory that they share."""
         out = self.out
         packed = out.packed if isinstance(out, PackedOutput) else None
         if packed is None:

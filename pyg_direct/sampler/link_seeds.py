@@ -1,9 +1,9 @@
-"""Links as seeds: ends, negatives, labels and times, and their places in a batch, as PyG has them.
+"""Links as seeds: ends, negatives, labels and times, and their positions in a batch, as PyG has them.
 
-`Negatives` keeps, for copies of a sampler, what negatives are drawn from and what they avoid.
+`Negatives` caches, for copies of a sampler, the sources of negatives and the edges that they avoid.
 
-`find_ways` finds the relations that hold the links that a batch is sampled around, or their reverse edges. Such
-edges would leak the links.
+`find_ways` finds the relations that hold the seed links of a batch, or their reverse edges. Such edges would leak the
+links.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from pyg_direct.sampling.link_endpoints import Excluded
 from pyg_direct.sampling.negative_links import TRIES, AskedNodes, Drawn, Edges, EdgeSet, Nodes, draw_negatives
 from pyg_direct.sampling.sampling_options import Sample
 
-# Relations, and whether their edges are the links turned round.
+# Relations, and True for relations with the reverse edges of the links.
 Ways: TypeAlias = tuple[tuple[EdgeType, bool], ...]
 
 
 def check_exclusion(exclude: Any, rev_edge_type: Any, parts: Parts) -> None:
-    """Check the options that say which edges a batch leaves out.
+    """Check the options that choose which edges a batch leaves out.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -63,13 +63,13 @@ def check_exclusion(exclude: Any, rev_edge_type: Any, parts: Parts) -> None:
 
 def find_ways(parts: Parts, edge_type: EdgeType | None, *, with_reverse: bool, is_bidirectional: bool,
               rev_edge_type: Sequence[str] | None) -> Ways:  # fmt: skip
-    """Find the relations that links of a relation are taken out of.
+    """Find the relations from which the links of a relation are excluded.
 
     Args:
         parts: The graph.
         edge_type: The relation of the links; None without types.
-        with_reverse: Take their reverse edges out too.
-        is_bidirectional: Edges stand in the batch in both directions, so that either gives a link away.
+        with_reverse: Exclude their reverse edges too.
+        is_bidirectional: The batch has edges in both directions, so that either one leaks a link.
         rev_edge_type: The relation of the reverse edges; None to find it.
 
     Raises:
@@ -89,7 +89,7 @@ def find_ways(parts: Parts, edge_type: EdgeType | None, *, with_reverse: bool, i
 
 
 def _find_reverse(parts: Parts, edge_type: EdgeType, given: Sequence[str] | None) -> list[EdgeType]:
-    """The relations that hold the reverse edges of another."""
+    """Find the relations that hold the reverse edges of another."""
     source, name, target = edge_type
     if given is not None:
         reverse: EdgeType = tuple(given)  # type: ignore[assignment]
@@ -101,7 +101,7 @@ def _find_reverse(parts: Parts, edge_type: EdgeType, given: Sequence[str] | None
     for other in (f"rev_{name}", name.removeprefix("rev_")):
         named = target, other, source
         if named in others:
-            # And those with just the same edges, whatever they are called.
+            # Also relations with exactly the same edges under another name.
             return [named, *(kind for kind in others if kind != named and parts.is_reverse(edge_type, kind))]
     found = {kind: parts.is_reverse(edge_type, kind) for kind in others}
     own = [edge_type] if source == target else []
@@ -134,11 +134,11 @@ def _read_ends(parts: Parts, edge_type: EdgeType | None) -> _Ends:
 
 
 class PositiveLinks:
-    """Positive links of a loader or a batch, which strict negatives must not be.
+    """Positive links of a loader or a batch, which strict negatives avoid.
 
     Args:
         sources, targets: Ids of the ends of all links, int64 or int32 `[L]`.
-        is_positive: Whether each is positive, bool `[L]`; None for all.
+        is_positive: True for positive links, bool `[L]`; None if all are positive.
     """
 
     def __init__(self, sources: Tensor, targets: Tensor, is_positive: Tensor | None) -> None:
@@ -148,29 +148,29 @@ class PositiveLinks:
         self._sources, self._targets = sources, targets
 
     def join(self, source: NegativeSource) -> Edges:
-        """The links and the edges of a strict source, which its negatives must not be; see `Edges.with_links`."""
+        """Join the links with the edges of a strict source: its negatives avoid both; see `Edges.with_links`."""
         assert source.edges is not None
         ends = (end.to(source.device).long() for end in (self._sources, self._targets))
         return source.edges.with_links(*ends, is_one_type=source.is_one_type)
 
 
 class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
-    """All links of a loader; those of a batch know them, so that strict negatives are none of them.
+    """All links of a loader; each batch refers to them, so that strict negatives avoid them.
 
     Args:
         links: The links.
-        has_negatives: Whether the links with the lowest label are negative (`tells_negatives`).
+        has_negatives: True if the links with the lowest label are negative (`tells_negatives`).
     """
 
     def __init__(self, links: EdgeSamplerInput, has_negatives: bool) -> None:
-        # Not the constructor of the base class, which copies both ends.
+        # Not the base class's constructor, which copies both ends.
         self.__dict__.update(vars(links))
         self._has_negatives = has_negatives
         self._positives: PositiveLinks | None = None
 
     @property
     def positives(self) -> PositiveLinks:
-        """The positive ones."""
+        """The positive links."""
         if self._positives is None:
             is_positive = self.label != self.label.min() if self._has_negatives else None
             self._positives = PositiveLinks(self.row, self.col, is_positive)
@@ -186,24 +186,24 @@ class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
 
 
 def tells_negatives(label: Tensor) -> bool:
-    """Whether labels are 0 and 1, of negative and of positive links; others are classes of positive ones."""
+    """Check if labels are 0 for negative and 1 for positive links; other labels are classes of positive links."""
     is_binary = label.dim() == 1 and label.numel() > 0 and bool(((label == 0) | (label == 1)).all())
     return is_binary and bool(label.min() != label.max())
 
 
 class NegativeSource:
-    """What negative links of a relation are drawn from.
+    """Source of the negative links of a relation.
 
     Args:
         parts: The graph.
         edge_type: The relation; None without types.
-        weights: Chances of sources and of targets; None for equal ones.
-        strict: Whether edges, and positive links, are avoided.
-        device: Where to draw.
+        weights: Weights of sources and of targets; None for equal ones.
+        strict: Avoid edges and positive links.
+        device: Device of the draws.
 
     Attributes:
-        is_one_type: Whether links connect nodes of one type.
-        edges: Edges that negatives must not be; None unless strict.
+        is_one_type: True if links connect nodes of one type.
+        edges: Edges that negatives avoid; None unless strict.
     """
 
     def __init__(self, parts: Parts, edge_type: EdgeType | None, weights: tuple[Tensor | None, Tensor | None],
@@ -218,7 +218,7 @@ class NegativeSource:
         self.targets = Nodes(ends.num_targets, weights[1], times[1], device)
         self.edges: Edges | None = None
         self._ends, self._times, self.device = ends, times, device
-        # A weight kept alive keeps the id that this object is found by.
+        # A reference keeps the weight alive, and so its id, which is the key of this object.
         self.weights = weights
         self._contents = [(version_of(weight), read_content(weight)) for weight in weights]
         if strict and (edge_type is None or edge_type in parts.edges):
@@ -228,12 +228,12 @@ class NegativeSource:
             self.edges = EdgeSet(none, none, ends.num_sources, ends.num_targets)
 
     def is_current(self) -> bool:
-        """Report whether the weights hold what they held, as far as `has_content` looks."""
+        """Check if the weights are unchanged, as far as `has_content` looks."""
         return all(version_of(weight) == version and has_content(weight, known)
                    for weight, (version, known) in zip(self.weights, self._contents, strict=True))  # fmt: skip
 
     def drawn_by(self, neg_sampling: NegativeSampling) -> NegativeSource:
-        """The same, but for nodes that a program's own kind of `NegativeSampling` draws."""
+        """Copy the source, with nodes that a user's subclass of `NegativeSampling` draws."""
         made, ends = copy.copy(self), self._ends
         made.sources, made.targets = (
             AskedNodes(count, time, self.device, partial(_ask_for, neg_sampling, end))
@@ -243,7 +243,7 @@ class NegativeSource:
 
 
 class Negatives:
-    """Sources of a graph's negative links, and the edges that these avoid, each made once.
+    """Cache of the sources of a graph's negative links, and of the edges that negatives avoid.
 
     Args:
         parts: The graph.
@@ -252,16 +252,16 @@ class Negatives:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._sources: dict[Any, NegativeSource] = {}
-        # By the ids of positive links and of edges, which stay theirs while both are kept here. Not by the source's: a
-        # program's own way to draw has a new one in each batch, over the same edges.
+        # By the ids of positive links and of edges, which are unique while both are kept here. The source's id cannot
+        # serve: a user's own sampling method makes a new source for each batch, over the same edges.
         self._avoided: dict[tuple[int, int], tuple[PositiveLinks, Edges, Edges]] = {}
 
     def find(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None, strict: bool, device: torch.device
              ) -> NegativeSource:  # fmt: skip
-        """The source of a relation's negatives.
+        """Find the source of a relation's negatives.
 
         Args:
-            neg_sampling: Its weights choose the nodes, or its own way to draw does.
+            neg_sampling: Its weights choose the nodes, or its own `sample` method.
             edge_type, strict, device: See `NegativeSource`.
         """
         weights = neg_sampling.src_weight, neg_sampling.dst_weight
@@ -273,17 +273,18 @@ class Negatives:
         return made.drawn_by(neg_sampling) if draws_itself(neg_sampling) else made
 
     def list_avoided(self, source: NegativeSource, links: EdgeSamplerInput) -> Edges | None:
-        """Edges and positive links that negatives must not be, made once for a loader; None unless strict.
+        """List edges and positive links that negatives avoid, made once for a loader; None unless strict.
 
         Args:
-            source: That of the negatives.
-            links: The links of a batch, which know those of their loader if it is ours.
+            source: Source of the negatives.
+            links: The links of a batch, which refer to all links if the loader is ours.
         """
         if source.edges is None:
             return None
         given: LoaderLinks | None = getattr(links, "loader_links", None)
         if given is None:
-            # From another loader, of which no more is known. As for drawn ones, a label of 0 says negative.
+            # From a loader of another package: only these links are known, and a label of 0 means negative, as for
+            # drawn ones.
             is_positive = None if links.label is None or links.label.dim() != 1 else links.label != 0
             return PositiveLinks(links.row, links.col, is_positive).join(source)
         positives = given.positives
@@ -293,14 +294,14 @@ class Negatives:
         return self._avoided[key][-1]
 
     def forget_written(self) -> None:
-        """Forget sources whose weights were written, however that was done."""
+        """Forget sources whose weights were written, in any way."""
         gone = [key for key, made in self._sources.items() if not made.is_current()]
         edges = {id(self._sources.pop(key).edges) for key in gone}
         self._avoided = {key: kept for key, kept in self._avoided.items() if key[1] not in edges}
 
 
 def draws_itself(neg_sampling: NegativeSampling) -> bool:
-    """Whether a program's class, or the program, draws negatives in another way than PyG does."""
+    """Check if a user's subclass or a patch overrides the drawing of negatives."""
     return type(neg_sampling).sample is not NegativeSampling.sample or "sample" in neg_sampling.__dict__
 
 
@@ -315,10 +316,10 @@ class Links:
     Args:
         index: PyG's input.
         parts: The graph, to check ids.
-        device: Where to sample.
+        device: Device that samples.
 
     Attributes:
-        is_hetero: Whether the graph has types.
+        is_hetero: True if the graph has types.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -335,24 +336,24 @@ class Links:
             raise ArgumentError("edge_label_index must have as many sources as targets, got "
                                 f"{sources.numel()} and {targets.numel()}")  # fmt: skip
         if device.type == "cuda" and sources.device == targets.device:
-            # They travel together.
+            # One copy for both.
             self._sources, self._targets = upload(torch.stack([sources, targets]), device).unbind()
         else:
             self._sources, self._targets = upload(sources, device), upload(targets, device)
         self._num_links = self._sources.numel()
         self._label = None if index.label is None else upload(index.label, device)
         self._time = None if index.time is None else upload(index.time, device)
-        # How many negatives there are at either end.
+        # Numbers of negative sources and targets.
         self._more_sources = self._more_targets = 0
         self._mode: str | None = None
         self._places: list[Tensor] = []
         self._both: Tensor | None = None
-        # What `seeds` gave, by type.
+        # The ids that `seeds` returned, by type.
         self._ids: dict[Any, Tensor] = {}
         self._drawn: Drawn | None = None
         # By the number of negatives.
         self._owners_by: dict[int, Tensor] = {}
-        # All of these are allocated for.
+        # The stream on which all of these are allocated.
         self._stream = current_stream(device.index) if device.type == "cuda" else None
 
     def add_negatives(self, neg_sampling: NegativeSampling, source: NegativeSource, key: int,
@@ -360,8 +361,8 @@ class Links:
         """Draw negatives: number j belongs to link j modulo the number of links.
 
         Args:
-            neg_sampling: Their mode and number.
-            source: What they are drawn from.
+            neg_sampling: Mode and number of negatives.
+            source: Source of the negatives.
             key: Key of the batch.
             edges: Pairs to avoid; None for none.
         """
@@ -399,7 +400,7 @@ class Links:
             self._label = torch.cat([self._label, self._label.new_zeros((count, *self._label.shape[1:]))])
 
     def _owners_of(self, num_negatives: int) -> Tensor:
-        """Which link each end belongs to, those of negatives last, int64."""
+        """Return the link of each end, negatives last, int64."""
         known = self._owners_by.get(num_negatives)
         if known is None:
             ends = torch.arange(self._num_links + num_negatives, device=self._device)
@@ -407,13 +408,13 @@ class Links:
         return known
 
     def ends(self) -> Tensor:
-        """Sources, then targets, of a graph without types, int64; they repeat."""
+        """Return sources, then targets, of a graph without types, int64, with duplicates."""
         if self._both is None:
             self._both = torch.cat([self._sources, self._targets])
         return self._both
 
     def note_stream(self) -> None:
-        """Tell torch's allocator that what is held is read on the current stream, if that is another."""
+        """Mark all tensors as used on the current stream for torch's allocator, if that is another stream."""
         if self._stream is None or is_current(self._stream):
             return
         stream = current_stream(self._stream.device_index)
@@ -424,12 +425,12 @@ class Links:
                 value.record_stream(stream)
 
     def place(self, nodes: Tensor) -> None:
-        """Note where the ends stand among these nodes, ascending, which are the seeds of a sample."""
+        """Note the positions of the ends among the ascending `nodes`, which are the seeds of a sample."""
         with one_thread(nodes.device.type == "cpu"):
             self._places = [torch.searchsorted(nodes, self.ends())]
 
     def place_in(self, sample: GeneralSample) -> None:
-        """Note where the ends that `seeds` gave stand among the seeds of a sample, unless each has a tree."""
+        """Note the positions of the ends from `seeds` among the seeds of a sample, unless each has a tree."""
         if self._places:
             return
         with one_thread(self._device.type == "cpu"):
@@ -438,11 +439,10 @@ class Links:
                 self._places.append(torch.searchsorted(sample.node[kind][: sample.num_seeds[kind]], ids))
 
     def seeds(self, disjoint: bool) -> tuple[Any, Any]:
-        """(seeds, their times) for a sampler, by type where there are types.
+        """Return (seeds, their times) for a sampler, by type in a graph with types.
 
         Args:
-            disjoint: Each end is a seed of its own; else each node is one, and ends stand there as often as links have
-                them.
+            disjoint: Each end is a separate seed; otherwise each node is one seed, and the returned ends may repeat.
         """
         ends, time = self._ends, self._time
         lists = [self._sources, self._targets]
@@ -462,7 +462,7 @@ class Links:
         return self._ids, None if times is None else dict(zip(names, times, strict=True))
 
     def finish(self, out: SamplerOutput | HeteroSamplerOutput, disjoint: bool) -> SamplerOutput | HeteroSamplerOutput:
-        """Number the trees of `out` by links and note in its metadata where links stand, as PyG does."""
+        """Number the trees of `out` by links and note the positions of links in its metadata, as PyG does."""
         num_untimely = 0 if self._drawn is None else self._drawn.num_untimely
         if num_untimely:
             warn(
@@ -488,13 +488,13 @@ class Links:
             return out
         if time is not None:
             time = time[self._owners_of(self._more_sources)]
-        # The places of both ends already stand one after the other.
+        # The positions of both ends are already adjacent in memory.
         pairs = self._places[0].view(2, -1) if is_pair else torch.stack([sources, targets])
         out.metadata = (self._index.input_id, pairs, self._label, time)
         return out
 
     def list_excluded(self, ways: Ways) -> Excluded:
-        """The pairs whose edges a batch is sampled without, by relation.
+        """List, by relation, the pairs whose edges the batch leaves out.
 
         Args:
             ways: Relations that hold the links; see `find_ways`.
@@ -512,8 +512,8 @@ class PendingLinks:
 
     Args:
         links: The links.
-        sample: What is sampled around their ends.
-        disjoint: Whether each end has a tree of its own.
+        sample: The sample around their ends.
+        disjoint: True if each end has its own tree.
     """
 
     def __init__(self, links: Links, sample: Pending | PendingOutput | Finished | Sample, disjoint: bool) -> None:
@@ -521,7 +521,7 @@ class PendingLinks:
 
     @property
     def stream(self) -> Any:
-        """The stream that `finish` is called on; None where nothing is waited for."""
+        """The stream on which to call `finish`; None if the sample is complete."""
         return None if isinstance(self._sample, Sample) else self._sample.stream
 
     @stream.setter
@@ -529,7 +529,7 @@ class PendingLinks:
         self._sample.stream = stream  # type: ignore[union-attr]
 
     def finish(self) -> SamplerOutput | HeteroSamplerOutput:
-        """PyG's output, once the sizes of the sample are known."""
+        """Wait for the sizes of the sample and return PyG's output."""
         sample = self._sample.finish()
         self._links.note_stream()
         if isinstance(sample, Sample):

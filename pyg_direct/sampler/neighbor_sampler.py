@@ -1,7 +1,7 @@
-"""`NeighborSampler`: PyG's sampler on the device, for any loader that asks a `BaseSampler`.
+"""`NeighborSampler`: PyG's sampler on the device, for any loader that takes a `BaseSampler`.
 
-`Fanouts` are the fanouts of loaders and samplers, as PyG keeps them and by relation. `Opened` is what a sampler has
-opened of its graph. Links as seeds, and their negatives, are in `link_seeds.py`.
+`Fanouts` holds the fanouts of loaders and samplers, as PyG keeps them and by relation. `Opened` holds everything that a
+sampler has opened of its graph. Links as seeds, and their negatives, are in `link_seeds.py`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ from pyg_direct.typing import Device
 
 
 class Fanouts(NumNeighbors):  # type: ignore[misc]
-    """Fanouts as PyG keeps them, whose keys are names of relations in one string, and by relation: the strings of two
-    relations may be equal.
+    """Fanouts as PyG keeps them, and by relation.
+
+    PyG's keys join the names of a relation to one string, which two relations may share.
 
     Args:
         values: A list, or one for each relation.
@@ -68,7 +69,7 @@ class Fanouts(NumNeighbors):  # type: ignore[misc]
     def __init__(self, values: Any, default: Any = None) -> None:
         super().__init__(values, default)
         named = values if isinstance(values, dict) else {}
-        # As PyG keeps its own: the class is frozen.
+        # Written to `__dict__`, as PyG does: the class is frozen.
         self.__dict__["by_relation"] = {_read_relation(key): own for key, own in named.items()}
 
     @property
@@ -78,13 +79,13 @@ class Fanouts(NumNeighbors):  # type: ignore[misc]
 
 
 def _read_relation(key: Any) -> EdgeType:
-    # Before 2.7 PyG's strings do not know the names that they are joined of.
+    # Before 2.7, PyG's strings do not keep the names from which they are joined.
     is_whole = isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)
     return key if is_whole else EdgeTypeStr(key).to_tuple()
 
 
 def keep_fanouts(num_neighbors: Any) -> Fanouts:
-    """A list of fanouts, or one for each relation, in an object of PyG's class that nothing was asked of yet.
+    """Keep fanouts, a list or one for each relation, in a fresh object of PyG's class.
 
     Raises:
         ArgumentError, ArgumentTypeError: `num_neighbors`, rule and value.
@@ -94,7 +95,7 @@ def keep_fanouts(num_neighbors: Any) -> Fanouts:
         kept.__dict__["by_relation"] = dict(num_neighbors.relations)
         return kept
     if isinstance(num_neighbors, NumNeighbors):
-        # PyG's class remembers what it answered for the first graph.
+        # PyG's object caches the fanouts of the first graph it served.
         return Fanouts(num_neighbors.values, num_neighbors.default)
     if not isinstance(num_neighbors, Mapping):
         return Fanouts(check_fanouts("num_neighbors", num_neighbors))
@@ -106,7 +107,7 @@ def keep_fanouts(num_neighbors: Any) -> Fanouts:
 
 
 def read_fanouts(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType] | None) -> Any:
-    """Fanouts per hop, or these for each relation in the order of the graph; `edge_types` is None without types.
+    """Read fanouts per hop, or per hop for each relation in the order of the graph; `edge_types` is None without types.
 
     Raises:
         ArgumentError, ArgumentTypeError: `num_neighbors`, rule and value.
@@ -115,7 +116,7 @@ def read_fanouts(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType] | N
         return check_fanouts("num_neighbors", num_neighbors.values)
     if edge_types is None:
         raise ArgumentError("num_neighbors must be a list for a graph without types, got one for each relation")
-    # A sampler that was saved by an older version holds one of PyG's.
+    # A sampler that an older version pickled holds an object of PyG's class.
     kept = num_neighbors if isinstance(num_neighbors, Fanouts) else keep_fanouts(num_neighbors)
     named, default = kept.relations, kept.default
     unknown = [edge_type for edge_type in named if edge_type not in edge_types]
@@ -131,7 +132,7 @@ def read_fanouts(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType] | N
     hops = {edge_type: len(own) for edge_type, own in fanouts.items()}
     if len(set(hops.values())) > 1:
         told = ", ".join(f"{count} for {edge_type}" for edge_type, count in hops.items())
-        # In the words that programs may look for in PyG's message.
+        # Words of PyG's message, which programs may search for.
         raise ArgumentError(f"num_neighbors: the number of hops must be the same across all relations, got {told}")
     return fanouts
 
@@ -142,14 +143,16 @@ def _list(edge_types: Sequence[EdgeType]) -> str:
 
 @dataclass
 class Opened:
-    """What copies of a sampler share: the parts of its graph, placed topologies, plans, and sources of negatives."""
+    """State shared by copies of a sampler: the parts of its graph, placed topologies, plans, and sources of
+    negatives.
+    """
 
     parts: Parts
     plans: dict[Any, Any] = field(default_factory=dict)
-    # Plans by what the attributes hold, which is quicker to tell; fanouts are kept so that their ids stay their own.
+    # Plans by the values of the attributes, a quicker look-up; fanouts are kept alive so that their ids stay unique.
     quick: dict[Any, Any] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
-    # Relations that links are taken out of, by the options that choose them.
+    # Relations from which links are excluded, by the options that choose them.
     ways: dict[Any, Ways] = field(default_factory=dict)
     negatives: Negatives = field(init=False)
 
@@ -161,39 +164,39 @@ DIRECTIONS = ("forward", "backward")
 
 
 class NeighborSampler(OwnSampler):
-    """Samples around nodes and links, after PyG's class of that name; results are on `device`.
+    """Sampler around nodes and links, after PyG's class of that name; results are on `device`.
 
-    All its arguments but `data` and those of placement are attributes that can be set, with effect on the next call.
-    Copies share topology and plans. The n-th call under one `seed` gives equal results on every device; in a worker of
-    a loader of PyG's it also depends on the seed that torch gives the worker, so that workers and epochs differ.
+    All arguments except `data` and the placement options are attributes that can be set; the next call uses them.
+    Copies share topology and plans. The n-th call under one `seed` gives equal results on every device. In a worker of
+    a PyG loader the result also depends on the seed that torch gives the worker, so that workers and epochs differ.
 
     Args:
         data: `Data`, `HeteroData` or (`FeatureStore`, `GraphStore`).
         num_neighbors: Fanout of each hop, -1 for all; for each relation in a dict or `NumNeighbors`.
         subgraph_type: `directional`, `bidirectional` or `induced`.
         replace: Draw with replacement.
-        disjoint: Each seed gets a tree of its own. Always so with times.
+        disjoint: Each seed gets its own tree. Always so with times.
         temporal_strategy: `uniform`, or `last` for the latest neighbors.
         time_attr: Name of the times of nodes, or of edges: only neighbors up to the time of the seed are sampled.
         weight_attr: Name of edge weights that neighbors are drawn by.
         is_sorted: Neighbors are sorted by time already, which is checked.
-        share_memory: Accepted; there are no worker processes to share with.
+        share_memory: Accepted and unused; there are no worker processes to share with.
         directed: Deprecated in PyG; False means `subgraph_type="induced"`.
         sample_direction: `forward` follows edges back to their sources; `backward` to their targets.
-        device: Where to sample; None is the current GPU if there is one, else the CPU.
-        placement, topology_cache: Where the topology lives; see `NeighborLoader`.
-        seed: Seed of all draws; with None each call draws one number from torch's generator, and follows from it.
-        time_comparison: `<=` allows neighbors of the time of the seed, as PyG does; `<` only earlier ones.
+        device: Device that samples; None is the current GPU if there is one, otherwise the CPU.
+        placement, topology_cache: Memory of the topology; see `NeighborLoader`.
+        seed: Seed of all draws; with None each call takes a seed from torch's generator.
+        time_comparison: `<=` allows neighbors at the seed's own time, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
-        strict_negatives: Negative links are neither edges nor positive links of the loader (in an undirected graph, nor
-            these turned round); after 32 tries one is kept, with a warning. See `LinkNeighborLoader`.
-        exclude_target_edges: True: sample as if the graph had no edges between the ends of the links that are sampled
-            around; `"reverse"`: nor their reverse edges. See `LinkNeighborLoader`.
-        rev_edge_type: The relation of the reverse edges, where it is not known; see `LinkNeighborLoader`.
+        strict_negatives: Negative links are neither edges nor positive links of the loader (nor, in an undirected
+            graph, their reverse); after 32 tries one is kept, with a warning. See `LinkNeighborLoader`.
+        exclude_target_edges: True: sample as if the graph had no edges between the ends of the seed links; `"reverse"`:
+            exclude their reverse edges too. See `LinkNeighborLoader`.
+        rev_edge_type: The relation of the reverse edges, if it cannot be found; see `LinkNeighborLoader`.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
-        NotImplementedError: combinations that PyG refuses so: times backward, weights of stores.
+        NotImplementedError: combinations that PyG does not support either: times backward, weights of stores.
     """
 
     def __init__(self, data: Any, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,
@@ -236,7 +239,7 @@ class NeighborSampler(OwnSampler):
                 )
             if not self._is_plain():
                 warn(f"topology_cache={topology_cache!r} has no effect with exclude_target_edges", LoaderWarning)
-        # Times and weights are read now, so that what is wrong with them is said here.
+        # Times and weights are read now, so that errors in them are raised here.
         self._read_recipe()
         if not self.is_temporal:
             check_choices(temporal_strategy, time_comparison, time_window)
@@ -254,7 +257,7 @@ class NeighborSampler(OwnSampler):
 
     @property
     def subgraph_type(self) -> SubgraphType:
-        """Which edges among the sampled nodes a sample has."""
+        """Choice of the edges among the sampled nodes that a sample has."""
         return self._subgraph_type
 
     @subgraph_type.setter
@@ -266,7 +269,7 @@ class NeighborSampler(OwnSampler):
 
     @property
     def disjoint(self) -> bool:
-        """Whether each seed gets a tree of its own."""
+        """True if each seed gets its own tree."""
         return self._disjoint or self.is_temporal
 
     @disjoint.setter
@@ -275,32 +278,32 @@ class NeighborSampler(OwnSampler):
 
     @property
     def is_hetero(self) -> bool:
-        """Whether the graph has types."""
+        """True if the graph has types."""
         return self._opened.parts.is_hetero
 
     @property
     def is_temporal(self) -> bool:
-        """Whether nodes or edges have times."""
+        """True if nodes or edges have times."""
         return self._opened.parts.is_temporal
 
     @property
     def num_nodes(self) -> int | dict[str, int]:
-        """Number of nodes, by type where there are types."""
+        """Number of nodes, by type in a graph with types."""
         return self._opened.parts.num_nodes
 
     @property
     def node_time(self) -> Any:
-        """Times of nodes, by type where there are types; None without."""
+        """Times of nodes, by type in a graph with types; None without times."""
         return self._opened.parts.node_time
 
     def refresh(self) -> None:
-        """Read the graph anew, so that edits of a `Data` or `HeteroData` take effect, and writes to tensors of a store.
+        """Read the graph again, so that edits of a `Data` or `HeteroData` and writes to tensors of a store take effect.
 
         Raises:
-            ArgumentError, ArgumentTypeError, IdError: edges, times or weights of the graph are none.
+            ArgumentError, ArgumentTypeError, IdError: edges, times or weights of the graph are invalid.
         """
         is_stored = isinstance(self.data, (tuple, list))
-        # A store is asked once; what it has handed out may be its own.
+        # A store is read once; the tensors that it returned may be its own, in which writes are seen.
         parts = self._opened.parts if is_stored else read_parts(self.data, self.time_attr, self.weight_attr)
         if self._is_plain():
             topology: Any = read_topology(self.data, self.device)
@@ -316,7 +319,7 @@ class NeighborSampler(OwnSampler):
             data: The graph, as of the constructor.
 
         Raises:
-            ArgumentError, ArgumentTypeError: it is of another kind, or has no times or weights of these names.
+            ArgumentError, ArgumentTypeError: the graph is of another class, or has no times or weights of these names.
         """
         opened = Opened(read_parts(data, self.time_attr, self.weight_attr))
         self.data, self._opened = data, opened
@@ -337,14 +340,14 @@ class NeighborSampler(OwnSampler):
         return out
 
     def submit_together(self, inputs: Sequence[NodeSamplerInput], keys: Sequence[int]) -> PendingOutput | Finished:
-        """Start to sample around the nodes of several batches in as many steps as for one.
+        """Start to sample around the nodes of several batches, in as many steps as one batch takes.
 
         Args:
             inputs: At least one, each as of `sample_from_nodes`.
             keys: A key for each.
 
         Returns:
-            What `finish()` makes a list of samples of, as `sample_from_nodes` for each, once they are waited for.
+            A pending output; `finish()` waits and returns a list of samples, each as from `sample_from_nodes`.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -368,7 +371,7 @@ class NeighborSampler(OwnSampler):
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
                           key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
-        """Sample around links, and around negative ones drawn for them.
+        """Sample around links, and around negative links drawn for them.
 
         Args:
             index: PyG's input: sources, targets, labels, times, the relation.
@@ -382,13 +385,13 @@ class NeighborSampler(OwnSampler):
 
     def submit_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
                           key: int | None = None) -> PendingLinks:  # fmt: skip
-        """Start to sample around links; as `sample_from_edges`, but what a captured plan samples is not waited for.
+        """Start to sample around links; as `sample_from_edges`, but without waiting for a captured plan.
 
         Args:
-            index, neg_sampling, key: As of `sample_from_edges`.
+            index, neg_sampling, key: See `sample_from_edges`.
 
         Returns:
-            What `finish()` makes a sample of, once it is waited for.
+            A pending sample; `finish()` waits for it.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -412,7 +415,7 @@ class NeighborSampler(OwnSampler):
 
     def submit_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
                               keys: Sequence[int]) -> PendingOutput | Finished:  # fmt: skip
-        """Start to sample around the links of several batches in as many steps as for one.
+        """Start to sample around the links of several batches, in as many steps as one batch takes.
 
         Args:
             inputs: At least one, each as of `sample_from_edges`.
@@ -420,7 +423,7 @@ class NeighborSampler(OwnSampler):
             keys: A key for each.
 
         Returns:
-            What `finish()` makes a list of samples of, as `sample_from_edges` for each, once they are waited for.
+            A pending output; `finish()` waits and returns a list of samples, each as from `sample_from_edges`.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -441,7 +444,7 @@ class NeighborSampler(OwnSampler):
         return PendingOutput(plan.submit_together(requests, keys, excluded, repeats=True), give)
 
     def _open_links(self, index: EdgeSamplerInput, neg_sampling: Any, key: int) -> Links:
-        """The links of a batch with their negatives."""
+        """Read the links of a batch and draw their negatives."""
         links = Links(index, self._opened.parts, self.device)
         if neg_sampling is not None:
             neg_sampling = NegativeSampling.cast(neg_sampling)
@@ -450,13 +453,13 @@ class NeighborSampler(OwnSampler):
         return links
 
     def find_ways(self, edge_type: EdgeType | None) -> Ways | None:
-        """Find the relations that links of a relation are taken out of; None where they stay.
+        """Find the relations from which the links of a relation are excluded; None if links are kept.
 
         Args:
             edge_type: The relation; None for a graph without types.
 
         Raises:
-            ArgumentError, ArgumentTypeError: the relation of reverse edges is not known, or not one.
+            ArgumentError, ArgumentTypeError: the relation of reverse edges is not known, or does not lead back.
         """
         exclude, reverse = self.exclude_target_edges, self.rev_edge_type
         if not exclude and reverse is None:
@@ -471,20 +474,20 @@ class NeighborSampler(OwnSampler):
         return ways[key]
 
     def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
-        """The source of a relation's negatives, made once."""
+        """Find or make the source of a relation's negatives."""
         return self._opened.negatives.find(neg_sampling, edge_type, self.strict_negatives, self.device)
 
     def forget_written(self) -> None:
-        """Draw by the weights of negatives as they are now, however they were written."""
+        """Forget cached weights of negatives that were written, in any way."""
         self._opened.negatives.forget_written()
 
     def _sample(self, seed: Tensor | Mapping[str, Tensor], seed_time: Any = None, *, key: int | None = None,
                 excluded: Excluded | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
-        """Sample around seeds, by type where there are types; metadata is left to the caller."""
+        """Sample around seeds, by type in a graph with types; the caller sets the metadata."""
         plan = self._open_plan(windows=has_windows(seed_time))
         key = self._next_key() if key is None else key
         if isinstance(seed, Tensor) and not seed.numel():
-            # An empty tensor that was made of a list holds floats.
+            # An empty tensor from a list has a float dtype.
             seed = seed.long()
         if not isinstance(plan, GeneralPlan):
             assert isinstance(seed, Tensor)
@@ -497,7 +500,7 @@ class NeighborSampler(OwnSampler):
         return to_general_output(plan.sample(seed, key, seed_time=times, excluded=excluded), self.is_hetero)
 
     def _fanouts(self) -> Any:
-        """Fanouts per hop, or per relation in the order of the graph."""
+        """Read fanouts per hop, or per relation in the order of the graph."""
         return read_fanouts(self._num_neighbors, list(self._opened.parts.edges) if self.is_hetero else None)
 
     def _read_recipe(self) -> GeneralRecipe:
@@ -510,11 +513,11 @@ class NeighborSampler(OwnSampler):
                              time_comparison=self.time_comparison, time_window=self.time_window)  # fmt: skip
 
     def _is_plain(self) -> bool:
-        """Whether the captured plan of a homogeneous graph does what is asked."""
+        """Check if the captured plan of a homogeneous graph supports all options."""
         return not self.exclude_target_edges and self._is_uniform()
 
     def _is_uniform(self) -> bool:
-        """Whether a homogeneous graph is sampled uniformly, whatever a batch leaves out."""
+        """Check if a homogeneous graph is sampled uniformly; excluded edges do not matter here."""
         is_directional = self._subgraph_type == SubgraphType.directional and self.sample_direction == "forward"
         return (isinstance(self.data, Data) and not self.disjoint and is_directional and self.weight_attr is None
                 and not {"edge_index", "adj_t"}.isdisjoint(self.data._store._mapping))  # fmt: skip
@@ -529,7 +532,7 @@ class NeighborSampler(OwnSampler):
         return plan
 
     def _make_plan(self, unique_seeds: bool, windows: bool = False) -> Any:
-        """The plan for what the attributes hold, checked; copies of the sampler share it."""
+        """Check the attributes and make a plan from them; copies of the sampler share it."""
         recipe, is_plain = self._read_recipe(), self._is_plain()
         if windows:
             recipe = replace_fields(recipe, seed_windows=True)
@@ -569,7 +572,7 @@ class NeighborSampler(OwnSampler):
         self._opened = Opened(read_parts(self.data, self.time_attr, self.weight_attr))
 
     def __copy__(self) -> NeighborSampler:
-        # One that shares what is opened already, as PyG copies samplers to change their fanouts.
+        # Copies share the opened state: PyG copies a sampler to change its fanouts.
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
         return other
@@ -579,7 +582,7 @@ class NeighborSampler(OwnSampler):
 
 
 def _by_type(index: NodeSamplerInput, is_hetero: bool) -> tuple[Any, Any]:
-    """Seeds and their times, by type where there are types."""
+    """Return seeds and their times, by type in a graph with types."""
     if index.input_type is None:
         return index.node, index.time
     if not is_hetero:
@@ -588,14 +591,14 @@ def _by_type(index: NodeSamplerInput, is_hetero: bool) -> tuple[Any, Any]:
 
 
 def has_windows(time: Any) -> bool:
-    """Report whether times of seeds, or one of those by type, are windows: the earliest and the latest time of each."""
+    """Check if times of seeds, or of one type of seeds, are windows: an earliest and a latest time for each."""
     if isinstance(time, Mapping):
         return any(map(has_windows, time.values()))
     return isinstance(time, Tensor) and time.dim() == 2
 
 
 def check_choices(temporal_strategy: str, time_comparison: str, time_window: int | None) -> None:
-    """Refuse words of times where there are none, also unknown ones; PyG takes a strategy then, which is said.
+    """Refuse options of times for a graph without times; `temporal_strategy` only warns, as PyG accepts it.
 
     Raises:
         ArgumentError: named argument, rule and value.

@@ -3,5 +3,5 @@
 - `partition_graph.py`, `command.py`: the function and the command line.
 - `inputs.py`, `assign.py`, `builder.py`: checked input, the part of each node, and the steps that write files.
 - `files.py`, `manifest.py`, `FORMAT.md`: files, their list and their format.
-- `partition_book.py`, `replicas.py`: the owner of each node, and the rows that a part keeps copies of.
+- `partition_book.py`, `replicas.py`: the owner of each node, and copies of rows of other parts.
 """

@@ -1,5 +1,4 @@
-"""Which part a node goes to, by one stream of the edges, with memory by the number of nodes (by METIS:
-`graph/metis.py`)."""
+"""Assignment of nodes to parts in one pass over the edges, in memory of order N (METIS is in `graph/metis.py`)."""
 
 from __future__ import annotations
 
@@ -13,20 +12,21 @@ from pyg_direct.ops.run_kernel import cpu_chunks, run_cpu
 METHODS = ("hash", "range", "metis", "streaming")
 # Communities of at most this share of a part's edge ends can be packed into equal parts.
 _COMMUNITIES_A_PART = 8
-# Passes over the edges that move whole communities to the part they have most ties to, and bytes for their ties.
+# Passes over the edges that move whole communities to the part with most of their ties, and bytes for the ties.
 _REFINEMENTS = 3
 _TIES_BYTES = 1 << 30
-# Communities that are looked at at a time.
+# Communities processed at a time.
 _COMMUNITIES_AT_ONCE = 1 << 20
 
 
 def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: int) -> np.ndarray:
-    """Part of each node, int64 `[N]`: communities found in one pass, packed into parts of equal numbers of nodes.
+    """Assign a part to each node, int64 `[N]`: communities found in one pass, packed into parts of equal numbers of
+    nodes.
 
     After the two phases of 2PS (Mayer et al., ICDE 2022): streaming clustering, then clusters to parts, here also by
-    their ties. Degrees are those of the edges met so far; where nodes have so many edges that a community takes too
-    many nodes in by the first of them, the pass is made again with all of them, as there, and what is too large then is
-    cut. Memory is 32 bytes a node, and up to 1 GiB for ties.
+    their ties. Degrees count only the edges seen so far. If early edges make a community too large, the pass is
+    repeated with all degrees, as in 2PS; communities that are still too large are cut. Memory is 32 bytes a node, and
+    up to 1 GiB for ties.
     """
     if num_parts == 1 or num_nodes == 0:
         return np.zeros(num_nodes, np.int64)
@@ -36,14 +36,14 @@ def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: 
     parts = _pack(sizes, num_parts)
     if not is_even(parts, sizes, num_parts):
         del labels, sizes, parts
-        # Each edge is counted twice now.
+        # Each edge is counted twice in the second pass.
         labels, sizes = _cluster(stream, degree, 2 * largest)
         parts = _pack(sizes, num_parts)
     del degree
     if not is_even(parts, sizes, num_parts):
         sizes = _cut(labels, sizes, -(-num_nodes // (num_parts * _COMMUNITIES_A_PART)))
         parts = _pack(sizes, num_parts)
-    # Beside the ties, up to four words of each community that moves.
+    # In addition to the ties, up to four words of each community that moves.
     if len(sizes) * (num_parts + 4) * 8 <= _TIES_BYTES:
         for _ in range(_REFINEMENTS):
             ties = np.zeros((len(sizes), num_parts), np.int64)
@@ -56,7 +56,7 @@ def assign_by_stream(stream: Stream, num_nodes: int, num_edges: int, num_parts: 
 
 
 def _cluster(stream: Stream, degree: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
-    """(number of each node's community, their sizes); `degree` is what is known of it, and counted on."""
+    """Return (number of each node's community, their sizes); `degree` has the counts so far, and is increased."""
     volume, community = degree.copy(), np.arange(len(degree))
     for sources, targets in stream():
         run_cpu(cluster_edges_cpu, sources, targets, degree, community, volume, largest)
@@ -65,9 +65,7 @@ def _cluster(stream: Stream, degree: np.ndarray, largest: int) -> tuple[np.ndarr
 
 
 def _cut(labels: np.ndarray, sizes: np.ndarray, most: int) -> np.ndarray:
-    """Number communities of at most `most` nodes, those that have more in pieces of their nodes in order, in place;
-    their sizes.
-    """
+    """Cut communities of more than `most` nodes into pieces of consecutive nodes, in place; return their sizes."""
     order, place = np.argsort(labels, kind="stable"), np.arange(len(labels))
     place -= np.repeat(np.cumsum(sizes) - sizes, sizes)
     place //= most
@@ -78,17 +76,17 @@ def _cut(labels: np.ndarray, sizes: np.ndarray, most: int) -> np.ndarray:
 
 
 def _number(community: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(number of each node's community, in place, among those that are not empty; their sizes)."""
+    """Return (number of each node's community among the non-empty ones, in place; their sizes)."""
     counts = np.bincount(community, minlength=len(community))
     sizes = counts[counts > 0]
-    # Where `np.unique` sorts, with five times the memory, as communities are named by nodes.
+    # `np.unique` would sort, with five times the memory; communities are named by nodes.
     numbers = np.cumsum(counts > 0, out=counts)
     numbers -= 1
     return np.take(numbers, community, out=community, mode="clip"), sizes
 
 
 def _pack(sizes: np.ndarray, num_parts: int) -> np.ndarray:
-    """Part of each community, the largest first, to the part that has the fewest nodes."""
+    """Return the part of each community: the largest first, to the part with the fewest nodes."""
     parts, loads = np.zeros(len(sizes), np.int64), np.zeros(num_parts, np.int64)
     several = np.flatnonzero(sizes > 1)
     for item in several[np.argsort(-sizes[several], kind="stable")]:
@@ -96,7 +94,7 @@ def _pack(sizes: np.ndarray, num_parts: int) -> np.ndarray:
         parts[item] = part
         loads[part] += sizes[item]
     single, at = np.flatnonzero(sizes == 1), 0
-    # What is missing to equal loads is filled with single nodes.
+    # Single nodes fill up the parts to equal loads.
     for part, room in enumerate(np.maximum(-(-sizes.sum() // num_parts) - loads, 0).tolist()):
         parts[single[at : at + room]] = part
         at += room
@@ -104,7 +102,7 @@ def _pack(sizes: np.ndarray, num_parts: int) -> np.ndarray:
 
 
 def _move(parts: np.ndarray, sizes: np.ndarray, ties: np.ndarray) -> None:
-    """Move communities to the part that they have most ties to, as far as it has room; those that gain most first."""
+    """Move communities to the part with most of their ties, as far as it has room; the largest gains first."""
     num_parts = ties.shape[1]
     loads = np.bincount(parts, weights=sizes, minlength=num_parts).astype(np.int64)
     capacity = int(1.03 * sizes.sum() / num_parts) + 1
@@ -122,7 +120,7 @@ def _move(parts: np.ndarray, sizes: np.ndarray, ties: np.ndarray) -> None:
 
 
 def _find_gains(parts: np.ndarray, ties: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(communities that have most ties to another part, counted from `first`; how many more; to which part)."""
+    """Find (communities with most ties to another part, counted from `first`; their gain in ties; the part)."""
     gains = ties.max(1) - np.take_along_axis(ties, parts[:, None], 1)[:, 0]
     items = np.flatnonzero(gains > 0)
     return items + first, gains[items], ties[items].argmax(1)

@@ -1,7 +1,7 @@
-"""Files of a partition, written step by step; a step or a piece that was done before a crash is not repeated.
+"""Files of a partition, written step by step; steps and pieces completed before a crash are not repeated.
 
-The edges of a relation are first distributed over buckets on disk, one for each part (`EdgeBuckets`). Each bucket
-then becomes the rows of its part.
+The edges of a relation are first distributed over buckets on disk, one for each part (`EdgeBuckets`). Each bucket then
+becomes the rows of its part.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from pyg_direct.progress import Bar
 
 
 def group(buckets: np.ndarray, num_buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """(positions of items, bucket after bucket, where each bucket begins and the last ends), stable."""
+    """Group items by bucket, stable: (positions of items by bucket, first position of each bucket and the end)."""
     counts, order = np.zeros((cpu_chunks(), num_buckets), np.int64), np.empty(len(buckets), np.int32)
     run_cpu(group_buckets_cpu, buckets, counts, order)
     return order, np.concatenate([[0], counts[-1]])
 
 
 class EdgeBuckets:
-    """Files of edges by part, and the rows that they become.
+    """Files of edges by part, and their conversion to rows.
 
     Args:
         work: Folder of the buckets.
-        number: Of the relation.
-        num_parts: P.
-        inputs: What the partition is made from.
+        number: Number of the relation.
+        num_parts: Number of parts P.
+        inputs: Inputs of the partition.
         edge_type: The relation.
         reached: The node type of the neighbors.
     """
@@ -70,14 +70,14 @@ class EdgeBuckets:
         return self._work / f"bucket-{self._number}-{part}.{name}"
 
     def open(self, lengths: list[int]) -> None:
-        """Go on behind the edges that the buckets hold."""
+        """Continue after the edges that the buckets hold."""
         self.lengths, opened = list(lengths), OpenFiles()
         self._files = {name: [ArrayFile(self._path(name, part), dtype, None, had, opened)
                               for part, had in enumerate(lengths)]
                        for name, dtype in self._columns.items()}  # fmt: skip
 
     def append(self, begin: int, owners: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> None:
-        """Deal out edges begin, begin + 1, ...: their parts, rows within these and neighbors."""
+        """Distribute edges begin, begin + 1, ...: their parts, rows within these, and neighbors."""
         end = begin + len(owners)
         order, ends = group(owners, self._num_parts)
         values = {"row": rows, "indices": columns}
@@ -95,7 +95,7 @@ class EdgeBuckets:
             self.lengths[part] += len(chosen)
 
     def flush(self) -> None:
-        """Have everything on the disk."""
+        """Flush all files to disk."""
         for file in (file for parts in self._files.values() for file in parts):
             file.flush()
 
@@ -121,14 +121,14 @@ class EdgeBuckets:
         low = 0
         with closing_all(files.values()):
             while low < num_rows:
-                # Rows whose edges fit, and at least one.
+                # As many rows as `most` edges fill, and at least one.
                 high = max(low + 1, int(np.searchsorted(indptr, indptr[low] + most, "right")) - 1)
                 self._write_rows(bucket, files, low, high, num_rows, most)
                 low = high
         self._write_attributes(folder, part, count, most)
 
     def _map(self, name: str, part: int, count: int) -> np.ndarray:
-        """A column of a bucket, left in its file."""
+        """Map a column of a bucket from its file."""
         dtype = self._columns[name]
         return np.memmap(self._path(name, part), dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
 
@@ -173,19 +173,19 @@ class EdgeBuckets:
                     file.append(rows[taken])
 
 
-# Bytes that a node or an edge takes while its piece is worked on, beside its rows.
+# Bytes per node or edge of a piece in work, in addition to its rows.
 _NODE_BYTES, _EDGE_BYTES = 64, 160
 _MOST_PIECE = 1 << 23
-# Pieces between two notes of how far a step is.
+# Pieces between two notes of progress in the journal.
 _NOTE_EVERY = 8
 
 
 class Builder:
-    """Writes a partition into a folder.
+    """Writer of a partition.
 
     Args:
-        folder, journal: Where, and what of it is there.
-        inputs: What it is made from.
+        folder, journal: The folder, and the journal of completed steps.
+        inputs: Inputs of the partition.
         num_parts, direction, seed: See `partition_graph`.
         memory: Bytes for pieces.
         progress: Show progress bars.
@@ -199,7 +199,7 @@ class Builder:
         self._work = folder / "work"
 
     def build(self) -> Manifest:
-        """Do what is not done."""
+        """Run all steps that are not completed, and return the manifest."""
         self._work.mkdir(exist_ok=True)
         for part in range(self._num_parts):
             (self._folder / part_folder(part)).mkdir(exist_ok=True)
@@ -255,11 +255,11 @@ class Builder:
         return books
 
     def _starts(self) -> np.ndarray:
-        """Where each type begins in one id space of all."""
+        """First id of each type in one id space of all types."""
         return np.concatenate([[0], np.cumsum([self._inputs.num_nodes[kind] for kind in self._types])])
 
     def _stream(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All edges over the one id space."""
+        """Iterate over all edges, in the one id space."""
         starts = dict(zip(self._types, self._starts().tolist(), strict=False))
         for edge_type, source in self._inputs.edges.items():
             sizes = [self._inputs.num_nodes[edge_type[end]] for end in (0, 2)]
@@ -272,7 +272,7 @@ class Builder:
         return max(1, min(_MOST_PIECE, self._memory // item_bytes))
 
     def _write_nodes(self, number: int, book: Book) -> np.ndarray:
-        """Write ids, rows and times of a node type; nodes of each part."""
+        """Write ids, rows and times of a node type; return the number of nodes of each part."""
         kind, size = self._types[number], self._inputs.num_nodes[self._types[number]]
         arrays = dict(self._node_files(number))
         row_bytes = sum(array[:1].nbytes if len(array) else 0 for array in arrays.values())
@@ -315,10 +315,10 @@ class Builder:
         return counts
 
     def _list_columns(self, number: int, arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
-        """(name, dtype, shape of a row) of the files of a node type."""
+        """List (name, dtype, shape of a row) of the files of a node type."""
         yield f"node-{number}.ids.npy", np.int64, ()
         for name, array in arrays.items():
-            # Times may be given in fewer bits.
+            # Given times may have fewer bits.
             yield name, np.int64 if name == f"node-{number}.time.npy" else array.dtype, array.shape[1:]
 
     def _node_files(self, number: int) -> Iterator[tuple[str, np.ndarray]]:
@@ -329,7 +329,7 @@ class Builder:
             yield f"node-{number}.time.npy", self._inputs.node_time[kind]
 
     def _write_edges(self, number: int, books: dict[str, Book]) -> tuple[list[int], int]:
-        """Write the edges of a relation; (edges of each part, number of cut ones)."""
+        """Write the edges of a relation; return (edges of each part, number of cut edges)."""
         edge_type = self._relations[number]
         target, source = (2, 0) if self._direction == "in" else (0, 2)
         buckets = EdgeBuckets(self._work, number, self._num_parts, self._inputs, edge_type,
@@ -373,7 +373,7 @@ class Builder:
         return int(self._journal.get(f"nodes {self._types.index(kind)}")[1][part])
 
     def _write_names(self) -> None:
-        """Write the names of nodes by id, where edges have names."""
+        """Write the names of nodes by id, if edges have names."""
         if not self._inputs.names:
             return
         with needs_extra("a parquet file", "distributed"):

@@ -1,4 +1,4 @@
-"""`python -m pyg_direct partition`: a graph in files, in parts."""
+"""`python -m pyg_direct partition`: partition a graph in files."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def partition(
     progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:  # fmt: skip
-    """Write a graph in parts, for training on several machines; a run that was ended goes on where it was.
+    """Write a graph in parts, for training on several machines; an interrupted run continues.
 
-    Exit codes: 0 written, 1 it could not be written, 2 bad usage.
+    Exit codes: 0 written, 1 not written, 2 bad usage.
     """
     try:
         typed = any("=" in value for value in edges)
@@ -55,7 +55,7 @@ def partition(
         _tell_begun(out)
         raise
     except ModuleNotFoundError as error:
-        # METIS, and parquet files, are of an extra.
+        # METIS and parquet files need an extra.
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     written = sum(entry.num_nodes for entry in manifest.nodes)
@@ -69,7 +69,7 @@ def partition(
 
 
 def _tell_begun(out: Path) -> None:
-    """Say where the parts are that a run which did not come to its end has made."""
+    """Report the folder with the completed parts of an interrupted run."""
     begun = out.with_name(out.name + ".partial")
     if begun.exists():
         typer.echo(f"{begun} holds what is done: the same command goes on from there", err=True)
@@ -90,7 +90,7 @@ def _pair(value: str) -> tuple[str, str]:
 
 
 def _read(values: Sequence[str] | None, typed: bool, kind: Any) -> Any:
-    """One file, or files by type."""
+    """Parse one file, or files by type."""
     if not values:
         return None
     if not typed:
@@ -113,7 +113,7 @@ def _sizes(values: Sequence[str] | None, typed: bool) -> Any:
 
 
 def _nest(values: Sequence[str] | None, typed: bool, kind: Any) -> Any:
-    """Files by attribute, or by type and attribute."""
+    """Parse files by attribute, or by type and attribute."""
     found: dict[Any, Any] = {}
     for name, file in map(_pair, values or []):
         owner, dot, attribute = name.rpartition(".") if typed else ("", ".", name)

@@ -1,4 +1,4 @@
-"""Files of a partition: arrays written piece by piece, checksums, and a journal to go on after a crash."""
+"""Files of a partition: arrays written piece by piece, checksums, and a journal to continue after a crash."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pyg_direct.cache_folder import write_whole
 from pyg_direct.errors import NPY, ArgumentError, PartitionError, whole_file
 from pyg_direct.progress import Bar
 
-# Of a file that is checked.
+# Bytes read at a time for a checksum.
 _BYTES_AT_ONCE = 1 << 22
-# A process may have 256 files open on macOS, and 1,024 on Linux, unless it is told otherwise.
+# The default limit of open files per process is 256 on macOS and 1,024 on Linux.
 _MOST_OPEN = 64
 
 
 class OpenFiles:
-    """Files that are appended to, few of them open at once: one more closes the one that was used longest ago."""
+    """Files that are appended to, few of them open at once: opening one more closes the least recently used."""
 
     def __init__(self) -> None:
         self._files: dict[Path, BinaryIO] = {}
 
     def at_end(self, path: Path) -> BinaryIO:
-        """The file, which exists, at its end."""
+        """Return the existing file, positioned at its end."""
         file = self._files.pop(path, None)
         if file is None:
             if len(self._files) >= _MOST_OPEN:
@@ -46,19 +46,19 @@ class OpenFiles:
 
 
 class ArrayFile:
-    """A file of an array that grows at its end: a `.npy` file of known shape, or bare items.
+    """File of an array that grows at its end: a `.npy` file of known shape, or items without a header.
 
     Args:
         path: The file.
-        dtype: Of its items.
-        shape: When it is complete; None for items without a header.
-        length: Rows that it holds already; what follows them is dropped.
-        opened: What it is open among; files that are written in turns share one.
+        dtype: Dtype of its items.
+        shape: Shape of the complete array; None for items without a header.
+        length: Rows that it holds already; the remainder is dropped.
+        opened: Set of open files; files that are written in turns share one.
     """
 
     def __init__(self, path: Path, dtype: Any, shape: Sequence[int] | None, length: int = 0,
                  opened: OpenFiles | None = None) -> None:  # fmt: skip
-        # Little endian, whatever is given.
+        # Little endian for any given dtype.
         self._path, self._dtype = path, np.dtype(dtype).newbyteorder("<")
         self._opened, self._is_done = opened or OpenFiles(), False
         with path.open("r+b" if length else "w+b") as file:
@@ -76,7 +76,7 @@ class ArrayFile:
             np.ascontiguousarray(rows, self._dtype).tofile(self._opened.at_end(self._path))
 
     def flush(self) -> None:
-        """Have everything on the disk, also what was written before the file was closed and opened again."""
+        """Flush everything to disk, also writes before the file was closed and reopened."""
         file = self._opened.at_end(self._path)
         file.flush()
         os.fsync(file.fileno())
@@ -91,7 +91,7 @@ class ArrayFile:
 
 @contextmanager
 def closing_all(files: Iterable[ArrayFile]) -> Iterator[None]:
-    """Close files at the end, whatever happens."""
+    """Close files at the end, even after an error."""
     with ExitStack() as stack:
         for file in files:
             stack.callback(file.close)
@@ -99,11 +99,11 @@ def closing_all(files: Iterable[ArrayFile]) -> Iterator[None]:
 
 
 class Journal:
-    """What of a partition is done; kept in its folder until it is published.
+    """Journal of the completed steps of a partition; kept in its folder until it is published.
 
     Args:
         folder: The folder that is being written.
-        inputs: What the partition is made from and how; a folder begun with other inputs is not gone on with.
+        inputs: Inputs and options of the partition; a folder begun with other inputs is not continued.
     """
 
     def __init__(self, folder: Path, inputs: dict[str, Any]) -> None:
@@ -121,25 +121,25 @@ class Journal:
         self.note("inputs", inputs)
 
     def get(self, step: str, default: Any = None) -> Any:
-        """What was noted of a step."""
+        """Return the note of a step."""
         return self._entries.get(step, default)
 
     def __contains__(self, step: str) -> bool:
         return step in self._entries
 
     def note(self, step: str, value: Any) -> None:
-        """Keep how far a step is."""
+        """Note the progress of a step."""
         self._entries[step] = value
         write_whole(self._path, json.dumps(self._entries))
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Forget what was kept in a folder, which is published."""
+        """Remove the journal of a published folder."""
         (folder / "journal.json").unlink()
 
 
 def _read_entries(path: Path) -> dict[str, Any]:
-    """What a journal holds; nothing where a failure of the system left half of it."""
+    """Read a journal; empty if a system failure left it incomplete."""
     try:
         known = json.loads(path.read_text())
     except ValueError:
@@ -148,7 +148,7 @@ def _read_entries(path: Path) -> dict[str, Any]:
 
 
 def describe_file(path: Path, bar: Bar) -> dict[str, Any]:
-    """Size and checksum of a file, as a manifest lists them; `bar` is told of its bytes as they are read."""
+    """Return size and checksum of a file, as in a manifest; `bar` counts the bytes read."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_BYTES_AT_ONCE):
@@ -158,14 +158,14 @@ def describe_file(path: Path, bar: Bar) -> dict[str, Any]:
 
 
 def read_array(path: Path, *, mapped: bool = False) -> np.ndarray:
-    """The array of a `.npy` file, numbers alone.
+    """Read the array of a `.npy` file, numbers only.
 
     Args:
         path: The file.
-        mapped: Leave it in the file, with pages copied that are written to.
+        mapped: Map the file, copy on write.
 
     Raises:
-        PartitionError: it is missing or damaged, or holds something else, such as a pickle, which is not loaded.
+        PartitionError: it is missing, damaged, or no array of numbers; a pickle is never loaded.
     """
     with whole_file(path.name, NPY, path, PartitionError):
         array: Any = np.load(path, allow_pickle=False, mmap_mode="c" if mapped else None)
@@ -178,7 +178,7 @@ def read_array(path: Path, *, mapped: bool = False) -> np.ndarray:
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """Write a `.npy` file and have it on the disk."""
+    """Write a `.npy` file and flush it to disk."""
     with path.open("wb") as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
         file.flush()

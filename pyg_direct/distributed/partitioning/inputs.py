@@ -20,7 +20,7 @@ from torch import Tensor, strided
 from pyg_direct.errors import NPY, PARQUET, ArgumentError, ArgumentTypeError, needs_extra, whole_file
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType, as_weights
 
-# Rows that a parquet file is read by.
+# Rows read from a parquet file at a time.
 _ROWS = 1 << 20
 
 
@@ -28,17 +28,17 @@ class EdgeSource:
     """Edges in the order of their ids.
 
     Args:
-        edges: Integers `[2, E]` or `[E, 2]`, sources first: a tensor, an array or a `.npy` file (one of shape
-            `[2, 2]` is read as `[2, E]`); (sources, targets), each `[E]`; or a parquet file, whose first two columns
-            are the ends: integers, or strings.
+        edges: Integers `[2, E]` or `[E, 2]`, sources first: a tensor, an array or a `.npy` file (one of shape `[2, 2]`
+            is read as `[2, E]`); (sources, targets), each `[E]`; or a parquet file, whose first two columns are the
+            ends, integers or strings.
 
     Raises:
-        ArgumentError, ArgumentTypeError: something else.
+        ArgumentError, ArgumentTypeError: another value.
     """
 
     def __init__(self, edges: Any) -> None:
         self._files: list[Any] = []
-        # What the edges are read from: files or arrays.
+        # Sources of the edges: files or arrays.
         self.files: list[Any] = []
         if isinstance(edges, (str, PathLike)):
             path = Path(edges).resolve()
@@ -82,9 +82,9 @@ class EdgeSource:
         self.num_edges = sum(file.metadata.num_rows for file in self._files)
 
     def read(self, size: int, begin: int = 0) -> Iterator[tuple[int, Any, Any]]:
-        """(id of the first edge, sources, targets) of up to `size` edges at a time, from edge `begin` on.
+        """Iterate over (id of the first edge, sources, targets) of up to `size` edges at a time, from edge `begin` on.
 
-        Ends are arrays of integers, or of pyarrow where they are names.
+        Ends are arrays of integers, or pyarrow arrays of names.
         """
         if not self._files:
             for at in range(begin, self.num_edges, size):
@@ -112,7 +112,7 @@ class EdgeSource:
         return column if self.has_names else column.to_numpy(zero_copy_only=False)
 
     def largest_ids(self, size: int) -> tuple[int, int]:
-        """The largest source and target; -1 without edges."""
+        """Return the largest source and target; -1 without edges."""
         high = [-1, -1]
         for _, *ends in self.read(size):
             high = [max(h, int(end.max())) if len(end) else h for h, end in zip(high, ends, strict=True)]
@@ -120,11 +120,11 @@ class EdgeSource:
 
 
 class NamedSource:
-    """Edges whose ends have names, as numbers: the place of a name among those of its type, by first appearance.
+    """Edges whose ends have names; numbers count the names of a type by first appearance.
 
     Args:
         source: The edges.
-        names: The names of the types at both ends; grows while edges are read.
+        names: The names of the types at both ends; extended while edges are read.
     """
 
     def __init__(self, source: EdgeSource, names: Sequence[dict[str, int]]) -> None:
@@ -132,12 +132,12 @@ class NamedSource:
         self.num_edges, self.files, self.has_names = source.num_edges, source.files, True
 
     def read(self, size: int, begin: int = 0) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """As `EdgeSource.read`."""
+        """Iterate as `EdgeSource.read`."""
         for at, *ends in self._source.read(size, begin):
             yield at, _number(ends[0], self._names[0]), _number(ends[1], self._names[1])
 
     def largest_ids(self, size: int) -> tuple[int, int]:
-        """The largest numbers at both ends."""
+        """Return the largest numbers at both ends."""
         for _ in self.read(size):
             pass
         return len(self._names[0]) - 1, len(self._names[1]) - 1
@@ -150,20 +150,20 @@ def _number(names: Any, known: dict[str, int]) -> np.ndarray:
 
 
 def _read_parquet(read: Callable[[], Any], path: Path) -> Any:
-    """What pyarrow reads of a file."""
+    """Call a reader of pyarrow, with errors that name the file."""
     with whole_file("edges", PARQUET, path):
         return read()
 
 
 def load_array(value: Any, name: str) -> np.ndarray:
-    """A tensor, an array or a `.npy` file (mapped, not read) as an array.
+    """Convert a tensor, an array or a `.npy` file (mapped, not read) to an array.
 
     Args:
-        value: It.
-        name: Of the argument that it is.
+        value: The tensor, array or file.
+        name: Name of the argument.
 
     Raises:
-        ArgumentError, ArgumentTypeError: something else.
+        ArgumentError, ArgumentTypeError: another value.
     """
     if isinstance(value, (str, PathLike)):
         return _load(value, name)
@@ -197,19 +197,19 @@ def _split(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 _SIZE = 1 << 20
-# What batches have of their own, beside the rows.
+# Names of attributes that batches always have, in addition to rows.
 _TAKEN = ("adj_t", "batch", "batch_size", "e_id", "edge_index", "edge_label", "edge_label_index", "input_id", "n_id",
           "num_nodes", "num_sampled_edges", "num_sampled_nodes")  # fmt: skip
 
 
 @dataclass
 class Inputs:
-    """What a partition is made from, by type; arrays may be memory maps.
+    """Inputs of a partition, by type; arrays may be memory maps.
 
     Attributes:
         method: A name, or the part of each node by type.
-        names: Numbers of names by type, where edges have names.
-        weight_dtypes: float32, or float64 where that does not hold every weight of a relation exactly.
+        names: Numbers of names by type, if edges have names.
+        weight_dtypes: float32, or float64 if float32 cannot represent every weight of a relation exactly.
     """
 
     is_homogeneous: bool
@@ -225,7 +225,7 @@ class Inputs:
     weight_dtypes: dict[EdgeType, Any]
 
     def identify(self) -> dict[str, Any]:
-        """What tells these inputs from others, as far as that is cheap: sizes, and files with their times."""
+        """Identify the inputs by cheap facts: sizes, and files with their modification times."""
         return {
             "num_nodes": list(self.num_nodes.items()),
             "edges": [[*kind, source.num_edges, [_stamp(file) for file in source.files]]
@@ -242,7 +242,7 @@ class Inputs:
 
 
 def _stamp(value: Any) -> Any:
-    """What tells a file or an array from others: size and time of the file, and its piece of it, else a checksum."""
+    """Identify a file or a mapped array by size, time and position; other arrays by a checksum."""
     file = getattr(value, "filename", None) or value
     if isinstance(file, (str, PathLike)):
         stat = Path(file).stat()
@@ -251,14 +251,14 @@ def _stamp(value: Any) -> Any:
 
 
 def _find_place(array: Any) -> list[Any]:
-    """Which part of its file an array is that is mapped from one."""
+    """Find the position of a mapped array within its file."""
     begin = array.ctypes.data - np.frombuffer(array._mmap, np.uint8).ctypes.data
     return [array.offset, begin, list(array.shape), list(array.strides), str(array.dtype)]
 
 
 def read_inputs(edges: Any, num_nodes: Any, node_rows: Any, edge_rows: Any, node_time: Any, edge_time: Any,
                 edge_weight: Any, method: Any) -> Inputs:  # fmt: skip
-    """Check arguments of `partition_graph`, which see."""
+    """Check the arguments of `partition_graph`."""
     if node_time is not None and edge_time is not None:
         raise ArgumentError("give either node_time or edge_time, not both")
     is_homogeneous = not isinstance(edges, Mapping)
@@ -316,7 +316,7 @@ def _check_relation(kind: Any) -> EdgeType:
 
 
 def _check_apart(node_rows: Any, edge_rows: Any) -> None:
-    """Without types rows of nodes and of edges come into one store of a batch."""
+    """Refuse equal names of rows of nodes and of edges: without types, a batch keeps them in one store."""
     nodes, edges = node_rows[NODES], edge_rows[LINKS]
     twice = sorted(set(nodes) & set(edges)) if isinstance(nodes, Mapping) and isinstance(edges, Mapping) else []
     if twice:
@@ -324,7 +324,7 @@ def _check_apart(node_rows: Any, edge_rows: Any) -> None:
 
 
 def _find_sizes(num_nodes: dict[str, Any], edges: Mapping[EdgeType, EdgeSource | NamedSource]) -> None:
-    """Fill in numbers of nodes that are not given, and check those that are."""
+    """Compute missing numbers of nodes, and check given ones."""
     highest = dict.fromkeys(num_nodes, -1)
     for edge_type, source in edges.items():
         ends = (edge_type[0], edge_type[2])
@@ -401,7 +401,7 @@ def _rows_by_kind(name: str, parts: Any, known: list[Any]) -> list[tuple[Any, Ma
 
 
 def _weights(name: str, value: Any, count: int) -> tuple[np.ndarray, np.dtype[Any]]:
-    """(weights, the dtype that they are kept in)."""
+    """Return (weights, their dtype on disk)."""
     if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
         value = value.float()
     array, dtype = _rows(name, value, count), np.dtype(np.float32)

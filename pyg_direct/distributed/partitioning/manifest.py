@@ -1,4 +1,4 @@
-"""`Manifest`: what a partition on disk consists of. `FORMAT.md` beside this file tells the format.
+"""`Manifest`: the description of a partition on disk. `FORMAT.md` beside this file specifies the format.
 
 A folder holds `manifest.json`, which is written last, and `.npy` files, whose sizes and checksums it lists.
 """
@@ -27,7 +27,9 @@ FILE = "manifest.json"
 
 @dataclass
 class NodeEntry:
-    """A node type: its number of nodes, its book, and files of rows by attribute (`{part}` stands for the folder)."""
+    """A node type: its number of nodes, its book, and files of rows by attribute (`{part}` is replaced by the
+    folder).
+    """
 
     name: str
     num_nodes: int
@@ -38,9 +40,9 @@ class NodeEntry:
 
 @dataclass
 class EdgeEntry:
-    """A relation: its number of edges, what they have beside ends, and files of rows by attribute.
+    """A relation: its number of edges, their times and weights, and files of rows by attribute.
 
-    `time` is None, `edge` or `node`: whose times its rows are sorted by.
+    `time` is None, `edge` or `node`: the times by which its rows are sorted.
     """
 
     name: tuple[str, str, str]
@@ -52,13 +54,13 @@ class EdgeEntry:
 
 @dataclass
 class Manifest:
-    """What a partition on disk consists of.
+    """Description of a partition on disk.
 
     Attributes:
-        num_parts: P.
-        method: How nodes were dealt out.
+        num_parts: Number of parts P.
+        method: Method that assigned nodes to parts.
         direction: `in`: a part holds the in-edges of its nodes; `out`: their out-edges.
-        is_homogeneous: Whether node types and relations are names only.
+        is_homogeneous: True if the graph has no types; node types and relations are then names only.
         nodes, edges: Node types and relations, in order.
         part_nodes: Nodes of each part by type, `[P][T]`.
         part_edges: Edges of each part by relation, `[P][R]`.
@@ -78,9 +80,7 @@ class Manifest:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def write(self, folder: Path, *, prefix: str = "", progress: bool = True) -> None:
-        """Write the manifest, with checksums of the files that lie in the folder and are not listed yet, of those whose
-        names begin so.
-        """
+        """Write the manifest. Checksums are added for new files in the folder whose names begin with `prefix`."""
         known = {FILE, "journal.json", *self.files}
         names = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
         new = {name: file for name, file in names.items() if name not in known and name.startswith(prefix)}
@@ -92,10 +92,10 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: str | PathLike[str]) -> Manifest:
-        """The manifest of a folder.
+        """Read the manifest of a folder.
 
         Raises:
-            PartitionError: there is none, or one of another format or version.
+            PartitionError: the manifest is missing, or of another format or version.
         """
         path = Path(folder) / FILE
         try:
@@ -121,7 +121,7 @@ class Manifest:
         return made
 
     def _find_wrong(self) -> str | None:
-        """What contradicts itself, as of a manifest that was written to by hand."""
+        """Find a contradiction, for example in a manifest that was edited by hand."""
         for name, counts in (("nodes", self.part_nodes), ("edges", self.part_edges)):
             if len(counts) != self.num_parts:
                 return f"{name} of {len(counts)} parts, of {self.num_parts}"
@@ -143,12 +143,12 @@ class Manifest:
         return None
 
     def check(self, folder: str | PathLike[str], part: int | None, *, full: bool = True) -> None:
-        """Compare files with what the manifest says of them.
+        """Compare files with the manifest.
 
         Args:
             folder: The partition.
             part: Only the files that this part needs; None for all.
-            full: Compare checksums too, which reads the files; else sizes.
+            full: Compare checksums too, which reads the files; otherwise sizes.
 
         Raises:
             PartitionError: a file is missing, has another size, or other contents.
@@ -165,14 +165,14 @@ class Manifest:
                     raise PartitionError(f"{path} does not have the checksum that the manifest lists")
 
     def identify(self) -> int:
-        """A number that other partitions do not have, whatever rows of others a host keeps copies of."""
+        """Return a number that identifies the partition; replicas of rows do not change it."""
         files = {name: known for name, known in self.files.items() if not name.startswith("replicas-")}
         words = json.dumps(asdict(replace(self, files=files)), sort_keys=True)
-        # Not negative, in 64 bits.
+        # Non-negative in int64.
         return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") >> 1
 
     def forget(self, folder: Path, names: str) -> None:
-        """Write the manifest without the files whose names begin so: they are about to change."""
+        """Write the manifest without the files whose names begin with `names`: they are about to change."""
         self.files = {name: known for name, known in self.files.items() if not name.startswith(names)}
         write_whole(folder / FILE, self._text())
 
@@ -180,7 +180,7 @@ class Manifest:
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
 
     def read_book(self, folder: str | PathLike[str], number: int) -> Book:
-        """The book of a node type."""
+        """Read the book of a node type."""
         entry = self.nodes[number]
         if entry.book["kind"] == "hash":
             return Book(entry.num_nodes, self.num_parts)
@@ -190,18 +190,18 @@ class Manifest:
         return Book(entry.num_nodes, self.num_parts, table=torch.from_numpy(table))
 
     def check_part(self, part: Any) -> int:
-        """A number of a part."""
+        """Check the number of a part."""
         if isinstance(part, bool) or not isinstance(part, int) or not 0 <= part < self.num_parts:
             raise ArgumentError(f"part must be an integer in [0, {self.num_parts}), got {part!r}")
         return part
 
 
 def check_same(numbers: Sequence[int], who: str) -> None:
-    """Refuse parts of several partitions.
+    """Refuse parts of different partitions.
 
     Args:
-        numbers: What `Manifest.identify` says of those that come together, one a part.
-        who: Those who have them.
+        numbers: Results of `Manifest.identify`, one per part.
+        who: Owners of the parts, for the message.
     """
     other = next((at for at, number in enumerate(numbers) if number != numbers[0]), None)
     if other is not None:
@@ -209,12 +209,12 @@ def check_same(numbers: Sequence[int], who: str) -> None:
 
 
 def part_folder(part: int) -> str:
-    """Name of the folder of a part."""
+    """Return the name of the folder of a part."""
     return f"part-{part:05d}"
 
 
 def _is_needed(name: str, part: int) -> bool:
-    """Whether who holds one part reads a file: not what is of others, nor the names that ids stand for."""
+    """Check if a process with one part reads a file: no files of other parts, no names of nodes."""
     folder = name.partition("/")[0]
     own = {"part-": part_folder(part), "replicas-": f"replicas-{part:05d}"}
     is_of_others = any(folder.startswith(begin) and folder != mine for begin, mine in own.items())

@@ -1,4 +1,4 @@
-"""`Book`: which part owns each node of a type."""
+"""`Book`: the owner of each node of a type."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MAX_PARTS = 1 << 15
 
 @dataclass(frozen=True)
 class Book:
-    """Which part owns each node of a type: by a hash of its id, by ranges of ids, or by a table.
+    """Owner of each node of a type: by a hash of its id, by ranges of ids, or by a table.
 
     Attributes:
         num_nodes, num_parts: N and P.
         bounds: First node of each part and N, int64 `[P + 1]`, for ranges.
-        table: Part of each node, uint8 or int16 `[N]`, for a table. Without both, a hash decides.
+        table: Part of each node, uint8 or int16 `[N]`, for a table. Without both, a hash assigns nodes.
     """
 
     num_nodes: int
@@ -50,28 +50,28 @@ class Book:
 
     @property
     def kind(self) -> str:
-        """`hash`, `range` or `table`."""
+        """Name of the rule: `hash`, `range` or `table`."""
         return "hash" if self.bounds is None and self.table is None else "range" if self.table is None else "table"
 
     @classmethod
     def by_range(cls, num_nodes: int, num_parts: int) -> Book:
-        """Equal ranges of ids."""
+        """Make a book of equal ranges of ids."""
         check_num_parts(num_parts)
         bounds = torch.arange(num_parts + 1, dtype=torch.int64, device="cpu") * num_nodes // num_parts
         return cls(num_nodes, num_parts, bounds=bounds)
 
     @classmethod
     def by_table(cls, table: Any, num_parts: int) -> Book:
-        """The parts given for all nodes, integers `[N]`.
+        """Make a book of given parts of all nodes, integers `[N]`.
 
         Raises:
-            ArgumentError, ArgumentTypeError: numbers of no part, or no integers.
+            ArgumentError, ArgumentTypeError: a part is out of range, or the dtype is no integer.
         """
         check_num_parts(num_parts)
         table = table if isinstance(table, Tensor) else torch.as_tensor(table, device="cpu")
         if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
             raise ArgumentTypeError(f"table must hold integers, got {table.dtype}")
-        # As they are: in fewer bits other numbers would be parts.
+        # Compared in int64: a narrower dtype would wrap invalid numbers around to valid parts.
         table = table.long()
         if table.numel() and not 0 <= int(table.min()) <= int(table.max()) < num_parts:
             raise ArgumentError(f"table must hold parts in [0, {num_parts}), got {int(table.min())} to "
@@ -79,7 +79,7 @@ class Book:
         return cls(len(table), num_parts, table=table.to(table_dtype(num_parts)))
 
     def owners(self, ids: Tensor) -> Tensor:
-        """The part of each node, int64 `[n]`, of ids int64 `[n]`, on their device."""
+        """Return the part of each node, int64 `[n]`, for ids int64 `[n]`, on their device."""
         if self.table is not None:
             return self._on(ids, "table")[ids].long()
         if self.bounds is not None:
@@ -89,14 +89,14 @@ class Book:
         return (((mixed >> 32) & 0x7FFFFFFF) * self.num_parts) >> 31
 
     def find_buckets(self, ids: Tensor, own: int, scale: int, add: int, keys: Tensor) -> None:
-        """Give the keys of the buckets that nodes are asked for in (see `ops/sampling/split_by_owner.py`)."""
+        """Write the bucket keys of requested nodes (see `ops/sampling/split_by_owner.py`)."""
         none = ids[:0]
         bounds = none if self.bounds is None else self._on(ids, "bounds")[1:-1]
         table = none.to(torch.uint8) if self.table is None else self._on(ids, "table")
         find_buckets(ids, self.num_parts, bounds, table, own, scale, add, keys)
 
     def _on(self, ids: Tensor, name: str) -> Tensor:
-        """`bounds` or `table` on the device of ids, copied there once."""
+        """Return `bounds` or `table` on the device of ids, copied there once."""
         own: Tensor = getattr(self, name)
         if own.device == ids.device:
             return own
@@ -106,12 +106,12 @@ class Book:
         return copies[name, ids.device]
 
     def owners_between(self, begin: int, end: int) -> np.ndarray:
-        """The parts of the nodes begin, ..., end - 1, int64."""
+        """Return the parts of the nodes begin, ..., end - 1, int64."""
         return self.owners(torch.arange(begin, end, device="cpu")).numpy()
 
 
 def check_num_parts(num_parts: Any) -> int:
-    """A number of parts, which may be NumPy's."""
+    """Check a number of parts, which may be a NumPy integer."""
     is_number = isinstance(num_parts, (int, np.integer)) and not isinstance(num_parts, bool)
     if not is_number or not 1 <= num_parts < _MAX_PARTS:
         raise ArgumentError(f"num_parts must be an integer in [1, {_MAX_PARTS}), got {num_parts!r}")
@@ -119,10 +119,10 @@ def check_num_parts(num_parts: Any) -> int:
 
 
 def table_dtype(num_parts: int) -> torch.dtype:
-    """The smallest dtype that holds a part."""
+    """Return the smallest dtype that holds a part."""
     return torch.uint8 if num_parts <= 256 else torch.int16
 
 
 def _shift(value: Tensor, bits: int, other: Tensor) -> Tensor:
-    """`other` xor the logical shift of `value` to the right."""
+    """Compute `other` xor the logical right shift of `value`."""
     return other ^ ((value >> bits) & ((1 << (64 - bits)) - 1))

@@ -1,4 +1,4 @@
-"""`partition_graph`: writes a graph in parts, out of core, in bounded memory; goes on after a crash."""
+"""`partition_graph`: partitions a graph out of core, in bounded memory; continues after a crash."""
 
 from __future__ import annotations
 
@@ -39,29 +39,30 @@ def partition_graph(
     seed: int = 0,
     progress: bool = False,
 ) -> Manifest:
-    """Write a graph in `num_parts` parts into the folder `out`, in the format that `FORMAT.md` tells.
+    """Write a graph in `num_parts` parts into the folder `out`, in the format specified in `FORMAT.md`.
 
-    A node belongs to one part, with its rows and the rows of its edges (the in-edges with `direction="in"`). Reads the
-    edges as a stream: memory beside the arrays given is `memory`, 4 bytes a node mapped from the disk, and what the
-    method needs. The folder appears at once and whole, by a rename; until then it is called `out` with `.partial`
-    behind, and a call with the same arguments goes on where the last one ended.
+    A node belongs to one part, with its rows and its edges (the in-edges with `direction="in"`). Edges are read as a
+    stream. Memory in addition to the given arrays is `memory`, 4 bytes a node mapped from disk, and the memory of the
+    method. The folder is published whole, by a rename; until then its name ends with `.partial`. A call with the same
+    arguments continues an interrupted one.
 
     Args:
         out: A folder that does not exist yet.
-        edges: What `EdgeSource` reads; with types, that by relation (source type, name, target type).
-        num_parts: P.
+        edges: An input of `EdgeSource`; with types, one per relation (source type, name, target type).
+        num_parts: Number of parts P.
         num_nodes: N, by type with types; by default one more than the largest id.
-        method: `hash` (of the id), `range` (of ids), `metis` (fewest cut edges, by pymetis, with the edges in memory),
-            `streaming` (few cut edges, in passes over the edges, 32 bytes a node and up to 1 GiB; after 2PS, Mayer et
-            al., ICDE 2022), or the part of each node, integers `[N]` (by type).
-        direction: Whether parts hold the in-edges or the out-edges of their nodes; samplers of PyG's loaders need `in`.
-        node_rows: Rows of nodes by attribute name: tensors, arrays or `.npy` files `[N, ...]`; by type with types. Not
-            by a name of what batches hold beside rows, such as `n_id`, nor, without types, by one of `edge_rows`.
+        method: `hash` (of the id), `range` (of ids), `metis` or `streaming`; or the part of each node, integers `[N]`
+            (by type). `metis` cuts the fewest edges, by pymetis, with the edges in memory. `streaming` cuts few edges,
+            in passes over the edges, with 32 bytes a node and up to 1 GiB (after 2PS, Mayer et al., ICDE 2022).
+        direction: `in` or `out`: edges of its nodes that a part holds; samplers of PyG's loaders need `in`.
+        node_rows: Rows of nodes by attribute name: tensors, arrays or `.npy` files `[N, ...]`; by type with types.
+            Names of attributes that every batch has, such as `n_id`, are refused; so are names in `edge_rows` without
+            types.
         edge_rows: Rows of edges by attribute name, by edge id, `[E, ...]`; by relation with types.
         node_time, edge_time: Times, integers `[N]` or `[E]`, by type or relation with types; not both.
         edge_weight: Weights, `[E]`, by relation with types.
-        memory: Bytes, or `"1G"`: for the pieces that are worked on at a time.
-        seed: Of METIS.
+        memory: Bytes, or `"1G"`: memory for pieces in work.
+        seed: Seed of METIS.
         progress: Show progress bars.
 
     Returns:
@@ -90,7 +91,8 @@ def partition_graph(
         manifest = Builder(partial, journal, inputs, num_parts, direction, piece, seed, progress).build()
         sync_folder(partial)
         os.rename(partial, folder)
-        # Behind the name: without either, who goes on would find files of nobody.
+        # After the rename: a crash in between would leave a `.partial` folder without a journal, which no run could
+        # continue.
         Journal.remove(folder)
         sync_folder(folder.parent)
     return manifest
@@ -98,7 +100,7 @@ def partition_graph(
 
 @contextlib.contextmanager
 def _writing(folder: Path, partial: Path) -> Iterator[None]:
-    """Keep others from the same partition, as far as the file system has locks."""
+    """Keep other processes from writing the same partition, if the file system supports locks."""
     from filelock import FileLock, Timeout
 
     path = partial.with_name(partial.name + ".lock")
@@ -108,10 +110,10 @@ def _writing(folder: Path, partial: Path) -> Iterator[None]:
     except Timeout as error:
         raise ArgumentError(f"out must not be written by anybody else meanwhile, got {str(folder)!r}") from error
     except (OSError, NotImplementedError):
-        # There are no locks where this lies.
+        # This file system has no locks.
         pass
     try:
-        # Somebody else may have just written it.
+        # Another process may have just written it.
         if folder.exists():
             raise ArgumentError(f"out must not exist yet, got {str(folder)!r}")
         yield

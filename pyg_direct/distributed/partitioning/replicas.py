@@ -1,4 +1,4 @@
-"""Which rows of other parts to keep copies of: those that sampling from this part meets most often."""
+"""Choice of the rows of other parts to copy: the rows that sampling from this part needs most often."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pyg_direct.errors import ArgumentError, PartitionError
 
 
 def rank_remote(part: GraphPart, kind: str, counts: Tensor) -> Tensor:
-    """Nodes of other parts that were met, the most frequent first, of equal ones the lowest id, int64.
+    """Rank nodes of other parts by their counts, int64; nodes with count 0 are left out, ties go to the lowest id.
 
     Args:
         part: The part.
         kind: Node type.
-        counts: How often each node was met, `[N]`.
+        counts: How often each node was needed, `[N]`.
     """
     met = counts.nonzero().view(-1)
     met = met[part.owners(kind, met) != part.part]
@@ -31,7 +31,7 @@ def rank_remote(part: GraphPart, kind: str, counts: Tensor) -> Tensor:
 
 
 def count_listed(part: GraphPart, kind: str) -> Tensor:
-    """How often the part's own neighbor lists name each node of a type, int64 `[N]` on the CPU."""
+    """Count how often the part's own neighbor lists contain each node of a type, int64 `[N]` on the CPU."""
     placed = part.place()
     number = placed.topo.node_types.index(kind)
     low, size = int(placed.topo.type_starts[number]), placed.topo.num_nodes[kind]
@@ -43,7 +43,7 @@ def count_listed(part: GraphPart, kind: str) -> Tensor:
 
 
 def choose_replicas(part: GraphPart, num_bytes: int) -> dict[str, Tensor]:
-    """Ids by node type whose rows take at most `num_bytes`, by how often the part's neighbor lists name them."""
+    """Choose ids by node type whose rows take at most `num_bytes`, the most frequent in the part's neighbor lists."""
     ranked, scores, sizes = {}, [], []
     for kind in part.books:
         row_bytes = sum(rows[:1].numel() * rows.element_size() if len(rows) else 0
@@ -52,7 +52,7 @@ def choose_replicas(part: GraphPart, num_bytes: int) -> dict[str, Tensor]:
         ranked[kind] = rank_remote(part, kind, counts)[: num_bytes // row_bytes if row_bytes else 0]
         scores.append(counts[ranked[kind]].double() / max(1, row_bytes))
         sizes.append(torch.full((len(ranked[kind]),), row_bytes, device="cpu"))
-    # Of all types together, those that save the most bytes for their own.
+    # Over all types together, the rows that save most reads per byte of memory.
     order = torch.cat(scores).argsort(descending=True, stable=True)
     fits = torch.cat(sizes)[order].cumsum(0) <= num_bytes
     is_kept = torch.zeros(len(order), dtype=torch.bool, device="cpu")
@@ -62,16 +62,16 @@ def choose_replicas(part: GraphPart, num_bytes: int) -> dict[str, Tensor]:
 
 
 def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str, Tensor]], share: float) -> None:
-    """Write which rows of other parts each part keeps, from counted access; `DistGraph(replicas="plan")` reads it.
+    """Write the rows of other parts that each part keeps, from counted access; `DistGraph(replicas="plan")` reads it.
 
-    After the frequency partitioner of GraphLearn-for-PyTorch: count how often batches of the seeds of a part meet each
-    node (`AccessCounter`), in a short run before training.
+    After the frequency partitioner of GraphLearn-for-PyTorch. A short run before training counts how often batches from
+    the seeds of a part contain each node (`AccessCounter`).
 
     Args:
         folder: The partition.
-        counts: For each part, by node type (`"nodes"` without types), how often its batches met each
-            node, integers `[N]`. Types that are left out keep none.
-        share: Rows to keep, as a share of the nodes of the part, of those met.
+        counts: For each part, by node type (`"nodes"` without types), how often its batches contained each node,
+            integers `[N]`. Parts keep no rows of types that are left out.
+        share: Limit of copied rows, as a share of the nodes of the part.
 
     Raises:
         ArgumentError: named argument, rule and value.
@@ -95,14 +95,14 @@ def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str,
 def _write_plans(folder: str | PathLike[str], counts: Mapping[int, Mapping[str, Tensor]], share: float) -> None:
     manifest = Manifest.read(folder)
     for part, by_kind in counts.items():
-        # Files that changed and are not listed yet are no damage, where this is interrupted.
+        # Forgotten first: after an interrupt, changed files that the manifest does not list are no damage.
         manifest.forget(Path(folder), f"replicas-{part:05d}/")
         target = Path(folder) / f"replicas-{part:05d}"
         target.mkdir(exist_ok=True)
         for number, entry in enumerate(manifest.nodes):
             met = by_kind.get(entry.name)
             if met is None:
-                # Not one of a plan before.
+                # Remove the file of an earlier plan.
                 (target / f"node-{number}.npy").unlink(missing_ok=True)
                 continue
             met = met.cpu()
@@ -115,7 +115,7 @@ def _write_plans(folder: str | PathLike[str], counts: Mapping[int, Mapping[str, 
 
 
 def read_replicas(folder: str | PathLike[str], manifest: Manifest, part: int) -> dict[str, Tensor]:
-    """The ids that `plan_replicas` wrote for a part, by node type.
+    """Read the ids that `plan_replicas` wrote for a part, by node type.
 
     Raises:
         PartitionError: there is no plan.
@@ -130,7 +130,7 @@ def read_replicas(folder: str | PathLike[str], manifest: Manifest, part: int) ->
 
 
 class AccessCounter:
-    """Counts how often batches meet each node, for `plan_replicas`.
+    """Counter of the nodes in batches, for `plan_replicas`.
 
     Args:
         num_nodes: N, by type with types.

@@ -1,9 +1,8 @@
 """Gloo links for large answers between hosts: `Line` on one side of a link, `Switchboard` for all links of a server.
 
-A `Line` is a pair of torch.distributed's Gloo between a server and a thread of a client. Bytes are sent as they
-lie. The small answer announces them and says what they are. While there are lines, both ends listen at the address
-that they are given, each at a port that the system chooses. A `Switchboard` holds the lines of a server to clients
-on other hosts.
+A `Line` is a pair of torch.distributed's Gloo between a server and a thread of a client. Arrays are sent as raw bytes;
+a small message announces and describes them. While lines are open, both ends listen at their given address, each on a
+port that the system chooses. A `Switchboard` holds the lines of a server to clients on other hosts.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from pyg_direct.distributed.server.local_channel import decode, encode, lay_out
 
-# Bytes from which on an answer goes over a line. Ray sends up to 100 KiB along with the message that would announce it.
+# Answers of at least this many bytes use a line. Ray sends up to 100 KiB within the message that would announce them.
 LARGE = 96 << 10
 SERVER, CLIENT = 0, 1
-# Seconds that the two have to meet, and that bytes may take beside what a network needs that is slower than any in use.
+# Seconds for both ends to connect, and extra seconds for bytes beyond the time of the slowest network in use.
 MEETING, _SILENCE = 5.0, 10.0
 _BYTES_A_SECOND = 1 << 20
-# Seconds until a line is tried again where the two did not meet.
+# Seconds until a failed connection is tried again.
 _REST = 300.0
 
 
 class Offer(NamedTuple):
-    """Where the two ends meet: address and port of a store, and what the line is called."""
+    """Rendezvous of both ends: address and port of a store, and the name of the line."""
 
     address: str
     port: int
@@ -46,7 +45,7 @@ class Offer(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What is on its way over a line: its number, bytes, and an answer whose arrays these are."""
+    """Description of an answer sent over a line: its number, its bytes, and its structure around the arrays."""
 
     number: int
     num_bytes: int
@@ -62,7 +61,7 @@ def _hold_open() -> None:
 
 
 def _leave_open() -> None:
-    # A child has no thread that serves them, for which their end would wait; not even when it ends itself.
+    # A forked child has no thread for these objects; their destructors would wait for it, even at the child's exit.
     for part in _FORKED:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
 
@@ -72,15 +71,15 @@ if hasattr(os, "register_at_fork"):
 
 
 class Line:
-    """One of two ends of a line. The other end hears at once when this one is dropped, or its process ends.
+    """One end of a line. The other end notices at once when this end is dropped or its process ends.
 
     Args:
-        offer: Where the two meet.
+        offer: Rendezvous of both ends.
         end: `SERVER` or `CLIENT`.
-        address: Of this host, to listen at.
+        address: Address of this host to listen at.
 
     Raises:
-        OSError: the two did not meet in time.
+        OSError: the other end did not connect in time.
     """
 
     def __init__(self, offer: Offer, end: int, address: str) -> None:
@@ -92,22 +91,22 @@ class Line:
         try:
             options._devices = [_listen(address)]
             store = TCPStore(offer.address, offer.port, is_master=False, wait_for_workers=False, timeout=limit)
-            # Dropped before the memory that it reads, which follows.
+            # Declared before the memory that it reads, so that it is dropped first.
             self._pair = gloo(PrefixStore(offer.name, store), end, 2, options)
         except RuntimeError as error:
             raise ConnectionError(str(error)) from error
         self._number = 0
-        # What is on its way, which the pair reads where it lies; and memory that is used again and again.
+        # The pending send, with the tensor that it reads in place; and a receive buffer that is reused.
         self._work: Any = None
         self._held: torch.Tensor | None = None
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
         _OPEN.add(self)
 
     def send(self, value: Any) -> Sent:
-        """Let a value go, as `Channel` does, without waiting until it is there; arrays must stay as they are.
+        """Send a value, as `Channel` does, without waiting for its arrival; arrays must not change meanwhile.
 
         Raises:
-            OSError: the other end is gone, or has not taken what was sent before.
+            OSError: the other end is gone, or has not received the previous value.
         """
         self.settle()
         arrays: list[np.ndarray] = []
@@ -122,21 +121,21 @@ class Line:
         return Sent(self._number, data.size, words)
 
     def settle(self) -> None:
-        """Let go of what was sent before.
+        """Release the previous value.
 
         Raises:
-            OSError: the other end has not taken it.
+            OSError: the other end has not received it.
         """
         if self._work is not None:
             _finish(self._work, 1.0)
             self._work = self._held = None
 
     def receive(self, sent: Sent, timeout: float) -> Any:
-        """The value; arrays are valid until the next one is received.
+        """Receive a value; its arrays are valid until the next call.
 
         Args:
-            sent: What `send` said.
-            timeout: Seconds to wait at most; fewer where nothing of this size takes as long.
+            sent: Result of `send`.
+            timeout: Seconds to wait at most; fewer for values that cannot take as long.
 
         Raises:
             OSError: the other end is gone, or silent.
@@ -153,24 +152,24 @@ class Line:
 
 
 class Lines(threading.local):
-    """A thread's lines to servers of other hosts; one is opened after the first answer that is large.
+    """Lines of a thread to servers on other hosts; a line is opened after the first large answer.
 
     Args:
-        meet: The offer of a part's server; None where it makes none.
-        find_address: The address of this host that others reach.
+        meet: Returns the offer of a part's server, or None.
+        find_address: Returns the address of this host that others can reach.
     """
 
     def __init__(self, meet: Callable[[int], Offer | None], find_address: Callable[[], str]) -> None:
         self._meet, self._find_address = meet, find_address
         self._lines: dict[int, Line] = {}
-        # Parts that were asked something and not heard yet; until when no line is tried.
+        # Parts with a question whose answer was not received yet, and the times until which no line is tried.
         self._unheard: set[int] = set()
         self._rests: dict[int, float] = {}
 
     def find(self, part: int) -> str | None:
-        """Name of the line to a server that is about to be asked; None where there is none.
+        """Find the name of the line to a server before a question; None without a line.
 
-        An answer before that was not heard, after an error or an interrupt, is never given.
+        An earlier answer that was not received, after an error or an interrupt, is never returned.
         """
         if part in self._unheard:
             self._drop(part)
@@ -180,12 +179,13 @@ class Lines(threading.local):
         return self._lines[part].name
 
     def hear(self, part: int, reply: tuple[bool, Sent | None, Any], timeout: float) -> tuple[bool, Any]:
-        """(whether there is an answer, it); none where it did not come over the line.
+        """Receive (True if there is an answer, the answer); False if the line failed.
 
         Args:
-            part: Whose server was asked.
-            reply: What it said: (whether it has this line, what it sent over it, else the answer).
-            timeout: Seconds to wait for what was sent.
+            part: Part of the server.
+            reply: Message of the server: (True if it has this line, description of the bytes on it or None, otherwise
+                the answer).
+            timeout: Seconds to wait for the bytes.
         """
         is_open, sent, answer = reply
         if is_open and sent is not None:
@@ -200,7 +200,7 @@ class Lines(threading.local):
         return True, answer
 
     def consider(self, part: int, answer: Any) -> None:
-        """Open a line where an answer came in the other way that is worth one."""
+        """Open a line if an answer that came without one was large."""
         if part in self._lines or count_bytes(answer) < LARGE or time.monotonic() < self._rests.get(part, 0.0):
             return
         self._rests[part] = time.monotonic() + _REST
@@ -218,36 +218,36 @@ class Lines(threading.local):
 
 
 def can_open() -> bool:
-    """Whether this torch has Gloo."""
+    """Check if this torch has Gloo."""
     return dist.is_available() and hasattr(dist, "ProcessGroupGloo")
 
 
 def find_patience(num_bytes: int) -> float:
-    """Seconds after which so many bytes are not waited for any longer."""
+    """Return the seconds after which `num_bytes` are no longer waited for."""
     return _SILENCE + num_bytes / _BYTES_A_SECOND
 
 
 def count_bytes(answer: Any) -> int:
-    """Bytes of the arrays of an answer."""
+    """Count the bytes of the arrays of an answer."""
     arrays: list[np.ndarray] = []
     encode(answer, arrays)
     return sum(array.nbytes for array in arrays)
 
 
 def open_store(address: str) -> Any:
-    """A store at an address of this host, with a port that the system chooses, where the ends of lines meet."""
+    """Open a store for the rendezvous of lines at an address of this host, on a port that the system chooses."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    # torch's own would listen on all interfaces.
+    # A socket of torch would listen on all interfaces.
     with socket.create_server((address, 0), family=family) as door:
         port = door.getsockname()[1]
-        # Not over libuv, which takes no socket before torch 2.7.
+        # Not over libuv, which accepts no socket before torch 2.7.
         return TCPStore(address, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=MEETING),
                         master_listen_fd=door.detach(), use_libuv=False)  # fmt: skip
 
 
 @lru_cache
 def _listen(address: str) -> Any:
-    """Where all lines of this process listen, which one thread serves."""
+    """Create the Gloo device of all lines of this process, which one thread serves."""
     return dist.ProcessGroupGloo.create_device(hostname=address)
 
 
@@ -259,7 +259,7 @@ def _finish(work: Any, seconds: float) -> None:
 
 
 def _join(arrays: list[np.ndarray]) -> np.ndarray:
-    """The bytes of arrays, as `lay_out` has them; of one alone, where they lie."""
+    """Join the bytes of arrays in the layout of `lay_out`; a single array is not copied."""
     if len(arrays) == 1:
         return np.ascontiguousarray(arrays[0]).reshape(-1).view(np.uint8)
     places, size = lay_out(arrays)
@@ -269,30 +269,32 @@ def _join(arrays: list[np.ndarray]) -> np.ndarray:
     return joined
 
 
-# Lines at most, as clients that are gone say nothing, and seconds after which one that was not used may go.
+# Limit of lines, as vanished clients give no notice; and seconds after which an unused line may be dropped.
 _MOST, _IDLE, _LEAST_IDLE = 64, 600.0, 60.0
 
 
 class Switchboard:
-    """Opens lines, lets large answers go over them, and drops those that nobody uses.
+    """Lines of a server: opens them, sends large answers over them, and drops unused ones.
 
     Its methods are called by one thread at a time.
 
     Args:
-        find_address: The address of this host that others reach; None where there are to be no lines.
+        find_address: Returns the address of this host that others can reach; None for no lines.
     """
 
     def __init__(self, find_address: Callable[[], str] | None) -> None:
         self._find_address = find_address
         self._store: Any = None
         self._lines: dict[str, Line] = {}
-        # Until when bytes on their way are waited for, and when a line was used last.
+        # Times until which pending bytes are waited for, and times of the last use.
         self._due: dict[str, float] = {}
         self._used: dict[str, float] = {}
         self._opening: dict[str, threading.Thread] = {}
 
     def offer(self) -> Offer | None:
-        """Where a client can meet this server, beside all others, in the next seconds; None for no lines, or enough."""
+        """Offer a rendezvous to a client for the next seconds, in a background thread; None if lines are disabled or
+        too many.
+        """
         self._sweep()
         if self._find_address is None or not can_open() or len(self._used) >= _MOST:
             return None
@@ -300,7 +302,7 @@ class Switchboard:
         try:
             self._store = self._store or open_store(address)
         except (OSError, RuntimeError):
-            # Others know this host by an address that is not its own.
+            # Other hosts know this host by an address that is not its own.
             return None
         offer = Offer(address, self._store.port, uuid.uuid4().hex)
         self._used[offer.name] = time.monotonic()
@@ -318,10 +320,10 @@ class Switchboard:
             del self._opening[offer.name]
 
     def put_through(self, name: str, answer: Any) -> tuple[bool, Sent | None, Any]:
-        """(whether there is this line, what was sent over it, else the answer)."""
+        """Send an answer: (True if this line exists, description of the bytes on it or None, otherwise the answer)."""
         thread = self._opening.get(name)
         if thread is not None:
-            # The client was there a little sooner.
+            # The client was slightly earlier.
             thread.join(MEETING)
         now = time.monotonic()
         line = self._lines.get(name)
@@ -340,7 +342,7 @@ class Switchboard:
         return True, sent, None
 
     def _sweep(self) -> None:
-        """Let go of answers that were taken long ago, and drop lines that were not used as long."""
+        """Release answers that were received long ago, and drop lines unused for as long."""
         now = time.monotonic()
         limit = _IDLE if len(self._used) < _MOST else _LEAST_IDLE
         for name in [name for name, due in self._due.items() if due < now]:
@@ -357,7 +359,7 @@ class Switchboard:
             kept.pop(name, None)
 
     def close(self) -> None:
-        """Wait for threads that meet clients, which Python must not end within."""
+        """Wait for the threads that meet clients: Python must not exit while they run."""
         for thread in list(self._opening.values()):
             thread.join(MEETING)
         self._lines.clear()

@@ -1,4 +1,4 @@
-"""`ClientGraph`: a partitioned graph as a client sees it that holds no part and asks servers."""
+"""`ClientGraph`: a partitioned graph on a client, which holds no part and sends requests to servers."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from pyg_direct.typing import Device
 
 
 class Servers(Protocol):
-    """The way to the servers, one a part."""
+    """Interface of the servers, one per part."""
 
     size: int
 
     def ask(self, method: str, questions: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """What the servers of these parts answer, asked together; waits for all of them."""
+        """Send questions to the servers of these parts, all at once; wait for and return all answers."""
 
 
 class _Alone:
-    """Stands where a communicator stands: a client goes at its own pace, one thing after the other."""
+    """Stand-in for a communicator: a client runs alone, one task after the other."""
 
     def __init__(self, device: torch.device, number: int, count: int) -> None:
         self.device, self.rank, self.size = device, number, count
@@ -58,7 +58,7 @@ class _Alone:
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         if self._is_closed:
             raise ArgumentError("the graph is closed, and so is its way to servers")
-        # What the caller's stream still does comes before.
+        # Pending work on the caller's stream must complete first.
         waits = self._stream is not None and not torch.cuda.is_current_stream_capturing()
         event = torch.cuda.current_stream(self.device).record_event() if waits else None
         return self._pool.submit(self._do, event, fn, *args)
@@ -66,7 +66,7 @@ class _Alone:
     def _do(self, event: Any, fn: Callable[..., Any], *args: Any) -> Any:
         if self._stream is None:
             return fn(*args)
-        # Those of the caller are not those of a thread.
+        # A thread has its own current device and stream.
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             if event is not None:
                 event.wait()
@@ -75,7 +75,7 @@ class _Alone:
         return result
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        # A plan makes one batch at a time: not while another is made ahead.
+        # In turn with prefetched batches: a plan makes one batch at a time.
         return fn(*args) if threading.current_thread() is self._worker else self.submit(fn, *args).result()
 
     def _note_worker(self) -> None:
@@ -85,7 +85,7 @@ class _Alone:
         return [value]
 
     def widen(self, width: int) -> None:
-        """Nothing is exchanged."""
+        """Do nothing: there is no exchange."""
 
     def close(self) -> None:
         for steps in list(self._followed):
@@ -95,7 +95,7 @@ class _Alone:
 
 
 class _NoPart:
-    """Stands where a part stands: all nodes belong to others."""
+    """Stand-in for a part: all nodes belong to servers."""
 
     def __init__(self, servers: Servers, device: torch.device) -> None:
         facts = servers.ask("describe", {0: ()})[0]
@@ -123,10 +123,10 @@ class _NoPart:
         self.tables: dict[Any, Table] = {kind: Table(none, {}) for kind in self.row_types}
         self.times: dict[str, Tensor] = {}
         self.word_dtype, self.is_whole = word_dtype(self.manifest), False
-        # Of a part without nodes.
+        # Starts of a part without nodes.
         self.own_starts = np.zeros(len(nodes), np.int64)
 
-    # It holds nothing.
+    # A client holds no rows.
     num_bytes = 0
 
     def owners(self, kind: str, ids: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class _NoPart:
 
 
 class _Shape:
-    """Dtype and shape of rows that are elsewhere; reads none."""
+    """Dtype and shape of remote rows, without the rows."""
 
     def __init__(self, dtype: str, shape: list[int], device: torch.device) -> None:
         self.dtype, self.shape, self._device = getattr(torch, dtype), torch.Size([0, *shape]), device
@@ -152,7 +152,7 @@ class _Shape:
 
 
 class _ClientPlan(DistPlan):
-    """Samples on the client, with edges picked by the servers."""
+    """Plan on the client whose edges are picked by the servers."""
 
     def __init__(
         self, part: Any, recipe: Any, communicator: Any, servers: Servers, *, timed: bool, weighted: bool
@@ -161,7 +161,7 @@ class _ClientPlan(DistPlan):
         self._servers, self._how = servers, (asdict(recipe), timed, weighted)
 
     def _tell_excluded(self, messages: list[Tensor]) -> Any:
-        # With each question, since a server keeps nothing.
+        # Sent with each question, since a server keeps no state.
         return [message.cpu().numpy() for message in messages]
 
     def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int, excluded: Any) -> Picked:
@@ -185,7 +185,7 @@ class _ClientPlan(DistPlan):
 
 
 class _ClientRows(RowExchange):
-    """Fetches rows from the servers."""
+    """Rows fetched from the servers."""
 
     def __init__(self, part: Any, communicator: Any, servers: Servers) -> None:
         shapes: Any = {kind: {name: _Shape(dtype, shape, part.device) for name, (dtype, shape) in own.items()}
@@ -208,7 +208,7 @@ class _ClientRows(RowExchange):
 
 
 class _ClientPairs(PairExchange):
-    """Asks the servers which pairs are edges."""
+    """Queries of edges to the servers."""
 
     def __init__(self, part: Any, communicator: Any, servers: Servers) -> None:
         super().__init__(part, communicator)
@@ -226,22 +226,22 @@ class _ClientPairs(PairExchange):
 
 
 class ClientGraph(DistGraph):
-    """A partitioned graph whose parts are served by others; takes the place of a `DistGraph` in its loaders.
+    """A partitioned graph whose parts lie on servers; replaces a `DistGraph` in its loaders.
 
-    A client makes its batches from what the servers answer: edges of a hop, rows of a batch. It asks for a batch only
-    when it has room for one, `prefetch` ahead of the one in use, so that a slow client or server makes nothing grow.
-    Clients know nothing of each other and come and go. A server that ends is asked again when it is back: equal
-    questions get equal answers, so that no batch is lost or made twice.
+    A client makes its batches from the servers' answers: edges of a hop, rows of a batch. It requests a batch only when
+    it has room for one, `prefetch` ahead of the batch in use, so that queues stay bounded. Clients are independent of
+    each other, and may come and go. After a restart of a server the question is repeated. Equal questions get equal
+    answers, so no batch is lost or made twice.
 
     Args:
-        servers: The way to the servers, such as `serve` of `pyg_direct.distributed.server.ray_servers` gives it.
-        device: Where batches are; None is the current GPU if there is one, else the CPU.
-        client: (number of this client, number of clients) whose batches together are those of one machine; their
+        servers: The servers, for example the result of `serve` in `pyg_direct.distributed.server.ray_servers`.
+        device: Device of the batches; None is the current GPU if there is one, otherwise the CPU.
+        client: (number of this client, number of clients). Together the clients get the batches of one machine; their
             loaders need equal seeds.
     """
 
     def __init__(self, servers: Servers, *, device: Device = None, client: tuple[int, int] = (0, 1)) -> None:
-        # Not the constructor of the base class, which opens a part.
+        # Not the base class's constructor, which opens a part.
         if not 0 <= client[0] < client[1]:
             raise ArgumentError(f"client must be (number, number of clients), got {client!r}")
         self.device, self._servers = resolve_device(device), servers
@@ -252,7 +252,7 @@ class ClientGraph(DistGraph):
         self.pairs = _ClientPairs(part, alone, servers)
 
     def make_plan(self, recipe: Any, *, timed: bool, weighted: bool) -> DistPlan:
-        """A plan for a recipe."""
+        """Make a plan for a recipe."""
         return _ClientPlan(self.part, recipe, self.communicator, self._servers, timed=timed, weighted=weighted)
 
     def __repr__(self) -> str:

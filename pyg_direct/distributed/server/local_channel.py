@@ -1,6 +1,7 @@
-"""Questions to a process of the same host: arrays lie in memory that both see, a socket carries words and wakes.
+"""Messages between two processes of one host: arrays lie in shared memory, a socket carries the remaining data.
 
-Nothing that comes is unpickled. The socket has a name only while the two meet, in a folder of this user's alone.
+Received data is never unpickled. The socket has a name only during the rendezvous, in a folder that only this user can
+access.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from pyg_direct.runtime.comm.host_group import identify_host
 from pyg_direct.runtime.host.shared_memory import SharedMemory
 from pyg_direct.runtime.host.tensor_views import align
 
-# Bytes of the words, and those of the memory that the sender's arrays lie in.
+# Bytes of the JSON text, and of the memory with the sender's arrays.
 _HEADER = struct.Struct("<QQ")
-# Seconds that who called waits for who came.
+# Seconds that the caller waits for the other process after it has connected.
 _SECONDS = 10.0
-# Seconds until a server that did not come is called again, which may have been started anew on this host.
+# Seconds until a server that did not connect is called again; it may have restarted on this host.
 _REST = 10.0
 
 
 class Channel:
-    """One of two ends, which ask and answer in turn.
+    """One of two ends of a channel, which ask and answer in turn.
 
-    Values are of numbers, strings, None, lists, tuples, dicts and arrays of numbers; tuples stay tuples. Arrays that
-    were received are views of the sender's memory: they are valid until the next message is sent.
+    Values consist of numbers, strings, None, lists, tuples, dicts and arrays of numbers; tuples stay tuples. Received
+    arrays are views of the sender's memory, valid until the next message is sent.
 
     Args:
         connection: A connected socket of the family `AF_UNIX`; closed with this object, or by `close()`.
@@ -47,7 +48,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        # Lets the other end know that this one is gone, and whoever waits for a message here.
+        # Notifies the other end, and any thread that waits here.
         self.close = weakref.finalize(self, _hang_up, connection)
         self._mine, self._theirs = SharedMemory(0), SharedMemory(0)
 
@@ -71,13 +72,13 @@ class Channel:
         self._socket.sendall(words)
 
     def receive(self, timeout: float | None = None) -> Any:
-        """The next value.
+        """Receive the next value.
 
         Args:
-            timeout: Seconds to wait for each piece of it; None for ever.
+            timeout: Seconds to wait for each piece of it; None for no limit.
 
         Raises:
-            TimeoutError: nothing came in time.
+            TimeoutError: nothing arrived in time.
             OSError: the other end is gone.
         """
         self._socket.settimeout(timeout)
@@ -104,10 +105,10 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def call_over(ask: Callable[[str, str], bool]) -> Channel | None:
-    """A channel to a process that can be told two words, if it is on this host.
+    """Open a channel to a process that can receive two strings; None if it is on another host.
 
     Args:
-        ask: Has the other process call `go_over` with these words; whether it came.
+        ask: Makes the other process call `go_over` with these strings; returns True if it connected.
     """
     if not hasattr(socket, "send_fds"):
         return None
@@ -126,7 +127,7 @@ def call_over(ask: Callable[[str, str], bool]) -> Channel | None:
 
 
 def go_over(host: str, path: str) -> Channel | None:
-    """A channel to the process that said these words; None where it is on another host, or out of sight."""
+    """Open a channel to the process that sent these strings; None if it is on another host or not visible."""
     if host != identify_host() or not os.path.exists(path):
         return None
     connection = socket.socket(socket.AF_UNIX)
@@ -139,25 +140,25 @@ def go_over(host: str, path: str) -> Channel | None:
 
 
 class Channels(threading.local):
-    """A thread's channels to servers, as far as they are on this host.
+    """Channels of a thread to servers on this host.
 
     Args:
-        meet: Has the server of a part call `go_over` with two words; whether it came.
-        timeout: Seconds that an answer is waited for.
+        meet: Makes the server of a part call `go_over` with two strings; returns True if it connected.
+        timeout: Seconds to wait for an answer.
     """
 
     def __init__(self, meet: Callable[[int, str, str], bool], timeout: float) -> None:
         self._meet, self._timeout = meet, timeout
-        # None for servers of other hosts, and until when these are let be.
+        # None for servers on other hosts, and the times until which these are not tried again.
         self._channels: dict[int, Channel | None] = {}
         self._rests: dict[int, float] = {}
-        # Parts that were told something and not heard yet.
+        # Parts with a question whose answer was not received yet.
         self._unheard: set[int] = set()
 
     def tell(self, method: str, questions: Mapping[int, tuple[Any, ...]]) -> list[int]:
-        """Put questions to the servers of these parts; returns those who have theirs.
+        """Send questions to the servers of these parts; return the parts whose server has the question.
 
-        Answers to questions before that were not heard, after an error or an interrupt, are never given.
+        Earlier answers that were not received, after an error or an interrupt, are never returned.
         """
         for part in list(self._unheard):
             self._drop(part)
@@ -175,10 +176,10 @@ class Channels(threading.local):
         return told
 
     def hear(self, part: int) -> tuple[bool, Any]:
-        """(whether the server of a part has an answer, it); none where it failed or is gone.
+        """Receive (True if the server of a part has an answer, the answer); False if it failed or is gone.
 
         Raises:
-            RankError: nothing came in time.
+            RankError: nothing arrived in time.
         """
         channel = self._channels[part]
         assert channel is not None, "it was told something"
@@ -197,12 +198,12 @@ class Channels(threading.local):
         channel = self._channels.get(part)
         if channel is None and time.monotonic() >= self._rests.get(part, 0.0):
             channel = self._channels[part] = call_over(partial(self._meet, part))
-            # Only after it has answered, which takes as long as it takes to start it anew.
+            # After its first answer, which may include a restart.
             self._rests[part] = time.monotonic() + _REST
         return channel
 
     def _drop(self, part: int) -> None:
-        """Meet the server anew before the next question: it may come back on another host."""
+        """Reconnect before the next question: the server may come back on another host."""
         self._unheard.discard(part)
         self._rests.pop(part, None)
         channel = self._channels.pop(part)
@@ -211,7 +212,7 @@ class Channels(threading.local):
 
 
 def lay_out(arrays: list[np.ndarray]) -> tuple[list[int], int]:
-    """Where each array begins, and the bytes of all."""
+    """Return the offset of each array, and the bytes of all."""
     places, at = [], 0
     for array in arrays:
         places.append(at)
@@ -220,8 +221,8 @@ def lay_out(arrays: list[np.ndarray]) -> tuple[list[int], int]:
 
 
 def encode(value: Any, arrays: list[np.ndarray]) -> Any:
-    """What JSON can tell, and the arrays apart, which are appended; each kind of container is a list that begins with
-    its name.
+    """Encode a value for JSON; arrays are appended to `arrays`. Each container becomes a list that begins with its
+    name.
     """
     if isinstance(value, np.ndarray):
         _check_numbers(value.dtype)
@@ -237,14 +238,14 @@ def encode(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _check_numbers(dtype: np.dtype) -> np.dtype:
-    """Refuse what would be read as objects, or told as such."""
+    """Refuse dtypes that would be read or sent as objects."""
     if dtype.kind not in "biufc":
         raise ValueError(f"arrays of a message must hold numbers, got {dtype}")
     return dtype
 
 
 def decode(value: Any, memory: np.ndarray) -> Any:
-    """The value of what `encode` made, with arrays as `lay_out` has them in uint8 `[n]`."""
+    """Decode the result of `encode`, with arrays laid out by `lay_out` in uint8 `[n]`."""
     at = 0
 
     def build(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`PartServer`: one part of a graph that answers clients; it keeps nothing between two answers."""
+"""`PartServer`: the server of one part of a graph; it keeps no state between answers."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ from pyg_direct.graph.relation import EdgeType
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 
-# A hop that asks for all edges of its nodes.
+# Request of all edges of the nodes.
 ALL_EDGES = -1
-# What is asked again and again, over a channel where there is one.
+# Frequent questions, which use a channel if there is one.
 QUESTIONS = ("pick", "read", "find")
-# Seconds that the end of a program waits for an answer that is being made.
+# Seconds that the exit of a program waits for a pending answer.
 _END = 5.0
 
 
 class PartServer:
-    """Picks edges and reads rows of one part. Equal questions get equal answers, so that any may be asked again.
+    """Server that picks edges and reads rows of one part. Equal questions get equal answers, so that they can be
+    repeated.
 
     Args:
         folder, part, check: See `GraphPart`.
-        device: Where the part lies.
-        num_threads: Threads of its loops on the CPU; None for all.
-        find_address: Tells the address of this host that clients on others reach, to which large answers go over lines;
-            None for no lines.
+        device: Device of the part.
+        num_threads: Threads of its CPU loops; None for all.
+        find_address: Returns the address of this host that clients on other hosts can reach. Large answers to them use
+            lines; None disables lines.
     """
 
     def __init__(self, folder: str | PathLike[str], part: int, device: str = "cpu", check: str | None = "size",
@@ -51,18 +52,18 @@ class PartServer:
         self._open = partial(GraphPart, folder, part, device=torch.device(device), check=check)
         self._pickers: dict[str, tuple[Picker, np.ndarray]] = {}
         self._num_threads = num_threads
-        # Clients of this host are each answered by a thread, one at a time.
+        # Each client on this host has a thread, which answers one question at a time.
         self._turn = threading.Lock()
         self._clients: dict[threading.Thread, Channel] = {}
-        # A thread that is in torch while Python ends would abort the process.
+        # A thread that is in torch at Python's exit would abort the process.
         self._switchboard = Switchboard(find_address)
         self._finish = weakref.finalize(self, _part_with, self._clients, self._switchboard)
 
     def meet(self, host: str, path: str) -> bool:
-        """Answer a client of the same host over memory that both see, beside all others; whether it is one.
+        """Answer a client of the same host over shared memory, in a background thread; return True if it connected.
 
         Args:
-            host, path: What the client said; see `call_over`.
+            host, path: Strings of the client; see `call_over`.
         """
         channel = go_over(host, path)
         if channel is not None:
@@ -72,30 +73,30 @@ class PartServer:
         return channel is not None
 
     def _attend(self, channel: Channel) -> None:
-        """Answer questions as (whether there is an answer, it) until the client is gone."""
+        """Answer questions with (True if there is an answer, the answer) until the client is gone."""
         with contextlib.suppress(OSError):
             while True:
                 method, question = channel.receive()
                 try:
                     answer = getattr(self, method)(*question) if method in QUESTIONS else None
                 except Exception:
-                    # Asked again in the other way, it fails there, and is told in full.
+                    # The client repeats the question through Ray, which raises the full error there.
                     answer = None
                 channel.send((answer is not None, answer))
         channel.close()
         self._clients.pop(threading.current_thread(), None)
 
     def meet_far(self) -> Offer | None:
-        """Where a client of another host can meet this server for a line, which its large answers then go over."""
+        """Offer a rendezvous for a line to a client of another host, for large answers."""
         return self._switchboard.offer()
 
     def answer(self, line: str, method: str, question: tuple[Any, ...]) -> tuple[bool, Sent | None, Any]:
-        """What one of `QUESTIONS` answers, over a client's line if it is large; see `Lines.hear`."""
+        """Answer one of `QUESTIONS`, over a client's line if the answer is large; see `Lines.hear`."""
         assert method in QUESTIONS
         return self._switchboard.put_through(line, getattr(self, method)(*question))
 
     def describe(self) -> dict[str, Any]:
-        """The manifest, without the list of files, and dtypes and shapes of rows by kind and attribute."""
+        """Return the manifest, without the list of files, and dtypes and shapes of rows by kind and attribute."""
         with self._working():
             rows = {
                 kind: {
@@ -107,27 +108,27 @@ class PartServer:
         return {**asdict(self._part.manifest), "files": {}, "row_types": list(rows.items())}
 
     def identify(self) -> int:
-        """See `Manifest.identify`."""
+        """Identify the partition, see `Manifest.identify`."""
         with self._working():
             return self._part.manifest.identify()
 
     def books(self) -> dict[str, np.ndarray]:
-        """Part of each node, for the types that a table tells of."""
+        """Return the part of each node, for types with a table."""
         with self._working():
             return {kind: book.table.numpy() for kind, book in self._part.books.items() if book.table is not None}
 
     def pick(self, recipe: dict[str, Any], timed: bool, weighted: bool, key: int, hop: int, counts: list[int],
              message: np.ndarray, excluded: np.ndarray | None = None) -> tuple[int, np.ndarray]:  # fmt: skip
-        """(number of edges, the edges in bytes) that are asked for.
+        """Pick requested edges: (number of edges, the edges in bytes).
 
         Args:
             recipe: Fields of a `GeneralRecipe`.
-            timed, weighted: Whether times and weights decide.
-            key: Of the batch.
+            timed, weighted: Sample by times and weights.
+            key: Key of the batch.
             hop: Number of the hop; `ALL_EDGES` for all edges of the nodes.
             counts: Nodes of each type.
-            message: These in bytes (`Words`), uint8.
-            excluded: Pairs whose edges are not picked (`Picker.find_excluded`), uint8; None for none.
+            message: The nodes in bytes (`Words`), uint8.
+            excluded: Pairs whose edges are excluded (`Picker.find_excluded`), uint8; None for none.
         """
         with self._working():
             return self._pick((recipe, timed, weighted), key, hop, counts, message, excluded)
@@ -155,7 +156,7 @@ class PartServer:
         return num_edges, picker.pack(found, np.array([num_edges]), picker.wire(fanouts))[0].cpu().numpy()
 
     def read(self, kinds: list[tuple[Any, list[str]]], counts: list[int], ids: np.ndarray) -> np.ndarray:
-        """Rows in bytes (`Parcel`) of ids, int32 or int64, so many of each kind."""
+        """Read rows in bytes (`Parcel`) of ids, int32 or int64, with their number for each kind."""
         with self._working():
             own = as_tensor(ids).to(self._part.device).long()
             rows, status = self._rows.answer(own, np.array([counts], np.int64), Parcel.of(kinds, self._rows.features))
@@ -164,24 +165,24 @@ class PartServer:
         return rows.cpu().numpy()
 
     def find(self, edge_type: EdgeType, message: np.ndarray) -> np.ndarray:
-        """Which pairs in bytes are edges, in bytes; see `PairExchange.answer`."""
+        """Return, as bytes, which of the given pairs are edges; see `PairExchange.answer`."""
         with self._working():
             return self._pairs.answer(edge_type, as_tensor(message).to(self._part.device)).cpu().numpy()
 
     def weigh(self, edge_type: EdgeType) -> tuple[int, int]:
-        """What tells, with those of the other parts, whether all edges of a relation go both ways; see `Balance`."""
+        """Weigh this part's edges of a relation, to find out if all edges go both ways; see `Balance`."""
         with self._working():
             num_edges, difference = self._pairs.weigh_own(edge_type)
             return num_edges, difference
 
     @cached_property
     def _part(self) -> GraphPart:
-        # With the first question, and with each one until it can be opened: an actor that fails as it is made again
-        # never answers, and Ray gives its name to no other.
+        # Opened by the first question, and tried again by each one: an actor whose constructor fails on a restart never
+        # answers, and Ray gives its name to no other actor.
         try:
             return self._open()
         except PartitionError as error:
-            # Each host may have files of its own.
+            # Each host may have its own files.
             raise PartitionError(f"{error} (on {platform.node()})") from error
 
     @cached_property
@@ -201,7 +202,7 @@ class PartServer:
 
 
 def _part_with(clients: dict[threading.Thread, Channel], switchboard: Switchboard) -> None:
-    """End the threads that answer clients, and those that meet them."""
+    """End the threads that answer clients, and the threads that meet them."""
     threads = list(clients.items())
     for _, channel in threads:
         channel.close()
@@ -211,12 +212,12 @@ def _part_with(clients: dict[threading.Thread, Channel], switchboard: Switchboar
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor over an array that is only read, as one from shared memory is."""
+    """Make a tensor over a read-only array, for example from shared memory."""
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Readable(array)))
 
 
 class _Readable:
-    """Says of an array that it may be written, which torch wants of all."""
+    """Declare an array writable, as torch requires."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array

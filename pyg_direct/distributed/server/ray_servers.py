@@ -1,8 +1,7 @@
-"""Servers of parts as Ray actors: Ray places them, finds them, starts them anew and moves their answers.
+"""Servers of parts as Ray actors: Ray places, finds and restarts them, and moves their answers.
 
-Messages are arrays. Between hosts Ray moves them, as bytes, and Gloo where they are large answers; a client and a
-server of one host move them themselves, through memory that both see. Nothing that came over the network is unpickled
-by this package.
+Messages are arrays. Between hosts Ray moves them as bytes, and Gloo moves large answers. A client and a server on one
+host use shared memory. This package never unpickles data from the network.
 """
 
 from __future__ import annotations
@@ -26,39 +25,40 @@ with needs_extra("pyg_direct.distributed.server.ray_servers", "ray"):
     import ray
 
 _NAMESPACE = "pyg_direct"
-# Versions of Ray whose own modules `_find_internal` has been tried with.
+# Versions of Ray with which `_find_internal` was tried.
 _KNOWN_RAY = "ray>=2.30,<2.61"
-# Ray's switch for clusters of several hosts on systems where it keeps to one by default.
+# Ray's switch for clusters of several hosts, on systems on which it is limited to one host by default.
 _FOR_HOSTS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
-# Seconds that a socket of this host has to answer.
+# Seconds for a socket of this host to answer.
 _LOOK = 2.0
-# Seconds in which Ray frees the names of servers that were ended, and between two looks at them.
+# Seconds within which Ray frees the names of ended servers, and between two checks.
 _FREE, _PAUSE = 10.0, 0.02
 
 
 class RayServers:
-    """The way to servers that are Ray actors.
+    """Servers that are Ray actors.
 
     Args:
-        name: What `serve` called them.
-        size: Their number.
-        timeout: Seconds that an answer is waited for, a server that is started anew included.
+        name: Name given to `serve`.
+        size: Number of servers.
+        timeout: Seconds to wait for an answer, including a restart of the server.
 
     Raises:
-        ArgumentError: no servers have this name, or fewer than so many.
+        ArgumentError: no servers have this name, or fewer than `size`.
     """
 
     def __init__(self, name: str, size: int, timeout: float = 300) -> None:
         self.size, self._timeout, self._name = size, timeout, name
         self._actors = [_find_server(name, part, size) for part in range(size)]
-        # Servers that this program started live as long as this.
+        # Keeps servers that this program started alive as long as this object.
         self._started: list[Any] = []
         self._channels = Channels(self._meet, timeout)
         self._lines = Lines(self._meet_far, ray.util.get_node_ip_address)
 
     def ask(self, method: str, questions: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """What the servers of these parts answer; arrays are valid until this thread asks again.
+        """Send questions to the servers of these parts; return their answers. Arrays are valid until this thread's next
+        call.
 
         Raises:
             RankError: a server is gone for good, takes too long, or cannot open its part: a file is missing or damaged.
@@ -76,7 +76,7 @@ class RayServers:
             until = time.monotonic() + self._timeout
             found[part] = self._wait(part, method, answer)
             if lines.get(part) is not None:
-                # Where nothing comes there is as much time for the other way.
+                # Half of the remaining time is kept for the repetition through Ray.
                 has_answer, found[part] = self._lines.hear(part, found[part], (until - time.monotonic()) / 2)
                 if not has_answer:
                     again = self._call(part, method, questions[part])
@@ -107,12 +107,12 @@ class RayServers:
         try:
             offer = ray.get(self._call(part, "meet_far", ()), timeout=MEETING)
         except ray.exceptions.RayError:
-            # Nothing is lost that is not asked for again.
+            # The question can be repeated, so nothing is lost.
             return None
         return None if offer is None else Offer(*offer)
 
     def close(self) -> None:
-        """End the servers."""
+        """Stop the servers."""
         _end(self._actors, {f"{self._name}/{part}" for part in range(self.size)})
 
 
@@ -121,26 +121,27 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
           detached: bool = False) -> RayServers:  # fmt: skip
     """Start a server for each part of a partition; `connect` finds them from other programs.
 
-    Servers end with `RayServers.close`, called by any program, with `stop`, and else with the program that started
-    them or, with `detached`, with the cluster.
+    `RayServers.close` or `stop`, called by any program, ends the servers. Otherwise they end with the program that
+    started them or, with `detached`, with the cluster.
 
     Args:
         folder: The partition, found under this name by every server.
-        name: Theirs, to be found by.
-        num_cpus, num_gpus: What Ray sets aside for each; with a GPU the part lies in its memory.
-        address: Of a Ray cluster, `HOST:PORT`, or `auto` for the one of `RAY_ADDRESS`, else that which `ray start` has
-            noted on this host. None takes the one that this program is in, else that of `RAY_ADDRESS`; where there is
-            neither it starts one for this host only: it listens on the loopback. For others to reach it, start one with
-            `ray start --head` and name its address. Newer versions of Ray give the one that is started here a token,
-            which other programs of the user are let in with where `RAY_AUTH_MODE=token` is set for them.
+        name: Name by which other programs find the servers.
+        num_cpus, num_gpus: Resources that Ray reserves for each server; with a GPU the part lies in its memory.
+        address: Address of a Ray cluster, `HOST:PORT`. `auto` is the cluster of `RAY_ADDRESS`, otherwise the cluster
+            that `ray start` started on this host. None is the cluster that this program has joined, otherwise the
+            cluster of `RAY_ADDRESS`. Without either, a cluster is started for this host only, on the loopback
+            interface. For other hosts, start one with `ray start --head` and pass its address. Newer versions of Ray
+            protect a cluster that is started here with a token; other programs of the user can join if they set
+            `RAY_AUTH_MODE=token`.
         check, timeout: See `GraphPart`, `RayServers`.
-        detached: Whether they outlive this program, as detached actors of Ray. It takes a cluster that outlives it too,
-            such as one that `ray start --head` has started.
+        detached: True if the servers outlive this program, as detached actors of Ray. The cluster must outlive it too,
+            for example one started by `ray start --head`.
 
     Raises:
-        ArgumentError: servers that are there have this name, or Ray ends with this program, which `detached` servers
-            should outlive.
-        PartitionError: there is no partition, one of another version, or not the same on all hosts.
+        ArgumentError: servers of this name exist, or Ray ends with this program, which `detached` servers should
+            outlive.
+        PartitionError: the partition is missing, of another version, or differs between hosts.
         RankError: a server cannot open its part: a file is missing or damaged on its host.
     """
     size = Manifest.read(folder).num_parts
@@ -166,7 +167,7 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
         numbers = servers.ask("identify", dict.fromkeys(range(size), ()))
         check_same([numbers[part] for part in range(size)], "part")
     except BaseException as error:
-        # Those that are detached would stay.
+        # Detached servers would stay.
         _end(kept, {f"{name}/{part}" for part in range(len(kept))})
         if isinstance(error, ValueError) and len(kept) < size:
             raise ArgumentError(f"name must be one that no servers have yet, got {name!r}: {error}") from error
@@ -175,32 +176,32 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
 
 
 def connect(num_parts: int, name: str = "graph", *, address: str | None = None, timeout: float = 300) -> RayServers:
-    """The servers that another program started with `serve`.
+    """Find the servers that another program started with `serve`.
 
     Args:
         num_parts: Parts of the graph, each with a server.
-        name: As it was given to `serve`.
-        address: Of the servers' Ray cluster, `HOST:PORT` or `auto`, as in `serve`. None takes the one that this program
-            is in, else that of `RAY_ADDRESS`.
+        name: Name given to `serve`.
+        address: Address of the servers' Ray cluster, `HOST:PORT` or `auto`, as in `serve`. None is the cluster that
+            this program has joined, otherwise the cluster of `RAY_ADDRESS`.
         timeout: Seconds to wait for an answer.
 
     Raises:
-        ArgumentError: `serve` was not called with this name, or for fewer parts; or no cluster is named, and this
-            program is in none.
+        ArgumentError: no servers have this name, or they have fewer parts; or no cluster is named, and this program has
+            joined none.
     """
     _join(address)
     return RayServers(name, num_parts, timeout)
 
 
 def stop(name: str = "graph", *, address: str | None = None) -> int:
-    """End all servers of a name, whichever program started them; their number.
+    """Stop all servers of a name, started by any program; return their number.
 
     Args:
-        name: As it was given to `serve`.
+        name: Name given to `serve`.
         address: See `connect`.
 
     Raises:
-        ArgumentError: there are none, or no cluster is named and this program is in none.
+        ArgumentError: there are none, or no cluster is named and this program has joined none.
     """
     _join(address)
     own = {actor for actor in _list_servers() if actor.rpartition("/")[0] == name}
@@ -208,7 +209,7 @@ def stop(name: str = "graph", *, address: str | None = None) -> int:
         raise ArgumentError(f"name must be that of servers which serve() has started in this Ray cluster, got {name!r}")
     actors = []
     for actor in own:
-        # Another program may be ending them too.
+        # Another program may be stopping them too.
         with suppress(ValueError):
             actors.append(ray.get_actor(actor, namespace=_NAMESPACE))
     _end(actors, own)
@@ -216,7 +217,7 @@ def stop(name: str = "graph", *, address: str | None = None) -> int:
 
 
 def _end(actors: Sequence[Any], names: set[str]) -> None:
-    """End servers, and wait until others can have their names, which Ray sees to some time later."""
+    """Stop servers, and wait until Ray frees their names, which happens later."""
     for actor in actors:
         ray.kill(actor)
     until = time.monotonic() + _FREE
@@ -225,7 +226,7 @@ def _end(actors: Sequence[Any], names: set[str]) -> None:
 
 
 def _list_servers() -> set[str]:
-    """Names of servers, each with its part, of this cluster."""
+    """List the names of servers, each with its part, of this cluster."""
     return {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)
             if actor["namespace"] == _NAMESPACE}  # fmt: skip
 
@@ -239,12 +240,12 @@ def _find_server(name: str, part: int, size: int) -> Any:
 
 
 def _is_named(address: str | None) -> bool:
-    """Whether there is a cluster that the caller, or the environment, means."""
+    """Check if the caller or the environment names a cluster."""
     return address is not None or bool(os.environ.get("RAY_ADDRESS"))
 
 
 def _join(address: str | None) -> None:
-    """Let this program into the cluster that servers are in."""
+    """Join the cluster of the servers."""
     if not ray.is_initialized() and not _is_named(address):
         raise ArgumentError("address must name the Ray cluster of the servers where this program is in none, HOST:PORT "
                             "or auto, or RAY_ADDRESS must, got None")  # fmt: skip
@@ -252,18 +253,18 @@ def _join(address: str | None) -> None:
 
 
 def _start(address: str | None) -> None:
-    """Let this program into a cluster of Ray, or start one that listens on the loopback."""
+    """Join a cluster of Ray, or start one that listens on the loopback interface."""
     if ray.is_initialized():
         return
     if not _is_named(address):
-        # With None Ray joins whatever cluster anybody's `ray start` has noted on this host, and fails where it is gone.
+        # With None Ray joins any cluster that `ray start` has recorded on this host, and fails if that one is gone.
         address = "local"
     with _on_loopback() if _is_here(address) else nullcontext():
         ray.init(address=address, namespace=_NAMESPACE, include_dashboard=False, log_to_driver=False)
 
 
 def _find_internal(module: str, name: str) -> Any:
-    """Find what Ray has no public name for, in one of its own modules.
+    """Find an object without a public name in one of Ray's own modules.
 
     Raises:
         ImportError: the installed version of Ray lacks it.
@@ -277,22 +278,24 @@ def _find_internal(module: str, name: str) -> Any:
 
 
 def _ends_with_this() -> bool:
-    """Whether Ray was started by this program, and ends with it."""
+    """Check if this program started Ray, which then ends with it."""
     node = _find_internal("worker", "_global_node")
     return node is not None and bool(node.is_head())
 
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Ray that is started, or joined, inside is for this host only, as on macOS and Windows, unless `_FOR_HOSTS` is
-    set; Ray takes 127.0.0.1 as an argument for any address of the host.
+    """Limit a Ray cluster that is started or joined inside to this host, as on macOS and Windows, unless `_FOR_HOSTS`
+    is set.
+
+    Ray itself takes the argument 127.0.0.1 for any address of the host.
     """
     if _FOR_HOSTS in os.environ:
         yield
         return
     before = _find_internal("ray_constants", "ENABLE_RAY_CLUSTER")
     constants: Any = importlib.import_module("ray._private.ray_constants")
-    # For Ray's own processes, and for this one, which has read it already.
+    # For Ray's own processes, and for this process, which has read it already.
     os.environ[_FOR_HOSTS], constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         yield
@@ -302,7 +305,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _is_here(address: str | None) -> bool:
-    """Whether Ray is to be started on this host, or is one that only this host reaches."""
+    """Check if Ray is to be started on this host, or is reachable only from this host."""
     if address in (None, "auto"):
         address = os.environ.get("RAY_ADDRESS") or address
     if address is None or address == "local":

@@ -1,6 +1,6 @@
-"""Attributes of a graph, each with its rows in the memory that batches read; loaders over them share the rows.
+"""Attributes of a graph, with their rows in the memory that batches read; loaders over one graph share the rows.
 
-`choose_slicer` selects how batches read the attributes that are not rows in memory, one after another.
+`choose_slicer` selects how batches read attributes that are not dense rows in memory.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _FEATURES: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], weakref.ref[Feature]
 
 
 def check_rows(name: str, num_rows: int, kind: str, count: int) -> None:
-    """Check that an attribute has a row for each node, or each edge (`kind`), that a sampler may give.
+    """Check that an attribute has a row for each node or edge (`kind`) that a sampler may return.
 
     Raises:
-        ArgumentError: it has fewer.
+        ArgumentError: it has fewer rows.
     """
     if num_rows < count:
         raise ArgumentError(
@@ -49,16 +49,16 @@ def check_rows(name: str, num_rows: int, kind: str, count: int) -> None:
 
 
 class PlacedRows:
-    """The attributes of a graph with rows, each placed where batches read it.
+    """Attributes of a graph with rows, each placed in memory that batches read.
 
     Args:
         device: The device of batches.
         placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
-        feature_cache: GPU memory for hot rows of attributes on the host: bytes, `"2G"` or `"20%"`. None is what
-            `auto` leaves free of its budget (see `budget_of`), else nothing.
-        store_dtype: What float32 rows of more than 16 bytes are kept as; see `Feature`.
-        sharing: `cache_policy` and `cold_policy` of the `Feature` of each wide node attribute, which the processes of
-            the group then share; empty for none.
+        feature_cache: GPU memory for hot rows of attributes on the host: bytes, `"2G"` or `"20%"`. None is the free
+            part of the budget with `auto` (see `budget_of`), otherwise 0.
+        store_dtype: Dtype in which float32 rows of more than 16 bytes are kept; see `Feature`.
+        sharing: `cache_policy` and `cold_policy` of the `Feature` of each wide node attribute. The processes of the
+            group then share these attributes; empty for no sharing.
     """
 
     def __init__(self, device: torch.device, placement: str, feature_cache: int | str | None,
@@ -66,29 +66,29 @@ class PlacedRows:
                  sharing: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
         self._device, self._placement, self._cache, self._store_dtype = device, placement, feature_cache, store_dtype
         self._sharing = dict(sharing)
-        # Whether attributes, by id, hold what their copies do.
+        # By id of an attribute: True if it still equals its copy.
         self._compared: dict[int, bool] = {}
-        # Attributes, by id, that processes share: to place them anew takes all of these.
+        # Ids of attributes that processes share: a new placement of them is collective.
         self._shared: set[int] = set()
-        # Whether one of them was found to hold other rows than those that are shared.
+        # True if one of them was found to differ from the shared rows.
         self.is_behind = False
-        # By key; with types, by (type or relation, key).
+        # By key; in a graph with types, by (type or relation, key).
         self._node: dict[Any, Feature] = {}
         self._edge: dict[Any, Feature] = {}
 
     def _is_shared(self, value: Any, kind: str) -> bool:
-        """Whether all processes keep the rows together; the same in each of them, whatever memory it has free."""
+        """Check if all processes share the rows; equal in all of them, for any amount of free memory."""
         return bool(self._sharing) and kind == "node" and not Rows("", _count_bytes(value), len(value), True).is_narrow
 
     def _choose_shared(self, values: dict[Any, Any]) -> dict[Any, Choice]:
-        """What GPU memory goes to the hot rows of attributes that processes share."""
+        """Choose the GPU memory for hot rows of attributes that processes share."""
         total = sum(map(_count_bytes, values.values()))
         fills = self._device.type == "cuda" and self._placement == "auto" and self._cache is None
         budget = budget_of(free_bytes(self._device.index)) if fills else 0
         return {key: Choice("host", budget * _count_bytes(value) // total) for key, value in values.items()}
 
     def _choose(self, values: dict[Any, Any], kinds: dict[Any, str], ranked_edges: bool = False) -> dict[Any, Choice]:
-        """Where each attribute goes; what an earlier epoch put on the GPU is no longer free there, and stays."""
+        """Choose the place of each attribute; memory that an earlier epoch took on the GPU is no longer free."""
         shared = {key: value for key, value in values.items() if self._is_shared(value, kinds[key])}
         if shared:
             alone = {key: value for key, value in values.items() if key not in shared}
@@ -111,7 +111,7 @@ class PlacedRows:
         return {key: places[key] for key in values}
 
     def _place_all(self, values: dict[Any, Any], kinds: dict[Any, str], rankings: Mapping[Any, Listing | None]) -> None:
-        """Place attributes; `kinds` says `node` or `edge` for each, `rankings` what ranks the rows of some."""
+        """Place attributes; `kinds` has `node` or `edge` for each, `rankings` the source of the ranking of rows."""
         self._shared = {id(value) for key, value in values.items() if self._is_shared(value, kinds[key])}
         is_one = not self._sharing and any(kinds[key] == "edge" and isinstance(ranking, Ranked)
                                            for key, ranking in rankings.items())  # fmt: skip
@@ -127,7 +127,7 @@ class PlacedRows:
 
     def _share_cache(self, values: dict[Any, Any], choices: Mapping[Any, Choice],
                      rankings: Mapping[Any, Listing | None]) -> dict[Any, int]:  # fmt: skip
-        """Bytes for hot rows of attributes of nodes and edges whose chances are known, from one budget."""
+        """Share one budget of bytes for hot rows among node and edge attributes with known probabilities."""
         ranked, sizes = {}, {}
         for key, choice in choices.items():
             ranking, tensor = rankings.get(key), as_tensor(values[key])
@@ -143,7 +143,7 @@ class PlacedRows:
         whole = {key: len(values[key]) * size for key, size in sizes.items()}
         most = parse_size(budget, sum(whole.values()), "feature_cache")
         if most == 0 or most >= sum(whole.values()):
-            # No row, or all of them: chances need not be computed.
+            # The budget holds no row, or all rows: probabilities are not needed.
             return whole if most else dict.fromkeys(whole, 0)
         return share_budget({key: Demand(own.scores, sizes[key]) for key, own in ranked.items()}, budget)
 
@@ -171,32 +171,32 @@ class PlacedRows:
         if kind == "edge":
             # Scores of edges take GPU memory.
             feature.csr_topo = None
-        # Moving gave the tensor another address: the key is made afterwards.
+        # Moving changed the tensor's address: the key is made afterwards.
         content = None if feature.reads_in_place(as_tensor(value)) else read_content(value)
         self._compared[id(value)] = True
         remember(_FEATURES, self._key(value, placement), value, feature, content)
         return feature
 
     def _narrow(self, tensor: Tensor) -> dict[str, Any]:
-        """Labels and other short rows are kept as they are."""
+        """Return the options for the dtype: labels and other short rows keep theirs."""
         is_narrow = Rows("", tensor.numel() * tensor.element_size(), len(tensor), False).is_narrow
         is_stored = self._store_dtype is not None and tensor.dtype == torch.float32 and not is_narrow
         return {"store_dtype": self._store_dtype} if is_stored else {}
 
     def _key(self, value: Any, placement: str) -> tuple[Any, ...]:
         tensor = as_tensor(value)
-        # One process alone that has written cannot place them.
+        # A process that has written cannot place shared rows alone.
         version = 0 if id(value) in self._shared else version_of(tensor)
         return (id(value), tensor.data_ptr(), version, tensor.shape, self._device, placement, self._cache,
                 self._store_dtype, *self._sharing.values())  # fmt: skip
 
     def _find(self, value: Any, placement: str) -> Feature | None:
-        """The feature that holds `value` in this placement already."""
+        """Find the feature that already holds `value` in this placement."""
         source, feature, content = _FEATURES.get(self._key(value, placement), (None, None, None))
         if source is None or feature is None or source() is not value:
             return None
         if content is not None:
-            # Asked for several times in a row.
+            # Cached, as it is requested several times in a row.
             if id(value) not in self._compared:
                 self._compared[id(value)] = has_content(value, content)
             if not self._compared[id(value)]:
@@ -206,11 +206,11 @@ class PlacedRows:
         return feature()
 
     def _name_all(self) -> dict[Any, str]:
-        """Names of the placed attributes in messages and reports, each different, by key."""
+        """Name the placed attributes in messages and reports, uniquely, by key."""
         return {key: str(key) for key in (*self._node, *self._edge)}
 
     def describe(self) -> dict[str, Feature]:
-        """The placed attributes by name."""
+        """Return the placed attributes by name."""
         return {name: self._node[key] if key in self._node else self._edge[key]
                 for key, name in self._name_all().items()}  # fmt: skip
 
@@ -219,7 +219,7 @@ class PlacedRows:
         return {key: feature for key, feature in self._node.items() if feature.placement in ("unified", "pinned")}
 
     def summarise(self) -> list[Placed]:
-        """The attributes in the line about placement: wide ones one by one, labels and masks together."""
+        """List the attributes in the report of placement: wide ones separately, labels and masks together."""
         wide, narrow = [], Placed("", 0, str(self._device))
         for name, feature in self.describe().items():
             num_rows, num_bytes = feature.shape[0], feature.shape.numel() * feature.dtype.itemsize
@@ -237,15 +237,15 @@ def _count_bytes(value: Any) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-# Takes the part of an attribute that belongs to nodes or edges of these ids.
+# Slices an attribute by ids of nodes or edges.
 Slicer = Callable[[Any, Tensor], Any]
 
 
 def find_learned(data: Any) -> str | None:
-    """An attribute of nodes or edges that requires a gradient, as messages name it; None where there is none.
+    """Find an attribute of nodes or edges that requires a gradient, by its name in messages; None without one.
 
-    Its rows carry the gradient to the graph, as in PyG, and are those after the optimizer's last step: so they are read
-    when their batch is asked for.
+    As in PyG, its rows carry the gradient to the graph, and have the values after the optimizer's last step. So they
+    are read when their batch is requested.
     """
     for store in data.stores if isinstance(data, (Data, HeteroData)) else ():
         for key, value in store.items():
@@ -255,7 +255,7 @@ def find_learned(data: Any) -> str | None:
 
 
 def has_learned(batch: Any) -> bool:
-    """Whether anything in a batch, or in a tuple of what a program made of it, carries a gradient."""
+    """Check if a batch, or a tuple that a transform returned, carries a gradient."""
     if isinstance(batch, (Data, HeteroData)):
         batch = batch.stores
     elif isinstance(batch, Mapping):
@@ -266,25 +266,24 @@ def has_learned(batch: Any) -> bool:
 def _is_learned(value: Any) -> bool:
     if isinstance(value, TensorFrame):
         return any(isinstance(part, Tensor) and part.requires_grad for part in parts_of_frame(value))
-    # A method of sparse tensors that are not torch's.
+    # A method in `torch_sparse`'s tensors.
     return bool(value.requires_grad() if isinstance(value, SparseTensor) else getattr(value, "requires_grad", False))
 
 
 def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slicer | None:
-    """How batches take an attribute of nodes or edges; None where its rows lie one after another, are not learned, and
-    are placed.
+    """Choose how batches take an attribute of nodes or edges; None for dense rows without gradient, which are placed.
 
     Args:
-        name: For messages.
+        name: Name for messages.
         value: The attribute.
-        dim: Along which nodes or edges lie.
+        dim: Dimension of nodes or edges.
         device: The device of batches.
 
     Raises:
-        ArgumentTypeError: an array that torch does not know, or a sparse layout other than of coordinates.
+        ArgumentTypeError: an array with a dtype that torch lacks, or a sparse layout other than COO.
     """
     if isinstance(value, TensorFrame):
-        # No matter of a kernel.
+        # A `TensorFrame` slices itself.
         return lambda value, ids: value[ids.to(value.device)].to(device)
     if not isinstance(value, (Tensor, np.ndarray)):
         return lambda value, ids: [value[i] for i in ids.tolist()]
@@ -294,11 +293,11 @@ def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slic
 
 
 def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
-    """Whether rows lie in memory one after another; a sparse tensor of coordinates is left to torch, and so are one
-    that requires a gradient and PyG's `Index`, which stays one.
+    """Check if rows lie in memory one after another. A COO tensor is left to torch, and so are a tensor that requires a
+    gradient and PyG's `Index`.
 
     Raises:
-        ArgumentTypeError: an array that torch does not know, or another sparse layout.
+        ArgumentTypeError: an array with a dtype that torch lacks, or another sparse layout.
     """
     if isinstance(value, Tensor):
         if value.layout not in (torch.strided, torch.sparse_coo):
@@ -312,18 +311,18 @@ def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
 
 
 def slice_adjacency(adj_t: Any, source: Tensor, target: Tensor, ids: Tensor | None, sizes: tuple[int, int]) -> Any:
-    """The adjacency of the edges of a batch, of the kind that the graph has, compressed by row.
+    """Build the adjacency of the edges of a batch, of the graph's class, compressed by row.
 
     Args:
-        adj_t: That of the graph.
+        adj_t: Adjacency of the graph.
         source, target: Ends, int64 `[E']`, on the device of batches.
-        ids: Which edges of the graph they are, whose values they have; None for none.
+        ids: Ids of these edges in the graph, to copy their values; None for no values.
         sizes: (number of targets, number of sources).
     """
     device = source.device
     if isinstance(adj_t, Tensor):
         values = torch.ones(source.numel(), device=device) if ids is None else as_rows(adj_t).values().to(device)[ids]
-        # Not by way of coordinates, which would add up the values of edges that were drawn twice.
+        # Not through COO, which would add up the values of edges that were drawn twice.
         order = (target * sizes[1] + source).sort(stable=True).indices
         begins = torch.searchsorted(target[order], torch.arange(sizes[0] + 1, device=device))
         return torch.sparse_csr_tensor(begins, source[order], values[order], sizes, check_invariants=False)
@@ -333,7 +332,7 @@ def slice_adjacency(adj_t: Any, source: Tensor, target: Tensor, ids: Tensor | No
 
 
 def without_edge_attributes(data: Data) -> Data:
-    """A copy of a graph whose edges have no attributes: those of a sample may be others."""
+    """Copy a graph without attributes of edges, as a sample may have other edges."""
     data = copy.copy(data)
     store = data._store
     for key in [key for key in store if store.is_edge_attr(key) and key not in ("edge_index", "adj_t")]:

@@ -1,4 +1,4 @@
-"""The door to PyG's `Data`: its attributes placed once, and batches of them put together on the device."""
+"""Batches of PyG's `Data`: its attributes are placed once, and batches are built on the device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ _NODE_KEYS = ("x", "feat", "pos", "node_type", "n_id")
 
 
 class Ranking(NamedTuple):
-    """What ranks rows for a cache: the neighbor lists where the GPU reads them, which counts them faster."""
+    """Source of the ranking of rows for a cache: the neighbor lists in memory that the GPU reads, which speeds up
+    counting.
+    """
 
     indices: Tensor
     node_count: int
@@ -44,27 +46,27 @@ class Ranking(NamedTuple):
 
     @classmethod
     def of(cls, placed: PlacedTopology) -> Ranking:
-        """The lists of a placed topology."""
+        """Make the ranking of a placed topology."""
         return cls(placed.indices, placed.num_nodes, placed.num_edges)
 
 
 def summarise(topology: CSRTopo, placed: PlacedTopology) -> Placed:
-    """The topology in the line about placement."""
+    """Describe the topology in the report of placement."""
     where = str(placed.device) if placed.placement == "cuda" else placed.placement
     return Placed("topology", topology.num_bytes, where)
 
 
 class Attributes(PlacedRows):
-    """The node and edge attributes of a `Data`, each placed where batches read it.
+    """Node and edge attributes of a `Data`, each placed in memory that batches read.
 
     Args:
-        data: The graph; read anew for every epoch, so that edits take effect.
-        topology: What ranks rows; None takes the first ones for hot.
+        data: The graph; read again for every epoch, so that edits take effect.
+        topology: Source of the ranking of rows; None takes the first rows as hot.
         device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
-        edges: What ranks rows of edges; None leaves them without hot ones.
-        by_adjacency: Whether ids of edges are those of `adj_t`, where there is one, as our samplers and PyG's have
-            them; else rows of edges go by ids as they are.
-        counts: How many `node`s and `edge`s there are to sample; each placed attribute must have as many rows.
+        edges: Source of the ranking of rows of edges; None for no hot rows.
+        by_adjacency: True if ids of edges refer to `adj_t` if there is one, as in our samplers and PyG's; otherwise ids
+            are row numbers.
+        counts: Numbers of nodes (`node`) and edges (`edge`) to sample; each placed attribute must have as many rows.
 
     Raises:
         ArgumentError: an attribute has fewer rows.
@@ -77,7 +79,7 @@ class Attributes(PlacedRows):
         super().__init__(device, placement, feature_cache, store_dtype, sharing)
         refuse_features(data)
         self._others: dict[str, Callable[[Any, Sample], Any]] = {}
-        # Where the row of each edge is, if not at its id.
+        # The row of each edge, if it differs from its id.
         self._places = place_rows(data._store, "data", device) if by_adjacency else None
         kinds = self._sort_out(data)
         edges = edges if self._places is None else None
@@ -90,20 +92,20 @@ class Attributes(PlacedRows):
         self._groups = group_narrow(self._node)
         grouped = {name for group in self._groups for name in group.names}
         self._single = {name: feature for name, feature in self._node.items() if name not in grouped}
-        # Afterwards: to move rows may write to them.
+        # Afterwards: moving rows may write to them.
         self.marks = Marks(data)
-        # Other slicers may make what they like.
+        # Other slicers may return any object.
         self._is_all_known = {"edge_index", "num_nodes"}.issuperset(self._others)
 
     def _sort_out(self, data: Data) -> dict[str, str]:
-        """`node` or `edge` for each attribute with rows; how to slice what batches take in another way is noted."""
+        """List `node` or `edge` for each attribute with rows; slicers of other attributes are noted."""
         store, kinds = data._store, {}
         for key, value in store.items():
             if key == "edge_index":
                 self._others[key] = lambda _, sample: sample.edge_index
                 continue
             if key == "batch":
-                # As in PyG, it says which tree a node is of, and is not there without trees.
+                # As in PyG, it has the tree of each node, and is missing without trees.
                 continue
             if key in ("adj_t", "num_nodes"):
                 self._others[key] = _slice_adjacency if key == "adj_t" else lambda _, sample: sample.n_id.numel()
@@ -125,20 +127,20 @@ class Attributes(PlacedRows):
     def build(self, data: Data, sample: Sample, input_id: Tensor, *, checked: bool = True,
               shared: Mapping[str, SharedRows] = MappingProxyType({}),
               memory: list[Any] | None = None, counts_seeds: bool = True) -> Data:  # fmt: skip
-        """The batch as PyG's loader gives it, on the device; `data` is the graph it was sampled from.
+        """Build the batch as PyG's loader does, on the device; `data` is the sampled graph.
 
         Args:
-            data: Read for what is not sliced; what is was placed when this object was made.
+            data: Source of attributes that are not sliced; sliced attributes were placed by the constructor.
             sample: The sampled nodes and edges.
             input_id: Positions of the seeds among the input nodes.
-            checked: Whether the ids are as the sampler made them; a user's transform may give others.
-            shared: Node attributes whose rows were read already, together with those of other batches.
-            memory: Gets what the memory of the batch belongs to, where all of that is known.
-            counts_seeds: Whether the batch tells their number, as `batch_size`.
+            checked: True if the ids come from the sampler; a user's transform may return others.
+            shared: Node attributes whose rows were read already, together with other batches.
+            memory: Receives the tensors that own the batch's memory, if all are known.
+            counts_seeds: Add the number of seeds as `batch_size`.
         """
         held: list[Any] = [*sample.memory]
         out = _copy_data(data)
-        # PyG's own way to set one attribute takes as long as a kernel's launch.
+        # PyG's own setter takes as long as the launch of a kernel.
         store = out._store._mapping
         if checked:
             for group in self._groups:
@@ -180,7 +182,7 @@ def _slice_sampled(kind: str, slicer: Slicer, places: Tensor | None, value: Any,
 
 
 def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:
-    # Edges without ids, which a user's transform left, have no values.
+    # Edges without ids, after a user's transform, have no values.
     source, target = sample.edge_index
     ids = sample.e_id if sample.e_id.numel() == source.numel() else None
     size = sample.n_id.numel()
@@ -188,7 +190,7 @@ def _slice_adjacency(adj_t: Any, sample: Sample) -> Any:
 
 
 def _copy_data(data: Data) -> Data:
-    """`copy.copy(data)`, in a third of the time."""
+    """Copy a graph as `copy.copy(data)` does, in a third of the time."""
     if type(data).__copy__ is not Data.__copy__:
         return copy.copy(data)
     batch = data.__class__.__new__(data.__class__)
@@ -198,7 +200,7 @@ def _copy_data(data: Data) -> Data:
 
 
 def copy_store(store: Any, parent: weakref.ref[Any]) -> Any:
-    """A copy of a store of a graph, for another; `copy.copy(store)` in a third of the time."""
+    """Copy a store of a graph for another graph, as `copy.copy(store)` does, in a third of the time."""
     made = store.__class__.__new__(store.__class__)
     values = made.__dict__
     values.update(store.__dict__)

@@ -1,7 +1,7 @@
-"""Batches of graphs of equal shapes, stacked along a new first dimension as PyG's `DenseDataLoader` stacks a list.
+"""Batches of graphs of equal shapes, stacked along a new first dimension, as PyG's `DenseDataLoader` does.
 
-`DenseCollection` stacks the graphs of a list once; of graphs that a data set keeps joined it stacks views. A batch then
-is one gather for each attribute.
+`DenseCollection` stacks the graphs of a list once; joined graphs of a data set are stacked as views. A batch is then
+one gather per attribute.
 """
 
 from __future__ import annotations
@@ -36,27 +36,28 @@ class _Stack(Protocol):
     """One attribute of all graphs."""
 
     def take(self, numbers: Tensor, device: torch.device) -> Any:
-        """The attribute of a batch, of graphs int64 `[B]` on the CPU, on a device."""
+        """Gather the attribute of a batch, of graphs int64 `[B]` on the CPU, to a device."""
 
     def place(self, move: Callable[[Tensor], Tensor]) -> None:
-        """Have the tables elsewhere."""
+        """Move the tables by `move`."""
 
     def count_bytes(self) -> int:
-        """Bytes of the tables."""
+        """Count the bytes of the tables."""
 
 
 class DenseCollection:
     """All graphs of a data set, and batches that stack any of them.
 
     Attributes:
-        device: Where the tables are, and batches; None before they are placed.
+        device: Device of the tables and of batches; None before they are placed.
 
     Args:
         source: The graphs.
 
     Raises:
-        OneByOneError: the host has not the memory for the stacked graphs, or they are of several classes.
-        ArgumentError, ArgumentTypeError: a graph misses an attribute, or has another shape or dtype; slices contradict.
+        OneByOneError: host memory cannot hold the stacked graphs, or they are of several classes.
+        ArgumentError, ArgumentTypeError: a graph misses an attribute, or has another shape or dtype; slices contradict
+            each other.
     """
 
     def __init__(self, source: Source) -> None:
@@ -68,7 +69,7 @@ class DenseCollection:
         self._stacks: dict[str, _Stack] = {}
         self._empty: Batch = Batch()
         orders, self._order_of = source.list_orders(frozenset(), _WAY_OUT)
-        # PyG lists the names of a graph so.
+        # The order in which PyG lists the names of a graph.
         self._names = [list({name for _, names in order for name in names}) for order in orders]
         if source.count and len(source.used):
             self._read([name for _, names in orders[0] for name in names])
@@ -84,28 +85,28 @@ class DenseCollection:
             self._stacks["num_nodes"] = _make_stack(Leaf(None, "num_nodes", ("num_nodes",), counts), self.source)
 
     def count_bytes(self) -> int:
-        """Bytes of the tables."""
+        """Count the bytes of the tables."""
         return sum(stack.count_bytes() for stack in self._stacks.values())
 
     def place(self, device: torch.device) -> None:
-        """Have the tables on a device, and batches too."""
+        """Move the tables, and later batches, to a device."""
         self.device = device
         for stack in self._stacks.values():
             stack.place(lambda table: copy_once(table, device))
 
     def collate(self, numbers: Tensor) -> Batch:
-        """The batch of these graphs.
+        """Build the batch of these graphs.
 
         Args:
             numbers: int64 `[B]` on the CPU.
 
         Raises:
-            IdError: there are none.
+            IdError: `numbers` is empty.
         """
         if numbers.numel() == 0:
             raise IdError("a batch must have at least one graph, got none: a batch sampler gave an empty list")
         assert self.device is not None
-        # A copy takes a tenth of the time in which PyG makes one.
+        # A copy takes a tenth of the time of PyG's constructor.
         batch = copy.copy(self._empty)
         for name in self._names[0 if self._order_of is None else self._order_of[int(numbers[0])]]:
             batch[name] = self._stacks[name].take(numbers, self.device)
@@ -116,11 +117,11 @@ class _Table:
     """Tensors of equal shapes, stacked.
 
     Args:
-        table: Those of all graphs, one after the other along `dim`, or of one graph a row.
-        dim: That dimension; None for one graph a row.
-        width: Rows of a graph along it.
+        table: The tensors of all graphs, one after the other along `dim`, or one graph per row.
+        dim: That dimension; None for one graph per row.
+        width: Rows per graph along `dim`.
         start: The first row of the first graph.
-        count: Graphs.
+        count: Number of graphs.
     """
 
     def __init__(self, table: Tensor, dim: int | None = None, width: int = 1, start: int = 0, count: int = 0) -> None:
@@ -145,13 +146,13 @@ class _Table:
 
 
 class _Rows:
-    """Tensors of which those of other graphs, that no batch has, have other shapes.
+    """Tensors with equal shapes in all graphs of batches; graphs outside of batches have other shapes.
 
     Args:
-        table: Those of all graphs, one after the other along `dim`.
+        table: The tensors of all graphs, one after the other along `dim`.
         dim: That dimension.
         starts: First row of each graph, int64 `[G]` on the CPU.
-        width: Rows of each graph that batches have.
+        width: Rows of each graph in batches.
     """
 
     def __init__(self, table: Tensor, dim: int, starts: Tensor, width: int) -> None:
@@ -174,7 +175,7 @@ class _Rows:
 
 
 class _Values:
-    """Values that torch's own code stacks for each batch: numbers, strings, and what holds tensors.
+    """Values that torch's own code stacks for each batch: numbers, strings, and containers of tensors.
 
     Args:
         find: Finds the value of a graph by its number.
@@ -196,10 +197,10 @@ class _Values:
 
 
 def _make_stack(leaf: Leaf, source: Source) -> _Stack:
-    """An attribute of all graphs.
+    """Stack an attribute of all graphs.
 
     Raises:
-        ArgumentError, ArgumentTypeError: the number of a graph of another shape or dtype; slices contradict.
+        ArgumentError, ArgumentTypeError: the number of a graph of another shape or dtype; slices contradict each other.
     """
     try:
         return _stack(leaf) if leaf.values is not None else _cut(leaf, source)
@@ -213,7 +214,7 @@ def _make_values(leaf: Leaf, find: Callable[[int], Any], example: int) -> _Value
     try:
         default_collate([find(example)])
     except (TypeError, RuntimeError) as error:
-        # As torch says of sparse tensors.
+        # As torch raises for sparse tensors.
         raise ArgumentTypeError(f"dataset must hold graphs with {leaf.name} that can be stacked, as dense tensors, "
                                 f"numbers and strings can, got {type(find(example)).__name__} of graph {example}"
                                 ) from error  # fmt: skip
@@ -233,7 +234,7 @@ def _stack(leaf: Leaf) -> _Stack:
 
 
 def _cut(leaf: Leaf, source: Source) -> _Stack:
-    """Values that a data set keeps joined, as PyG's `separate` takes them apart."""
+    """Cut values that a data set keeps joined, as PyG's `separate` does."""
     table, name = leaf.table, leaf.path[0]
     if isinstance(table, list) and isinstance(leaf.slices, Tensor):
         if len(table) != source.count:
@@ -259,6 +260,6 @@ def _cut(leaf: Leaf, source: Source) -> _Stack:
                             f"{first}, got {shapes[1]} of graph {other}")  # fmt: skip
     width = int(own[0])
     if bool((widths == width).all()):
-        # Only what batches can be gathered from is looked at, so that the tensor of the data set stays the table.
+        # Graphs outside of batches are not checked, so that the tensor of the data set itself stays the table.
         return _Table(table, dim, width, int(slices[0]), source.count)
     return _Rows(table, dim, slices[:-1], width)

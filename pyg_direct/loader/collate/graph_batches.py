@@ -1,7 +1,7 @@
-"""Batches of many small graphs, cut out of one collated store as PyG's `Batch.from_data_list` makes them of a list.
+"""Batches of many small graphs, cut out of one collated store, equal to PyG's `Batch.from_data_list`.
 
-`GraphCollection` reads a data set once: it joins each attribute of all graphs, and asks each graph what PyG would ask
-it for each batch. A batch then takes a few gathers, however many graphs it has.
+`GraphCollection` reads a data set once: it joins each attribute of all graphs, and calls once the methods of graphs
+that PyG would call for each batch. A batch then takes a few gathers, for any number of graphs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pyg_direct.loader.collate.graph_columns import Chosen
 from pyg_direct.loader.collate.graph_sources import SPECIAL, Source, find_store
 from pyg_direct.runtime.host.tensor_views import version_of
 
-# Copies on GPUs, as long as a loader has them, by the tensor that they are of.
+# Copies on GPUs by their source tensor, kept while a loader uses them.
 _COPIES: weakref.WeakValueDictionary[tuple[int, int, str], Tensor] = weakref.WeakValueDictionary()
-# Where a graph has nothing but its storages, one that is empty can be copied.
+# Attributes of a graph with storages only: an empty one can be copied.
 _STORES = {"_store", "_global_store", "_node_store_dict", "_edge_store_dict", "_tensor_attr_cls", "_edge_attr_cls"}
 
 
@@ -31,16 +31,17 @@ class GraphCollection:
     """All graphs of a data set, and batches of any of them.
 
     Attributes:
-        device: Where the joined values are, and batches; None before they are placed.
+        device: Device of the joined values and of batches; None before they are placed.
 
     Args:
         source: The graphs.
-        follow_batch: Attributes that batches say the graphs of.
+        follow_batch: Attributes for which batches have the graph of each row.
         exclude_keys: Attributes that batches do not have.
 
     Raises:
-        OneByOneError: the host has not the memory for the joined graphs, or there are none to join.
-        ArgumentError, ArgumentTypeError: a graph misses an attribute, or has another width or dtype; slices contradict.
+        OneByOneError: host memory cannot hold the joined graphs, or there are none to join.
+        ArgumentError, ArgumentTypeError: a graph misses an attribute, or has another width or dtype; slices contradict
+            each other.
     """
 
     def __init__(self, source: Source, follow_batch: Iterable[str] | None, exclude_keys: Iterable[str] | None) -> None:
@@ -55,24 +56,24 @@ class GraphCollection:
         self._templates: list[Any] = [None] * len(self._orders)
 
     def count_bytes(self) -> int:
-        """Bytes of the joined values."""
+        """Count the bytes of the joined values."""
         return sum(column.count_bytes() for store in self._stores.values() for column in store.columns.values())
 
     def place(self, device: torch.device) -> None:
-        """Have the joined values on a device, and batches too."""
+        """Move the joined values, and later batches, to a device."""
         self.device = device
         for store in self._stores.values():
             for column in store.columns.values():
                 column.place(lambda table: copy_once(table, device))
 
     def collate(self, numbers: Tensor) -> Any:
-        """The batch of these graphs.
+        """Build the batch of these graphs.
 
         Args:
             numbers: int64 `[B]` on the CPU.
 
         Raises:
-            IdError: there are none.
+            IdError: `numbers` is empty.
         """
         if numbers.numel() == 0:
             raise IdError("a batch must have at least one graph, got none: a batch sampler gave an empty list")
@@ -87,7 +88,7 @@ class GraphCollection:
             self._fill(find_store(batch, key), self._stores[key], names, chosen, slices, increments)
             if key is not None and slices:
                 all_slices[key], all_increments[key] = slices, increments
-        # PyG's own way to set them takes as long as a gather.
+        # PyG's own setters take as long as a gather.
         find_store(batch, None).__dict__.update(_num_graphs=chosen.count, _slice_dict=all_slices,
                                                 _inc_dict=all_increments)  # fmt: skip
         return batch
@@ -116,29 +117,29 @@ class GraphCollection:
             mapping["batch"], mapping["ptr"] = chosen.cut(store.nodes).batch_and_ptr()
 
     def _open_batch(self, place: int, chosen: Chosen) -> Any:
-        """A batch without attributes."""
+        """Make a batch without attributes."""
         template = self._templates[place]
         if template is None:
             template = _make_empty(self.source.example if self._order_of is None else chosen.graphs[0])
             if not set(template.__dict__) <= _STORES or any(len(store) for store in template.stores):
-                # Its class writes attributes as it is made, which batches shall not share.
+                # Its class writes attributes in the constructor, which batches must not share.
                 return template
             self._templates[place] = template
         return copy.copy(template)
 
 
 def copy_once(table: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device, of which loaders over parts of one data set share a copy.
+    """Copy a tensor to a device; loaders over parts of one data set share the copy.
 
     Args:
         table: The tensor.
-        device: Where it is to be.
+        device: Device of the copy.
     """
     if table.device == device:
         return table
     key = (id(table), version_of(table), str(device))
     known = _COPIES.get(key)
-    # Another tensor may have its place in memory by now.
+    # Another tensor may have the same id by now.
     if known is None or known.copied_from() is not table:  # type: ignore[attr-defined]
         known = _COPIES[key] = table.to(device)
         known.copied_from = weakref.ref(table)  # type: ignore[attr-defined]

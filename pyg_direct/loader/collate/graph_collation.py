@@ -1,4 +1,4 @@
-"""Columns of a data set of small graphs, read once: what PyG would ask each graph of each batch, each is asked once."""
+"""Columns of a data set of small graphs, read once: methods that PyG calls for each batch are called once per graph."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class GraphStore(NamedTuple):
 
     Attributes:
         columns: Its attributes, by name.
-        num_nodes: Values of its attribute `num_nodes`, one a graph; None where it has none.
-        nodes: Place of the group that its nodes are counted by, for PyG's vector `batch`; None where a batch has none.
+        num_nodes: Values of its attribute `num_nodes`, one per graph; None without this attribute.
+        nodes: Index of the group that counts its nodes, for PyG's vector `batch`; None if batches have no such vector.
     """
 
     columns: Mapping[str, Column]
@@ -43,15 +43,16 @@ class GraphStore(NamedTuple):
 
 
 def read_stores(source: Source, order: Any) -> tuple[dict[Any, GraphStore], Tensor]:
-    """(storages of a data set with their attributes, spans of `Chosen`).
+    """Read (storages of a data set with their attributes, spans of `Chosen`).
 
     Args:
         source: At least one graph.
-        order: Storages with the names of their attributes, as `Source.list_orders` gives them.
+        order: Storages with the names of their attributes, from `Source.list_orders`.
 
     Raises:
-        OneByOneError: the host has not the memory for the joined graphs, or they cannot be joined.
-        ArgumentError, ArgumentTypeError: the number of a graph of another width, dtype or kind; slices contradict.
+        OneByOneError: host memory cannot hold the joined graphs, or they cannot be joined.
+        ArgumentError, ArgumentTypeError: the number of a graph of another width, dtype or kind; slices contradict each
+            other.
     """
     reader = _Reader(source, order)
     if reader.questions:
@@ -68,11 +69,11 @@ class ForeignError(Exception):
 
 
 class _Question:
-    """Something that PyG asks a graph for each batch; each graph is asked once.
+    """Call that PyG makes on a graph for each batch; here once per graph.
 
     Args:
-        what: The attribute and what is asked of it, for messages.
-        ask: Asks a graph.
+        what: The attribute and the call, for messages.
+        ask: The call on a graph.
     """
 
     def __init__(self, what: str, ask: Callable[[Any], Any]) -> None:
@@ -80,7 +81,7 @@ class _Question:
         self.answers: dict[int, Any] = {}
 
     def put(self, number: int, graph: Any) -> None:
-        """Ask a graph."""
+        """Make the call on a graph."""
         try:
             self.answers[number] = self._ask(graph)
         except Warning:
@@ -91,14 +92,14 @@ class _Question:
 
 
 class _Plan(NamedTuple):
-    """How a leaf becomes a column.
+    """Conversion of a leaf to a column.
 
     Attributes:
         kind: `rows`, `matrices`, `numbers`, `objects`, `nested`, or `foreign`.
         leaf: The attribute.
-        parts: Plans of what is nested in it, by key or in order.
+        parts: Plans of nested values, by key or in order.
         dim: The dimension that tensors are joined along, None to stack them, or the question for it.
-        steps: What increments it: None, node types that are counted, or a question.
+        steps: Source of its increments: None, node types to count, or a question.
     """
 
     kind: str
@@ -109,7 +110,7 @@ class _Plan(NamedTuple):
 
 
 class _Reader:
-    """Reads the attributes of a source into columns.
+    """Reader of the attributes of a source into columns.
 
     Args:
         source: The graphs.
@@ -121,7 +122,7 @@ class _Reader:
         self._is_typed = isinstance(source.example, HeteroData)
         self._example = source.make_graph(source.used[0])
         base: Any = HeteroData if self._is_typed else Data
-        # PyG's own rules need not be asked of each graph.
+        # PyG's own rules give equal results for all graphs.
         self._knows_dims = self._kind.__cat_dim__ is base.__cat_dim__
         self._knows_steps = self._kind.__inc__ is base.__inc__ and (
             self._is_typed or self._kind.num_nodes is Data.num_nodes
@@ -249,7 +250,9 @@ class _Reader:
         return isinstance(store, NodeStorage) and store.can_infer_num_nodes
 
     def _plan_count(self, key: Any) -> None:
-        """Count the nodes of a storage by its `num_nodes`, by the attribute that PyG looks at, or ask each graph."""
+        """Count the nodes of a storage by its `num_nodes`, by the attribute that PyG counts, or by a call on each
+        graph.
+        """
         if key in self._counts:
             return
         counts: Any = self._source.count_nodes(key)
@@ -281,7 +284,7 @@ class _Reader:
     # Columns.
 
     def make_store(self, key: Any) -> GraphStore:
-        """A storage, when all questions are answered."""
+        """Make a storage, after all questions are answered."""
         columns = {plan.leaf.path[0]: self._make_outer(plan) for plan in self._plans[key]}
         nodes = None
         if key in self._with_batch:
@@ -289,7 +292,7 @@ class _Reader:
         return GraphStore(columns, self._source.count_nodes(key), nodes)
 
     def _list_counts(self, key: Any, *, is_needed: bool) -> list[int]:
-        """Nodes of each graph in a storage; of graphs that are not used 0."""
+        """List the nodes of each graph in a storage; 0 for unused graphs."""
         counts = self._counts[key]
         if not isinstance(counts, _Question):
             return [int(count) for count in counts]
@@ -302,14 +305,14 @@ class _Reader:
         return listed
 
     def join_spans(self) -> Tensor:
-        """First row of each graph in each group, then its number of rows in each, int64 `[G, 2 * K]`."""
+        """Join the first row of each graph in each group, then its number of rows in each, int64 `[G, 2 * K]`."""
         parts = [slices[:-1] for slices in self._groups] + [slices.diff() for slices in self._groups]
         if not parts:
             return torch.empty(self._source.count, 0, dtype=torch.int64, device="cpu")
         return torch.stack(parts, 1)
 
     def _find_group(self, slices: Tensor) -> int:
-        """Place of the group of these slices, which others may have too."""
+        """Find the index of the group of these slices, which other columns may share."""
         for place, known in enumerate(self._groups):
             if torch.equal(known, slices):
                 return place
@@ -344,7 +347,7 @@ class _Reader:
 
     @staticmethod
     def _find_dim(plan: _Plan) -> Any:
-        """The dimension that all graphs name."""
+        """Find the dimension that all graphs return."""
         if not isinstance(plan.dim, _Question):
             return plan.dim
         answers = set(plan.dim.answers.values())
@@ -409,10 +412,10 @@ class _Reader:
 
 
 def read_slices(leaf: Leaf, dim: int | None) -> Tensor:
-    """The slices that a data set has of an attribute, int64 `[G + 1]`.
+    """Read the slices of an attribute in a data set, int64 `[G + 1]`.
 
     Raises:
-        ArgumentError: they lead beyond the values.
+        ArgumentError: they exceed the values.
     """
     table, slices = leaf.table, leaf.slices.cpu().long()
     if dim is not None and not -table.dim() <= dim < table.dim():
@@ -428,7 +431,7 @@ def read_slices(leaf: Leaf, dim: int | None) -> Tensor:
 
 
 def check_shapes(leaf: Leaf, dim: int | None) -> None:
-    """Check that tensors are as wide as the first one, in all dimensions but one."""
+    """Check that tensors have the width of the first one, in all dimensions but one."""
     assert leaf.values is not None
     own = [tuple(size for place, size in enumerate(value.shape) if place != dim) for value in leaf.values]
     number = next((number for number, shape in enumerate(own) if shape != own[0]), None)
@@ -439,14 +442,14 @@ def check_shapes(leaf: Leaf, dim: int | None) -> None:
 
 
 def _sum_up(sizes: Sequence[int]) -> Tensor:
-    """Slices of so many rows each, int64 `[G + 1]`."""
+    """Sum up sizes to slices, int64 `[G + 1]`."""
     slices = torch.zeros(len(sizes) + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(torch.tensor(sizes, dtype=torch.int64, device="cpu"), 0, out=slices[1:])
     return slices
 
 
 def _join_answers(question: _Question, count: int) -> Tensor | None:
-    """Increments by graph, int64 `[G, ...]`; None where all are the number 0."""
+    """Join the increments of all graphs, int64 `[G, ...]`; None if all are the number 0."""
     answers = question.answers
     kinds = {type(answer) for answer in answers.values()}
     if kinds == {int}:
@@ -463,7 +466,7 @@ def _join_answers(question: _Question, count: int) -> Tensor | None:
 
 
 def kind_of(value: Any) -> str:
-    """The way in which PyG joins values like this one."""
+    """Find how PyG joins values like this one."""
     if isinstance(value, Tensor):
         if type(value) is Tensor and value.layout is torch.sparse_csr and not value.requires_grad:
             return "matrices"
@@ -482,7 +485,7 @@ def kind_of(value: Any) -> str:
 
 
 def check_kinds(leaf: Leaf) -> None:
-    """Refuse tensors or numbers beside what is neither, or the other."""
+    """Refuse a mixture of tensors, numbers and other values."""
     assert leaf.values is not None
     kinds = ["tensor" if isinstance(value, Tensor) else "number" if isinstance(value, (int, float)) else ""
              for value in leaf.values]  # fmt: skip
@@ -494,7 +497,7 @@ def check_kinds(leaf: Leaf) -> None:
 
 
 def check_alike(leaf: Leaf) -> None:
-    """Check the dtype, device and number of dimensions of tensors that are to be joined."""
+    """Check the dtype, device and number of dimensions of tensors that will be joined."""
     assert leaf.values is not None
     first = leaf.values[0]
     like = (first.dtype, first.device, first.dim())
@@ -508,14 +511,14 @@ def check_alike(leaf: Leaf) -> None:
             raise ArgumentError(f"dataset must hold graphs with {leaf.name} on one device, {first.device} as graph 0, "
                                 f"got {value.device} of graph {number}")  # fmt: skip
         if (0,) in (tuple(value.shape), tuple(first.shape)) and 0 not in (value.dim(), first.dim()):
-            # torch joins an empty vector with anything.
+            # torch joins an empty vector with any tensor.
             raise ForeignError
         raise ArgumentError(f"dataset must hold graphs with {leaf.name} of {first.dim()} dimensions as graph 0, got "
                             f"shape {tuple(value.shape)} of graph {number}")  # fmt: skip
 
 
 def check_memory(leaves: Iterable[Leaf]) -> None:
-    """Check that the host has room for values that are not joined yet."""
+    """Check that host memory can hold values that are not joined yet."""
     needed = sum(value.nbytes for value in _list_tensors(leaves))
     free = available_bytes()
     if needed > HOST_SHARE * free:

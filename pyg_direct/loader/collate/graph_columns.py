@@ -1,6 +1,6 @@
-"""Columns of a collated data set: one attribute of all its graphs, and its part of a batch of some of them.
+"""Columns of a collated data set: one attribute of all its graphs, and its part of a batch.
 
-A column gives what PyG's `collate` does for the attribute: (value, slices, increments).
+A column returns the result of PyG's `collate` for the attribute: (value, slices, increments).
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 from torch_geometric.data.collate import _batch_and_ptr, _collate
 
-# Rows of a table that are gathered one by one where rows run along its last dimension, such as both ends of edges.
+# Up to this many rows are gathered one by one if rows run along the last dimension, as in `edge_index`.
 _FEW_ROWS = 8
 _FEW_BYTES = 1 << 16
 
 
 class Chosen:
-    """The graphs of a batch, with their rows in all tables; tables whose slices are equal are a group.
+    """Graphs of a batch, with their rows in all tables; tables with equal slices are a group.
 
     Args:
         numbers: Numbers of the graphs, int64 `[B]` on the CPU, at least one.
-        spans: Of each graph, its first row in each group of tables, then its number of rows in each, int64 `[G, 2 * K]`
-            on the CPU.
+        spans: First row of each graph in each group of tables, then its number of rows in each, int64 `[G, 2 * K]` on
+            the CPU.
         device: The device of the tables.
-        make_graph: Makes a graph of its number.
+        make_graph: Makes a graph from its number.
     """
 
     def __init__(self, numbers: Tensor, spans: Tensor, device: torch.device, make_graph: Callable[[int], Any]) -> None:
@@ -35,7 +35,7 @@ class Chosen:
         self._graphs: list[Any] | None = None
         self._lasting: dict[str, Tensor] = {}
         num_groups = spans.shape[1] // 2
-        # By group, so that all of one lie together.
+        # By group, so that each group is contiguous.
         own = spans.index_select(0, numbers).t().contiguous()
         self._ptr = torch.zeros(num_groups, self.count + 1, dtype=torch.int64, device="cpu")
         torch.cumsum(own[num_groups:], 1, out=self._ptr[:, 1:])
@@ -46,7 +46,7 @@ class Chosen:
         self._cuts: list[Cut | None] = [None] * num_groups
 
     def cut(self, group: int) -> Cut:
-        """Rows of the graphs in the tables of a group, by its place."""
+        """Cut the rows of the graphs out of the tables of a group, given by its index."""
         cut = self._cuts[group]
         if cut is None:
             sizes = self._own[group + len(self._cuts)]
@@ -54,16 +54,16 @@ class Chosen:
         return cut
 
     def sum_nodes(self, groups: Sequence[int]) -> Tensor:
-        """Rows of the graphs before each one, int64 `[B]` of one group, `[B, K, 1]` of several, on the CPU."""
+        """Sum the rows of the graphs before each one, int64 `[B]` of one group, `[B, K, 1]` of several, on the CPU."""
         if len(groups) == 1:
             return self._ptr[groups[0], :-1]
         return torch.stack([self._ptr[group, :-1] for group in groups], 1).unsqueeze(2)
 
     def sum_before(self, steps: Tensor) -> Tensor:
-        """The sum of the steps of the graphs before each one, int64 `[B, ...]` on the CPU.
+        """Sum the steps of the graphs before each one, int64 `[B, ...]` on the CPU.
 
         Args:
-            steps: Of all graphs, int64 `[G, ...]`.
+            steps: Steps of all graphs, int64 `[G, ...]`.
         """
         chosen = steps.index_select(0, self.numbers)
         sums = torch.zeros_like(chosen)
@@ -79,28 +79,28 @@ class Chosen:
 
     @property
     def graphs(self) -> list[Any]:
-        """The graphs themselves, made by Python."""
+        """The graphs themselves, as objects."""
         if self._graphs is None:
             self._graphs = [self._make_graph(number) for number in self.listed]
         return self._graphs
 
     @property
     def each(self) -> Tensor:
-        """Slices of one item a graph, int64 `[B + 1]` on the CPU."""
+        """Slices of one item per graph, int64 `[B + 1]` on the CPU."""
         if "each" not in self._lasting:
             self._lasting["each"] = torch.arange(self.count + 1, device="cpu")
         return self._lasting["each"]
 
     @property
     def none(self) -> Tensor:
-        """Increments of what is not incremented, int64 `[B]` on the CPU."""
+        """Increments of zero, int64 `[B]` on the CPU."""
         if "none" not in self._lasting:
             self._lasting["none"] = torch.zeros(self.count, dtype=torch.int64, device="cpu")
         return self._lasting["none"]
 
     @property
     def rows_of_each(self) -> Tensor:
-        """Rows in tables of one row a graph, int64 `[B]` on the device."""
+        """Rows in tables with one row per graph, int64 `[B]` on the device."""
         if "rows" not in self._lasting:
             self._lasting["rows"] = to_device(self.numbers, self.device)
         return self._lasting["rows"]
@@ -110,9 +110,9 @@ class Cut:
     """Rows of the graphs of a batch in the tables of a group.
 
     Args:
-        ptr: Where each graph begins in the batch, int64 `[B + 1]` on the CPU.
+        ptr: First row of each graph in the batch, and the end, int64 `[B + 1]` on the CPU.
         sizes: Rows of each graph, int64 `[B]` on the device.
-        shifts: How far the rows of each graph lie behind those of the batch, int64 `[B]` on the device.
+        shifts: Offset from rows of the batch to rows of the tables for each graph, int64 `[B]` on the device.
         total: Rows of the batch.
     """
 
@@ -124,7 +124,7 @@ class Cut:
 
     @property
     def segment(self) -> Tensor:
-        """Place of its graph in the batch, for each row, int64 `[total]` on the device."""
+        """Index of the graph in the batch for each row, int64 `[total]` on the device."""
         if self._segment is None:
             self._segment = torch.repeat_interleave(self._sizes, output_size=self.total)
         return self._segment
@@ -138,17 +138,19 @@ class Cut:
         return self._rows
 
     def batch_and_ptr(self) -> tuple[Tensor, Tensor]:
-        """PyG's two vectors that say which row is of which graph, on the device; each call gives others."""
+        """Return PyG's vectors `batch` and `ptr`, with the graph of each row, on the device; each call returns new
+        tensors.
+        """
         batch = self.segment.clone() if self._is_given else self.segment
         self._is_given = True
         return batch, self.ptr.clone() if batch.device.type == "cpu" else to_device(self.ptr, batch.device)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """A small tensor of the CPU on a device, which need not have it before its next kernel."""
+    """Copy a small tensor from the CPU to a device; the copy is complete before the next kernel."""
     if device.type == "cpu":
         return values
-    # So few bytes the driver takes over as it is called.
+    # The driver copies so few bytes during the call.
     return (values if values.nbytes <= _FEW_BYTES else values.pin_memory()).to(device, non_blocking=True)
 
 
@@ -156,16 +158,16 @@ class Column(Protocol):
     """One attribute of all graphs."""
 
     def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
-        """(value, slices, increments) of some graphs, as PyG's `collate` has them."""
+        """Collate some graphs: (value, slices, increments), as PyG's `collate` does."""
 
     def follow(self, chosen: Chosen, slices: Any) -> tuple[Any, Any]:
-        """PyG's `batch` and `ptr` for the attribute, as `follow_batch` asks for them."""
+        """Return PyG's `batch` and `ptr` for the attribute, for `follow_batch`."""
 
     def place(self, move: Callable[[Tensor], Tensor]) -> None:
-        """Have the tables elsewhere."""
+        """Move the tables by `move`."""
 
     def count_bytes(self) -> int:
-        """Bytes of the tables."""
+        """Count the bytes of the tables."""
 
 
 class Rows:
@@ -174,7 +176,7 @@ class Rows:
     Args:
         table: The tensors of all graphs, one after the other along `dim`.
         dim: That dimension, counted from the first.
-        group: Place of the group of tables whose slices this one has; None for one row a graph.
+        group: Index of the group of tables with these slices; None for one row per graph.
         steps: See `sum_steps`.
     """
 
@@ -190,7 +192,7 @@ class Rows:
             cut = chosen.cut(self.group)
             rows, slices = cut.rows, cut.ptr
         increments = sum_steps(self.steps, chosen)
-        # PyG adds numbers that are all zero only where they are tensors.
+        # PyG skips adding zeros, except to tensors.
         is_added = self.steps is not None and (increments.dim() > 1 or int(increments[-1]) != 0)
         if self._is_narrow and self.table.device.type == "cpu" and increments.dim() == 1:
             return self._gather_lines(rows, self._spread(increments, chosen) if is_added else None), slices, increments
@@ -200,7 +202,9 @@ class Rows:
         return value, slices, increments
 
     def _gather_lines(self, rows: Tensor, each: Tensor | None) -> Tensor:
-        """Rows that run along the last of two dimensions: on a CPU, torch takes longer for all lines together."""
+        """Gather rows along the last of two dimensions, line by line: on a CPU, torch is slower for all lines
+        together.
+        """
         lines = [line.index_select(0, rows) for line in self.table.unbind()]
         if each is None:
             return torch.stack(lines)
@@ -210,14 +214,14 @@ class Rows:
         return value
 
     def _spread(self, increments: Tensor, chosen: Chosen) -> Tensor:
-        """Numbers of graphs for each of their rows, of the dtype of what they are added to, as PyG adds them."""
+        """Repeat the increment of each graph for its rows, in the table's dtype, as PyG adds it."""
         each = increments.to(self.table.dtype)
         return each if self.group is None else each.index_select(0, chosen.cut(self.group).segment)
 
     def _increment(self, value: Tensor, increments: Tensor, chosen: Chosen) -> Tensor:
         if increments.dim() == 1:
             return value.add_(self._spread(increments, chosen).view(-1, *[1] * (value.dim() - 1 - self.dim)))
-        # Of one item along the dimension of rows, which `is_addable` sees to.
+        # One item along the dimension of rows, which `is_addable` ensures.
         shape = [1] * (value.dim() + 1 - increments.dim()) + list(increments.shape[1:])
         del shape[self.dim]
         each = increments.reshape(-1, *shape).movedim(0, self.dim)
@@ -242,15 +246,15 @@ class Rows:
         return self.table.nbytes
 
 
-# Increments: none, the rows of groups (one for a number, several for a column of them), or a tensor `[G, ...]`.
+# Increments: none, the rows of groups (one for a number, several for a column), or a tensor `[G, ...]`.
 Steps = None | Sequence[int] | Tensor
 
 
 def sum_steps(steps: Steps, chosen: Chosen) -> Tensor:
-    """What each graph of a batch is incremented by, int64 `[B, ...]` on the CPU.
+    """Sum up the increment of each graph of a batch, int64 `[B, ...]` on the CPU.
 
     Args:
-        steps: What each graph increments those after it by.
+        steps: Steps of each graph, by which it increments the following ones.
         chosen: The graphs.
     """
     if isinstance(steps, Tensor):
@@ -259,7 +263,7 @@ def sum_steps(steps: Steps, chosen: Chosen) -> Tensor:
 
 
 def is_addable(table: Tensor, dim: int, steps: Steps) -> bool:
-    """Report whether `Rows` adds increments as PyG does: integers that leave the shape of what they are added to.
+    """Check if `Rows` adds increments as PyG does: integers that keep the shape of the table.
 
     Args:
         table: The joined tensors.
@@ -277,7 +281,7 @@ def is_addable(table: Tensor, dim: int, steps: Steps) -> bool:
 
 
 class _OfEach:
-    """One value of each graph, without rows."""
+    """Base of columns with one value per graph, without rows."""
 
     def follow(self, chosen: Chosen, slices: Any) -> tuple[Any, Any]:
         """See `Column`."""
@@ -293,10 +297,10 @@ class _OfEach:
 
 
 class Numbers(_OfEach):
-    """Numbers, of which a batch has a tensor.
+    """Numbers, which a batch joins to a tensor.
 
     Args:
-        values: One a graph.
+        values: One per graph.
         steps: See `sum_steps`.
     """
 
@@ -313,10 +317,10 @@ class Numbers(_OfEach):
 
 
 class Objects(_OfEach):
-    """Values of any kind, of which a batch has a list.
+    """Values of any class, which a batch joins to a list.
 
     Args:
-        values: One a graph.
+        values: One per graph.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -334,7 +338,7 @@ class Matrices(_OfEach):
         degrees: Items of each row of all matrices, int64 `[N]`.
         targets: Columns of the items, int64 `[E]`.
         values: Items, `[E, ...]`.
-        groups: Places of the groups of their rows, their columns and their items.
+        groups: Indices of the groups of their rows, their columns and their items.
     """
 
     def __init__(self, degrees: Tensor, targets: Tensor, values: Tensor, groups: tuple[int, int, int]) -> None:
@@ -397,7 +401,7 @@ class Foreign(_OfEach):
 
     Args:
         name: The attribute.
-        find_store: Finds the storage that it is in, in a graph.
+        find_store: Finds the storage of the attribute in a graph.
     """
 
     def __init__(self, name: str, find_store: Callable[[Any], Any]) -> None:
@@ -412,7 +416,7 @@ class Foreign(_OfEach):
 
 
 def move_all(value: Any, device: torch.device) -> Any:
-    """What a program's values hold, on a GPU; on the CPU they stay as they are."""
+    """Move the tensors in a program's values to a GPU; on the CPU values are unchanged."""
     if device.type == "cpu":
         return value
     if isinstance(value, Mapping):

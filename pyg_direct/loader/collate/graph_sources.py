@@ -1,7 +1,7 @@
-"""Data sets of many small graphs as they are: lists of graphs, and PyG's `InMemoryDataset` with its slices.
+"""Data sets of many small graphs: lists of graphs, and PyG's `InMemoryDataset` with its slices.
 
-`read_source` finds what a loader was given, below subsets and index selections. `leaves` of a source are its
-attributes, each with the values of all graphs, joined or one by one.
+`read_source` finds the data set below subsets and index selections. `leaves` of a source are its attributes, each with
+the values of all graphs, joined or separate.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from torch_geometric.data.separate import separate
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.content_hash import Content, has_content, read_content
 
-# Graphs that are looked at when an epoch begins, for writes that torch does not count.
+# Graphs whose content is compared at the start of an epoch, to find writes that torch does not count.
 _COMPARED = 32
-# Of a tensor whose bytes are kept for that.
+# Tensors up to this many bytes are compared whole.
 _FEW_BYTES = 16 << 10
-# What PyG's `collate` treats in its own way.
+# Names that PyG's `collate` treats specially.
 SPECIAL = ("num_nodes", "ptr")
 _WAY_OUT = "add it there, or name it in exclude_keys"
 
 
 class OneByOneError(Exception):
-    """Graphs of a data set can only be had one by one; the message says why."""
+    """Graphs of a data set can only be made one by one; the message has the reason."""
 
 
 class Leaf(NamedTuple):
     """An attribute of all graphs, or a part of a nested one.
 
     Attributes:
-        store: Node type or relation of the storage that it is in; None without types.
-        key: The name that PyG asks `__inc__` and `__cat_dim__` for: the key of a dictionary, else the attribute's.
-        path: Name of the attribute, then keys or places within its value.
-        values: One value a graph; None where they are joined.
-        table, slices: The joined values, and where each graph begins in them.
+        store: Node type or relation of its storage; None without types.
+        key: The name that PyG passes to `__inc__` and `__cat_dim__`: the key of a dictionary, otherwise the attribute's
+            name.
+        path: Name of the attribute, then keys or indices within its value.
+        values: One value per graph; None if they are joined.
+        table, slices: The joined values, and the first row of each graph in them.
     """
 
     store: Any
@@ -55,12 +56,12 @@ class Leaf(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The attribute as messages name it."""
+        """The name of the attribute in messages."""
         where = "" if self.store is None else f"[{self.store!r}]."
         return f"{where}{self.path[0]}" + "".join(f"[{part!r}]" for part in self.path[1:])
 
     def value_of(self, graph: Any) -> Any:
-        """The value of one graph."""
+        """Return the value of one graph."""
         value = find_store(graph, self.store)._mapping[self.path[0]]
         for part in self.path[1:]:
             value = value[part]
@@ -68,7 +69,9 @@ class Leaf(NamedTuple):
 
 
 def find_store(graph: Any, key: Any) -> Any:
-    """The storage of a node type or a relation; without a key that of a graph without types, or of all types."""
+    """Find the storage of a node type or a relation; for None the only storage of `Data`, or the global one of
+    `HeteroData`.
+    """
     if not isinstance(graph, HeteroData):
         return graph._store
     if key is None:
@@ -81,18 +84,18 @@ class GraphList:
 
     Args:
         graphs: The graphs.
-        numbers: Which of them are the items of the data set, int64 `[D]`.
-        places: Where the graphs stand in the list of the program, in their order; None for all of it.
-        follows: Whether they are those of a list of the program, which it may change.
+        numbers: Indices of the data set's items in `graphs`, int64 `[D]`.
+        places: Indices of the graphs in the user's list; None for the whole list.
+        follows: True if the graphs come from a list of the user, which may change.
 
     Raises:
-        OneByOneError: they are of several classes, or no plain graphs.
-        ArgumentTypeError: one is no graph, or of another kind than the first.
+        OneByOneError: they are of several classes, or of a class without plain storages.
+        ArgumentTypeError: an item is no graph, or of another kind than the first.
     """
 
     def __init__(self, graphs: Sequence[Any], numbers: Tensor, places: list[int] | None = None,
                  follows: bool = True) -> None:  # fmt: skip
-        # The program may change its own.
+        # A copy, as the user may change the list.
         self.graphs, self.numbers = list(graphs), numbers
         self._places, self._follows = places, follows
         self.example = graphs[0] if graphs else Data()
@@ -104,7 +107,7 @@ class GraphList:
                 raise ArgumentTypeError(f"dataset must hold graphs of one kind, {kind.__name__} as its first, got a "
                                         f"{type(graph).__name__} as graph {number}")  # fmt: skip
             raise OneByOneError(f"its graphs are of several classes, {kind.__name__} and {type(graph).__name__}")
-        # The mappings of a graph begin at its place in the second list.
+        # The index in the second list of the first mapping of each graph.
         self._mappings, self._begins = [], [0]
         for graph in graphs:
             self._mappings += [store._mapping for store in graph.stores]
@@ -112,7 +115,7 @@ class GraphList:
         self._sizes = list(map(len, self._mappings))
         self._values = self._read_values()
         written = [value for value in self._values if _is_watched(value)]
-        # Mostly the same ones, which need no second list.
+        # Usually equal, so that no second list is needed.
         self._written = self._values if len(written) == len(self._values) else written
         self._versions = _read_versions(self._written)
         self._contents = [(value, _read_content(value)) for value in self._list_samples()]
@@ -121,7 +124,7 @@ class GraphList:
         return list(chain.from_iterable(map(dict.values, self._mappings)))
 
     def _list_samples(self) -> list[Any]:
-        """Values of some graphs, of all where there are few."""
+        """List values of some graphs, or of all in a small data set."""
         chosen = range(0, len(self.graphs), -(-len(self.graphs) // _COMPARED) or 1)
         return [value for number in chosen for mapping in self._mappings_of(number) for value in mapping.values()]
 
@@ -130,12 +133,12 @@ class GraphList:
 
     @cached_property
     def _first_values(self) -> list[int]:
-        """Where the values of each mapping begin among all, as they were read."""
+        """Index of the first value of each mapping among all values."""
         return [0, *accumulate(self._sizes)]
 
     @cached_property
     def _writes(self) -> Sequence[int]:
-        """How often each value was written when it was read; 0 of what counts no writes."""
+        """Number of writes to each value when it was read; 0 for values that do not count writes."""
         writes = array("I", self._versions)
         if self._written is self._values:
             return writes
@@ -143,10 +146,10 @@ class GraphList:
         return [next(counted) if _is_watched(value) else 0 for value in self._values]
 
     def were_written(self, numbers: Sequence[int]) -> bool:
-        """Report whether graphs hold other values than when they were read, or these were written by what torch counts.
+        """Check if graphs have other values than when they were read, or values with more counted writes.
 
         Args:
-            numbers: Their numbers.
+            numbers: Numbers of the graphs.
         """
         values, writes, all_watched = self._values, self._writes, self._written is self._values
         for number in numbers:
@@ -163,33 +166,33 @@ class GraphList:
 
     @cached_property
     def has_one_order(self) -> bool:
-        """Whether all graphs have their attributes in one order."""
+        """True if all graphs have their attributes in one order."""
         return len({read_order(graph, frozenset()) for graph in self.graphs}) == 1
 
     @property
     def count(self) -> int:
-        """Graphs."""
+        """Number of graphs."""
         return len(self.graphs)
 
     @property
     def used(self) -> Sequence[int]:
-        """Numbers of the graphs that batches may have."""
+        """Numbers of the graphs that batches may use."""
         return range(len(self.graphs))
 
     def make_graph(self, number: int) -> Any:
-        """The graph of a number."""
+        """Return the graph of a number."""
         return self.graphs[number]
 
     keep_graph = make_graph
 
     def is_current(self, base: Any, places: list[int] | None) -> bool:
-        """Report whether a data set still has these graphs, in this order, and none was written since they were read.
+        """Check if a data set still has these graphs, in this order, and none was written since they were read.
 
-        Writes that torch does not count are looked for in some graphs, of which all that `has_content` looks at.
+        Writes that torch does not count are searched in some graphs, as far as `has_content` looks.
 
         Args:
             base: The data set below its subsets.
-            places: Items of it that there are; None for all.
+            places: Indices of its items; None for all.
         """
         if not self._follows or not isinstance(base, (list, tuple)) or places != self._places:
             return False
@@ -202,11 +205,11 @@ class GraphList:
             and all(_has_content(value, known) for value, known in self._contents)  # fmt: skip
 
     def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
-        """(orders of attributes, which of them each graph has, None where all have the first); see `read_order`.
+        """List (orders of attributes, index of each graph's order or None if all have the first); see `read_order`.
 
         Args:
             excluded: Attributes that batches do not have.
-            way_out: What to do where a graph misses an attribute, for the message.
+            way_out: Advice for a graph that misses an attribute, for the message.
 
         Raises:
             ArgumentError: a graph misses an attribute that another has.
@@ -236,19 +239,19 @@ class GraphList:
                 raise ArgumentError(f"{rule}: graph {here} has {where}{name}, graph {there} has not; {way_out}")
 
     def count_nodes(self, key: Any) -> Sequence[Any] | None:
-        """Values of `num_nodes` of a storage, where graphs have the attribute."""
+        """Return the values of `num_nodes` of a storage, if graphs have the attribute."""
         stores = [find_store(graph, key)._mapping for graph in self.graphs]
         return [store["num_nodes"] for store in stores] if stores and "num_nodes" in stores[0] else None
 
     def leaves(self, key: Any, names: Sequence[str]) -> Iterator[Leaf]:
-        """Attributes of a storage."""
+        """Iterate over the attributes of a storage."""
         stores = [find_store(graph, key)._mapping for graph in self.graphs]
         for name in names:
             yield Leaf(key, name, (name,), [store[name] for store in stores])
 
 
 def read_order(graph: Any, excluded: frozenset[str]) -> tuple[Any, ...]:
-    """The storages of a graph with the names of their attributes, as a batch has them that begins with it."""
+    """Read the storages of a graph with the names of their attributes: the order of a batch that begins with it."""
     if excluded:
         return tuple((store._key, tuple(name for name in store._mapping if name not in excluded))
                      for store in graph.stores)  # fmt: skip
@@ -260,7 +263,7 @@ class CollatedDataset:
 
     Args:
         dataset: The data set, with at least two graphs.
-        places: Items of it that there are; None for all.
+        places: Indices of its items; None for all.
 
     Raises:
         ArgumentError: slices contradict each other or the values.
@@ -307,30 +310,29 @@ class CollatedDataset:
 
     @property
     def example(self) -> Any:
-        """A graph of the class that all are of."""
+        """A graph of the class of all graphs."""
         return self.data
 
     @property
     def used(self) -> Sequence[int]:
-        """Numbers of the graphs that batches may have."""
+        """Numbers of the graphs that batches may use."""
         used: list[int] = self.numbers.unique().tolist()
         return used
 
     def keep_graph(self, number: int) -> Any:
-        """The graph of a number, which the data set keeps for the next time, as in PyG."""
+        """Return the graph of a number, which the data set caches, as in PyG."""
         return self._dataset.get(number)
 
     def make_graph(self, number: int) -> Any:
-        """The graph of a number."""
+        """Make the graph of a number."""
         return separate(type(self.data), batch=self.data, idx=number, slice_dict=self.slices, decrement=False)
 
     def is_current(self, base: Any, places: list[int] | None) -> bool:
-        """Report whether a data set still has these graphs joined, and none was written since they were read, as far as
-        `has_content` looks.
+        """Check if a data set still has these joined graphs, and none was written, as far as `has_content` looks.
 
         Args:
             base: The data set below its subsets.
-            places: Items of it that there are; None for all.
+            places: Indices of its items; None for all.
         """
         if type(base) is not self._kind or base._data is not self.data or base.slices is not self.slices:
             return False
@@ -339,20 +341,20 @@ class CollatedDataset:
         return not self.were_written() and all(map(has_content, self._values, self._contents))
 
     def were_written(self, numbers: Sequence[int] = ()) -> bool:
-        """Report whether joined values are others than when they were read, or were written by what torch counts.
+        """Check if the joined values were replaced since they were read, or have more counted writes.
 
         Args:
-            numbers: As of `GraphList`; all graphs are looked at.
+            numbers: See `GraphList`; all graphs are checked.
         """
         values = self._read_values()
         return not (len(values) == len(self._values) and all(map(operator.is_, values, self._values))
                     and [value._version for value in values if _is_watched(value)] == self._versions)  # fmt: skip
 
     def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
-        """See `GraphList`; all graphs have the attributes that there are slices of.
+        """List orders, see `GraphList`; all graphs have the attributes with slices.
 
         Raises:
-            OneByOneError: they have others too.
+            OneByOneError: they have other attributes too.
         """
         used, order = self.used, []
         for store in self.data.stores:
@@ -368,10 +370,10 @@ class CollatedDataset:
         return [own], None
 
     def count_nodes(self, key: Any) -> Sequence[Any] | None:
-        """Values of `num_nodes` of a storage, where graphs have the attribute.
+        """Return the values of `num_nodes` of a storage, if graphs have the attribute.
 
         Raises:
-            ArgumentError: there are not as many as graphs.
+            ArgumentError: their number differs from the number of graphs.
         """
         values = find_store(self.data, key).__dict__.get("_num_nodes")
         if values is not None and len(values) != self.count:
@@ -380,7 +382,7 @@ class CollatedDataset:
         return values  # type: ignore[no-any-return]
 
     def leaves(self, key: Any, names: Sequence[str]) -> Iterator[Leaf]:
-        """Attributes of a storage."""
+        """Iterate over the attributes of a storage."""
         values = find_store(self.data, key)._mapping
         slices = self.slices if key is None else self.slices.get(key, {})
         for name in names:
@@ -388,12 +390,12 @@ class CollatedDataset:
 
 
 def _read_versions(tensors: Sequence[Tensor]) -> bytes:
-    """How often each was written, in 4 bytes."""
+    """Read the number of writes to each tensor, in 4 bytes."""
     return array("I", [tensor._version for tensor in tensors]).tobytes()
 
 
 def _read_content(value: Any) -> bytes | Content:
-    """What a value holds: its bytes, if it is small."""
+    """Read the content of a value: its bytes, if it is small."""
     is_plain = type(value) is Tensor and value.layout is torch.strided and value.device.type == "cpu"
     if is_plain and value.nbytes <= _FEW_BYTES and not (value.is_conj() or value.is_neg()):
         return value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -412,14 +414,14 @@ Source = GraphList | CollatedDataset
 
 
 def read_source(dataset: Any, known: Source | None = None) -> Source:
-    """The graphs of a data set, in the order of its items.
+    """Read the graphs of a data set, in the order of its items.
 
     Args:
         dataset: A list of `Data` or `HeteroData`, an `InMemoryDataset`, or a `Subset` of one.
-        known: What was read of it before, which is returned if nothing has changed.
+        known: An earlier result, which is returned if the data set has not changed.
 
     Raises:
-        OneByOneError: it is none of these, or Python makes each of its graphs.
+        OneByOneError: it is of another class, or makes each graph in Python.
         ArgumentError, ArgumentTypeError: `dataset`, rule and the number of the graph that breaks it.
     """
     places: list[int] | None = None
@@ -477,7 +479,7 @@ def _read_in_memory(dataset: InMemoryDataset, places: list[int] | None) -> Sourc
 
 
 def _has_other_graphs(dataset: InMemoryDataset) -> bool:
-    """Report whether the program put graphs of its own where the data set keeps those that it cut out."""
+    """Check if the program put its own graphs into the data set's cache of single graphs."""
     kept: list[Any] = [graph for graph in dataset._data_list or () if graph is not None]
     whole = {value.untyped_storage().data_ptr() for store in dataset._data.stores for value in store._mapping.values()
              if isinstance(value, Tensor) and value.layout is torch.strided}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The door to PyG's `HeteroData`: attributes of all types placed once, and batches put together on the device."""
+"""Batches of PyG's `HeteroData`: attributes of all types are placed once, and batches are built on the device."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.sampler.graph_reader import place_rows, refuse_features
 from pyg_direct.sampler.keyed_sampler import PackedOutput
 
-# Rows by (type, key), and the tensors whose memory they share.
+# Rows by (type, key), and the tensors that own their memory.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
 NOTHING: Read = {}, ()
 
 
 class TypeRanking:
-    """What ranks the rows of one node type for a cache: the neighbor lists that name its nodes."""
+    """Source of the ranking of a node type's rows for a cache: the neighbor lists that contain its nodes."""
 
     def __init__(self, topology: HeteroTopo, kind: str) -> None:
         self._topology, self._number = topology, topology.node_types.index(kind)
@@ -56,14 +56,14 @@ class TypeRanking:
 
 
 class HeteroAttributes(PlacedRows):
-    """The attributes of a `HeteroData`, each placed where batches read it.
+    """Attributes of a `HeteroData`, each placed in memory that batches read.
 
     Args:
-        data: The graph; read anew for every epoch, so that edits take effect.
-        topology: What is sampled; None where that is not known.
+        data: The graph; read again for every epoch, so that edits take effect.
+        topology: The sampled topology; None if it is not known.
         device, placement, feature_cache, store_dtype, sharing: See `PlacedRows`.
         by_adjacency: See `Attributes`.
-        rankings: What ranks rows, by node type; types may be missing, whose first rows are taken for hot.
+        rankings: Source of the ranking of rows, by node type; the first rows of missing types are hot.
 
     Raises:
         ArgumentError: an attribute has fewer rows than the topology has nodes, or edges, of its type.
@@ -77,7 +77,7 @@ class HeteroAttributes(PlacedRows):
         refuse_features(data)
         counts: dict[Any, int] = {} if topology is None else {**topology.num_nodes, **topology.num_edges}
         self._others: dict[tuple[Any, str], Slicer] = {}
-        # Where the rows of the edges of a relation are, if not at their ids.
+        # The rows of the edges of a relation, if they differ from the ids.
         places = {kind: place_rows(store, f"data[{kind}]", device) for kind, store in data.edge_items()
                   if by_adjacency and "adj_t" in store}  # fmt: skip
         self._places = {kind: own for kind, own in places.items() if own is not None}
@@ -85,7 +85,7 @@ class HeteroAttributes(PlacedRows):
         values: dict[Any, Any] = {}
         kinds: dict[Any, str] = {}
         ranked: dict[Any, Listing | None] = {}
-        # Those of each type or relation that are sliced, and that still are where types were read together.
+        # The sliced attributes of each type or relation, and the ones left over after types are read together.
         self._keys: dict[Any, list[str]] = {}
         self._keys_beside: dict[Any, list[str]] = {}
         for place, stores in (("node", data.node_items()), ("edge", data.edge_items())):
@@ -96,7 +96,7 @@ class HeteroAttributes(PlacedRows):
                     values[kind, key], kinds[kind, key] = store[key], place
                     ranked[kind, key] = rankings.get(kind) if place == "node" else None
         self._place_all(values, kinds, ranked)
-        # Afterwards: to move rows may write to them.
+        # Afterwards: moving rows may write to them.
         self.marks = Marks(data)
         self._typed = None if topology is None else TypedRows(self._node, topology.node_types)
         together = set() if self._typed is None else self._typed.names
@@ -111,7 +111,7 @@ class HeteroAttributes(PlacedRows):
                            for kind, key in (*self._node, *self._edge)})  # fmt: skip
 
     def _sort_out(self, data: HeteroData, place: str, kind: Any, store: Any) -> list[str]:
-        """Attributes whose rows are to be placed; how to slice the others is noted."""
+        """List the attributes whose rows will be placed; slicers of other attributes are noted."""
         placed = []
         for key, value in store.items():
             if key in ("edge_index", "adj_t", "num_nodes"):
@@ -131,7 +131,7 @@ class HeteroAttributes(PlacedRows):
         return placed
 
     def read_together(self, outs: Sequence[HeteroSamplerOutput]) -> list[Read]:
-        """Rows of the nodes of batches that a sampler made together, as far as few launches read those of all."""
+        """Read rows of nodes for batches that were sampled together, if few launches can read the rows of all."""
         packed = [out.packed for out in outs if isinstance(out, PackedOutput)]
         samples = [sample for sample in packed if sample is not None]
         if self._typed is None or not self._typed.names or len(samples) < len(outs):
@@ -139,21 +139,21 @@ class HeteroAttributes(PlacedRows):
         nodes, sizes = samples[0].memory[0], [ids.numel() for sample in samples for ids in sample.node.values()]
         is_whole = (1 if samples[0].batch is None else 2) * sum(sizes) == nodes.numel()
         if not is_whole or any(sample.memory[0] is not nodes for sample in samples):
-            # Each has memory of its own, or some of the batches that share it are elsewhere.
+            # Each batch has its own memory, or some batches that share it are missing here.
             return [NOTHING] if len(outs) == 1 else [self.read_together([out])[0] for out in outs]
         rows, shared = self._typed.read(nodes[: sum(sizes)], sizes)
         return [(own, shared) for own in rows]
 
     def build(self, data: HeteroData, out: HeteroSamplerOutput, *, checked: bool = True,
               memory: list[Any] | None = None, read: Read | None = None) -> HeteroData:  # fmt: skip
-        """The batch of what a sampler returned, as PyG's loader gives it, on the device.
+        """Build the batch of a sampler's output, as PyG's loader does, on the device.
 
         Args:
-            data: Read for what is not sliced.
+            data: Source of attributes that are not sliced.
             out: Nodes, edges with final ids; types may be missing, which are then empty.
-            checked: Whether the ids are as our sampler made them.
-            memory: Gets what the memory of all that is made here belongs to, where types share some.
-            read: Rows that `read_together` gave; None to read them here.
+            checked: True if the ids come from our sampler.
+            memory: Receives the tensors that own the batch's memory, if types share memory.
+            read: Rows from `read_together`; None to read them here.
         """
         packed = out.packed if checked and isinstance(out, PackedOutput) else None
         batch, none = _copy_stores(data), torch.empty(0, dtype=torch.int64, device=self._device)
@@ -202,12 +202,12 @@ class HeteroAttributes(PlacedRows):
 
     def _slice(self, kind: Any, keys: Sequence[str], mapping: dict[str, Any], ids: Tensor | None, checked: bool,
                made: list[Any]) -> None:  # fmt: skip
-        """Take the rows of these attributes of a type or relation; what is made is listed."""
+        """Take the rows of these attributes of a type or relation; new tensors are added to `made`."""
         for key in keys:
             if key not in mapping:
                 continue
             if ids is None:
-                # Edges that were merged have no attributes any more.
+                # Merged edges have no attributes.
                 del mapping[key]
                 continue
             name = kind, key
@@ -221,7 +221,7 @@ class HeteroAttributes(PlacedRows):
 
 
 def _copy_stores(data: HeteroData) -> HeteroData:
-    """`copy.copy(data)`, for whose steps a graph of many types has too many stores."""
+    """Copy a graph as `copy.copy(data)` does, which is slow for many types."""
     if type(data).__copy__ is not HeteroData.__copy__:
         return copy.copy(data)
     batch = data.__class__.__new__(data.__class__)
@@ -234,5 +234,5 @@ def _copy_stores(data: HeteroData) -> HeteroData:
 
 
 def _copy_all(stores: Mapping[Any, Any], parent: weakref.ref[Any]) -> dict[Any, Any]:
-    """Copies of the stores of a graph, for another."""
+    """Copy the stores of a graph for another graph."""
     return {kind: copy_store(store, parent) for kind, store in stores.items()}

@@ -1,4 +1,4 @@
-"""Rows that a training loop writes back: batches that were made ahead are given the rows as they are by then."""
+"""Rows that a training loop writes back: batches prefetched before a write get the current rows."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.loader.prefetch.gpu_streams import take_memory
 from pyg_direct.runtime.cuda.launch import current_stream
 
-# Of these batches have the sampler's.
+# Attributes that batches take from the sampler.
 _SAMPLED = ("adj_t", "batch", "edge_index", "num_nodes")
-# Stands for a batch whose rows are read when it is handed out.
+# Placeholder for a batch whose rows are read when it is handed over.
 LATER = object()
 _READ_VERSION, _GET = attrgetter("_version"), cast(Any, dict.get)
-# Of a store of others: how deep dicts within its attributes are looked into, and tables that are looked at.
+# In a store of another package: depth of nested dicts that are searched, and limit of tables.
 _DEPTH, _MOST_HELD = 3, 1 << 12
 
 
 class Marks:
-    """The attributes of a graph when their rows were placed: which values they were, and how often each was written.
+    """Marks of a graph's attributes when their rows were placed: the values, and the number of writes to each.
 
-    Torch counts writes to a tensor, but none through NumPy or `.data`.
-
-    Of a store that is not ours, the tensors that it keeps in its attributes, or in dicts there, are looked at. One that
-    hands out copies, or keeps rows elsewhere, tells nothing.
+    Torch counts writes to a tensor, but not writes through NumPy or `.data`. In a store of another package, the tensors
+    in its attributes, or in dicts there, are checked. Writes are not detected in a store that returns copies or keeps
+    rows elsewhere.
 
     Args:
-        data: A `Data`, a `HeteroData`, a feature store, or a pair whose first that is; or dicts of tables, in a list.
+        data: A `Data`, a `HeteroData`, a feature store, a pair that begins with one, or dicts of tables in a list.
     """
 
     def __init__(self, data: Any) -> None:
@@ -49,19 +48,19 @@ class Marks:
         self._mappings, self._sizes = mappings, list(map(len, mappings))
         self._parts = [(mapping, key, value, _count_writes(value)) for mapping in mappings
                        for key, value in mapping.items() if key not in _SAMPLED]  # fmt: skip
-        # Columns, which Python compares in one step each: it is asked for twice a batch.
+        # Columns, which Python compares in one step each: this is called twice per batch.
         self._places, self._keys, self._values = ([part[column] for part in self._parts] for column in range(3))
         self._tensors = [value for value in self._values if isinstance(value, Tensor) and not value.is_inference()]
         self._versions = list(map(_READ_VERSION, self._tensors))
         self._features = [(value, value.num_writes) for value in self._values if isinstance(value, Feature)]
 
     def were_written(self) -> bool:
-        """Report whether values that are still there have been written since."""
+        """Check if values that are still there have been written since."""
         return any(mapping.get(key) is value and _count_writes(value) != writes
                    for mapping, key, value, writes in self._parts)  # fmt: skip
 
     def are_current(self) -> bool:
-        """Report whether nothing has been written, replaced or added since."""
+        """Check if nothing has been written, replaced or added since."""
         if list(map(_READ_VERSION, self._tensors)) != self._versions or any(
                 feature.num_writes != writes for feature, writes in self._features):  # fmt: skip
             return False
@@ -70,14 +69,16 @@ class Marks:
         for mapping, key, value, versions in self._held:
             if any(_count_writes(tensor) != writes for tensor, writes in versions):
                 return False
-            # Under names of its own a store may keep what it likes, such as the rows that it read last.
+            # A store may keep anything under its own names, such as the rows of its last read.
             if mapping is not None and mapping.get(key, value) is not value:
                 return False
         return list(map(len, self._mappings)) == self._sizes
 
 
 def _list_held(store: PygFeatureStore) -> list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]]:
-    """What a store of others holds: (where a table stands, its key, the value, its tensors with their writes)."""
+    """List tables of a store of another package: (mapping with the table, its key, the value, its tensors with their
+    writes).
+    """
     names = {attr.attr_name for attr in store.get_all_tensor_attrs()}
     held: list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]] = []
     waiting = [(vars(store), 0)]
@@ -102,10 +103,10 @@ def _count_writes(value: Any) -> int:
 
 
 class Values:
-    """Which values a graph has, whatever these hold.
+    """Identity of the values of a graph, for any content.
 
     Args:
-        data: A `Data`, a `HeteroData`, or a pair of stores, of which those of others tell nothing.
+        data: A `Data`, a `HeteroData`, or a pair of stores; stores of other packages are not checked.
     """
 
     def __init__(self, data: Any) -> None:
@@ -113,10 +114,10 @@ class Values:
         self._known = [(mapping, dict(mapping)) for mapping in _list_mappings(data)]
 
     def are_those_of(self, data: Any) -> bool:
-        """Report whether this is the same graph, and nothing in it has been assigned, added or taken away.
+        """Check if this is the same graph, and no value has been assigned, added or removed.
 
         Args:
-            data: As of the constructor.
+            data: The graph, as in the constructor.
         """
         if data is not self._data or len(_list_mappings(data)) != len(self._known):
             return False
@@ -125,7 +126,7 @@ class Values:
 
 
 def _list_mappings(data: Any) -> list[Any]:
-    """Where a graph has its values; nothing of stores that are not known."""
+    """List the mappings with a graph's values; empty for unknown stores."""
     if isinstance(data, (tuple, list)):
         return [mapping for part in data for mapping in _list_mappings(part)]
     if isinstance(data, (Data, HeteroData)):
@@ -135,32 +136,33 @@ def _list_mappings(data: Any) -> list[Any]:
 
 
 class FreshRows:
-    """Makes the batches of an epoch so that each has the rows that the graph holds when it is handed out.
+    """Maker of batches with the rows that the graph holds when they are handed over, as in PyG's loader without
+    workers.
 
-    So has PyG's loader without workers. A batch that was made ahead of a write is read again; after that only sampling
-    goes ahead, so that rows are read once.
+    A batch that was prefetched before a write is read again; after that only sampling is prefetched, so that rows are
+    read once.
 
     Args:
         loader: The loader, an `EpochLoader`.
         make: Samples a batch again: (number, seeds) -> sample.
-        fetch: The stage of the loader, or of its groups: (sample, number, what it is made from) -> batch, or batches.
-        is_ahead: Whether it is called before a batch is asked for.
+        fetch: The stage of the loader, or of its groups: (sample, number, work item) -> batch, or batches.
+        is_ahead: True if it is called before a batch is requested.
     """
 
     def __init__(self, loader: Any, make: Callable[[int, Any], Any], fetch: Callable[..., Any], is_ahead: bool
                  ) -> None:  # fmt: skip
         self._loader, self._make, self._fetch, self._is_ahead = loader, make, fetch, is_ahead
         self._made: dict[int, tuple[Any, Any, Any]] = {}
-        # A function of the user's is called from one thread at a time.
+        # The user's functions are called from one thread at a time.
         self._lock = None if loader._is_own() else threading.Lock()
 
     def fetch(self, sample: Any, number: int, item: Any) -> Any:
-        """The stage, with a note of the rows that were read."""
+        """Run the stage, and note the rows that were read."""
         loader = self._loader
         if not self._is_ahead:
             self._made[number] = sample, item, loader._current_rows()
             return self._fetch(sample, number, item)
-        # Before they are read: a write meanwhile is found when the batch is handed out.
+        # Noted before the read: a write meanwhile is found when the batch is handed over.
         self._made[number] = sample, item, loader._rows()
         if loader._reads_late:
             return [LATER] * len(item) if isinstance(item, list) else LATER
@@ -170,7 +172,7 @@ class FreshRows:
             return self._fetch(sample, number, item)
 
     def hand_out(self, number: int, made: Any) -> Iterator[Any]:
-        """The batches that a call of `fetch` made, one or those of a group, each with the rows of the moment."""
+        """Iterate over the batches of a call of `fetch`, one or a group, each with the current rows."""
         sample, item, rows = self._made.pop(number)
         is_group = isinstance(item, list)
         if not (is_group or self._is_ahead):
@@ -180,7 +182,7 @@ class FreshRows:
         ready, samples = (made, list(sample)) if is_group else ([made], [sample])
         work: list[tuple[int, Any]] = list(item) if is_group else [(number, item)]
         del made, sample
-        # A group's batches are forgotten one by one.
+        # The batches of a group are released one by one.
         while ready:
             own, seeds = work.pop(0)
             yield self._renew(ready.pop(0), samples.pop(0), own, seeds, rows)
@@ -194,7 +196,7 @@ class FreshRows:
             loader._reads_late = True
         loader._current_rows()
         if not loader._is_own() and not is_later:
-            # Functions of the user's may have changed the sample.
+            # The user's functions may have changed the sample.
             sample = self._make(number, seeds)
         if loader.device.type == "cuda":
             sample.record_stream(current_stream(loader.device.index))
@@ -203,25 +205,25 @@ class FreshRows:
         else:
             with self._lock:
                 batch = loader._fetch(sample, number, seeds)
-        # It is made on the stream that it is used on.
+        # The batch is made on the stream that uses it.
         take_memory(batch)
         return batch
 
 
 def are_current(rows: Any) -> bool:
-    """Report whether the graph still holds the rows that were placed; True where that is not known."""
+    """Check if the graph still holds the rows that were placed; True if that is not known."""
     marks: Marks | None = getattr(rows, "marks", None)
     return marks is None or marks.are_current()
 
 
 def were_written(rows: Any) -> bool:
-    """Report whether rows that were placed were written where they lie, not whether others took their place."""
+    """Check if placed rows were written in place; replaced values do not count."""
     marks: Marks | None = getattr(rows, "marks", None)
     return marks is not None and marks.were_written()
 
 
 def tell_written(loader: Any) -> None:
-    """Warn, once for a loader, that rows are written while an epoch runs."""
+    """Warn, once per loader, that rows are written while an epoch runs."""
     if not loader._reads_late:
         saving = "prefetch=0" if loader.prefetch > 0 else "super_batch=1"
         warn(

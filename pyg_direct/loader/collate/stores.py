@@ -1,4 +1,4 @@
-"""The door to PyG's `FeatureStore` and `GraphStore`: the parts of a graph, and batches with rows of nodes and edges."""
+"""Batches of PyG's `FeatureStore` and `GraphStore`, with rows of nodes and edges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from pyg_direct.sampler.graph_reader import count_edges, is_edge_attr, list_rela
 
 
 def _check_counts(features: FeatureStore, topology: HeteroTopo) -> None:
-    """Check tables of ours against what is sampled from: one with fewer rows may have been put after that was read."""
+    """Check tables of our store against the topology: a table with fewer rows may have been put after the topology was
+    read.
+    """
     if not isinstance(features, OwnStore):
         return
     num_nodes, num_edges = sum(topology.num_nodes.values()), sum(topology.num_edges.values())
@@ -40,14 +42,14 @@ class StoreAttributes:
     """Batches of a graph in stores: rows of nodes by node id, rows of edges by edge id, on the device.
 
     Args:
-        features, graph: The stores; asked anew for every batch. Without a `graph` (None) batches have the edges that
-            the sampler gives, and an attribute without a type belongs to edges where its name says so.
+        features, graph: The stores, read for every batch. Without a `graph` (None) batches have the sampler's edges,
+            and an attribute without a type belongs to edges if its name contains `edge`.
         device: The device of batches.
-        custom_cls: What makes the empty batch, if not PyG's class.
-        topology: What a sampler of ours samples from.
+        custom_cls: Class of the batch; None is PyG's class.
+        topology: The topology of a sampler of ours.
 
     Raises:
-        ArgumentError: a table of ours has fewer rows than the topology nodes, or edges, of its type.
+        ArgumentError: a table of our store has fewer rows than the topology has nodes, or edges, of its type.
     """
 
     def __init__(self, features: FeatureStore, graph: GraphStore | None, device: torch.device, custom_cls: Any,
@@ -63,10 +65,10 @@ class StoreAttributes:
             self._num_edges = count_edges(edges)
 
     def renew(self) -> StoreAttributes:
-        """The same of rows as the store has them now.
+        """Make the same object over the current rows of the store.
 
         Raises:
-            ArgumentError: as of the constructor.
+            ArgumentError: see the constructor.
         """
         if self._topology is not None:
             _check_counts(self._features, self._topology)
@@ -75,7 +77,7 @@ class StoreAttributes:
         return made
 
     def describe(self) -> dict[str, Any]:
-        """The attributes by name."""
+        """Return the attributes by name."""
         tables = {}
         for attr in self._features.get_all_tensor_attrs():
             name = str(attr.attr_name if attr.group_name is None else (attr.group_name, attr.attr_name))
@@ -84,15 +86,15 @@ class StoreAttributes:
         return tables
 
     def on_host(self) -> dict[str, Any]:
-        """What batches could share: nothing."""
+        """Rows that batches could share: none."""
         return {}
 
     def summarise(self) -> list[Any]:
-        """Nothing is placed here."""
+        """Return an empty list: nothing is placed here."""
         return []
 
     def build(self, out: SamplerOutput | HeteroSamplerOutput) -> Data | HeteroData:
-        """The batch of what a sampler returned, whose edge ids are final."""
+        """Build the batch of a sampler's output with final edge ids."""
         return self._build_hetero(out) if isinstance(out, HeteroSamplerOutput) else self._build(out)
 
     def _build(self, out: SamplerOutput) -> Data:
@@ -131,7 +133,7 @@ class StoreAttributes:
         attrs = []
         for attr, ids, _ in wanted:
             attr = copy.copy(attr)
-            # Stores that keep their rows on a GPU say so; PyG's loaders give others ids on the CPU.
+            # Stores with rows on a GPU declare that they take ids there; PyG's loaders pass ids on the CPU.
             attr.index = ids if getattr(self._features, "takes_device_ids", False) else ids.cpu()
             attrs.append(attr)
         for (attr, _, part), value in zip(wanted, self._features.multi_get_tensor(attrs), strict=True):

@@ -1,4 +1,4 @@
-"""Batches made ahead of training.
+"""Batches prepared ahead of training (prefetch).
 
 - `gpu_streams.py`, `cpu_threads.py`, `processes.py`: on streams of a GPU, by threads, by processes.
 - `batch_groups.py`: several batches together.

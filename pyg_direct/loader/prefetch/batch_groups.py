@@ -1,7 +1,7 @@
-"""Super-batches: several batches in a row whose rows are read over the link once and given to each from GPU memory.
+"""Super-batches: consecutive batches whose rows are read over the link once, and copied to each from GPU memory.
 
-The batches equal those made without grouping. `Together` samples batches of a general sampler in one call, so all
-of them share its steps and its waits.
+The batches equal those made without grouping. `Together` samples batches of a general sampler in one call, so they
+share its steps and waits.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
 from pyg_direct.sampling.sampling_options import Sample
 
 Work = tuple[int, Seeds]
-# Share of the free GPU memory that the rows of a group may take, in the union and in its batches.
+# Share of the free GPU memory for the rows of a group, in the union and in its batches.
 _ROWS_SHARE = 0.25
 
 
 class SampledGroup(list[Sample]):
-    """The samples of a group, in order."""
+    """Samples of a group, in order."""
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tell torch's allocator that the samples are read on `stream` too."""
+        """Mark the samples as used on `stream` for torch's allocator."""
         for sample in self:
             sample.record_stream(stream)
 
 
 class PendingGroup:
-    """The batches of a group on their way: the first is being sampled, the others follow in `finish`."""
+    """Pending batches of a group: the first is being sampled, the others follow in `finish`."""
 
     def __init__(self, submit: Callable[[int, Seeds], Pending | Sample], work: Sequence[Work]) -> None:
         self._submit, self._work = submit, work
         self._first = submit(*work[0])
 
     def finish(self) -> SampledGroup:
-        """Sample the rest and wait for it."""
+        """Start the remaining batches and wait for all of them."""
         pending = [self._first, *(self._submit(*item) for item in self._work[1:])]
         return SampledGroup(one.finish() for one in pending)
 
@@ -60,20 +60,20 @@ class SharedRows:
         self._union, self._rows = union, feature[union.ids]
 
     def read(self, ids: Tensor) -> Tensor:
-        """Rows of ids of the union, as the feature would give them."""
+        """Return rows of ids of the union, as the feature would."""
         return gather_rows(self._rows, self._union.find(ids))
 
 
 class SharedFetch:
-    """Reads the rows of a group's batches once.
+    """Reader of the rows of a group's batches, each row once.
 
     Args:
         features: The features to share, by name: node attributes with one number of rows.
-        most_bytes: GPU memory for the rows of a group; None is a share of what is free at the time. A group that
-            needs more is fetched in parts.
+        most_bytes: GPU memory for the rows of a group; None is a share of the free memory. A group that needs more is
+            fetched in parts.
 
     Attributes:
-        num_rows_read: Rows read from the features so far, each of which reads as many.
+        num_rows_read: Rows read from each feature so far.
     """
 
     def __init__(self, features: Mapping[str, Feature], most_bytes: int | None = None) -> None:
@@ -81,7 +81,7 @@ class SharedFetch:
         self.num_rows_read = 0
 
     def __call__(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, dict[str, SharedRows]]]:
-        """Each sample with the rows it shares with others, by name; none where it is better off alone."""
+        """Iterate over samples with their shared rows, by name; empty if the batch is faster alone."""
         if not self._features or not samples:
             yield from ((sample, {}) for sample in samples)
             return
@@ -120,10 +120,10 @@ class SharedFetch:
 
 
 class SuperBatch:
-    """What a pipeline needs to work on groups of batches instead of batches.
+    """Stages of a pipeline that works on groups of batches.
 
     Args:
-        size: Batches of a group.
+        size: Batches per group.
         submit: Starts to sample a batch.
         fetch: Makes a batch: (sample, number, seeds, rows that were read already, by attribute) -> batch.
         shared: Reads the rows of a group.
@@ -135,7 +135,9 @@ class SuperBatch:
         self._size, self._submit_batch, self._fetch_batch, self._shared = size, submit, fetch, shared
 
     def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
-        """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
+        """Group the work: (number of the first batch, all) of `size` batches at a time; the last group may have
+        fewer.
+        """
         return group_work(work, self._size)
 
     def submit(self, number: int, work: Sequence[Work]) -> PendingGroup:
@@ -143,19 +145,19 @@ class SuperBatch:
         return PendingGroup(self._submit_batch, work)
 
     def fetch(self, samples: Sequence[Sample], number: int, work: Sequence[Work]) -> list[Any]:
-        """The batches of a group."""
+        """Make the batches of a group."""
         return [self._fetch_batch(sample, *item, rows)
                 for item, (sample, rows) in zip(work, self._shared(samples), strict=True)]  # fmt: skip
 
 
 def group_work(work: Iterator[Work], size: int) -> Iterator[tuple[int, list[Work]]]:
-    """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
+    """Group the work: (number of the first batch, all) of `size` batches at a time; the last group may have fewer."""
     while items := list(islice(work, size)):
         yield items[0][0], items
 
 
 def split_group(counts: Sequence[int], num_nodes: int, most_rows: int) -> Iterator[slice]:
-    """Consecutive parts, each with as many batches as `most_rows` hold, in their union and in each of them."""
+    """Split a group into consecutive parts; a part's union and its batches together have at most `most_rows` rows."""
     begin = total = 0
     for at, count in enumerate(counts):
         total += count
@@ -165,31 +167,31 @@ def split_group(counts: Sequence[int], num_nodes: int, most_rows: int) -> Iterat
     yield slice(begin, len(counts))
 
 
-# Batches that are sampled in one call where nobody said how many, while a group takes no more than so many bytes, or
-# than this share of the memory that is free: larger ones take a GPU longer than the host, and leave a CPU's caches.
+# Default limits of a group: batches, bytes on a GPU and on a CPU, and share of the free memory. Larger batches take a
+# GPU longer than the host, and exceed a CPU's caches.
 MOST_BATCHES, GPU_ROOM, HOST_ROOM, _GROUP_SHARE = 16, 256 << 20, 128 << 20, 1 / 16
 
 
 class DrawnGroup(list[Drawn]):
-    """The samples of a group, in order, as a pipeline hands them on."""
+    """Samples of a group, in order, on their way through a pipeline."""
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tell torch's allocator that the samples are read on `stream` too."""
-        # Most of it is all batches'.
+        """Mark the samples as used on `stream` for torch's allocator."""
+        # Batches share most of the memory.
         for value in {id(value): value for sample in self for value in sample.tensors()}.values():
             if value.is_cuda:
                 value.record_stream(stream)
 
 
 class Together:
-    """What a pipeline needs to work on groups of batches instead of batches; see `SuperBatch`.
+    """Stages of a pipeline that samples groups of batches together; see `SuperBatch`.
 
     Args:
-        size: Batches of a group.
-        submit: Starts to sample the batches of a group; what it returns gives their samples by `finish()`.
+        size: Batches per group.
+        submit: Starts to sample the batches of a group; `finish()` of its result returns their samples.
         read: Reads rows of all of them at once: samples -> a list.
         fetch: Makes a batch: (sample, number, seeds, its item of that list) -> batch.
-        alone: Whether groups are made in the caller's thread, and no other's.
+        alone: True if groups are made only in the caller's thread.
     """
 
     def __init__(self, size: int, submit: Callable[[Sequence[Work]], PendingOutput | Finished],
@@ -198,7 +200,9 @@ class Together:
         self._size, self._submit_group, self._read, self._fetch_batch, self._is_alone = size, submit, read, fetch, alone
 
     def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
-        """(number of the first, all) of `size` batches at a time; the last group may have fewer."""
+        """Group the work: (number of the first batch, all) of `size` batches at a time; the last group may have
+        fewer.
+        """
         return group_work(work, self._size)
 
     def submit(self, number: int, work: Sequence[Work]) -> PendingOutput:
@@ -213,22 +217,22 @@ class Together:
             return drawn
 
     def fetch(self, samples: Sequence[Drawn], number: int, work: Sequence[Work]) -> list[Any]:
-        """The batches of a group."""
+        """Make the batches of a group."""
         with self._paused():
             parts = zip(samples, work, self._read(samples), strict=True)
             return [self._fetch_batch(sample, *item, read) for sample, item, read in parts]
 
     def _paused(self) -> AbstractContextManager[None]:
-        # Elsewhere the caller's thread may turn the collector off meanwhile, which ending a pause would undo.
+        # In other threads, the caller may disable the collector meanwhile, which the end of this pause would undo.
         return pause_collector() if self._is_alone else nullcontext()
 
 
 class GrowingTogether(Together):
-    """Groups of 1, 2, 4, 8 and 16 batches, so that the first comes as soon as alone, as long as they are small.
+    """Groups of 1, 2, 4, 8 and 16 batches while they are small, so that the first batch has no extra latency.
 
     Args:
-        room: The most bytes that a group may take.
-        count_free: Bytes of memory that are free.
+        room: Limit of bytes per group.
+        count_free: Counts bytes of free memory.
     """
 
     def __init__(self, room: int, count_free: Callable[[], int], *args: Any) -> None:
@@ -236,13 +240,13 @@ class GrowingTogether(Together):
         self._room, self._count_free, self._most, self._measured = room, count_free, MOST_BATCHES, 0
 
     def group(self, work: Iterator[Work]) -> Iterator[tuple[int, list[Work]]]:
-        """(number of the first, all) of a group."""
+        """Group the work: (number of the first batch, all) of a group."""
         while items := list(islice(work, min(self._size, self._most))):
             yield items[0][0], items
             self._size = min(2 * self._size, MOST_BATCHES)
 
     def fetch(self, samples: Sequence[Drawn], number: int, work: Sequence[Work]) -> list[Any]:
-        """The batches of a group; the first of each size tells how many may come together."""
+        """Make the batches of a group; the first group of each size sets the limit of batches per group."""
         batches = super().fetch(samples, number, work)
         if len(batches) <= self._measured:
             return batches
@@ -252,13 +256,13 @@ class GrowingTogether(Together):
         return batches
 
     def split(self, work: Sequence[Work]) -> Iterator[tuple[int, list[Work]]]:
-        """Each batch of a group as a group of its own, and all from now on: memory has run out."""
+        """Split a group into single batches, and all later ones, after memory has run out."""
         self._most = 1
         return ((item[0], [item]) for item in work)
 
 
 def count_bytes(batches: Sequence[Any]) -> int:
-    """Memory that batches take, what they share once: as they note it (see `note_memory`), else by their tensors."""
+    """Count the memory of batches, shared tensors once: as noted by `note_memory`, otherwise by their tensors."""
     sizes: dict[int, int] = {}
     for batch in batches:
         memory = batch.__dict__.get("_memory")
@@ -275,8 +279,8 @@ def count_bytes(batches: Sequence[Any]) -> int:
 def pause_collector() -> Iterator[None]:
     """Keep Python's cyclic collector from running inside.
 
-    It runs for every few hundred objects more, and a group of batches has thousands, none of them garbage: they would
-    be taken for old ones, for whose number all objects of the process are searched every few hundred batches.
+    It runs after every few hundred new objects. A group of batches has thousands, none of them garbage. They would move
+    to the old generation, and its growth triggers a search of all objects every few hundred batches.
     """
     if not gc.isenabled():
         yield

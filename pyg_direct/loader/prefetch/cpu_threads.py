@@ -1,4 +1,4 @@
-"""Batches made ahead by threads, for training on the CPU: the loops that make a batch let Python run meanwhile."""
+"""Batches prepared by threads, for training on the CPU: the loops that make a batch release Python's GIL."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ Work = tuple[int, Any]
 
 
 class _Gate:
-    """Lets a process fork only while no thread makes a batch, so that no child inherits a lock of a thread it does
-    not have, nor a Numba that stands in the middle of a loop.
+    """Lock that lets a process fork only while no thread makes a batch.
+
+    Otherwise a child could inherit a lock of a thread that it does not have, or a Numba loop in an undefined state.
     """
 
     def __init__(self) -> None:
@@ -53,18 +54,18 @@ if hasattr(os, "register_at_fork"):
 
 
 class Background:
-    """Iterates over batches that threads make, `ahead` of the one that was given out last.
+    """Iterator over batches that threads prepare, `ahead` of the last one handed over.
 
     Batches come in order; an exception is raised at the turn of its batch. One thread makes a batch with all the cores
-    that its user has; several make one each, with their share of the cores, which keeps more of them busy: the loops
-    of a batch are short. The threads end with the last batch, at `close()`, when this object is dropped, or when the
+    of its user. Several threads make one batch each with a share of the cores, which uses more of them, as the loops of
+    a batch are short. The threads end with the last batch, at `close()`, when this object is dropped, or when the
     program ends.
 
     Args:
-        work: (number, what it is made from) of the batches, in order; read by whoever asks for batches.
-        make: Makes a batch: (number, what it is made from) -> batch; called in the threads.
-        ahead: Batches made ahead, at least 1.
-        num_threads: Threads that make them; None for one a batch.
+        work: (number, work item) of the batches, in order; read in the thread that requests batches.
+        make: Makes a batch: (number, work item) -> batch; called in the threads.
+        ahead: Batches prepared ahead, at least 1.
+        num_threads: Threads that make them; None for one per batch.
     """
 
     def __init__(self, work: Iterator[Work], make: Callable[[int, Any], Any], ahead: int,
@@ -91,7 +92,7 @@ class Background:
             self._start(1)
             if not self._batches:
                 raise StopIteration
-            # One more while this one is waited for: then as many are ahead of it when it is there.
+            # One more during the wait: then `ahead` batches are in work when this one is complete.
             self._start(self._ahead + 1)
             made: tuple[int, Any] = self._batches.popleft().result()
             return made
@@ -100,11 +101,11 @@ class Background:
             raise
 
     def start(self) -> None:
-        """Let batches be made before one is asked for."""
+        """Start to prepare batches before the first request."""
         self._start(self._ahead)
 
     def _start(self, count: int) -> None:
-        """Let batches be made until `count` are."""
+        """Start batches until `count` are in work."""
         while len(self._batches) < count:
             try:
                 item = next(self._work, None)
@@ -121,12 +122,12 @@ class Background:
                 self._pool = Pool(self._num_threads, "pyg_direct_batch")
                 # Pending batches are dropped with their iterator; running ones end by themselves.
                 weakref.finalize(self, self._pool.close, wait=False).atexit = False
-                # Numba's number of threads belongs to the thread that set it.
+                # Numba's number of threads is a setting of each thread.
                 self._num_cores = max(1, get_cpu_threads() // self._num_threads)
             self._batches.append(self._pool.submit(_make, self._make, self._num_cores, *item))
 
     def close(self) -> None:
-        """End the threads and forget what was made ahead."""
+        """End the threads and drop prepared batches."""
         self._is_closed = True
         had_threads = self._pool is not None and self._process == os.getpid()
         if self._pool is not None and had_threads:
@@ -134,7 +135,7 @@ class Background:
         self._pool, self._work = None, iter(())
         self._batches.clear()
         if had_threads:
-            # Arenas of threads keep what batches took, for other threads, which may never make any.
+            # Arenas of threads keep freed memory for other threads, which may never use it.
             give_back_now_and_then()
 
 
@@ -144,5 +145,5 @@ def _make(make: Callable[[int, Any], Any], num_cores: int, number: int, item: An
         try:
             return number, make(number, item)
         finally:
-            # It is the caller's thread where no other can start.
+            # It is the caller's thread if no other thread can start.
             set_cpu_threads(before)

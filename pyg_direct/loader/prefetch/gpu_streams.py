@@ -1,4 +1,4 @@
-"""The order of work of an epoch on a GPU: sample ahead, fetch ahead, hand over, from one thread.
+"""Order of work of an epoch on a GPU: sample ahead, fetch ahead, hand over, from one thread.
 
 While batch i trains, batch i + 1 is fetched and batch i + 2 is sampled, on side streams. Events order the streams; the
 host waits only for the sizes of a batch that was sampled one turn before.
@@ -20,26 +20,25 @@ from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream, kept_stream, set_stream, side_streams
 from pyg_direct.sampling.captured_plan import is_on_its_way
 
-# The number of a batch and what it is made from, or of a group of batches (see `batch_groups.py`).
+# The number of a batch and its work item, or of a group of batches (see `batch_groups.py`).
 Work = tuple[int, Any]
 _OUT_OF_MEMORY = 2
 
 
 class Pipeline:
-    """Iterates over the batches of an epoch.
+    """Iterator over the batches of an epoch.
 
-    When GPU memory runs out while something is made ahead, that is dropped, fewer are made ahead from then on, and the
-    batch is made again: equal, as it is a function of its number.
+    If GPU memory runs out during prefetch, prefetched batches are dropped, and fewer are prefetched from then on. The
+    batch is made again, with an equal result, as it is a function of its number.
 
     Args:
-        work: (number, what it is made from) of the batches, in order.
-        submit: Starts to sample a batch, (number, what it is made from); returns it pending, with `finish`.
-        fetch: Makes the batch of a sample: (sample, number, what it is made from) -> batch.
-        prefetch: Batches fetched ahead; 0 makes each one when it is asked for, as on the CPU.
+        work: (number, work item) of the batches, in order.
+        submit: Starts to sample a batch, (number, work item); returns it pending, with `finish`.
+        fetch: Makes the batch of a sample: (sample, number, work item) -> batch.
+        prefetch: Batches fetched ahead; 0 makes each one on request, as on the CPU.
         device: The device of batches.
         finish: Waits for a sample: (pending, number) -> sample.
-        split: Cuts what was too much for the memory into less: what a group is made from -> work; None where it cannot
-            be cut.
+        split: Splits a work item that exceeded the memory: work item of a group -> work; None if it cannot be split.
 
     Attributes:
         prefetch: Batches fetched ahead from now on.
@@ -60,19 +59,19 @@ class Pipeline:
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
         self._spare_events: list[torch.cuda.Event] = []
         if self.prefetch > 0:
-            # Two streams, so that the sizes of a batch are not waited for behind the rows of the one before. They
-            # come first where blocks of both could start: few of theirs keep the link busy. The same ones in each
-            # epoch, whose memory is then that of the one before.
+            # Two streams, so that the wait for a batch's sizes does not include the previous batch's rows. They have
+            # priority over training: a few of their blocks keep the link busy. Every epoch uses the same streams, and
+            # so the memory that the allocator keeps for them.
             self._streams = side_streams(self._index)
             for stream in self._streams:
-                # Placed rows were written on the stream that is current now.
+                # Placed rows were written on the current stream.
                 stream.wait_stream(torch.cuda.current_stream(device))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         return self
 
     def __next__(self) -> tuple[int, Any]:
-        """(number, batch); the batch is ready on torch's current stream and stays valid as long as it is kept."""
+        """Return (number, batch); the batch is ready on torch's current stream, and valid as long as it is kept."""
         if not self._fetched:
             self._advance()
         if not self._fetched:
@@ -89,11 +88,11 @@ class Pipeline:
         return number, batch
 
     def start(self) -> None:
-        """Make batches ahead before one is asked for."""
+        """Prefetch batches before the first request."""
         self._advance(ahead=True)
 
     def close(self) -> None:
-        """Forget what was made ahead; what reads its memory next on the current stream comes after it."""
+        """Drop prefetched batches; later uses of their memory on the current stream come after it."""
         for stream in self._streams or ():
             torch.cuda.current_stream(self._device).wait_stream(stream)
         self._again.clear()
@@ -102,7 +101,7 @@ class Pipeline:
         self._work = iter(())
 
     def _advance(self, ahead: bool = False) -> None:
-        """Fetch batches until enough are ready; what fails ahead of time is raised when its turn comes."""
+        """Fetch batches until enough are ready; an error ahead of time is raised at its batch's turn."""
         while True:
             try:
                 with self._on_side_streams():
@@ -118,13 +117,13 @@ class Pipeline:
                     self._sampled.clear()
                     self._work = _raise_later(error)
                     return
-            # Out here nothing refers any more to what the failing call had made.
+            # Outside of the handler nothing refers to tensors of the failing call.
             self._shrink()
             if ahead and self.prefetch == 0:
                 return
 
     def _fill(self) -> None:
-        """Fetch batches until enough are ready, keeping one more being sampled."""
+        """Fetch batches until enough are ready, with one more being sampled."""
         while len(self._fetched) < max(1, self.prefetch):
             if not self._sampled and not self._start_next():
                 break
@@ -136,7 +135,7 @@ class Pipeline:
             self._fetched.append((work, *made))
 
     def _look_ahead(self) -> None:
-        """Start the batch after the one that is made next, so that the GPU has work while that one's sizes are read."""
+        """Start the batch after the next one, so that the GPU has work while the next one's sizes are read."""
         try:
             self._start_next()
         except Exception as error:
@@ -157,14 +156,14 @@ class Pipeline:
             self._again.appendleft(work)
             raise
         if self._streams is not None and is_on_its_way(pending):
-            # Its sizes are waited for on the host, so that it may leave the sampler in the order of the rows: then
-            # its ids and its rows come from one stream, which the allocator must know of.
+            # The host waits for its sizes, so it may leave the sampler in the order of the rows. Then its ids and rows
+            # come from one stream, which the allocator must know.
             pending.stream = self._streams[1]
         self._sampled.append((work, pending))
         return True
 
     def _make(self, pending: Any, number: int, item: Any) -> tuple[Any, torch.cuda.Event | None]:
-        """(batch, event after its last kernel)."""
+        """Make (batch, event after its last kernel)."""
         if self._streams is None:
             return self._fetch_batch(self._finish(pending, number), number, item), None
         sampling, fetching = self._streams
@@ -183,11 +182,11 @@ class Pipeline:
         return batch, ready
 
     def _on_side_streams(self) -> AbstractContextManager[Any]:
-        """Remembers the caller's stream; inside, the current stream is set as the work goes on."""
+        """Remember the caller's stream; inside, the work sets the current stream."""
         return nullcontext() if self._streams is None else kept_stream(self._index)
 
     def _shrink(self) -> None:
-        """Drop what was made ahead, give its memory back and make fewer ahead from now on."""
+        """Drop prefetched batches, release their memory and prefetch fewer from now on."""
         ahead = [work for work, *_ in self._fetched] + [work for work, _ in self._sampled]
         ahead += self._again
         self._again = deque(ahead if self._split is None else chain.from_iterable(self._split(w) for _, w in ahead))
@@ -206,7 +205,7 @@ class Pipeline:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether GPU memory ran out, said by torch, by the driver or by an error that one of them caused."""
+    """Check if GPU memory ran out, according to torch, the driver or an error that one of them caused."""
     causes = (error, error.__cause__)
     return any(isinstance(e, torch.OutOfMemoryError) or (isinstance(e, CudaError) and e.code == _OUT_OF_MEMORY)
                for e in causes)  # fmt: skip
@@ -218,12 +217,12 @@ def _raise_later(error: BaseException) -> Iterator[Work]:
 
 
 def note_memory(batch: Any, values: list[Any]) -> None:
-    """List what a batch's memory belongs to, until it is handed out: many of its tensors may share some."""
+    """Note the tensors that own a batch's memory, until it is handed over: many of its tensors may share memory."""
     batch.__dict__["_memory"] = values
 
 
 def take_memory(batch: Any) -> list[Any] | None:
-    """What the memory of a batch, or of a list of them, belongs to, as `note_memory` listed it; None if it did not."""
+    """Take the tensors that own the memory of a batch, or of a list, as noted by `note_memory`; None without a note."""
     if isinstance(batch, list):
         parts = [take_memory(one) for one in batch]
         known = [part for part in parts if part is not None]
@@ -235,7 +234,7 @@ def take_memory(batch: Any) -> list[Any] | None:
 
 
 def hold_for(batch: Any, stream: Any) -> None:
-    """Tell torch's allocator that the tensors of a batch, or of a list of them, are used on `stream` too."""
+    """Mark the tensors of a batch, or of a list of batches, as used on `stream` for torch's allocator."""
     if isinstance(batch, list):
         for one in batch:
             if type(one) is not Tensor or one.layout is not torch.strided:
@@ -262,11 +261,11 @@ def hold_for(batch: Any, stream: Any) -> None:
 
 
 def parts_of(value: Any) -> tuple[Any, ...]:
-    """The tensors that a sparse one, a `TensorFrame` or PyG's `Index` is made of; anything else alone."""
+    """Return the tensors of a sparse tensor, a `TensorFrame` or PyG's `Index`; any other value alone."""
     if isinstance(value, Tensor) and value.layout == torch.sparse_csr:
         return value.crow_indices(), value.col_indices(), value.values()
     if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
-        # Its own accessors refuse one whose entries are not merged yet.
+        # torch's accessors refuse a tensor whose entries are not merged yet.
         return value._indices(), value._values()
     if isinstance(value, Tensor) and hasattr(value, "as_tensor"):
         # It has no memory of its own.
@@ -278,7 +277,7 @@ def parts_of(value: Any) -> tuple[Any, ...]:
 
 
 def parts_of_frame(frame: Any) -> Iterator[Any]:
-    """The tensors of a `TensorFrame`: columns of one kind lie in a tensor, in values with offsets, or in a dict."""
+    """Iterate over the tensors of a `TensorFrame`: columns of one kind are a tensor, values with offsets, or a dict."""
     columns = [*frame.feat_dict.values(), frame.y]
     while columns:
         column = columns.pop()

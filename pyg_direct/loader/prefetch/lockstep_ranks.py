@@ -1,4 +1,4 @@
-"""Epochs in step: every process makes its batches and takes part in those of the others, until all are done."""
+"""Epochs in lockstep: every rank makes its batches and takes part in the other ranks' batches, until all are done."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ Work = tuple[int, Any]
 
 
 class Steps:
-    """Iterates over this process's batches, which are made ahead in the communicator's thread.
+    """Iterator over this process's batches, which are prepared in the communicator's thread.
 
-    In a step every process makes a batch, or takes part without seeds where it has none left. Whoever stops early, or
-    has fewer batches, keeps taking part until the last one is done, so that nobody waits for it.
+    In a step every process makes a batch, or takes part without seeds if it has none left. A process that stops early,
+    or has fewer batches, keeps taking part until the last one is done, so that no process waits for it.
 
     Args:
-        communicator: What batches are made with.
-        work: (number, what it is made from) of the batches, in order.
-        make: Makes a batch: (number, what it is made from) -> batch; called in the communicator's thread.
+        communicator: Communicator of the batches.
+        work: (number, work item) of the batches, in order.
+        make: Makes a batch: (number, work item) -> batch; called in the communicator's thread.
         take_part: Makes a batch without seeds.
-        ahead: Batches made ahead of the one given out, at least 0.
+        ahead: Batches prepared ahead of the one handed over, at least 0.
     """
 
     def __init__(self, communicator: Communicator, work: Iterator[Work], make: Callable[[int, Any], Any],
                  take_part: Callable[[], Any], ahead: int) -> None:  # fmt: skip
         self._communicator, self._work, self._make, self._ahead = communicator, work, make, ahead
         self._batches: deque[Future[Any]] = deque()
-        # Ends the epoch here, once: after the last batch, at `close()` or `cut()`, or when this is dropped.
+        # Ends the epoch here, once: after the last batch, at `close()` or `cut()`, or when this object is dropped.
         self._finish = weakref.finalize(self, communicator.submit, _serve, communicator, take_part)
-        # At the end of a program the communicator is closed before.
+        # At the end of a program the communicator is closed first.
         self._finish.atexit = False
         self._others: Future[Any] | None = None
         self._is_cut = False
@@ -57,11 +57,11 @@ class Steps:
             self.close()
             raise
         if event is not None:
-            # That of the batch's GPU, which need not be the current one.
+            # The stream of the batch's GPU, which may not be the current GPU.
             stream = torch.cuda.current_stream(self._communicator.device)
             event.wait(stream)
             _record(batch, stream)
-        # One more while this one is used.
+        # One more while this one is in use.
         self._start(self._ahead)
         return batch
 
@@ -74,18 +74,18 @@ class Steps:
             self._batches.append(self._communicator.submit(_step, self._communicator, self._make, *item))
 
     def close(self) -> None:
-        """Make no more batches; those of the others are still taken part in."""
+        """Make no more batches; take part in the other ranks' batches."""
         self._end()
         self._batches.clear()
 
     def cut(self) -> None:
-        """Before the communicator is closed: `close()`, and who asks for a batch that is missing hears why."""
+        """Close before the communicator is closed; a request for a missing batch then raises the reason."""
         if self._finish.alive:
             self._is_cut = True
             self.close()
 
     def wait(self) -> None:
-        """Wait for the last batch of the last process; only where all of them have equally many."""
+        """Wait for the last batch of the last process; only if all processes have equally many."""
         self._end()
         assert self._others is not None
         self._others.result()
@@ -105,13 +105,13 @@ def _step(communicator: Communicator, make: Callable[[int, Any], Any], number: i
 
 
 def _serve(communicator: Communicator, take_part: Callable[[], Any]) -> None:
-    """Take part in the steps of the others until none has a batch."""
+    """Take part in the other ranks' steps until none has a batch."""
     while any(communicator.agree(0)):
         take_part()
 
 
 def _record(batch: Any, stream: Any) -> None:
-    """Tell torch's allocator that a batch is used on a stream."""
+    """Mark a batch as used on a stream for torch's allocator."""
     for store in batch.stores:
         for value in store.values():
             for tensor in value if isinstance(value, (list, tuple)) else [value]:

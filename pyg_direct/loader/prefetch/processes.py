@@ -1,6 +1,6 @@
-"""Batches made by processes of their own, on GPUs or cores that do not train: for models that fill their GPU.
+"""Batches made by separate processes, on GPUs or cores that do not train: for models that use their whole GPU.
 
-`WorkerSampler` is for users who ask for worker processes: workers sample on the CPU, and features are fetched here.
+`WorkerSampler` serves users who request worker processes: workers sample on the CPU, and features are fetched here.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from pyg_direct.sampling.plan_factory import Plan, open_plan
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Recipe, Sample
 
-# How soon the end of a process is noticed by those that wait for it.
+# Seconds within which waiting processes notice the end of a process.
 _SECONDS = 2.0
 _BATCH, _END, _ERROR = range(3)
 
 
 @dataclass(frozen=True)
 class Lane(Share):
-    """One producer's part of what its process asks for: every `width`-th batch of a share.
+    """Share of one producer in the batches of its process: every `width`-th batch.
 
     Attributes:
-        lane: This producer, from 0.
+        lane: Index of this producer, from 0.
         width: Number of producers.
     """
 
@@ -61,37 +61,38 @@ class Lane(Share):
     width: int = 1
 
     def count_steps(self, num_batches: int) -> int:
-        """Batches of this producer."""
+        """Count the batches of this producer."""
         return max(0, -(-(super().count_steps(num_batches) - self.lane) // self.width))
 
     def number_of(self, step: int) -> int:
-        """Global number of the batch of a step."""
+        """Return the global number of the batch of a step."""
         return super().number_of(self.lane + step * self.width)
 
 
 class Producers(ReportedLoader):
-    """The batches of a loader, in its order, made by other processes.
+    """Batches of a loader, in its order, made by other processes.
 
     The loader is sent to each of them and does not work here. Batches come through channels of at most `ahead` batches
-    each: those of CPU producers in shared memory, those of GPUs as handles of their memory, copied to `device` here.
-    Iterating again asks the same processes for the next epoch; they end with this object, with this process, or by
-    `close()`. One that is killed is named within seconds, by an error. `record` and `report` tell how long batches
-    were waited for and used here. A sampler of the program's is asked here for a whole epoch, as that begins. Rows that
-    are written while an epoch runs are not in its batches, or not at once; a warning says so. Edits before an epoch
-    take effect in it: where an attribute was assigned anew, the processes are started anew, which takes seconds; writes
-    in place are found there, as those through NumPy are (see "Edits" of `NeighborLoader`), but for tensors on a GPU
-    whose copies they have, and for stores that are not ours.
+    each. Batches of CPU producers are in shared memory; batches of GPUs are handles of their memory, copied to `device`
+    here. Another iteration requests the next epoch from the same processes. They end with this object, with this
+    process, or by `close()`. If a producer is killed, an error names it within seconds. `record` and `report` have the
+    times of waits and of the use of batches here.
+
+    A sampler of the program is called here for a whole epoch, at its start. Rows that are written while an epoch runs
+    may not be in its batches; a warning reports this. Edits before an epoch take effect in it. If an attribute was
+    assigned, the processes are restarted, which takes seconds. Writes in place are detected there, also writes through
+    NumPy (see "Edits" of `NeighborLoader`). Exceptions are copied tensors on a GPU, and stores of other packages.
 
     Args:
-        loader: One of this package's loaders; also one with `ranks`.
-        devices: A producer for each: GPUs, or `"cpu"`.
-        device: Where batches are wanted; None is the current GPU if there is one, else the CPU.
-        ahead: Batches that each producer makes ahead.
-        threads: Cores of each CPU producer; None shares all out.
+        loader: A loader of this package, also with `ranks`.
+        devices: One producer for each: GPUs, or `"cpu"`.
+        device: Device of the batches; None is the current GPU if there is one, otherwise the CPU.
+        ahead: Batches that each producer prepares ahead.
+        threads: Cores of each CPU producer; None divides all cores.
 
     Raises:
-        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value; also where torch's allocator
-            uses expandable segments, whose memory is not sent.
+        ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value. Also if torch's allocator uses
+            expandable segments, whose memory cannot be sent.
     """
 
     def __init__(self, loader: Any, devices: Sequence[Any] = ("cpu",), *, device: Any = None, ahead: int = 2,
@@ -111,33 +112,33 @@ class Producers(ReportedLoader):
         self.devices = [resolve_device(d) for d in devices]
         self.device = resolve_device(device)
         if any(d.type == "cuda" for d in self.devices):
-            # Of what a program sets, here or as it is imported there, the producers know.
+            # Settings of the program, here or at its import there, are visible to the producers.
             _refuse_expandable_segments(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
                                         + os.environ.get("PYTORCH_ALLOC_CONF", ""))  # fmt: skip
         self._threads = threads or max(1, (os.cpu_count() or 1) // len(self.devices))
         self._processes: list[Any] = []
         self._orders: list[Any] = []
         self._channels: list[Any] = []
-        # An epoch that was left early has batches under way: each carries the number of its epoch here.
+        # Batches of an abandoned epoch may still arrive: each carries the number of its epoch here.
         self._turn = 0
         self._has_told = False
-        # What the processes were sent.
+        # Values that the processes received.
         self._sent: Values | None = None
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches of an epoch."""
         return len(self.loader)
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
-        # They put their sockets there too, and are ended without a chance to remove a folder of their own.
+        # Children put their sockets there too, and are killed without a chance to remove their own folder.
         get_temp_dir()
         for device in self.devices:
             orders, channel = context.SimpleQueue(), context.Queue(self.ahead)
             process = context.Process(target=_produce, args=(self.loader, device, self._threads, orders, channel),
                                       daemon=True)  # fmt: skip
             process.start()
-            # Its only writer is the producer then: the end of that one is the end of a message that it was writing.
+            # The producer is the only writer then: if it ends, a half-written message ends too.
             channel._writer.close()  # type: ignore[attr-defined]
             self._processes.append(process)
             self._orders.append(orders)
@@ -146,15 +147,15 @@ class Producers(ReportedLoader):
         self._sent = Values(getattr(self.loader, "data", None))
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of the next epoch, or the rest of one that was resumed."""
+        """Iterate over the next epoch, or the remaining batches of a resumed one."""
         loader = self.loader
         if self._processes and self._sent is not None and not self._sent.are_those_of(getattr(loader, "data", None)):
-            # Of another graph by now, they would go on with the one that they were sent.
+            # Otherwise the processes would continue with the previous graph.
             self.close()
         if not self._processes:
             self._start()
         share = loader._share()
-        # A sampler of the program's is asked here, once, with the generators of this process.
+        # A sampler of the program is called here, once, with the generators of this process.
         positions = open_positions(loader)  # type: ignore[arg-type]
         epoch, first, key = loader._begin_epoch(share)
         given = None if positions is None else [torch.as_tensor(ids, device="cpu").reshape(-1) for ids in positions]
@@ -164,8 +165,8 @@ class Producers(ReportedLoader):
             # The first step of this lane that is not before `first`.
             begin = -(-max(0, first - lane) // width)
             part = Lane(share.rank, share.count, share.uneven, lane, width, num_steps=share.num_steps)
-            # As tensors, which are sent as handles: a producer may be busy with an epoch that was left, and a pipe
-            # holds little.
+            # As tensors, which are sent as handles: a producer may be busy with an abandoned epoch, and a pipe holds
+            # little.
             own = None if given is None else _pack(given[lane::width])
             orders.put((self._turn, key, epoch, begin, part, own))
         record = self._begin_record()
@@ -201,7 +202,7 @@ class Producers(ReportedLoader):
         self.loader._standing = (epoch + 1, 0, None)
 
     def _mark_rows(self) -> Marks | None:
-        """What the rows are now, to find writes by; None once these were told."""
+        """Mark the current rows, to detect writes; None after a warning."""
         return None if self._has_told else Marks(getattr(self.loader, "data", None))
 
     def _receive(self, lane: int, turn: int) -> tuple[int, Any]:
@@ -209,12 +210,13 @@ class Producers(ReportedLoader):
             self._expect_alive()
             try:
                 message = self._channels[lane].get(timeout=_SECONDS)
-                # Also of an epoch that was left: opening a message gives its memory back.
+                # Also messages of an abandoned epoch: unpickling releases their memory.
                 sent, kind, what = ForkingPickler.loads(message)
             except queue.Empty:
                 continue
             except (EOFError, OSError):
-                # It writes the message and has its memory: one that was killed meanwhile is what is to be told.
+                # The producer writes the message and owns its memory: if it was killed meanwhile, this is the error to
+                # report.
                 self._processes[lane].join(_SECONDS)
                 self._expect_alive()
                 raise
@@ -222,7 +224,7 @@ class Producers(ReportedLoader):
                 return kind, what
 
     def _expect_alive(self) -> None:
-        """Raise if a producer has ended, whoever's turn it is."""
+        """Raise if any producer has ended."""
         for lane, process in enumerate(self._processes):
             if not process.is_alive():
                 code = process.exitcode
@@ -237,17 +239,17 @@ class Producers(ReportedLoader):
         self._processes, self._orders, self._channels = [], [], []
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands; see the loader's."""
+        """Return the position in the epoch; see the loader."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken.
+        """Continue from the position in `state`.
 
         Args:
-            state: What `state_dict` returned.
+            state: Result of `state_dict`.
 
         Raises:
-            ArgumentError: `state` is none of a loader, or of one that has other batches.
+            ArgumentError: `state` is not from a loader, or from one with other batches.
         """
         self.loader.load_state_dict(state)
 
@@ -278,8 +280,8 @@ def _end(processes: list[Any], channels: list[Any]) -> None:
 
 
 def _produce(loader: Any, device: torch.device, threads: int, orders: Any, channel: Any) -> None:
-    """What a producer does until it is ended."""
-    # Ctrl-C is for the process that trains, which then ends this one.
+    """Run a producer until it is ended."""
+    # Ctrl-C is for the training process, which then ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -293,16 +295,16 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
         turn, key, epoch, begin, lane, given = orders.get()
         try:
             if device.type == "cuda":
-                # Newer versions of torch tell what a program has set.
+                # Newer versions of torch report the program's settings.
                 _refuse_expandable_segments(getattr(torch._C, "_accelerator_getAllocatorSettings", str)())
             loader._prepare()
-            # What the program's own functions draw repeats with the epoch, too; as torch has it in its workers.
+            # Draws of the program's own functions repeat with the epoch too, as in torch's workers.
             _seed_worker(key.of_order() + lane.lane)
             positions = None if given is None else _unpack(*given)
             batches = iterate_batches(loader, key, begin, loader._input(), lane, positions)
             for batch in loader._iterate(epoch, begin, loader._work_here(key, batches)):
                 if not orders.empty():
-                    # Nobody waits for the rest of this epoch.
+                    # The rest of this epoch is not needed.
                     break
                 if has_learned(batch):
                     _refuse_learned("rows of a batch")
@@ -324,14 +326,14 @@ def _produce(loader: Any, device: torch.device, threads: int, orders: Any, chann
 
 
 def _pack(batches: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(positions of all batches, how many each has)."""
+    """Pack (positions of all batches, number in each)."""
     none = torch.empty(0, dtype=torch.int64, device="cpu")
     counts = torch.tensor([len(ids) for ids in batches], dtype=torch.int64, device="cpu")
     return torch.cat([none, *(ids.long() for ids in batches)]), counts
 
 
 def _unpack(positions: torch.Tensor, counts: torch.Tensor) -> Iterator[torch.Tensor]:
-    # Of their own: as `input_id` of batches they go to another process.
+    # Copies: as `input_id` of batches they go to another process.
     return (ids.clone() for ids in positions.split(counts.tolist()))
 
 
@@ -342,9 +344,10 @@ def _seed_worker(seed: int) -> None:
 
 
 def _send(channel: Any, message: Any) -> None:
-    """Put a message where there is room, for as long as there is somebody to take it.
+    """Put a message into a channel as soon as it has room, unless the parent process has ended.
 
-    What cannot be pickled is told here: the thread of a queue would drop it, and its reader would wait for ever.
+    Pickling happens here, so that errors are raised: a queue's thread would drop the message, and its reader would wait
+    forever.
     """
     pickled, parent = bytes(ForkingPickler.dumps(message)), parent_process()
     while True:
@@ -356,7 +359,7 @@ def _send(channel: Any, message: Any) -> None:
 
 
 class WorkItem(list[int]):
-    """Positions of a batch, with its number; a list, as DataLoader wants it."""
+    """Positions of a batch, with its number; a list, as DataLoader requires."""
 
     def __init__(self, positions: Tensor, number: int) -> None:
         super().__init__(positions.tolist())
@@ -367,7 +370,7 @@ class WorkItem(list[int]):
 
 
 class Positions(Dataset[Any]):
-    """The positions 0 .. count-1 of the input nodes; a batch of them is fetched as it is."""
+    """Dataset of the positions 0 .. count-1 of the input nodes; a batch of them is fetched whole."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -379,19 +382,19 @@ class Positions(Dataset[Any]):
         return position
 
     def __getitems__(self, positions: list[int]) -> list[int]:
-        """The positions of a batch, as DataLoader asks for them."""
+        """Return the positions of a batch, in DataLoader's protocol."""
         return positions
 
 
 class WorkerSampler:
-    """`collate_fn` of worker processes: samples on the CPU the batch that any device would sample."""
+    """`collate_fn` of worker processes: samples a batch on the CPU, equal to any device's batch."""
 
     def __init__(self, csr_topo: CSRTopo, recipe: Recipe, key: EpochKey, input_nodes: Tensor) -> None:
         self.csr_topo, self.recipe, self.key, self.input_nodes = csr_topo, recipe, key, input_nodes
         self._plan: Plan | None = None
 
     def __call__(self, item: Any) -> tuple[WorkItem, Sample]:
-        """The sample of a `WorkItem`."""
+        """Return the sample of a `WorkItem`."""
         if self._plan is None:
             self._plan = open_plan(self.csr_topo.place("cpu", "cpu"), self.recipe)
         seeds = self.input_nodes[torch.tensor(list(item), dtype=torch.int64, device="cpu")]
@@ -402,6 +405,6 @@ class WorkerSampler:
 
 
 def number_items(batches: Iterator[tuple[int, Seeds]]) -> Iterator[WorkItem]:
-    """Work items of an epoch."""
+    """Number the work items of an epoch."""
     for number, seeds in batches:
         yield WorkItem(seeds.positions, number)

@@ -1,8 +1,9 @@
-"""Start of a Python process that a program under `run` has started: PyG's loaders make ours there, too.
+"""Start-up of a Python process that a program under `run` has started: PyG's loader classes create ours there, too.
 
-`run` puts this folder first into `PYTHONPATH`, so that Python executes this file as it starts, in all that the program
-starts: processes that `multiprocessing` spawns, pools, other programs such as the ranks of torchrun and Lightning.
-Nothing is imported before the process imports PyG; one that does not, or that is of another environment, is left alone.
+`run` puts this folder first into `PYTHONPATH`. So Python executes this file at the start of all child processes. These
+may be spawned by `multiprocessing`, workers of pools, or other programs such as the ranks of torchrun and Lightning.
+Nothing is imported before the process imports PyG. A process that does not import PyG, or that runs in another
+environment, does not change.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import sys
 
-# Typing would be the first thing that a process waits for.
+# The import of typing would delay the start of every process.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_FOLDER)))
-# Our package imports PyG in rooms that need each other: the start must come before the first of them.
+# Our package imports PyG in modules that depend on each other: the installation must precede the first of them.
 _WATCHED = ("torch_geometric", "pyg_direct")
 
 
 class _Watch:
-    """Finder of modules that lets `_start` follow the first import of PyG, or of this package."""
+    """Finder of modules that runs `_start` after the first import of PyG, or of this package."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Find a module as Python does; None but for those that are watched."""
+        """Find a module as Python does; None unless it is watched."""
         if name not in _WATCHED:
             return None
         from importlib.util import find_spec
@@ -57,14 +58,14 @@ def _start(options: dict[str, Any]) -> None:
     except ModuleNotFoundError as error:
         if error.name != "pyg_direct":
             raise
-        # As where `run` was started in the folder of the package.
+        # For example if `run` was started in the folder of the package.
         sys.path.append(_ROOT)
         from pyg_direct.noedit.install import start
     start(**options)
 
 
 def _execute_next() -> None:
-    """Take this folder off the path, and execute the file of this name that Python would have found without it."""
+    """Remove this folder from the path, and execute the `sitecustomize` that Python would have found without it."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
