@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _serve_old_paths()
 
-# What the package logs is seen where a program sets logging up.
+# Log records of the package appear only if the program configures logging.
 logging.getLogger("pyg_direct").addHandler(logging.NullHandler())
 
 __version__ = "0.2.0"
@@ -118,7 +118,7 @@ __all__ = [
     "uninstall",
 ]
 
-# Where each name lives: a room is entered when the first of its names is read.
+# Module of each public name; a room is imported when the first of its names is read.
 _ROOMS = {
     "Adj": "sampling.graphsage_sampler",
     "CSRTopo": "graph.csr_topo",

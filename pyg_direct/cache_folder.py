@@ -1,4 +1,4 @@
-"""What is kept on disk between runs: where it lies, how it is written, and facts that were measured once."""
+"""Files kept on disk between runs: their folder, atomic writes, and facts that are measured once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Longer than any kernel compiles, and anything is measured: who waited that long does it too.
+# Longer than any kernel compiles and any fact is measured; after such a wait the process does the work itself.
 _PATIENCE_SECONDS = 120.0
 
 
 def cache_root() -> Path:
-    """The package's folder for what can be made again: `PYG_DIRECT_CACHE`, or `pyg_direct` in the user's caches."""
+    """Return the package's folder for files that can be made again: `PYG_DIRECT_CACHE`, or `pyg_direct` in the user's
+    caches.
+    """
     if own := os.environ.get("PYG_DIRECT_CACHE"):
         return Path(_settle(own))
-    # As its specification has it, one that is relative says nothing.
+    # The XDG specification ignores relative paths.
     caches = os.environ.get("XDG_CACHE_HOME", "")
     caches = caches if os.path.isabs(caches) else os.path.join(_find_home(), ".cache")
     return Path(caches) / "pyg_direct"
@@ -27,19 +29,19 @@ def cache_root() -> Path:
 
 @functools.cache
 def _settle(folder: str) -> str:
-    """Where a folder was when it was first asked for: programs change the one that they are in."""
+    """Return the absolute path of a folder as of the first request, because programs change the working directory."""
     return os.path.abspath(os.path.expanduser(folder))
 
 
 def _find_home() -> str:
-    """The user's folder; the root, as in containers, where nobody knows the user."""
+    """Return the home folder; the root if the user is unknown, as in containers."""
     home = os.path.expanduser("~")
     return home if os.path.isabs(home) else os.path.abspath(os.sep)
 
 
 def open_beside(path: Path) -> tuple[int, str]:
-    """(handle, name) of a new file in the folder of another, which it is to replace; as `tempfile.mkstemp`, but with
-    the rights that `open` gives, which the umask and the folder have a say in.
+    """Create a file in the folder of another, which it is to replace; return (handle, name). Like `tempfile.mkstemp`,
+    but with the rights that `open` gives: the umask and the folder apply.
 
     Raises:
         OSError: there is no right to write there.
@@ -71,9 +73,9 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Keep other processes from what belongs to `path`; ends with the process, however that ends.
+    """Lock out other processes from everything that belongs to `path`; the lock ends with the process, however it ends.
 
-    Where there can be no lock (a folder that cannot be written, a full disk), work is done twice rather than not.
+    If there can be no lock (a read-only folder, a full disk), work may be done twice, but is not refused.
     """
     from filelock import FileLock
 
@@ -87,7 +89,7 @@ def hold(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep what was renamed in a folder, where the system opens folders: Windows does not."""
+    """Make the disk keep renames in a folder, on systems that can open folders (Windows cannot)."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -99,13 +101,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def recall(kind: str, key: str, measure: Callable[[], Any], is_valid: Callable[[Any], bool]) -> Any:
-    """A measured fact: as it was kept, or measured now and kept, by one process while others wait.
+    """Return a measured fact from the cache, or measure it now and cache it; other processes wait meanwhile.
 
     Args:
         kind: The file it is kept in, `<kind>.json` in the package's folder.
-        key: What it depends on, such as the GPU's model and the driver.
-        measure: Measures it; the result must be what JSON can hold.
-        is_valid: Whether a value that was kept may be used; another program may have written it.
+        key: Conditions of the measurement, such as the GPU's model and the driver.
+        measure: Measures the fact; the result must be JSON.
+        is_valid: Reports whether a cached value may be used; another program may have written it.
     """
     path = cache_root() / f"{kind}.json"
     known = _read(path)
@@ -113,13 +115,13 @@ def recall(kind: str, key: str, measure: Callable[[], Any], is_valid: Callable[[
         return known[key]
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-    # Those of a host that measure at once are in each other's way, and what they find is kept.
+    # Processes of a host that measure at once disturb each other, and their result would be cached.
     with hold(path):
         known = _read(path)
         if key in known and is_valid(known[key]):
             return known[key]
         value = measure()
-        # Without a place to keep it, the next process measures it again. Where there was no lock, others may have
+        # Without a folder to write to, the next process measures again. Without a lock, another process may have
         # written meanwhile.
         with contextlib.suppress(OSError):
             write_whole(path, json.dumps({**_read(path), key: value}, indent=1))

@@ -29,7 +29,7 @@ class IdError(ArgumentError, IndexError):
 
 
 class DeviceError(PygDirectError, RuntimeError):
-    """The device asked for is missing or cannot do what is asked."""
+    """The requested device is missing or lacks an ability that is needed."""
 
 
 class CudaError(PygDirectError, RuntimeError):
@@ -41,19 +41,19 @@ class CudaError(PygDirectError, RuntimeError):
 
 
 class MemoryLimitError(PygDirectError, MemoryError):
-    """An allocation, a cache or a plan does not fit where it was asked to live."""
+    """An allocation, a cache or a plan does not fit the requested memory."""
 
 
 class ForkedProcessError(PygDirectError, RuntimeError):
-    """GPU-visible host memory was touched from a forked child, where it would end the process by SIGBUS."""
+    """A forked child touched GPU-visible host memory, which would end the process by SIGBUS."""
 
 
 class FileError(PygDirectError, OSError):
-    """A file of rows is not, or no longer, what it says it is, or there is no room for it."""
+    """A file of rows has changed or does not match its description, or there is no room for it."""
 
 
 class PlacementWarning(UserWarning):
-    """Memory was placed somewhere else than asked; the message says why."""
+    """Memory was placed in another place than requested; the message says why."""
 
 
 class LoaderWarning(UserWarning):
@@ -70,10 +70,10 @@ class RankError(PygDirectError, RuntimeError):
 
 @contextlib.contextmanager
 def needs_extra(what: str, *extras: str) -> Iterator[None]:
-    """Import packages of an extra inside; where one is missing, the error says how to install it.
+    """Import packages of an extra in the block; if one is missing, the error says how to install it.
 
     Args:
-        what: What needs them.
+        what: Name of the feature that needs them.
         extras: The extra, or extras of which one will do.
 
     Raises:
@@ -82,16 +82,16 @@ def needs_extra(what: str, *extras: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        # What packages of other extras need of that.
+        # Packages of other extras that this extra needs.
         extras = ("sparse",) if error.name in ("torch_scatter", "torch_sparse") else extras
         choices = " or ".join(f'pip install ".[{extra}]"' for extra in extras)
         raise ModuleNotFoundError(f"{what} needs the package {error.name}: {choices} in the clone of pyg_direct",
                                   name=error.name) from error  # fmt: skip
 
 
-# What NumPy, pyarrow and `zipfile` raise for files that are cut short, overwritten, or of another kind.
+# Errors that NumPy, pyarrow and `zipfile` raise for files that are cut short, overwritten, or of another kind.
 _DAMAGES = (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
-# What files of numbers are called where one is damaged.
+# Words for a file of numbers in messages about damage.
 NPY, NPZ, PARQUET = "NumPy array (.npy) of numbers", "NumPy archive (.npz) of numbers", "parquet file"
 # Files of this package, and those through which a decorated function of it is called.
 _INSIDE = (os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), contextlib.__file__)
@@ -100,16 +100,16 @@ _INSIDE = (os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), context
 @contextlib.contextmanager
 def whole_file(name: str, kind: str, file: str | os.PathLike[str], error: type[PygDirectError] = ArgumentError
                ) -> Iterator[None]:  # fmt: skip
-    """Tell which file is damaged where a library that reads it raises; such errors seldom name it.
+    """Name the damaged file if a library raises while reading it; such errors seldom name the file.
 
     Args:
-        name: The argument that the file is, or its own name.
-        kind: What the file must be, such as `NPY`.
+        name: The argument that holds the file, or the file's name.
+        kind: Format that the file must have, such as `NPY`.
         file: Its path.
-        error: What to raise.
+        error: Class of the error to raise.
 
     Raises:
-        PygDirectError: `error`; those of this package pass.
+        PygDirectError: `error`; errors of this package pass through unchanged.
     """
     try:
         yield
@@ -131,7 +131,7 @@ def warn_unused(given: Mapping[str, Any], reason: str) -> None:
     """Warn once about arguments that PyG or torch take, and that have no effect here.
 
     Args:
-        given: The arguments by name; if there are none, nothing is said.
+        given: The arguments by name; if it is empty, there is no warning.
         reason: Why they have no effect, to follow "not used, as".
     """
     if given:

@@ -1,5 +1,5 @@
-"""Profiling that all rooms share: clocks, spans of lanes on the host and on a GPU, quantiles, bytes and seconds in
-words, and pictures of them.
+"""Profiling tools that all rooms share. They hold clocks, spans of lanes on the host and on a GPU, quantiles, texts for
+bytes and seconds, and pictures.
 
 `time_call` and `time_on_stream` time work once, by the host's clock and between events of a GPU. `Origin` ties the two
 clocks. `LaneSpans` records named spans. matplotlib (extra `bench`) is imported only when a picture is drawn.
@@ -26,8 +26,8 @@ def time_call(work: Callable[[], object], device: torch.device | None = None) ->
     """Seconds of a call by the host's clock.
 
     Args:
-        work: What to call.
-        device: A GPU that is to have nothing left to do before and after; a CPU and None wait for nothing.
+        work: The function to call.
+        device: A GPU, which is synchronized before and after; a CPU and None wait for nothing.
     """
     on_gpu = device is not None and device.type == "cuda"
     if on_gpu:
@@ -63,10 +63,10 @@ class Origin(NamedTuple):
 
     @classmethod
     def record(cls, stream: Any) -> Origin:
-        """Take a moment of a stream, on which nothing should run: the host waits for it."""
+        """Record a moment on a stream, which should be idle: the host waits for it."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
-        # Once it has passed: what the GPU did is told some microseconds late rather than before it was asked for.
+        # After it has passed: GPU work then appears some microseconds late rather than before its launch.
         event.synchronize()
         return cls(event, perf_counter_ns())
 
@@ -105,7 +105,7 @@ class LaneSpans:
 
     @contextmanager
     def span(self, lane: str, on_host: bool = False) -> Iterator[None]:
-        """Note when the block ran, on torch's current stream where there is a GPU."""
+        """Record the time span of the block, on torch's current stream if there is a GPU."""
         on_gpu = self._on_gpu and not on_host
         begin = self._mark(on_gpu)
         try:
@@ -146,7 +146,7 @@ class LaneSpans:
 
 
 def trace(spans: LaneSpans | None, lane: str, on_host: bool = False) -> AbstractContextManager[None]:
-    """A span of a recorder, or nothing."""
+    """Return a span of a recorder, or a context without effect if `spans` is None."""
     return nullcontext() if spans is None else spans.span(lane, on_host)
 
 
@@ -200,7 +200,7 @@ def open_picture(path: str | os.PathLike[str], rows: int = 1, columns: int = 1, 
     """A figure and its axes to draw on in the block, at the end of which they are saved and closed.
 
     Args:
-        path: Where to save it, with the ending of its format.
+        path: The file to save, with the ending of its format.
         rows, columns: Axes of the figure.
         options: Others of `pyplot.subplots`.
 

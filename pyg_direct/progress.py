@@ -1,8 +1,8 @@
-"""Steps that take long say so on stderr: with a bar where their length is known, with the seconds so far where not.
+"""Reports of long steps on stderr: a bar if their length is known, otherwise the seconds so far.
 
-Where stderr is no terminal, but a file that keeps what it is given, they write whole lines, one a minute at most, and
-one when a step ends that they told of. What is over within two seconds says nothing, starts nothing and imports
-nothing. `announce` logs a line once.
+If stderr is no terminal, but a file that keeps its output, reports are whole lines. There is at most one line a minute,
+and one when a reported step ends. A step of less than two seconds prints nothing, starts nothing and imports nothing.
+`announce` logs a line once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-# Seconds before anything is said.
+# Seconds before the first report.
 PATIENCE = 2.0
 # Numbers that any step is through with before.
 FEW_ITEMS = 1 << 22
@@ -27,7 +27,7 @@ _WAITING = threading.local()
 _SAID: set[str] = set()
 # When each step was begun and when it ended last, by name.
 _BEGUN: dict[str, tuple[float, float]] = {}
-# When a file was told of it last.
+# Time of the last line in a file about each step.
 _TOLD: dict[str, float] = {}
 
 
@@ -36,10 +36,10 @@ class Bar:
 
     Args:
         total: Units of all the work.
-        what: What is done, such as `placing features`.
+        what: Name of the work, such as `placing features`.
         unit: Of the work.
         done: Units that were done before.
-        is_shown: Whether to say anything.
+        is_shown: False shows nothing.
     """
 
     def __init__(self, total: int, what: str, unit: str = "", *, done: int = 0, is_shown: bool = True) -> None:
@@ -74,7 +74,7 @@ class Bar:
 
 
 class _Lines:
-    """What a file gets instead of a bar: a line now, one a minute, and one at the end."""
+    """Replacement of a bar in a file: a line at once, one a minute, and one at the end."""
 
     def __init__(self, total: int, what: str, done: int, begin: float) -> None:
         self._total, self._what, self._done, self._begin = total, what, done, begin
@@ -98,12 +98,12 @@ def _is_terminal() -> bool:
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):
-        # There is none, or it is closed.
+        # stderr is missing or closed.
         return False
 
 
 def _write_line(text: str) -> None:
-    # Work goes on where nothing can be told.
+    # Work goes on if stderr cannot be written.
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(f"pyg_direct: {text}\n")
         sys.stderr.flush()
@@ -111,12 +111,12 @@ def _write_line(text: str) -> None:
 
 @contextlib.contextmanager
 def show_wait(what: str, detail: str = "", *, items: int = FEW_ITEMS) -> Iterator[None]:
-    """Say after two seconds, from a thread, that a step goes on; a step inside another one says nothing.
+    """Report a step that runs longer than two seconds, from a thread; a step inside another one reports nothing.
 
     Args:
-        what: The step. One that is taken again within two seconds is the same step, so that many short ones are told of
-            as well.
-        detail: What else to say.
+        what: Name of the step. If a step begins again within two seconds, it counts as the same step, so that many
+            short steps are reported too.
+        detail: Text to append.
         items: Numbers that the step goes through, if that is known: a thread is not worth it for few of them.
     """
     if items < FEW_ITEMS or getattr(_WAITING, "is_on", False):
@@ -131,7 +131,7 @@ def show_wait(what: str, detail: str = "", *, items: int = FEW_ITEMS) -> Iterato
     try:
         thread.start()
     except RuntimeError:
-        # Where threads cannot start any more, as while Python ends, work goes on all the same.
+        # If no thread can start, as while Python ends, work still goes on.
         yield
         return
     _WAITING.is_on = True
@@ -149,18 +149,18 @@ def show_wait(what: str, detail: str = "", *, items: int = FEW_ITEMS) -> Iterato
 
 
 def tell_ahead(what: str, *, items: int) -> None:
-    """Say that a step begins which keeps all threads of Python waiting, so that none can say that it goes on.
+    """Announce a step that blocks all Python threads, so that no thread could report its progress.
 
     Args:
-        what: The step.
-        items: Numbers that it goes through; a step over few of them is not told of.
+        what: Name of the step.
+        items: Numbers that it goes through; a step over few of them is not reported.
     """
     if items >= FEW_ITEMS:
         _write_line(f"{what}: nothing is told until it is done")
 
 
 def _tell(what: str, detail: str, begin: float, done: threading.Event, told: list[str]) -> None:
-    """Say that a step goes on until it is `done`; what lines call it is added to `told`."""
+    """Report a step until it is `done`; add the text of each line to `told`."""
     if done.wait(max(0.0, begin + PATIENCE - time.monotonic())):
         return
     if _is_terminal():
@@ -176,7 +176,7 @@ def _tell_terminal(text: str, begin: float, done: threading.Event) -> None:
     try:
         from tqdm import tqdm
     except ImportError:
-        # Kernels are compiled for a wheel where nothing else is installed.
+        # A wheel build compiles kernels without tqdm installed.
         return
     with tqdm(total=0, desc=text, bar_format="{desc}: {elapsed}", leave=False) as bar:
         bar.start_t -= time.monotonic() - begin
@@ -187,8 +187,8 @@ def _tell_terminal(text: str, begin: float, done: threading.Event) -> None:
 
 
 def announce(line: str) -> None:
-    """Log a line at level INFO of the logger `pyg_direct.notice`, once; seen on stderr unless logging is set up
-    otherwise. All else that the package logs is quiet then.
+    """Log a line at level INFO of the logger `pyg_direct.notice`, once; unless logging is configured it appears on
+    stderr. Other log records of the package then stay hidden.
     """
     if line in _SAID:
         return
@@ -209,9 +209,9 @@ def announce(line: str) -> None:
 
 
 class _Shown(logging.StreamHandler):  # type: ignore[type-arg]
-    """Shows lines where nobody else does."""
+    """Handler that shows lines if no other handler does."""
 
 
 def _has_handlers(logger: logging.Logger) -> bool:
-    """Whether somebody else listens."""
+    """Report whether the program has its own handlers."""
     return not all(isinstance(handler, (logging.NullHandler, _Shown)) for handler in logger.handlers)

@@ -68,7 +68,7 @@ def check_float_dtype(name: str, value: Any) -> torch.dtype:
 
 
 def check_device(name: str, value: Any) -> torch.device:
-    """`value` as a device of this machine; None is the current GPU if there is one, else the CPU."""
+    """Return `value` as a device of this machine; None is the current GPU, or the CPU if there is no GPU."""
     if value is None:
         value = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -88,7 +88,7 @@ def check_device(name: str, value: Any) -> torch.device:
 
 
 def make_generator(seed: int, purpose: str, device: torch.device) -> torch.Generator:
-    """Generator for one `purpose`, say "edges", of one `seed`; what one purpose draws moves no other."""
+    """Return the generator for one `purpose`, such as "edges", of one `seed`; draws for one purpose change no other."""
     # hashed, because torch's CPU generator reads 32 bits of its seed only
     digest = hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
@@ -103,13 +103,13 @@ class NodeDataset:
     """A graph with features, one class per node and a split of the nodes.
 
     Attributes:
-        name: What the graph is called.
+        name: Name of the graph.
         num_nodes: N.
         num_classes: Number of classes.
         edge_index: Source (row 0) and target (row 1) of every edge, int64 or int32 `[2, E]`; an undirected
             graph holds each edge in both directions.
         x: Node features, floating point `[N, F]`, or None.
-        y: Class of every node, int64 `[N]`; -1 where it is unknown.
+        y: Class of every node, int64 `[N]`; -1 if it is unknown.
         train_idx, val_idx, test_idx: Nodes of the three parts, int64 `[n]` each, disjoint.
     """
 
@@ -137,7 +137,7 @@ class NodeDataset:
         """The same dataset with every tensor on `device`; tensors that are there already are shared.
 
         Args:
-            device: What `Tensor.to` takes.
+            device: A device as `Tensor.to` takes it.
         """
         names = ("edge_index", "x", "y", "train_idx", "val_idx", "test_idx")
         tensors = {name: getattr(self, name) for name in names}

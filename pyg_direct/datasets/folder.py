@@ -40,7 +40,7 @@ def read_arrays(file: Path, names: Sequence[str], kinds: str = "iu") -> list[np.
 
     Args:
         file: The archive.
-        names: What to read.
+        names: Arrays to read.
         kinds: NumPy's letters of the kinds of numbers that they may be; "iu" for integers.
 
     Raises:
@@ -52,7 +52,7 @@ def read_arrays(file: Path, names: Sequence[str], kinds: str = "iu") -> list[np.
             raise ArgumentError(f"{file.name} must hold {', '.join(names)}, got no {', '.join(missing)}")
         arrays = [archive[name] for name in names]
     for name, array in zip(names, arrays, strict=True):
-        # An array of nothing is of floats unless somebody says otherwise.
+        # NumPy makes an empty array float64 unless a dtype is given.
         if array.size and array.dtype.kind not in kinds:
             what = "integers" if kinds == "iu" else "real numbers"
             raise ArgumentError(f"{file.name} must hold {what} as {name}, got {array.dtype}")
@@ -73,24 +73,24 @@ def load_folder(
 ) -> NodeDataset:
     """Read a graph from a folder of NumPy archives; the dataset is named after the folder that holds it.
 
-    `graph.npz` holds `edge_index` (integers `[2, E]`), `y` (integers `[N]`, -1 where unknown) and the nodes
-    `train`, `valid` and `test` (integers). A second archive holds features as `q` (int8 `[N, F]`) times
-    `scale` (float32 `[F]`).
+    `graph.npz` holds `edge_index` (integers `[2, E]`), `y` (integers `[N]`, -1 for unknown classes) and the nodes
+    `train`, `valid` and `test` (integers). A second archive holds features as `q` (int8 `[N, F]`) times `scale`
+    (float32 `[F]`).
 
     Args:
         path: The folder, or one of which a single folder holds `graph.npz`.
-        undirected: Add the reverse of every edge and keep each edge once, as is usual for citation graphs;
-            else the edges come as stored.
-        features: File name of the features; None takes the one archive in the folder that holds `q` and
-            `scale`, and `x` is None where there is none.
+        undirected: Add the reverse of every edge and keep each edge once, as is usual for citation graphs; otherwise
+            the edges come as stored.
+        features: File name of the features. None takes the only archive in the folder that holds `q` and `scale`, or
+            leaves `x` None if there is no such archive.
         dtype: Dtype of the features.
 
     Returns:
         The graph on the CPU, with int64 edges and as many classes as `y` names.
 
     Raises:
-        ArgumentError: The folder or an array is missing, an archive is damaged, or arrays are of other kinds than
-            these or do not fit each other.
+        ArgumentError: The folder or an array is missing, an archive is damaged, or arrays have other kinds or do not
+            fit each other.
         ArgumentTypeError: `dtype` is no dtype.
     """
     check_float_dtype("dtype", dtype)

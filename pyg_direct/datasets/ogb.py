@@ -1,4 +1,4 @@
-"""Graphs of the Open Graph Benchmark, through its own package."""
+"""Graphs of the Open Graph Benchmark, through the package `ogb`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyg_direct.datasets.synthetic import add_reverse_edges
 from pyg_direct.errors import ArgumentError, needs_extra
 
 OGB_NAMES = ("ogbn-products", "ogbn-arxiv", "ogbn-papers100M")
-# torch's own switch back to what `torch.load` did before 2.6, when OGB was written
+# torch's own switch to the behavior of `torch.load` before 2.6, when OGB was written
 TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
@@ -38,8 +38,7 @@ def load_ogb(
         undirected: Add the reverse of every edge and keep each edge once.
 
     Returns:
-        The graph on the CPU, with its official split; int64 edges, float32 features, `y` -1 where the class
-        is unknown.
+        The graph on the CPU, with its official split; int64 edges, float32 features, `y` -1 for unknown classes.
 
     Raises:
         ArgumentError: `name` is not one of the three.

@@ -51,10 +51,10 @@ def fill_edges(
         out: Receives source and target, int64 or int32 `[2, E]`; E is even unless `directed`.
         class_starts: First slot of every class, then N, float64 `[C + 1]`.
         node_of_slot: A permutation of the nodes, int64 `[N]`.
-        homophily: Probability that an edge is drawn inside its source's class; else its target is drawn from
-            all nodes.
+        homophily: Probability that an edge is drawn inside its source's class; otherwise its target is drawn from all
+            nodes.
         hub: Largest expected degree, in mean degrees, above 2.
-        directed: Whether an edge is written once, or also reversed into the second half of `out`.
+        directed: Write an edge once; otherwise also write its reverse into the second half of `out`.
         generator: Generator of the device that all tensors live on.
     """
     num_drawn = out.shape[1] if directed else out.shape[1] // 2
@@ -86,7 +86,7 @@ def draw_slots(
 ) -> tuple[Tensor, Tensor]:
     """Draw source and target slots, int64 `[num_edges]` each; `starts` is float64 and strictly ascending."""
     device = starts.device
-    # float64: float32 has too few digits to tell the 1.1e8 nodes of papers100M apart
+    # float64: float32 has too few digits to distinguish the 1.1e8 nodes of papers100M
     position, other = torch.rand(2, num_edges, dtype=torch.float64, generator=generator, device=device)
     stay = torch.rand(num_edges, generator=generator, device=device) < homophily
 
@@ -109,9 +109,9 @@ def find_class(position: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
 def skew_position(position: Tensor, begin: Tensor, end: Tensor, hub: float) -> Tensor:
     """Slots, int64, for uniform positions in [begin, end): each is hit in proportion to its expected degree.
 
-    At the fraction f of a class the expected degree is proportional to f**-0.5 - 1: a power law with exponent
-    3 towards the busy end, and towards the other end a degree of 0. Cut off at the degree `hub`, it has a
-    closed inverse.
+    At the fraction f of a class the expected degree is proportional to f**-0.5 - 1. This is a power law with exponent 3
+    towards the busy end, and reaches degree 0 at the other end. If it is cut off at the degree `hub`, it has a closed
+    inverse.
     """
     cut = 1 / (hub - 1)
     root = 1 - (1 - cut) * ((position - begin) / (end - begin)).sqrt_()
@@ -142,11 +142,10 @@ CHUNK_VALUES = 1 << 23
 def fill_features(out: Tensor, y: Tensor, *, seed: int, num_classes: int, feature_signal: float) -> Tensor:
     """Write `feature_signal * centroid[y] + noise` into `out`, chunk by chunk, and return `out`.
 
-    Centroids are random directions of length 1, the noise is normal with variance 1 in every feature, so
-    `feature_signal` is a class's distance from the origin in standard deviations of the noise. The noise is
-    drawn on the device of `y`: equal arguments give equal features on the same device type, whatever memory
-    `out` lies in. `synthetic_graph` with the same seed, classes and signal fills its `x` with the same
-    values.
+    Centroids are random directions of length 1; the noise is normal with variance 1 in every feature. So
+    `feature_signal` is a class's distance from the origin in standard deviations of the noise. The noise is drawn on
+    the device of `y`: equal arguments give equal features on one device type, whatever memory `out` lies in.
+    `synthetic_graph` with the same seed, classes and signal fills its `x` with the same values.
 
     Args:
         out: Receives the features, floating point `[N, F]`, on any device.
@@ -198,16 +197,16 @@ def check_shapes(out: Tensor, y: Tensor, num_classes: int) -> None:
 
 
 class Preset(NamedTuple):
-    """Shape of a graph at scale 1, and what makes its classes learnable.
+    """Shape of a graph at scale 1, with parameters that make its classes learnable.
 
     Attributes:
         num_nodes, num_features, num_classes: As published.
         num_edges: As published, both directions counted unless `directed`.
         num_train, num_val, num_test: Nodes of the official split.
-        directed: Whether edges are stored in one direction.
+        directed: Edges are stored in one direction.
         hub: Largest expected degree, in mean degrees.
-        homophily, feature_signal: Defaults of `synthetic_graph`, calibrated so that features alone tell about
-            half the classes and neighborhoods most, never all.
+        homophily, feature_signal: Defaults of `synthetic_graph`. They are calibrated so that features alone identify
+            about half the classes and neighborhoods identify most, never all.
     """
 
     num_nodes: int
@@ -330,21 +329,20 @@ def synthetic_graph(
     for one graph on both, draw it on the CPU and move it with `.to(device)`.
 
     Args:
-        preset: "products", "reddit" or "papers100M"; says what an argument left out is.
+        preset: "products", "reddit" or "papers100M"; gives the default of each argument that is None.
         scale: Factor on nodes and edges, above 0.
         num_nodes: N instead of the scaled number; edges then follow the preset's mean degree.
-        num_edges: E instead of the scaled number, both directions counted; even where the preset is
-            undirected.
+        num_edges: E instead of the scaled number, both directions counted, even if the preset is undirected.
         num_features: F.
         num_classes: Number of classes; a class may be empty in a very small graph.
         seed: Any integer of at least 0.
-        device: Where to draw the graph; None is the current GPU if there is one, else the CPU.
-        homophily: Probability in [0, 1] that an edge is drawn inside a class; else its target is drawn from
-            all nodes.
+        device: The device that draws the graph; None is the current GPU, or the CPU if there is no GPU.
+        homophily: Probability in [0, 1] that an edge is drawn inside a class; otherwise its target is drawn from all
+            nodes.
         feature_signal: Distance of a class's centroid from the origin, in standard deviations of the noise.
         dtype: Dtype of the features.
         index_dtype: torch.int64 or torch.int32, dtype of `edge_index`.
-        topology_only: Leave `x` None; `fill_features` with the same seed can write it later, elsewhere.
+        topology_only: Leave `x` None; `fill_features` with the same seed can write it later, in other memory.
 
     Returns:
         The graph; `y` holds the class of every node, the split has the preset's proportions. While it is
@@ -403,7 +401,7 @@ def choose_sizes(
     num_nodes: int | None,
     num_edges: int | None,
 ) -> tuple[int, int]:
-    """N and E: what the caller says, else the preset's times `scale`; E is even where edges come in pairs."""
+    """Return N and E: the caller's numbers, or the preset's times `scale`; E is even if edges come in pairs."""
     scale = check_positive("scale", scale)
     step = 1 if shape.directed else 2
     if num_edges is not None:

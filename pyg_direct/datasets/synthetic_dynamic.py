@@ -20,7 +20,7 @@ class DynamicShape(NamedTuple):
     change: float = 0.1
 
 
-# Sizes of the graphs that dynamic GNNs are usually measured on; nothing but their size is theirs.
+# Sizes of the graphs that dynamic GNNs are usually measured on; only the sizes are taken from them.
 PRESETS = {
     "epinions-like": DynamicShape(876_252, 13_668_320),
     "youtube-like": DynamicShape(3_223_589, 9_375_374),
@@ -35,7 +35,7 @@ def draw_snapshots(shape: DynamicShape, seed: int = 0, device: str | torch.devic
     Args:
         shape: How many nodes, edges and snapshots, and how much changes.
         seed: Equal seeds give equal graphs on one kind of device.
-        device: Where they are drawn and stay.
+        device: The device that draws them and holds them.
         skew: Sources and targets are drawn as N * u**skew of uniform u, so that few nodes have many edges.
 
     Raises:
@@ -69,10 +69,10 @@ def synthetic_dtdg(num_nodes: int = 1000, num_edges: int = 10_000, num_snapshots
     """A generated dynamic graph with something to learn: the target of a node is the mean of its neighbors' signal.
 
     Args:
-        num_nodes, num_edges, num_snapshots, change: As those of `DynamicShape`.
+        num_nodes, num_edges, num_snapshots, change: As in `DynamicShape`.
         num_features: F, at least 1: the last feature is the signal.
         seed: Equal seeds give equal graphs.
-        weighted: Whether edges have weights.
+        weighted: Add weights of edges.
 
     Returns:
         For each snapshot `x` fp32 `[N, F]`, `edge_index` `[2, E]`, `edge_attr` fp32 `[E]` if `weighted`, and

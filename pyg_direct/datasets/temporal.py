@@ -15,7 +15,7 @@ from pyg_direct.datasets.dataset import check_int
 from pyg_direct.datasets.folder import open_archive, read_arrays
 from pyg_direct.errors import ArgumentError
 
-# What comes of a file that looks like one of those known and lacks a part, or holds something else there.
+# Errors raised for a file of a known format in which a part is missing or has another type.
 _STRANGE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
@@ -23,19 +23,20 @@ def load_temporal(path: str | Path, lags: int = 8) -> list[Data]:
     """Snapshots of a file, with features and targets of nodes.
 
     Args:
-        path: `england_covid.json`, `twitter_tennis_*.json` or `chickenpox.json` as PyTorch Geometric Temporal has them,
-            or a `snapshots.npz` of undirected edges stored once: `ptr` `[T + 1]`, `src`, `dst`, `num_nodes`; or an
-            `.npz` of papers (ogbn-arxiv): `edge_index` `[2, E]`, a paper and one that it cites, and `node_year` `[N]`.
-        lags: Past values that are features, where the file holds one value a node and step: at least 1, and fewer
-            than the steps.
+        path: `england_covid.json`, `twitter_tennis_*.json` or `chickenpox.json` of PyTorch Geometric Temporal; or a
+            `snapshots.npz` of undirected edges stored once: `ptr` `[T + 1]`, `src`, `dst`, `num_nodes`; or an `.npz` of
+            papers (ogbn-arxiv): `edge_index` `[2, E]`, a paper and one that it cites, and `node_year` `[N]`.
+        lags: Past values that become features, if the file holds one value a node and step; at least 1, and fewer than
+            the steps.
 
     Returns:
-        `x` fp32 `[N, F]`, `edge_index`, `edge_attr` (None without weights) and `y` fp32 `[N]` for each snapshot, on
-        the CPU. Of edges alone, features and the target are degrees, those of this snapshot and of the next. Papers
-        make a snapshot a year, of all citations up to it, both ways: see `read_years`.
+        `x` fp32 `[N, F]`, `edge_index`, `edge_attr` (None without weights) and `y` fp32 `[N]` for each snapshot, on the
+        CPU. If the file holds only edges, features are the degrees in this snapshot and targets the degrees in the next
+        one. Papers make a snapshot a year, of all citations up to it, both ways: see `read_years`.
 
     Raises:
-        ArgumentError: there is no such file, or it is damaged or holds something else; or `lags` are none or too many.
+        ArgumentError: there is no such file, or it is damaged or has another content; or `lags` is below 1 or too
+            large.
         ArgumentTypeError: `lags` is no integer.
     """
     path, lags = Path(path), check_int("lags", lags, least=1)
@@ -133,7 +134,7 @@ def _read_edges(ptr: np.ndarray, src: np.ndarray, dst: np.ndarray, count: np.nda
 
 
 def read_years(edge_index: np.ndarray, node_year: np.ndarray, num_years: int = 16) -> list[Data]:
-    """Snapshots of the last years of a graph of papers, except for the very last, which only tells targets.
+    """Make snapshots of the last years of a graph of papers; the very last year serves only as targets.
 
     Args:
         edge_index: A paper and one that it cites, `[2, E]`; a citation is of the year of the later of both.
@@ -141,8 +142,9 @@ def read_years(edge_index: np.ndarray, node_year: np.ndarray, num_years: int = 1
         num_years: T, snapshots at most.
 
     Returns:
-        For each year `edge_index`, both ways; `x` fp32 `[N, 4]`: whether the paper has appeared, and the logarithms of
-        1 and its references, its citations so far, and those of this year; `y` fp32 `[N]`: that of the next year's.
+        For each year `edge_index`, both ways; `x` fp32 `[N, 4]`: 1 if the paper has appeared, then the logarithms of 1
+        + count for its references, its citations so far, and its citations of this year; `y` fp32 `[N]`: the logarithm
+        for the citations of the next year.
     """
     edges = torch.from_numpy(np.ascontiguousarray(edge_index, dtype=np.int64))
     year = torch.from_numpy(np.asarray(node_year, dtype=np.int64))

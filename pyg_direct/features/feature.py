@@ -1,12 +1,11 @@
 """`Feature`: a table of rows, with the hottest of them in GPU memory.
 
-How a row is found: where `set_local_order` named the rows, the place of an id's row is looked up first. What holds the
-rows is a tier (`tiers/`), and hot rows lie over it in one of two ways. Kernels read the tiers of `MemoryRows`
-(`memory_rows.py`) in place: one of them reads hot rows in GPU memory and the others on the host. The tier of
-`SpilledRows` (`spilled_rows.py`), a file or the parts of several processes, is asked for the rows that are not in
-memory.
+To find a row, `set_local_order` may first map an id to the position of its row. A tier (`tiers/`) holds the rows, and
+hot rows lie over it in one of two ways. Kernels read the tiers of `MemoryRows` (`memory_rows.py`) in place: one kernel
+reads hot rows in GPU memory and the others on the host. The tier of `SpilledRows` (`spilled_rows.py`), a file or the
+parts of several processes, is asked for the rows that are not in memory.
 
-`process_sharing.py` puts rows where several processes and GPUs find them, and `row_files.py` reads files.
+`process_sharing.py` puts rows in memory that several processes and GPUs read, and `row_files.py` reads files.
 """
 
 from __future__ import annotations
@@ -55,41 +54,41 @@ _SAVED_OPTIONS = ("device_cache_size", "cache_policy", "link_blocks", "store_dty
 class Feature:
     """Rows by node id, after Quiver's class of that name.
 
-    The rows that fit `device_cache_size` and are listed by most other rows of `csr_topo` are copied to GPU memory;
-    all rows stay in unified host memory, which the same kernel reads in place for the others. Without `csr_topo`
-    the first rows are the hot ones. On a machine without a GPU everything stays where it is.
+    The rows that fit `device_cache_size` and are listed by most other rows of `csr_topo` are copied to GPU memory. All
+    rows stay in unified host memory, which the same kernel reads in place for the others. Without `csr_topo` the first
+    rows are the hot ones. On a machine without a GPU every row stays in place.
 
     Args:
         rank: Index of the GPU that results are on.
-        device_list: GPUs of this host that share the feature, each from a process of its own to which the feature is
-            sent (`torch.multiprocessing.spawn`), or all from this one; or `"group"`: the GPUs of the processes of the
-            `torch.distributed` group, all of which call `from_cpu_tensor`. Rows on the host are then there once, in
-            memory that all see, and the tensor of every process becomes a view of them.
+        device_list: GPUs of this host that share the feature. Either each belongs to a process of its own, to which the
+            feature is sent (`torch.multiprocessing.spawn`), or all belong to this process. `"group"` takes the GPUs of
+            the processes of the `torch.distributed` group, all of which call `from_cpu_tensor`. Rows on the host then
+            exist once, in shared memory, and the tensor of every process becomes a view of them.
         device_cache_size: GPU memory for hot rows: bytes, `"200M"`, `"0.9G"`, or a share of the rows such as `"20%"`.
-        cache_policy: `device_replicate`: every GPU of `device_list` has the hottest rows in its memory; or
-            `p2p_clique_replicate`: GPUs that NVLink joins each have a part of them, read by all at once, so that each
-            clique caches as many times more as it has GPUs. GPUs that nothing joins are cliques of one.
+        cache_policy: `device_replicate`: every GPU of `device_list` has the hottest rows in its memory.
+            `p2p_clique_replicate`: GPUs that NVLink joins each hold a part of them, and all read every part, so that a
+            clique of n GPUs caches n times more rows. A GPU without NVLink is a clique of its own.
         csr_topo: The graph, to rank rows by.
         device: Instead of `rank`: the device that results are on, e.g. `"cpu"`.
         placement: Host memory for the rows: `unified` (default) or `pinned`.
-        hotness: What ranks rows: `degree` (by `csr_topo`), or a score for each, integers or floats `[N]`, such as the
-            chance that a batch reads it (`expected_reads`), by which loaders rank theirs, or counted reads
-            (`count_reads`).
+        hotness: Ranking of rows: `degree` (by `csr_topo`), or one score for each row, integers or floats `[N]`. A score
+            may be the chance that a batch reads the row (`expected_reads`), by which loaders rank theirs, or counted
+            reads (`count_reads`).
         host_cache_size: Of a table in a file: host memory for hot rows; as `device_cache_size`.
-        store_dtype: Keep float32 rows as `torch.float16`, `torch.bfloat16` or `torch.float8_e4m3fn` (which comes
-            with a scale for each row, one byte of GPU memory) and read them as float32: less memory and fewer bytes
-            over the link, for the precision of that dtype. The table that rows are taken from stays as it is.
+        store_dtype: Keep float32 rows as `torch.float16`, `torch.bfloat16` or `torch.float8_e4m3fn` and read them as
+            float32. This takes less memory and fewer bytes over the link, for the precision of that dtype. float8 adds
+            a scale for each row, one byte of GPU memory. The table that rows are taken from stays unchanged.
         link_blocks: Thread blocks that read host memory at once, of 1,024 threads, so that each takes a whole
-            multiprocessor; None measures how many it takes, once for a GPU model and driver.
+            multiprocessor; None measures the number, once for a GPU model and driver.
         device_group_list: The cliques by hand: lists of GPUs, or `DeviceGroup`. None asks the driver.
-        cold_policy: With several GPUs, where each reads the other rows: `unified`: from a copy of its own, which the
-            link serves at full rate at any size; `pinned`: from the one that all see, page-locked; `shard`, with
-            `device_list="group"`: each process holds an equal part and they exchange what they read, so that every
-            read is a call of all processes, if only with no ids; give the rows as a memory map, so that none holds
-            all. `auto`: the first for which the hosts have memory; it warns when that is `shard`.
+        cold_policy: With several GPUs, the memory from which each reads the other rows. `unified`: a copy of its own,
+            which the link serves at full rate at any size. `pinned`: one shared, page-locked copy. `shard`, with
+            `device_list="group"`: each process holds an equal part and they exchange rows. Every read is then a call of
+            all processes, if only with no ids; pass a memory map, so that no process holds all rows. `auto`: the first
+            for which the hosts have memory; it warns if that is `shard`.
 
     Attributes:
-        stored: What holds the rows; None while there are none, or before a handle is opened.
+        stored: Holder of the rows; None while there are none, or before a handle is opened.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -138,9 +137,9 @@ class Feature:
         self.stored: MemoryRows | SpilledRows | None = None
         self._shape: torch.Size | None = None
         self._dtype = torch.float32
-        # Row of each id, counted from 1, so that what is no id, for which a gather gives 0, is no row either.
+        # Row of each id, counted from 1, so that an invalid id, for which a gather gives 0, finds no row.
         self._order: Tensor | None = None
-        # What other processes get; a lazy one is opened on the current GPU.
+        # State for other processes; a lazy handle is opened on the current GPU.
         self._handle: Handle | None = None
         self._is_lazy = False
         self._served: Served | None = None
@@ -175,7 +174,9 @@ class Feature:
 
     @property
     def whole(self) -> Tensor | None:
-        """The table, `[N, ...]` of `dtype`, where it lies whole in memory of the device as it is read; else None."""
+        """Return the table, `[N, ...]` of `dtype`, if the memory of the device holds it whole in that dtype; otherwise
+        None.
+        """
         return None if self.stored is None or self._order is not None else self.stored.whole
 
     @property
@@ -203,8 +204,8 @@ class Feature:
     def __getitem__(self, node_idx: Tensor | Sequence[int]) -> Tensor:
         """Rows of the ids, `[n, ...]` on `device`.
 
-        Ids on the CPU are checked at once. An id on the GPU that is out of range gives a row of zeros, and an
-        `IdError` at the next use of this feature or at `synchronize()`, as reading it would cost a wait.
+        Ids on the CPU are checked at once. An id on the GPU that is out of range gives a row of zeros, because a check
+        at once would cost a wait. Its `IdError` is raised at the next use of this feature or at `synchronize()`.
         """
         stored = self._open()
         stored.check()
@@ -216,8 +217,8 @@ class Feature:
 
         Args:
             ids: int32 or int64 `[n]`, on `device`.
-            errors: int64 `[1]` that gets the lowest position of an id out of range, whose row is zero, where ids are on
-                a GPU; None tells nobody.
+            errors: int64 `[1]` that receives the lowest position of an id out of range, whose row is zero, if ids are
+                on a GPU; None reports no error.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: ids of another dtype or shape, or on the CPU and out of range.
@@ -255,10 +256,10 @@ class Feature:
         return self.stored.tier.take(check_ids("ids", ids, self._filled()[0]).to(self.device))
 
     def reads_in_place(self, table: Tensor) -> bool:
-        """Report whether all rows are read from the memory of `table`, so that whatever is written there is read.
+        """Report whether all rows are read from the memory of `table`, so that every write to it is read.
 
         Args:
-            table: What the feature was made of, `[N, ...]` of any dtype.
+            table: The table that the feature was made of, `[N, ...]` of any dtype.
         """
         return isinstance(self.stored, MemoryRows) and self._handle is None and self.stored.lie_in(table)
 
@@ -279,7 +280,9 @@ class Feature:
         return self._shape
 
     def _open(self) -> MemoryRows | SpilledRows:
-        """Return what holds the rows; a feature that came from another process gets its device and its tables here."""
+        """Return the holder of the rows; a feature that came from another process gets its device and its tables
+        here.
+        """
         self._filled()
         if self.stored is None:
             assert self._handle is not None
@@ -300,7 +303,7 @@ class Feature:
         return stored
 
     def _find_rows(self, ids: Tensor, stored: MemoryRows | SpilledRows) -> Tensor:
-        """Places of the rows of ids; -1 for what is no id, where `set_local_order` named the rows."""
+        """Positions of the rows of ids; -1 for an invalid id, if `set_local_order` named the rows."""
         if self._order is None:
             return ids
         errors = None if stored.errors is None else stored.errors.word
@@ -310,17 +313,17 @@ class Feature:
 
     @ordinary_tensors()
     def from_cpu_tensor(self, cpu_tensor: Tensor) -> Feature:
-        """Take the rows of a tensor, in the place of those so far; returns self.
+        """Take the rows of a tensor, in place of the present rows; returns self.
 
-        The tensor's memory is moved, not copied, where it goes to host memory that a GPU reads: `cpu_tensor` becomes
-        a view of it, with the same contents. With `store_dtype` it is copied instead.
+        If the rows go to host memory that a GPU reads, the tensor's memory is moved, not copied. `cpu_tensor` then
+        becomes a view of it, with the same contents. With `store_dtype` it is copied instead.
 
         Args:
             cpu_tensor: `[N, ...]` of any dtype, on the CPU (or on the GPU of this feature).
 
         Raises:
-            ArgumentError: a scalar, rows that `csr_topo` or `hotness` do not fit, or `store_dtype` cannot hold a number
-                of the table. The rows so far stay then; where memory runs out they do not, and the feature is empty.
+            ArgumentError: a scalar, rows that `csr_topo` or `hotness` do not fit, or a number that `store_dtype` cannot
+                hold; the present rows then stay. If memory runs out they do not stay, and the feature is empty.
             ArgumentTypeError: no tensor, or one that is not dense.
         """
         self._check_rows(cpu_tensor)
@@ -330,11 +333,11 @@ class Feature:
         return self
 
     def _take(self, cpu_tensor: Tensor, dtype: torch.dtype | None = None, exponents: Tensor | None = None) -> None:
-        """Put the rows of a tensor where they belong; a feature that fails to is left empty by its caller.
+        """Put the rows of a tensor into their tiers; if this fails, the caller leaves the feature empty.
 
         Args:
             cpu_tensor: The rows.
-            dtype, exponents: Of rows as they are stored, what they are read as, and exponents of float8 ones.
+            dtype, exponents: Dtype that stored rows are read as, and exponents of float8 rows.
         """
         rows = cpu_tensor.detach().resolve_conj().resolve_neg()
         self._shape, self._dtype = rows.shape, rows.dtype if dtype is None else dtype
@@ -351,7 +354,7 @@ class Feature:
             return
         exponents = None if exponents is None else exponents.to(self.device)
         rank = partial(score_rows, self.hotness, self.csr_topo, len(rows))
-        # Memory that a second tensor sees is not given back while it is moved.
+        # Memory that a second tensor views is not freed while it is moved.
         del rows
         self._hold(place_rows(cpu_tensor, self.device, self._dtype, self.device_cache_size, self._placement, rank,
                               exponents=exponents, link_blocks=self.link_blocks))  # fmt: skip
@@ -380,7 +383,7 @@ class Feature:
                      count, time.perf_counter() - begin)  # fmt: skip
 
     def _is_for_many(self) -> bool:
-        """Report whether rows go where several processes or GPUs find them."""
+        """Report whether several processes or GPUs read the rows."""
         return self.device_list == "group" or (self.device.type == "cuda" and len(self.device_list) > 1)
 
     def from_file(self, path: str | PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
@@ -393,10 +396,10 @@ class Feature:
 
         Args:
             path: `.npy`, `.safetensors`, or bare bytes. The file must stay as it is: it is checked before each read.
-            name, dtype, shape, offset: See `RowFile`: the tensor of a `.safetensors`; what bare bytes mean.
+            name, dtype, shape, offset: See `RowFile`: the tensor of a `.safetensors`; the layout of bare bytes.
 
         Raises:
-            FileError: no such file, or it is damaged, cut short, or a pickle.
+            FileError: the file is missing, damaged, cut short, or a pickle.
             ArgumentError, ArgumentTypeError: named argument, rule and value.
         """
         return self._from_disk(RowFile(path, name=name, dtype=dtype, shape=shape, offset=offset))
@@ -406,9 +409,9 @@ class Feature:
 
         Args:
             np_array: `[N, ...]` of any dtype, a map made by `np.load(mmap_mode=)` or `np.memmap`, or another array.
-                None where the parts of `device_config` are rows themselves.
+                None if the parts of `device_config` are rows themselves.
             device_config: Without it, rows stay in the file, as by `from_file`. With it, as in Quiver, the feature
-                holds the rows of its parts one behind the other, those of this GPU first, and no others.
+                holds only the rows of its parts, one after the other, and first the rows of this GPU.
 
         Raises:
             FileError: as of `from_file`.
@@ -468,8 +471,8 @@ class Feature:
 
         Args:
             path: A table with a row for each id; see `from_file`.
-            disk_map: int32 or int64 `[N]`: the place of each id among the rows that this feature holds so far, or a
-                negative number for one that is in the file alone.
+            disk_map: int32 or int64 `[N]`: the position of each id among the rows that this feature holds so far. A
+                negative number marks a row that only the file has.
 
         Raises:
             FileError, ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -488,12 +491,12 @@ class Feature:
         memory = self._open_memory()
         self._clear()
         self._shape = file.rows.shape
-        # 0 stands for ids that are none, too, which the file then refuses.
+        # 0 also stands for invalid ids, which the file then refuses.
         shifted = places.clamp_(min=-1).add_(1).to(self.device)
         self._hold(SpilledRows(open_file(file, self.device), lambda ids: gather_rows(shifted, ids) - 1, memory))
 
     def _check_rows(self, cpu_tensor: Any) -> None:
-        """Refuse what `from_cpu_tensor` does, before anything is let go of."""
+        """Refuse the arguments that `from_cpu_tensor` refuses, before any row is freed."""
         if not isinstance(cpu_tensor, Tensor) or cpu_tensor.layout != torch.strided or cpu_tensor.is_meta:
             kind = getattr(cpu_tensor, "layout", type(cpu_tensor).__name__)
             raise ArgumentTypeError(
@@ -503,7 +506,7 @@ class Feature:
             raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
         self._check_count(len(cpu_tensor))
         if self._shape is None:
-            # Nothing would be lost, and what follows is found as the rows are taken.
+            # No row would be lost here, and other errors are found as the rows are taken.
             return
         dtype = cpu_tensor.dtype if self.store_dtype is None else self.store_dtype
         if dtype != cpu_tensor.dtype:
@@ -518,7 +521,7 @@ class Feature:
 
     @contextmanager
     def _replacing(self) -> Iterator[None]:
-        """Let go of the rows so far, as memory may not hold others beside them; what then fails leaves none."""
+        """Free the present rows, because memory may not hold two tables; if the block fails, no rows are left."""
         self._clear()
         try:
             yield
@@ -537,14 +540,15 @@ class Feature:
         if self._served is not None and isinstance(stored, MemoryRows):
             stored.count_served(self._served)
 
-    # Changing rows, and what they are called.
+    # Changing rows and their names.
 
     def update_(self, ids: Tensor | Sequence[int], rows: Tensor) -> Feature:
         """Replace the rows of ids by `rows`, wherever they lie; returns self.
 
-        The hot copy in GPU memory and the row on the host are both written, so that a tensor that the feature was made
-        of shows the new rows too (on a GPU, once it has run: see `synchronize`). For node embeddings: read the rows of
-        a batch, compute the new ones from the gradient with any optimizer of sparse rows, and write them back.
+        Both the hot copy in GPU memory and the row on the host are written, so a tensor that the feature was made of
+        shows the new rows too. On a GPU it does so once the write has run: see `synchronize`. For node embeddings: read
+        the rows of a batch, compute the new ones from the gradient with any optimizer of sparse rows, and write them
+        back.
 
         Args:
             ids: int32 or int64 `[n]` on any device, or a list; of one that comes several times, the last row counts.
@@ -553,7 +557,7 @@ class Feature:
         Raises:
             ArgumentError: rows of another shape or dtype, rows in a file, or rows that processes share.
             ArgumentTypeError: `rows` are no tensor, or `ids` no ids.
-            IdError: as in `feature[ids]`; nothing is written for ids that are out of range.
+            IdError: as in `feature[ids]`; ids that are out of range write no rows.
         """
         shape = self._filled()
         if isinstance(self.stored, SpilledRows):
@@ -578,15 +582,15 @@ class Feature:
         return self
 
     def follow_reads(self, period: int = 25, fade: float = 0.8) -> None:
-        """From now on, choose the hot rows anew after every `period` reads, by how often rows were read lately. For
-        reads that drift; where they do not, rows ranked once (`expected_reads`) are served as well and cost less.
+        """From now on, choose the hot rows again after every `period` reads, by the recent reads of each row. Use it
+        for reads that drift; for other reads, rows ranked once (`expected_reads`) are served as well and cost less.
 
-        Rows that stay hot are copied inside GPU memory, where the hot rows are held twice for that moment; rows that
-        become hot are read over the link. Does nothing where no part of the rows is hot.
+        Rows that stay hot are copied inside GPU memory, which holds the hot rows twice for that moment; rows that
+        become hot are read over the link. If no part of the rows is hot, there is no effect.
 
         Args:
             period: Reads between two choices; 0 to stop.
-            fade: What is left of a count after a choice, in [0, 1].
+            fade: Share of a count that remains after a choice, in [0, 1].
 
         Raises:
             ArgumentError: named argument, rule and value, or no rows yet.
@@ -600,13 +604,13 @@ class Feature:
             self.stored.follow(0 if self._handle is not None else period, fade)
 
     def set_local_order(self, local_order: Tensor) -> None:
-        """Name the rows: from now on the id `local_order[i]` is that of row `i`, as in Quiver.
+        """Name the rows: from now on the id `local_order[i]` means row `i`, as in Quiver.
 
         Args:
             local_order: int32 or int64 `[N]`, each of 0 to N - 1 once.
 
         Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; also where there are no rows yet.
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value, or there are no rows yet.
         """
         order, num_rows = check_ids("local_order", local_order, self._filled()[0]).cpu().long(), self._filled()[0]
         seen = torch.zeros(num_rows, dtype=torch.bool, device="cpu")
@@ -641,11 +645,12 @@ class Feature:
 
     @classmethod
     def new_from_ipc_handle(cls, rank: int, ipc_handle: Handle) -> Feature:
-        """The feature of a handle in this process, with results on GPU `rank`, or on the CPU where there is none.
+        """Return the feature of a handle in this process, with results on GPU `rank`, or on the CPU of a machine
+        without a GPU.
 
         Args:
             rank: Index of the GPU; without effect on a machine without one.
-            ipc_handle: What `share_ipc` returned.
+            ipc_handle: The handle that `share_ipc` returned.
 
         Raises:
             ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -662,10 +667,10 @@ class Feature:
         """The feature of a handle, opened on the current GPU of this process when it is first read.
 
         Args:
-            ipc_handle: What `share_ipc` returned.
+            ipc_handle: The handle that `share_ipc` returned.
 
         Raises:
-            ArgumentTypeError: `ipc_handle` is none.
+            ArgumentTypeError: `ipc_handle` is no handle.
         """
         if not isinstance(ipc_handle, Handle):
             raise ArgumentTypeError(f"ipc_handle must be what share_ipc returned, got {type(ipc_handle).__name__}")
@@ -696,8 +701,9 @@ class Feature:
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Feature:
-        """A feature with rows of its own; rows of a file, of several processes or on the host of a GPU are shared, and
-        cannot be updated then."""
+        """Return a feature with a copy of the rows. Rows of a file, of several processes or on the host of a GPU are
+        shared instead, and cannot be updated then.
+        """
         if isinstance(self.stored, SpilledRows) and not self.stored.tier.is_collective:
             return self.__copy__()
         stored = self.stored if isinstance(self.stored, MemoryRows) and self._handle is None else None
@@ -721,7 +727,7 @@ class Feature:
         options.update(placement=self._placement, hotness="degree" if scores is None else scores.cpu())
         exponents, order = None, self._order
         if self._handle is not None:
-            # One that was not opened yet has them too.
+            # A handle that is not opened yet has them too.
             exponents, order = self._handle.exponents, self._handle.order
         elif isinstance(self.stored, MemoryRows):
             exponents = self.stored.exponents
@@ -733,8 +739,8 @@ class Feature:
     # Reports.
 
     def count_served(self, on: bool = True) -> None:
-        """Count from now on what each tier serves, from zero, on the device; or stop. It takes two small kernels a
-        read, and no wait.
+        """Count from now on the rows that each tier serves, from zero, on the device; or stop. It takes two small
+        kernels a read, and no wait.
 
         Args:
             on: False to stop.
@@ -744,10 +750,11 @@ class Feature:
             self.stored.count_served(self._served)
 
     def report(self, picture: str | PathLike[str] | None = None) -> Report:
-        """Print what each tier holds and, where `count_served` was called, what it has served; returns it.
+        """Print and return a report of the rows that each tier holds and, after `count_served`, of the rows it has
+        served.
 
         Args:
-            picture: Where to draw it too, such as `tiers.png` (needs the extra `bench`).
+            picture: File for a picture of it, such as `tiers.png` (needs the extra `bench`).
 
         Raises:
             ArgumentError: the feature holds no rows yet.
@@ -759,7 +766,7 @@ class Feature:
         return found
 
     def tell(self) -> Report:
-        """The report, not printed.
+        """Return the report without printing it.
 
         Raises:
             ArgumentError: the feature holds no rows yet.
@@ -794,7 +801,9 @@ class Feature:
 
 
 def _send(feature: Feature) -> Any:
-    """How `multiprocessing` sends a feature: by a handle. What is no process, such as a file, gets the rows."""
+    """Let `multiprocessing` send a feature by a handle. A receiver that is no process, such as a file, gets the
+    rows.
+    """
     return type(feature).lazy_from_ipc_handle, (feature.share_ipc(),)
 
 
@@ -802,7 +811,7 @@ ForkingPickler.register(Feature, _send)
 
 
 def _detach(part: Tensor) -> Tensor:
-    """A tensor on the CPU whose memory holds nothing else, as all of it is written."""
+    """Return a tensor on the CPU that owns all of its memory, because all of that memory is written."""
     part = part.cpu().contiguous()
     is_whole = part.untyped_storage().nbytes() == part.numel() * part.element_size()
     return part if is_whole else part.clone()
@@ -812,7 +821,7 @@ def _detach(part: Tensor) -> Tensor:
 def _open_saved(kind: type[Feature], options: dict[str, Any], dtype: torch.dtype, stored: torch.dtype,
                 shape: torch.Size, content: Tensor, exponents: Tensor | None, order: Tensor | None
                 ) -> Feature:  # fmt: skip
-    """The feature of a file, on the current GPU, or on the CPU where there is none."""
+    """Return the feature of a file, on the current GPU, or on the CPU if there is no GPU."""
     feature = kind(device=resolve_device(None), **options)
     with feature._replacing():
         feature._take(content.view(stored).view(shape), dtype, exponents)

@@ -23,12 +23,13 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
     """Rows of nodes and edges behind PyG's `FeatureStore`, each table a `Feature`; results are on `device`.
 
     Groups are node types, or relations for rows of edges; None in a graph without types. Tables may be tensors, NumPy
-    arrays and memory maps, or features that were filled already. A tensor that requires a gradient stays where it is,
-    and its rows carry the gradient.
+    arrays and memory maps, or features that hold rows already. A tensor that requires a gradient stays in place, and
+    its rows carry the gradient.
 
     Args:
-        device: The device of results; None is the current GPU if there is one, else the CPU.
-        device_cache_size, placement, store_dtype, csr_topo: See `Feature`; for every table that is not one already.
+        device: The device of results; None is the current GPU, or the CPU if there is no GPU.
+        device_cache_size, placement, store_dtype, csr_topo: See `Feature`; for every table that is not a feature
+            already.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -43,7 +44,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         self._options: dict[str, Any] = {"device": device, "device_cache_size": device_cache_size,
                                          "placement": placement, "csr_topo": csr_topo}  # fmt: skip
         self._store_dtype = store_dtype
-        # What is wrong with them is said here.
+        # Errors about them are raised here.
         Feature(**self._options, store_dtype=store_dtype)
         self.__dict__["_features"] = {}
 
@@ -53,13 +54,13 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         return (tuple(group) if isinstance(group, (list, tuple)) else group), attr.attr_name
 
     def find(self, attr: TensorAttr) -> Feature | Tensor:
-        """The table of an attribute: a `Feature`, or where it is learned a tensor, `[N, ...]` of the dtype it has.
+        """Return the table of an attribute: a `Feature`, or a tensor if it is learned, `[N, ...]` of its dtype.
 
         Args:
             attr: Its group and name, as PyG has them.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such table.
         """
         key = self._key(attr)
         if key not in self._features:
@@ -73,7 +74,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
 
         Args:
             *args, **kwargs: Its group, name and index, as PyG has them; the index may be a list or an array.
-            convert_type: Rows by an array are an array too.
+            convert_type: If the index is an array, return the rows as an array.
 
         Raises:
             KeyError: there is no such table.
@@ -82,14 +83,14 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         attr = self._tensor_attr_cls.cast(*args, **kwargs)
         is_array = isinstance(attr.index, np.ndarray)
         if is_array:
-            # PyG compares it, as a whole, with a word.
+            # PyG compares the index, as a whole, with a word.
             attr = copy.copy(attr)
             attr.index = as_ids("index", attr.index)
         rows = super().get_tensor(attr)
         return rows.detach().cpu().numpy() if convert_type and is_array else rows
 
     def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
-        """Put another table in the place of one; where it is refused, the one that is there stays.
+        """Replace a table by another one; if the new one is refused, the old one stays.
 
         Args:
             tensor: The whole table, as it would be put.
@@ -98,7 +99,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         Raises:
             ArgumentError, ArgumentTypeError, NotImplementedError: as of a table that is put.
         """
-        # PyG's takes the old table away first.
+        # PyG's own method removes the old table first.
         return bool(self.put_tensor(tensor, *args, **kwargs))
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
@@ -126,7 +127,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
             index = slice(None)
         if isinstance(index, slice):
             start, stop, step = index.indices(table.shape[0])
-            # One that ends before it begins has no rows, which `arange` refuses.
+            # A slice that ends before it begins has no rows, which `arange` refuses.
             stop = max(start, stop) if step > 0 else min(start, stop)
             index = torch.arange(start, stop, step, device="cpu")
         ids = _as_list(as_ids("index", index), table.shape[0])
@@ -134,7 +135,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
             rows = slice_along(0, resolve_device(self._options["device"]), table, ids)
         else:
             rows = table[ids]
-        # The row of a number, as of any tensor.
+        # A number selects one row, as in any tensor.
         return rows[0] if np.ndim(index) == 0 else rows
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
@@ -144,12 +145,12 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         return tuple(self.find(attr).shape)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """What the store holds, without indices."""
+        """List the attributes of the store, without indices."""
         return [TensorAttr(group, name) for group, name in self._features]
 
 
 def _as_list(ids: Tensor, count: int) -> Tensor:
-    """Ids `[n]` of those, of the one, or of a mask of `count` rows."""
+    """Return ids `[n]` from a list of ids, one id, or a mask of `count` rows."""
     if ids.dtype == torch.bool:
         if ids.shape != (count,):
             raise ArgumentError(f"index must be a mask of {count} rows, got shape {tuple(ids.shape)}")

@@ -1,4 +1,4 @@
-"""How many blocks of a grid keep the link to host memory busy: more would only take the place of a model's.
+"""Number of blocks of a grid that keep the link to host memory busy: more blocks would only displace a model's.
 
 A block has 1,024 threads, as many as take a whole multiprocessor (`kernels/rows/gather.py`).
 """
@@ -22,13 +22,13 @@ DEFAULT_BLOCKS = 4
 _CANDIDATES = (2, 3, 4, 6, 8, 12, 16)
 # The fewest blocks that come this close to the best rate are taken.
 _ENOUGH = 0.98
-# Of the rows read, the share that is taken to come from host memory at least; of the blocks that as many waits take
-# beside hot rows, how many times those without are all taken, and the share of those beyond.
+# Lowest share of the read rows that is assumed to come from host memory. Then the multiple of the blocks without hot
+# rows up to which all needed blocks are taken, and the share of the blocks beyond that multiple.
 _LEAST_MISSES, _ENOUGH_BESIDE_HOT, _MORE_BESIDE_HOT = 1 / 16, 1.15, 0.05
-# Where rows of other GPUs come too, which are longer under way than own ones: the share of those blocks that is taken
-# where few rows miss, and how many times those without at most.
+# For rows from other GPUs too, whose latency is higher: the share of the needed blocks if few rows miss, and the
+# highest multiple of the blocks without hot rows.
 _ENOUGH_BESIDE_PEERS, _MOST_BESIDE_PEERS = 0.35, 5.3
-# So many that all blocks take many turns, as some take one more than others.
+# Enough rows that all blocks take many turns, because some take one turn more than others.
 _PROBE_BYTES, _PROBE_ROWS = 32 << 20, 1 << 16
 _LEAST_TABLE = 256 << 20
 _MOST_SECONDS = 0.03
@@ -38,11 +38,11 @@ _KNOWN: dict[tuple[int, str], int] = {}
 
 
 def find_link_blocks(table: Tensor, placement: str) -> int:
-    """Blocks that read rows of `table` as fast as many would, where rows keep all threads busy (`blocks_for_rows`
-    serves the others); measured once for a GPU model, a driver and a placement.
+    """Return the number of blocks that read rows of `table` as fast as many would, for rows that keep all threads busy.
+    `blocks_for_rows` serves other rows. The number is measured once for a GPU model, a driver and a placement.
 
-    The measurement takes some 20 ms, and is kept in `link_blocks.json` in the package's cache folder. A table too small
-    to measure with gets a number that is right on the GPUs known.
+    The measurement takes some 20 ms, and is kept in `link_blocks.json` in the package's cache folder. If a table is too
+    small to measure, it gets a number that is right on the known GPUs.
 
     Args:
         table: `[N, ...]`, a GPU's view of rows in host memory.
@@ -62,12 +62,13 @@ def find_link_blocks(table: Tensor, placement: str) -> int:
 
 
 def blocks_for_rows(blocks: int, stored_bytes: int, row_bytes: int) -> int:
-    """Blocks that have as many bytes under way as `blocks` have of rows that keep all threads busy.
+    """Return the number of blocks for rows of this size with as many bytes in flight as `blocks` have for rows that
+    keep all threads busy.
 
     Args:
-        blocks: As of `find_link_blocks`.
-        stored_bytes: Bytes of a row where it lies.
-        row_bytes: Bytes of a row where it is wanted.
+        blocks: As returned by `find_link_blocks`.
+        stored_bytes: Bytes of a stored row.
+        row_bytes: Bytes of a row in the result.
     """
     lanes = 1 << group_bits(row_bytes)
     room = -(-row_bytes // (PIECE * lanes)) * PIECE * lanes
@@ -75,18 +76,25 @@ def blocks_for_rows(blocks: int, stored_bytes: int, row_bytes: int) -> int:
 
 
 def blocks_beside_hot(blocks: int, misses: float, has_peers: bool = False) -> int:
-    """Blocks that read rows `misses` of which are on the host, others in GPU memory, with `has_peers` that of others.
+    """Return the number of blocks for reads of which the share `misses` is on the host and the rest in GPU memory,
+    including peers' memory if `has_peers`.
 
-    As many waits for the link take 1 / `misses` times as many blocks. But where few rows miss, the link is not what a
-    step waits for, and each block takes a multiprocessor from a model's. A replayed step of GraphSAGE on an H200, whose
-    products leave 6 of them, in one run: 20 % cached, 0.58 of the reads hit, 2.50 ms beside 3 blocks, 2.11 beside 4,
-    2.12 beside 5, 2.15 beside 6, 2.32 beside 8 (the rows alone take 2.23, 1.72, 1.50, 1.47 and 1.47 ms); 60 %, 0.93,
-    2.09 beside 4, 2.07 beside 6, 2.08 beside 12; 5 %, 0.23, 2.86 beside 4 and 2.80 beside 6; none, 3.92 beside 2, 3.65
-    beside 3, 3.60 beside 4.
+    As many waits for the link take 1 / `misses` times as many blocks. But if few rows miss, the link does not limit a
+    step, and each block takes a multiprocessor from the model. Measured in one run on an H200, with a replayed step of
+    GraphSAGE whose products leave 6 multiprocessors (ms a step; ms of the rows alone in parentheses):
 
-    On four H200, each of which caches 20 % of the rows for all, 0.045 of the reads miss, and 6, 8, 12, 16 and 32 blocks
-    read 185, 232, 289, 300 and 315 GB/s; epochs of 60 batches of 4,096 seeds take 176, 159, 147, 145 and (24) 165 ms.
-    Where each caches 10 %, 0.244 miss, and 4, 6, 16 and 32 blocks read 99, 102, 104 and 107 GB/s.
+    - 20 % cached, 0.58 of the reads hit: 3 blocks 2.50 (2.23), 4 blocks 2.11 (1.72), 5 blocks 2.12 (1.50), 6 blocks
+      2.15 (1.47), 8 blocks 2.32 (1.47).
+    - 60 % cached, 0.93 hit: 4 blocks 2.09, 6 blocks 2.07, 12 blocks 2.08.
+    - 5 % cached, 0.23 hit: 4 blocks 2.86, 6 blocks 2.80.
+    - None cached: 2 blocks 3.92, 3 blocks 3.65, 4 blocks 3.60.
+
+    Measured on four H200 that cache for each other; GB/s, and ms of epochs of 60 batches of 4,096 seeds in parentheses
+    (the last one with 24 blocks):
+
+    - Each caches 20 %, 0.045 of the reads miss: 6 blocks 185 (176), 8 blocks 232 (159), 12 blocks 289 (147), 16 blocks
+      300 (145), 32 blocks 315 (24 blocks: 165).
+    - Each caches 10 %, 0.244 miss: 4 blocks 99, 6 blocks 102, 16 blocks 104, 32 blocks 107.
     """
     needed = 1 / max(misses, _LEAST_MISSES)
     enough = _ENOUGH_BESIDE_HOT + _MORE_BESIDE_HOT * (needed - _ENOUGH_BESIDE_HOT)
@@ -96,7 +104,7 @@ def blocks_beside_hot(blocks: int, misses: float, has_peers: bool = False) -> in
 
 
 def _measure(table: Tensor) -> int:
-    """The fewest blocks that come near the best rate, reading rows all over the table in ascending order."""
+    """Return the fewest blocks that come near the best rate for rows all over the table in ascending order."""
     rows = table.view(len(table), -1).view(torch.uint8)
     stored_bytes = rows.shape[1]
     count = min(len(rows), -(-_PROBE_BYTES // stored_bytes), _PROBE_ROWS)
@@ -111,7 +119,7 @@ def _measure(table: Tensor) -> int:
     for number, blocks in enumerate(_REPEATS * _CANDIDATES):
         if number >= len(_CANDIDATES) and time.perf_counter() - begin > _MOST_SECONDS:
             break
-        # Other rows each time: a GPU keeps what it has read from the host in its L2.
+        # Other rows each time: a GPU keeps rows from the host in its L2.
         ids = first_ids + number % step
         most = blocks_for_rows(blocks, stored_bytes, stored_bytes)
         best[blocks] = min(best[blocks], time_on_stream(partial(gather_rows, rows, ids, out=out, max_blocks=most)))

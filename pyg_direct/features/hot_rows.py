@@ -1,10 +1,9 @@
 """Hot rows: the rows that are read most, ranked by the graph, by counted reads, or by a user's scores.
 
-`expected_reads` and `expected_edge_reads` compute from the graph how often sampling reads each row, instead of
-counting it. They give the chance that a batch meets a node, or samples an edge. A hop meets a node if one of the
-expanded rows picks it, each with chance min(1, k / degree). Chances of different rows are assumed independent. The
-computation takes one pass over the edges per hop. A counting run needs an epoch to tell the rows of the middle
-apart.
+`expected_reads` and `expected_edge_reads` compute from the graph how often sampling reads each row, instead of counting
+it. They give the chance that a batch meets a node, or samples an edge. A hop meets a node if one of the expanded rows
+picks it, each with chance min(1, k / degree). Chances of different rows are assumed independent. The computation takes
+one pass over the edges per hop. A counting run needs an epoch to distinguish the rows of medium heat.
 
 `fit_budget` and `copy_to_gpu` give the hot rows of a `Feature` GPU memory and copy them there. `share_budget`
 divides one budget of GPU memory between the hot rows of several tables.
@@ -29,7 +28,7 @@ RANKINGS = ("degree", "frequency", "expected")
 
 
 class Listing(Protocol):
-    """What ranks rows: the part of a `CSRTopo` that a feature reads."""
+    """Ranking of rows: the part of a `CSRTopo` that a feature reads."""
 
     @property
     def indices(self) -> Tensor:
@@ -83,7 +82,7 @@ class Hottest(NamedTuple):
 
     Attributes:
         ids: Ascending, int64, on the CPU.
-        misses: Share of all reads that goes to other rows, as far as the scores tell.
+        misses: Share of all reads that goes to other rows, according to the scores.
     """
 
     ids: Tensor
@@ -91,14 +90,14 @@ class Hottest(NamedTuple):
 
 
 def warn_of_frequency(hotness: Any) -> None:
-    """Warn of `hotness="frequency"`, which goes away."""
+    """Warn of `hotness="frequency"`, which will be removed."""
     if isinstance(hotness, str) and hotness == "frequency":
         warn("hotness='frequency' and presample are deprecated since 0.2.0: use hotness='expected', the default, which "
              "computes what they count", DeprecationWarning)  # fmt: skip
 
 
 def check_hotness(hotness: str | Tensor) -> None:
-    """Refuse what ranks no rows.
+    """Refuse a value that ranks no rows.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -116,7 +115,7 @@ def check_hotness(hotness: str | Tensor) -> None:
 
 
 def check_scores(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> None:
-    """Refuse what does not rank these rows.
+    """Refuse scores that do not rank these rows.
 
     Raises:
         ArgumentError: there are other than `num_rows` scores, one is no number, or reads were not counted yet.
@@ -132,7 +131,7 @@ def check_scores(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int)
 
 
 def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> Tensor | None:
-    """Scores of all rows, `[num_rows]`; None where nothing tells them apart.
+    """Scores of all rows, `[num_rows]`; None if all rows are equal.
 
     Raises:
         ArgumentError: as of `check_scores`.
@@ -146,7 +145,7 @@ def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -
 
 
 def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
-    """The `count` rows with the highest scores, the first ones among equals; without scores the first rows."""
+    """Choose the `count` rows with the highest scores, the first ones among equals; without scores the first rows."""
     if scores is None:
         return Hottest(torch.arange(count, device="cpu"), 1 - count / max(1, num_rows))
     with show_wait("sorting rows by hotness", items=num_rows):
@@ -159,7 +158,7 @@ def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
 def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
     """How many rows of the topology list each node, int64 `[num_rows]`: how often sampling may meet it."""
     counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
-    # A piece takes memory as its counts do, which a GPU may have little of.
+    # A piece takes as much memory as its counts do, and a GPU may have little.
     step = max(1 << 22, num_rows)
     with Bar(csr_topo.edge_count, "ranking rows by degree", "edges") as bar:
         for begin in range(0, csr_topo.edge_count, step):
@@ -170,17 +169,17 @@ def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
 
 
 def blend_reads(counts: Tensor, chances: Tensor) -> Tensor:
-    """Reads to be expected of each row, float64 `[N]`: those that its chance tells, and of what a pre-sampling run
-    counted beside them as much as can be trusted.
+    """Return the expected reads of each row, float64 `[N]`: its chance, corrected by the counts of a pre-sampling run
+    as far as these are credible.
 
-    The credibility of counts (Buehlmann, 1967): squares of what they miss their expectation m by are phi * m for what
-    chance does in a run, and v * m**2 for rows that are read more or less often than it was computed. Both are found by
-    a line through all rows, and of a row's difference v * m / (phi + v * m) is kept: hardly any of a short run, where
-    most rows are read once or never, and nearly all of many epochs.
+    The credibility of counts is after Buehlmann (1967). Let m be the expected count of a row. The squared error of a
+    count is phi * m by chance within a run. It is v * m**2 if a row is read more or less often than computed. A line
+    through all rows gives both. The share v * m / (phi + v * m) of a row's difference is kept. This is nearly zero for
+    a short run, in which most rows are read once or never, and nearly one for many epochs.
 
     Args:
-        counts: As of `count_reads`, `[N]`.
-        chances: As of `expected_reads`, `[N]`, on the same device.
+        counts: As returned by `count_reads`, `[N]`.
+        chances: As returned by `expected_reads`, `[N]`, on the same device.
     """
     counts, chances = counts.double(), chances.double()
     expected = chances * (counts.sum() / chances.sum().clamp(min=1e-300))
@@ -196,7 +195,7 @@ def blend_reads(counts: Tensor, chances: Tensor) -> Tensor:
 
 
 def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
-    """How often each row is read by the batches of a pre-sampling run, int32 `[num_rows]`, counted where their ids are
+    """Count how often the batches of a pre-sampling run read each row, int32 `[num_rows]`, on the device of their ids
     (GNNLab, EuroSys 2022, section 6). Pass it as `Feature(hotness=)`.
 
     Args:
@@ -212,7 +211,7 @@ def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
     for ids in batches:
         ids = check_ids("batches", ids)
         if counts is None:
-            # One place more, for ids that are none.
+            # One place more, for invalid ids.
             counts = torch.zeros(num_rows + 1, dtype=torch.int32, device=ids.device)
         ids = torch.where((ids >= 0) & (ids < num_rows), ids, num_rows).long()
         counts.index_add_(0, ids, torch.ones(1, dtype=torch.int32, device=ids.device).expand(ids.numel()))
@@ -233,7 +232,7 @@ def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_nei
         indices: Neighbors, int32 or int64 `[E]`: `csr_topo.indices`.
         input_nodes: Nodes that batches begin with, int32 or int64 `[S]`; one may be listed several times.
         num_neighbors: Fanout of each hop; -1 for all neighbors.
-        batch_size: Of them in a batch.
+        batch_size: Number of input nodes in a batch.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -246,8 +245,8 @@ def expected_edge_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, nu
     """Chance of each edge to be in a batch, float32 `[E]` by edge id, on the device of the topology. Pass it as
     `Feature(hotness=)` for rows of edges. It takes 8 bytes an edge beside the result.
 
-    An edge is sampled if a hop expands its target and picks it, with chance min(1, k / degree); as a batch expands a
-    node once, the chances of its hops add up.
+    An edge is sampled if a hop expands its target and picks it, with chance min(1, k / degree). A batch expands a node
+    once, so the chances of its hops add up.
 
     Args:
         indptr, indices, input_nodes, num_neighbors, batch_size: See `expected_reads`.
@@ -288,7 +287,7 @@ def _compute(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors
              ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(chance of each node to be in a batch, chance of each edge that leads to it), float32 `[N]` both."""
     check_ids("input_nodes", input_nodes)
-    # What they hold on a GPU would be waited for.
+    # A GPU would have to wait for their values.
     (check_topology_kinds if isinstance(indptr, Tensor) and indptr.is_cuda else check_topology)(indptr, indices)
     num_nodes = indptr.numel() - 1
     fanouts = check_fanouts("num_neighbors", num_neighbors)
@@ -320,7 +319,8 @@ def chance_of_seeds(seeds: Tensor, num_nodes: int, batch_size: int) -> Tensor:
     """Chance of each node to be a seed of a batch, float32 `[N]`, on the device of the seeds.
 
     Args:
-        seeds: Nodes that batches begin with, int64 `[S]`; any of the places where a node is listed brings it.
+        seeds: Nodes that batches begin with, int64 `[S]`; if a node is listed several times, each position may bring
+            it.
         num_nodes: N.
         batch_size: Seeds of a batch.
     """
@@ -336,8 +336,8 @@ def follow_chances(lists: Sequence[ListedRows], chance: Tensor, replace: bool = 
 
     Args:
         lists: Neighbor lists of the graph, one for each relation, on one device.
-        chance: Of each node to be a seed, float32 `[N]`, there.
-        replace: Whether neighbors are drawn with replacement.
+        chance: Chance of each node to be a seed, float32 `[N]`, on that device.
+        replace: Draw neighbors with replacement.
 
     Returns:
         The chances of nodes, float32 `[N]`, and for each of `lists` the chance of an edge of a row, float32 `[S]`.
@@ -352,7 +352,7 @@ def follow_chances(lists: Sequence[ListedRows], chance: Tensor, replace: bool = 
             for rows, own in zip(lists, picked, strict=True):
                 reads = expanded[rows.nodes] * _chance_of_pick(rows.indptr, rows.fanouts[hop], replace)
                 own += reads
-                # Just below 1, whose logarithm there is none of.
+                # Just below 1, because log(0) is not finite.
                 weights = -torch.log1p(-reads.clamp(max=1 - 1e-6))
                 spared -= spread_values(rows.indptr, rows.indices, weights, bar, chance.numel())
             after = 1 - (1 - chance) * torch.exp(spared)
@@ -368,14 +368,16 @@ def _chance_of_pick(indptr: Tensor, fanout: int, replace: bool) -> Tensor | floa
     return 1 - (1 - 1 / degree) ** fanout if replace else (fanout / degree).clamp(max=1.0)
 
 
-# Of the free memory of a GPU, what hot rows may take.
+# Share of the free memory of a GPU that hot rows may take.
 _HOT_SHARE = 0.9
 # Rows that are copied to GPU memory at once.
 _ROWS_AT_ONCE = 1 << 18
 
 
 def fit_budget(budget: int, asked: int | str, device: torch.device) -> int:
-    """As many of `budget` bytes as are free on the GPU; a warning names `asked`, the `device_cache_size`, if fewer."""
+    """Return as many of `budget` bytes as are free on the GPU; if fewer, a warning names `asked`, the
+    `device_cache_size`.
+    """
     most = int(_HOT_SHARE * free_bytes(device.index or 0))
     if budget > most:
         warn(f"device_cache_size={asked!r} is more than the free memory of {device}; "
@@ -384,7 +386,7 @@ def fit_budget(budget: int, asked: int | str, device: torch.device) -> int:
 
 
 def copy_to_gpu(rows: Tensor, ids: Tensor | None, device: torch.device) -> Tensor | None:
-    """All rows or those of `ids` in GPU memory; None when it ran out."""
+    """Copy all rows, or the rows of `ids`, to GPU memory; return None if it runs out."""
     try:
         hot = torch.empty((len(rows) if ids is None else len(ids), *rows.shape[1:]), dtype=rows.dtype, device=device)
     except torch.OutOfMemoryError:
@@ -395,7 +397,7 @@ def copy_to_gpu(rows: Tensor, ids: Tensor | None, device: torch.device) -> Tenso
 
 
 def copy_rows(rows: Tensor, ids: Tensor | None, target: Tensor) -> None:
-    """Copy all rows, or those of `ids`, in pieces, so that the host holds no second copy of them."""
+    """Copy all rows, or the rows of `ids`, in pieces, so that the host holds no second copy of them."""
     if ids is None:
         target.copy_(rows)
         return
@@ -404,7 +406,9 @@ def copy_rows(rows: Tensor, ids: Tensor | None, target: Tensor) -> None:
 
 
 def shrink_budget(budget: int, asked: int | str) -> int:
-    """Half of `budget` bytes, which the GPU had no memory for; a warning names `asked`, the `device_cache_size`."""
+    """Return half of `budget` bytes, which the GPU had no memory for; a warning names `asked`, the
+    `device_cache_size`.
+    """
     torch.cuda.empty_cache()
     warn(
         f"device_cache_size={asked!r}: GPU memory ran out for {budget} bytes of "
@@ -415,19 +419,22 @@ def shrink_budget(budget: int, asked: int | str) -> int:
 
 
 class Demand(NamedTuple):
-    """A table whose hot rows want GPU memory: how often a batch reads each row, `[N]`, and the bytes of one."""
+    """A table whose hot rows want GPU memory: expected reads of each row in a batch, `[N]`, and the bytes of one
+    row.
+    """
 
     reads: Tensor
     row_bytes: int
 
 
 def share_budget(demands: Mapping[Any, Demand], budget: int | str) -> dict[Any, int]:
-    """Bytes for hot rows of each table: those with the most expected reads a byte of all tables, until the first that
-    does not fit; of equals, those of earlier tables first. It takes about 40 bytes a row, on the device of the scores.
+    """Return the bytes for hot rows of each table. Rows of all tables are taken by expected reads per byte, until the
+    first that does not fit; among equals, earlier tables come first. It takes about 40 bytes a row, on the device of
+    the scores.
 
     Args:
         demands: By key, on one device; `reads` in one unit.
-        budget: For all of them together: bytes, `"2G"`, or a share of their bytes such as `"20%"`.
+        budget: GPU memory for all tables together: bytes, `"2G"`, or a share of their bytes such as `"20%"`.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.

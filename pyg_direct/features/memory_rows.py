@@ -1,7 +1,7 @@
 """Rows in memory: the hot ones over the tier that has all of them, read by one kernel in place.
 
-`place_rows` chooses where the rows of a table go: to the GPU, as far as its memory is given to hot rows, and to the
-host. `Served` counts what reads meet.
+`place_rows` chooses the memory for the rows of a table: GPU memory as far as it is given to hot rows, then host memory.
+`Served` counts reads and hits.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from pyg_direct.runtime.host.memory import parse_size
 
 
 class Served:
-    """Counts of reads, on the device and without a wait: rows read, and those of them that were hot."""
+    """Counts of reads, on the device and without a wait: rows read, and how many of them were hot."""
 
     def __init__(self, device: torch.device) -> None:
         self.num_read, self.num_hot = 0, torch.zeros((), dtype=torch.int64, device=device)
 
 
 class MemoryRows:
-    """Hot rows over a tier that kernels read in place. The directory has a bit for each id: where it is set, the number
-    of bits before it is the place of the row among the hot ones; else the row is read from the tier.
+    """Hot rows over a tier that kernels read in place. The directory has a bit for each id. If the bit is set, the
+    number of bits before it is the position of the row among the hot rows; otherwise the row is read from the tier.
 
     Args:
         tier: All rows.
-        device: Where ids come from and rows go to.
+        device: The device of ids and results.
         dtype: Of the rows as they are read.
-        hot: The hot rows, ascending by id; None where `tier` serves all.
+        hot: The hot rows, ascending by id; None if `tier` serves all.
         directory: Which ids are hot.
-        exponents: Of float8 rows, uint8 `[N]`, where kernels read them.
+        exponents: Exponents of float8 rows, uint8 `[N]`, in memory that kernels read.
         misses: Share of all reads that goes to other rows than hot ones.
         link_blocks: Thread blocks that keep the link busy; None measures them.
 
     Attributes:
         max_blocks: Cap of the grid of a read over the link; None for none.
-        errors: Where kernels report bad ids; None on a CPU.
-        served: Counts of reads; None where they are not wanted.
-        following: Counts that hot rows are chosen by anew; None where they stay.
+        errors: Word in which kernels report bad ids; None on a CPU.
+        served: Counts of reads; None if they are not counted.
+        following: Counts from which hot rows are chosen again; None if hot rows stay.
     """
 
     served: Served | None = None
@@ -85,7 +85,7 @@ class MemoryRows:
             note_reader(self, tier.table.get_device(), self.max_blocks or 0)
 
     def limit_blocks(self, blocks: int) -> None:
-        """Read over the link by so many thread blocks from now on."""
+        """Use so many thread blocks for reads over the link from now on."""
         self.max_blocks, self._reader = blocks, None
 
     @property
@@ -120,7 +120,9 @@ class MemoryRows:
 
     @property
     def whole(self) -> Tensor | None:
-        """The table, `[N, ...]` of `dtype`, where it lies whole in memory of the device as it is read; else None."""
+        """Return the table, `[N, ...]` of `dtype`, if the memory of the device holds it whole in that dtype; otherwise
+        None.
+        """
         is_here = self.tier.is_gpu_memory or self.device.type == "cpu"
         return self.tier.table if is_here and self.tier.dtype == self.dtype else None
 
@@ -141,16 +143,16 @@ class MemoryRows:
         return own.data_ptr() == place and own.stride() == table.stride()
 
     def use_table(self, table: Tensor) -> None:
-        """Read from now on a table that has the same rows as they are stored."""
+        """Read from now on another table that stores the same rows."""
         self.tier = open_table(table, self.tier.block)
 
     def own_rows(self) -> None:
-        """Read from now on copies of the rows, which no block has."""
+        """Read from now on copies of the rows, which no block owns."""
         self.use_table(self.tier.table.clone())
         self.exponents = None if self.exponents is None else self.exponents.clone()
 
     def copy(self) -> MemoryRows:
-        """Other readers of the same rows: errors of one are not told by the other."""
+        """Return another reader of the same rows; each reports only its own errors."""
         made = copy.copy(self)
         made.following = made._reader = None
         made.errors = None if self.errors is None else ReadErrors(True)
@@ -163,12 +165,12 @@ class MemoryRows:
             self.tier.block.check_process()
 
     def raise_earlier_error(self) -> None:
-        """Raise what a read on a GPU has met since."""
+        """Raise the error that an earlier read on a GPU has met."""
         if self.errors is not None:
             self.errors.raise_first("node_idx", self.tier.shape[0])
 
     def take(self, ids: Tensor) -> Tensor:
-        """Rows of ids on the device that were checked, or that a kernel checks, `[n, ...]` of `dtype`."""
+        """Read rows of ids on the device, which were checked or which a kernel checks, `[n, ...]` of `dtype`."""
         return self.gather(ids, None if self.errors is None else self.errors.word)
 
     def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
@@ -196,8 +198,9 @@ class MemoryRows:
         return self.take(ids)
 
     def read_sampled(self, ids: Tensor) -> Tensor | None:
-        """Rows of ids, int64 `[n]`, contiguous and on the device, with few steps on the host, `[n, ...]` of `dtype`;
-        None where `take` has to read them."""
+        """Read rows of ids with few steps on the host, `[n, ...]` of `dtype`; ids are int64 `[n]`, contiguous and on
+        the device. Return None if `take` has to read them.
+        """
         if self._reader is None:
             if self.following is not None:
                 return None
@@ -219,8 +222,9 @@ class MemoryRows:
         return self._reader.read(ids)
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
-        """Replace rows in the tier, and where they are hot too; of an id that comes several times, the last row counts.
-        Ids and rows, of `dtype`, are where the tier's table is."""
+        """Replace rows in the tier, and their hot copies too; of an id that comes several times, the last row counts.
+        Ids and rows, of `dtype`, are on the device of the tier's table.
+        """
         errors = None if self.errors is None else self.errors.word
         table = self.tier.table
         ids, rows = keep_last(ids.contiguous(), rows.contiguous())
@@ -232,11 +236,11 @@ class MemoryRows:
         scatter_rows(table, ids, rows, errors=errors, is_unique=True)
         if self.hot is not None and self.directory is not None:
             places = locate_ids(ids, self.directory, table.shape[0])
-            # Rows that are not hot have no place, which is no error.
+            # Rows that are not hot have no position, which is no error.
             scatter_rows(self.hot.table, places, rows, errors=unread_errors(table.device), is_unique=True)
 
     def follow(self, period: int, fade: float) -> None:
-        """Choose the hot rows anew after every `period` reads; 0 stops. See `Feature.follow_reads`."""
+        """Choose the hot rows again after every `period` reads; 0 stops. See `Feature.follow_reads`."""
         self.following = self._reader = None
         if period > 0 and self.hot is not None:
             self.following = ReadCounts(self.shape[0], period, fade, self.device)
@@ -252,7 +256,7 @@ class MemoryRows:
         following.hand_over([hot, *directory], self.device)
 
     def count_served(self, served: Served | None) -> None:
-        """Count there from now on what reads meet; None to stop."""
+        """Count reads and hits in `served` from now on; None stops."""
         self.served = served
         for tier in (self.hot, self.tier):
             if tier is not None:
@@ -274,18 +278,19 @@ class MemoryRows:
 
     @property
     def num_read(self) -> int:
-        """Rows that were read while that was counted."""
+        """Rows that were read since counting began."""
         return 0 if self.served is None else self.served.num_read
 
     def count_hot(self, num_read: int) -> int:
-        """How many of the rows that were read came from memory of GPUs; waits for the GPU."""
+        """Return how many of the rows that were read came from memory of GPUs; waits for the GPU."""
         if self.directory is not None and self.served is not None:
             return int(self.served.num_hot)
         return num_read if self.tier.is_gpu_memory else 0
 
     def describe(self, num_read: int, is_counted: bool, link: str | None) -> list[TierReport]:
-        """Lines of a report, nearest tier first, of `num_read` reads, if they are counted; `link` is what rows of the
-        host come over."""
+        """Return lines of a report, nearest tier first, of `num_read` reads, if they are counted; `link` connects the
+        GPU to rows of the host.
+        """
         num_hot, hot_read, lines = self.num_hot_rows, self.count_hot(num_read), []
         for tier, num_rows, tier_read in ((self._nearest, num_hot, hot_read),
                                           (self.tier, self.shape[0] - num_hot, num_read - hot_read)):  # fmt: skip
@@ -296,14 +301,14 @@ class MemoryRows:
 
 def check_placing(rows: Tensor, device: torch.device, dtype: torch.dtype, asked: int | str, *, hotness: str | Tensor,
                   csr_topo: Listing | None, is_for_many: bool) -> None:  # fmt: skip
-    """Refuse rows `[N, ...]`, stored as `dtype` for a device, that `hotness` and `csr_topo` of a `Feature` do not rank
-    where they have to; `asked` is its `device_cache_size`.
+    """Refuse rows `[N, ...]`, stored as `dtype` for a device, if they need a ranking that `hotness` and `csr_topo` of a
+    `Feature` do not give; `asked` is its `device_cache_size`.
 
     Raises:
         ArgumentError: `hotness`, rule and value.
     """
     if rows.device == device and not is_for_many:
-        # Rows of this GPU all stay there, whatever ranks them.
+        # All rows of this GPU stay there, whatever the ranking.
         return
     num_bytes = rows.numel() * dtype.itemsize
     if device.type == "cuda" and 0 < parse_size(asked, num_bytes) < num_bytes:
@@ -313,10 +318,10 @@ def check_placing(rows: Tensor, device: torch.device, dtype: torch.dtype, asked:
 def place_rows(source: Tensor, device: torch.device, dtype: torch.dtype, asked: int | str, placement: str,
                rank: Callable[[], Tensor | None], *, exponents: Tensor | None = None,
                link_blocks: int | None = None) -> MemoryRows:  # fmt: skip
-    """Put rows where they belong: the hottest that fit in GPU memory, all that do not fit there on the host.
+    """Put rows into memory: the hottest that fit into GPU memory, and all rows on the host if not all fit.
 
     Args:
-        source: `[N, ...]` of any dtype, which becomes a view of the host's memory where it can.
+        source: `[N, ...]` of any dtype, which becomes a view of the host memory if possible.
         device, dtype, exponents, link_blocks: As of `MemoryRows`.
         asked, placement: The `device_cache_size` and `placement` of a `Feature`.
         rank: Computes scores of the rows, `[N]`; None for none.
@@ -342,7 +347,7 @@ def place_rows(source: Tensor, device: torch.device, dtype: torch.dtype, asked: 
         budget = shrink_budget(budget, asked)
     if not source.is_contiguous() or source.requires_grad or source.is_conj() or source.is_neg():
         source = rows.contiguous()
-    # Memory that a second tensor sees is not given back while it is moved.
+    # Memory that a second tensor views is not freed while it is moved.
     del rows
     block = move(source, placement, device, what="features")
     if block.placement == "cpu":

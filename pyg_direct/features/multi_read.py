@@ -18,13 +18,14 @@ from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.ops.rows.multi_gather import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow
 from pyg_direct.ops.rows.upload import upload
 
-# In one step of Python's for all features, of every batch.
+# One Python step for all features, in every batch.
 _READ_SERVED, _READ_TIER = attrgetter("served"), attrgetter("tier")
 
 
 def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor | None]:
-    """(rows of features that lie whole in memory of the device, their tables, the word that gets bad ids on a GPU, told
-    by the first)."""
+    """Return (rows of features that lie whole in memory of the device, their tables, the word for bad ids on a GPU).
+    The first feature reports bad ids.
+    """
     rows = [feature.stored for feature in features.values() if isinstance(feature.stored, MemoryRows)]
     return rows, [own.tier.table for own in rows], None if rows[0].errors is None else rows[0].errors.word
 
@@ -45,16 +46,18 @@ class ReadTyped:
         self.reader = TypedReader(tables * num_batches, errors)
         order = {kind: number for number, kind in enumerate(types)}
         own = np.array([order[kind] for kind, _ in self.names], dtype=np.int64)
-        # Which of the lists of ids each table is read by.
+        # List of ids that each table is read by.
         self.lists = (len(types) * np.arange(num_batches)[:, None] + own).reshape(-1)
 
     def read(self, ids: Tensor, layout: Tensor, counts: list[int]) -> tuple[Tensor, Sequence[Tensor]]:
-        """(all rows, those of each feature, batch after batch), by ids that a sampler made; see `TypedReader.read`."""
+        """Return (all rows, the rows of each feature batch after batch), by ids that a sampler made; see
+        `TypedReader.read`.
+        """
         self._rows[0].raise_earlier_error()
         return self.reader.read(ids, layout, counts)
 
     def count(self, ids: Sequence[Tensor]) -> None:
-        """Count what is read by the ids of each type, where that is asked for."""
+        """Count the reads by the ids of each type, if counting was requested."""
         for number, which in enumerate(self.lists.tolist()):
             rows = self._rows[number % len(self._rows)]
             if rows.served is not None:
@@ -62,12 +65,12 @@ class ReadTyped:
 
     @property
     def is_counting(self) -> bool:
-        """Whether somebody asked."""
+        """Report whether counting was requested."""
         return any(map(_READ_SERVED, self._rows))
 
     @property
     def is_current(self) -> bool:
-        """Whether the rows still lie in the tables that are read."""
+        """Report whether the rows still lie in the tables that are read."""
         return all(map(is_, map(_READ_TIER, self._rows), self._tiers))
 
 
@@ -128,7 +131,7 @@ class ReadTogether:
     """Features whose rows `read` returns by name.
 
     Args:
-        features: Two to `MOST_TABLES` of those that `group_narrow` puts together.
+        features: Two to `MOST_TABLES` features, as `group_narrow` groups them.
     """
 
     def __init__(self, features: Mapping[str, Feature]) -> None:
@@ -138,11 +141,11 @@ class ReadTogether:
         self._reader = NarrowReader(tables, errors)
 
     def read(self, ids: Tensor, memory: list[Tensor] | None = None) -> dict[str, Tensor]:
-        """Rows of ids that a sampler made, as `Feature.read` returns those of each.
+        """Read rows of ids that a sampler made, by name, equal to `Feature.read` of each.
 
         Args:
-            ids: int64 `[n]`, contiguous and where the features are.
-            memory: Gets the tensors that the memory of all rows belongs to.
+            ids: int64 `[n]`, contiguous and on the device of the features.
+            memory: Receives the tensors that own the memory of all rows.
         """
         self._rows[0].raise_earlier_error()
         if self._rows[0].served is not None:
@@ -152,7 +155,7 @@ class ReadTogether:
 
 
 def group_narrow(features: Mapping[str, Feature]) -> list[ReadTogether]:
-    """Those of the features that can be read together, in groups: short rows, all in GPU memory, equally many."""
+    """Group the features that can be read together: short rows, all in GPU memory, equally many."""
     fitting: dict[int, list[str]] = {}
     for name, feature in features.items():
         table = feature.whole

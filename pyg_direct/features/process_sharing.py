@@ -1,9 +1,9 @@
 """Features that several processes of a host read: a handle sent to each and opened by each for its device.
 
-Rows on the host are there once, in shared memory. `choose_cold` chooses where the rows that are not hot lie: the
-choice fits the memory of the hosts. Hot rows are copied by every GPU (`device_replicate`). Or they lie once in the
-memories of a clique, for each of its GPUs to read (`p2p_clique_replicate`). `deal_chunks` distributes the hot rows
-over the GPUs of the clique.
+Rows on the host exist once, in shared memory. `choose_cold` chooses the kind of host memory for rows that are not hot,
+by the memory of the hosts. Hot rows are copied by every GPU (`device_replicate`). Or they exist once in the memories of
+a clique, for each of its GPUs to read (`p2p_clique_replicate`). `deal_chunks` distributes the hot rows over the GPUs of
+the clique.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ COLD_POLICIES = ("auto", "unified", "pinned", "shard")
 
 
 class Room(NamedTuple):
-    """What a process says of its host.
+    """Host memory that a process reports.
 
     Attributes:
         host: A word that the processes of the host have in common.
         num_bytes: Host memory that rows may take.
-        is_shared: Whether its rows lie in memory that processes share already.
+        is_shared: True if its rows lie in memory that processes share already.
     """
 
     host: str
@@ -51,7 +51,7 @@ class Room(NamedTuple):
 
 
 def check_cold(cold_policy: str, cache_policy: str | None) -> None:
-    """Refuse a policy that is none, and rows that are shared in two ways at once.
+    """Refuse an unknown policy, and rows that are shared in two ways at once.
 
     Raises:
         ArgumentError: named argument, rule and value.
@@ -85,7 +85,8 @@ def read_gpus(device_list: Sequence[int] | str, cache_policy: str, cold_policy: 
 
 
 def choose_cold(policy: str, num_bytes: int, devices: Sequence[int]) -> str:
-    """Where the processes of these GPUs read `num_bytes` of host memory: `unified`, a copy for each, or `pinned`.
+    """Choose the memory in which the processes of these GPUs read `num_bytes` of rows: `unified`, a copy for each, or
+    `pinned`.
 
     Unified memory is read at the rate of the link at any size, but no two processes can share it.
     """
@@ -97,12 +98,12 @@ def choose_cold(policy: str, num_bytes: int, devices: Sequence[int]) -> str:
 
 
 def ask_rooms(is_shared: bool) -> list[Room]:
-    """What each process of the group has, by rank; called by all of them."""
+    """Collect the host memory of each process of the group, by rank; called by all of them."""
     return [Room(*room) for room in gather((identify_host(), int(HOST_SHARE * available_bytes()), is_shared))]
 
 
 def find_too_small(rooms: Sequence[Room], num_bytes: int) -> Room | None:
-    """A host that cannot hold all rows once, where every host can hold the shares of its processes; else None.
+    """Return a host that cannot hold all rows once, if every host can hold the shares of its processes; otherwise None.
 
     Shares of the processes of one host are no less than one copy of the rows.
 
@@ -123,8 +124,9 @@ def find_too_small(rooms: Sequence[Room], num_bytes: int) -> Room | None:
 
 
 def is_shared_out(policy: str, rows: Tensor) -> bool:
-    """Report whether each process of the group keeps a part of the rows, as asked or as nothing else fits; called by
-    all of them, which a warning tells of the choice."""
+    """Report whether each process of the group keeps a part of the rows, as requested or because only that fits. All
+    processes call it, and a warning reports the choice.
+    """
     if policy not in ("auto", "shard") or count_processes() < 2:
         return False
     if policy == "auto":
@@ -138,7 +140,7 @@ def is_shared_out(policy: str, rows: Tensor) -> bool:
     return True
 
 
-# Parts on each GPU: enough to even out how hot they are, few enough to open in no time.
+# Parts on each GPU: enough to balance their heat, few enough to open at once.
 PARTS = 16
 
 
@@ -157,12 +159,12 @@ def fit_rows(num_rows: int, row_bytes: int, budget: int, num_gpus: int) -> tuple
 
 
 def weigh_chunks(heat: Tensor | None, num_rows: int, row_bytes: int, chunk_bytes: int) -> Tensor:
-    """How often each chunk is read, float64 `[C]`; by its rows where nothing is known.
+    """Return how often each chunk is read, float64 `[C]`; its number of rows if no heat is known.
 
     Args:
         heat: How often each row is read, `[num_rows]`, in the order of the rows; None if not known.
-        num_rows, row_bytes: Of the rows that lie in the chunks, one behind the other.
-        chunk_bytes: Of a chunk.
+        num_rows, row_bytes: Number and size of the rows that lie in the chunks, one after the other.
+        chunk_bytes: Bytes of a chunk.
     """
     num_chunks = math.ceil(num_rows * row_bytes / chunk_bytes)
     # A row belongs to the chunk that it begins in.
@@ -172,7 +174,8 @@ def weigh_chunks(heat: Tensor | None, num_rows: int, row_bytes: int, chunk_bytes
 
 
 def deal_chunks(weights: Tensor, devices: Sequence[int]) -> list[int]:
-    """The GPU of each chunk: numbers of chunks differ by one at most, and GPUs are read from about equally often.
+    """Choose the GPU of each chunk: numbers of chunks differ by one at most, and GPUs are read from about equally
+    often.
 
     The heaviest chunk goes first, each to the GPU that has least so far.
     """
@@ -201,9 +204,9 @@ class HotRows:
 
     Attributes:
         devices: The GPUs that read them.
-        count: How many they are.
-        directory: Bits and ranks of their ranked bitmap; None where they are none or all.
-        spread: Where they lie, shared out over the GPUs; None where every GPU makes its own copy.
+        count: Number of hot rows.
+        directory: Bits and ranks of their ranked bitmap; None if no row or every row is hot.
+        spread: Their memory, distributed over the GPUs; None if every GPU makes its own copy.
     """
 
     devices: list[int]
@@ -225,15 +228,15 @@ class Handle:
 
     Attributes:
         shape: Of the table, `[N, ...]`.
-        stored: Dtype of the rows where they lie.
+        stored: Dtype of the stored rows.
         dtype: Dtype of the rows as they are read.
         host: All rows.
-        cold: Where GPUs read the others than the hot ones: `unified` or `pinned`.
+        cold: Memory in which GPUs read rows that are not hot: `unified` or `pinned`.
         exponents: Of float8 rows, uint8 `[N]`.
         misses: Share of all reads that miss the hot rows, by listings, for each entry of `hot`.
-        hot: Of each clique.
+        hot: Hot rows of each clique.
         options: Arguments of the `Feature`.
-        order: Row of each id, counted from 1, where ids are not rows.
+        order: Row of each id, counted from 1, if ids are not rows.
     """
 
     shape: torch.Size
@@ -253,17 +256,17 @@ class Handle:
         return self.host.view(self.stored, self.shape)
 
     def find_hot(self, device: torch.device) -> int | None:
-        """Which hot rows a device reads."""
+        """Return the number of the hot rows that a device reads."""
         return next((i for i, hot in enumerate(self.hot) if device.index in hot.devices), None)
 
 
 def share_rows(feature: Any, cpu_tensor: Tensor, rows: Tensor, exponents: Tensor | None) -> Handle:
-    """Put the rows of a `Feature` where all processes and GPUs find them; with `device_list="group"` called by all.
+    """Put the rows of a `Feature` into memory that all processes and GPUs read; with `device_list="group"` all call it.
 
     Args:
-        feature: It.
-        cpu_tensor: The user's, which becomes a view of shared memory where it can.
-        rows, exponents: The same as they are stored.
+        feature: The feature.
+        cpu_tensor: The user's tensor, which becomes a view of shared memory if possible.
+        rows, exponents: The same rows as they are stored.
     """
     is_plain = not (cpu_tensor.requires_grad or cpu_tensor.is_conj() or cpu_tensor.is_neg() or cpu_tensor.is_cuda)
     source = cpu_tensor if is_plain and cpu_tensor.is_contiguous() else rows.cpu().contiguous()
@@ -312,7 +315,7 @@ def handle_of(feature: Any, source: Tensor, exponents: Tensor | None, cliques: S
 
 def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat: Tensor | None, budget: int,
                cliques: Sequence[Sequence[int]], *, policy: str, cold_policy: str) -> Handle:  # fmt: skip
-    """Share the rows, choose the hot ones and put them where GPUs read them.
+    """Share the rows, choose the hot ones and put them into memory that GPUs read.
 
     Args:
         rows: `[N, ...]` on the CPU, contiguous; becomes a view of shared memory.
@@ -330,7 +333,7 @@ def make_handle(rows: Tensor, dtype: torch.dtype, exponents: Tensor | None, heat
     handle = Handle(rows.shape, rows.dtype, dtype, host, choose_cold(cold_policy, num_bytes, devices), exponents)
     if not devices:
         return handle
-    # Of one GPU: to ask the others would take some of their memory for this process.
+    # Only this GPU: a query of the others would take some of their memory for this process.
     budget = fit_budget(budget, budget, torch.device("cuda", devices[0]))
     row_bytes = num_bytes // max(1, len(rows))
     is_spread = policy == "p2p_clique_replicate" and budget >= GRANULE

@@ -1,4 +1,4 @@
-"""Rows stored in fewer bits than they are used in: half the bytes over the link and in memory, or a quarter."""
+"""Rows stored in fewer bits than they are used in: half or a quarter of the bytes over the link and in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyg_direct.ops.rows.gather import STORED
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.host.pages import use_large_pages
 
-# Numbers narrowed at a time, so that what lies between is small beside the table.
+# Numbers narrowed at a time, so that temporary memory is small beside the table.
 _CHUNK = 1 << 24
 # Limits of the exponent of a float8 row: every number in it is then a normal float32 or zero.
 _LEAST_EXPONENT, _MOST_EXPONENT = -117, 119
@@ -20,7 +20,7 @@ _BIAS = 127
 
 
 def check_store_dtype(store_dtype: torch.dtype | None) -> None:
-    """Refuse what rows cannot be stored as.
+    """Refuse a dtype that rows cannot be stored in.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -36,8 +36,8 @@ def check_store_dtype(store_dtype: torch.dtype | None) -> None:
 def narrow_rows(rows: Tensor, store_dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """(rows in `store_dtype`, exponents of float8 rows), on the device of `rows`; equal on every device.
 
-    A row of float8_e4m3fn is divided by the power of two that lets its largest number just fit, as `gather_rows`
-    multiplies it again: uint8 `[N]`, biased by 127.
+    A row of float8_e4m3fn is divided by the power of two that makes its largest number just fit; `gather_rows`
+    multiplies by it again. The exponents are uint8 `[N]`, biased by 127.
 
     Args:
         rows: float32 `[N, ...]`.
@@ -62,14 +62,14 @@ def narrow_rows(rows: Tensor, store_dtype: torch.dtype) -> tuple[Tensor, Tensor 
 
 
 def check_narrow(rows: Tensor, store_dtype: torch.dtype) -> None:
-    """Refuse rows as `narrow_rows` does, without making others of them.
+    """Refuse rows as `narrow_rows` does, without converting them.
 
     Args:
         rows: float32 `[N, ...]`.
-        store_dtype: As of `narrow_rows`.
+        store_dtype: As for `narrow_rows`.
 
     Raises:
-        ArgumentError: as of `narrow_rows`.
+        ArgumentError: as raised by `narrow_rows`.
     """
     _check_dtype(rows, store_dtype)
     for _, piece in _list_pieces(rows):
@@ -99,7 +99,7 @@ def _check_finite(is_inf: Tensor) -> None:
 def _check_range(rows: Tensor, store_dtype: torch.dtype) -> None:
     most = torch.finfo(store_dtype).max
     low, high = rows.aminmax()
-    # False as well where there is a NaN; an infinity stays one.
+    # Also false for a NaN; an infinity stays infinite.
     if bool((low >= -most) & (high <= most)):
         return
     lost = rows[rows.isfinite() & rows.to(store_dtype).isinf()]

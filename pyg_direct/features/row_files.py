@@ -1,4 +1,4 @@
-"""Feature tables in files: `.npy`, `.safetensors` or bare bytes, mapped as they lie; none can hold code.
+"""Feature tables in files: `.npy`, `.safetensors` or bare bytes, mapped in place; none can hold code.
 
 `save_rows` writes a file that is there whole or not at all. `DeviceConfig` lists the parts of a table as Quiver's
 class does. `open_array` opens arrays that may be maps of files.
@@ -46,7 +46,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Layout(NamedTuple):
-    """Where rows lie in a file."""
+    """Position of rows in a file."""
 
     offset: int
     dtype: torch.dtype
@@ -63,16 +63,17 @@ class RowFile:
 
     Args:
         path: `.npy`, `.safetensors`, or bytes of rows one behind the other.
-        name: For `.safetensors`: which tensor; None where there is one.
-        dtype, shape: For bare bytes: what they mean; the first of `shape` may be -1. For others: what is expected.
-        offset: For bare bytes: where they begin.
+        name: Tensor of a `.safetensors`; None if the file holds only one.
+        dtype, shape: Dtype and shape of bare bytes; the first number of `shape` may be -1. For other files: the
+            expected ones.
+        offset: First byte of the rows in bare bytes.
         is_bare: Take the file for bare bytes whatever its name.
 
     Attributes:
         rows: `[N, ...]`, a tensor over the mapped file; only to be read.
 
     Raises:
-        FileError: there is no such file, or it is damaged, shorter than it says, or a pickle.
+        FileError: the file is missing, damaged, shorter than its header says, or a pickle.
         ArgumentError: named argument, rule and value.
     """
 
@@ -90,7 +91,7 @@ class RowFile:
                 self._handle = os.dup(file.fileno())
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
             raise FileError(f"path must name a file that can be read, got {str(path)!r}: {error.strerror}") from error
-        # Whoever reads holds this object, so that no other file is met under its number.
+        # Every reader holds this object, so that the number of the file cannot name another file.
         weakref.finalize(self, os.close, self._handle).atexit = False
 
     def _read_layout(self, file: BinaryIO, name: str | None, dtype: torch.dtype | None, shape: Sequence[int] | None,
@@ -140,23 +141,23 @@ class RowFile:
         # From the page that holds the first row.
         ahead = offset % mmap.ALLOCATIONGRANULARITY
         mapped = _map_privately(file, ahead + self.layout.num_bytes, offset - ahead)
-        # Rows lie all over the file: what the system would read beside them is not wanted.
+        # Rows lie all over the file: read-ahead of the system would be wasted.
         _advise(mapped, "MADV_RANDOM")
         self._mapped = mapped
-        # What is written to such rows stays in this process.
+        # Writes to such rows stay in this process.
         flat = torch.frombuffer(mapped, dtype=torch.uint8)[ahead:]
         return _as_dtype(flat, dtype).view(shape)
 
     def stream(self) -> Tensor:
-        """The rows, which are about to be read from the first to the last, once."""
+        """Return the rows for one read from the first to the last."""
         self.check()
         _advise(self._mapped, "MADV_SEQUENTIAL")
         return self.rows
 
     def read_rows(self, ids: np.ndarray, positions: np.ndarray, out: np.ndarray) -> None:
-        """Read row `ids[i]` to `out[positions[i]]` from the file, not from where it is mapped; nothing is checked.
+        """Read row `ids[i]` into `out[positions[i]]` with file reads instead of the map; ids are not checked.
 
-        In ascending order what lies side by side is read in one go. Any number of threads may do it at a time.
+        In ascending order, neighboring rows are read in one call. Any number of threads may call it at a time.
 
         Args:
             ids, positions: int64 `[n]`.
@@ -167,7 +168,7 @@ class RowFile:
         """
         done, count = 0, len(ids)
         while True:
-            # It is a loop for one thread, whoever calls.
+            # The loop runs on one thread, whoever calls.
             with threads_for(0):
                 done += read_file_rows_cpu(self._handle, self.layout.offset, ids[done:], positions[done:], out)
             if done == count:
@@ -188,11 +189,14 @@ class RowFile:
             target, begin = target[count:], begin + count
 
     def is_cached(self, rows: Sequence[int]) -> bool:
-        """Whether the system holds the first bytes of these rows in its page cache; False where it does not tell."""
+        """Report whether the system's page cache holds the first bytes of these rows; False if the system does not
+        report it.
+        """
         if not hasattr(self, "_mapped") or sys.platform != "linux":
             return False
         row_bytes = self.layout.num_bytes // len(self.rows)
-        # Linux tells who may write a file or owns it; all others it answers that everything is there.
+        # Linux reports residency to users who may write the file or own it; for others it reports every page as
+        # present.
         is_cached = self._is_mapped_page_cached if self._is_told else self._is_byte_cached
         return all(is_cached(row * row_bytes) for row in rows)
 
@@ -205,7 +209,7 @@ class RowFile:
         try:
             return os.preadv(self._handle, [bytearray(1)], self.layout.offset + place, os.RWF_NOWAIT) == 1
         except OSError:
-            # It would have to be waited for, or the file system does not tell.
+            # The read would block, or the file system does not report it.
             return False
 
     @functools.cached_property
@@ -219,11 +223,10 @@ class RowFile:
     def check(self) -> None:
         """Refuse to read on in a file that has changed: size, time of change and identity.
 
-        A file that is cut short in the very moment it is read where it is mapped, from the system's cache, ends the
-        process, as with any mapped file.
+        If a file is cut short while mapped pages of it are being read, the process ends, as with any mapped file.
 
         Raises:
-            FileError: it has.
+            FileError: the file has changed.
         """
         try:
             stamp = _stamp(os.stat(self.path))
@@ -239,7 +242,7 @@ def _map_privately(file: BinaryIO, num_bytes: int, offset: int) -> mmap.mmap:
     """Bytes of a file, of which writes reach this process alone."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY, offset=offset)
-    # It may be larger than memory, of which Linux would else set as much aside for what could be written to it.
+    # The file may be larger than memory, and Linux would otherwise reserve as much for possible writes.
     flags = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0)
     return mmap.mmap(file.fileno(), num_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
 
@@ -252,7 +255,7 @@ def _libc() -> Any:
 
 
 def _advise(mapped: mmap.mmap, advice: str, *where: int) -> None:
-    """Tell the system how a mapping is read, if it is one that listens."""
+    """Advise the system how a mapping is read, if the system supports advice."""
     if hasattr(mapped, "madvise") and hasattr(mmap, advice):
         mapped.madvise(getattr(mmap, advice), *where)
 
@@ -262,7 +265,7 @@ def _stamp(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _as_dtype(flat: Tensor, dtype: torch.dtype) -> Tensor:
-    # A row that begins off its alignment cannot be seen as numbers.
+    # A row that begins off its alignment cannot be viewed as numbers.
     return flat.view(dtype) if flat.data_ptr() % dtype.itemsize == 0 else flat.clone().view(dtype)
 
 
@@ -309,7 +312,7 @@ def _read_safetensors(file: BinaryIO, path: Path, name: str | None, size: int) -
 def as_tensor(value: Any) -> Tensor:
     """A tensor or an array, which may be a memory map, as a tensor over the same bytes.
 
-    Arrays that run backwards are copied, as torch has no such strides.
+    Arrays with negative strides are copied, because torch has no such strides.
     """
     if isinstance(value, Tensor):
         return value
@@ -331,10 +334,10 @@ _ALIGNMENT = 4096
 def save_rows(path: str | os.PathLike[str], rows: Tensor | np.ndarray) -> Path:
     """Write a table to a file that `Feature.from_file` reads; returns its path.
 
-    The file appears whole or not at all: an interrupted call leaves what was there before.
+    The file appears whole or not at all: an interrupted call leaves the old file unchanged.
 
     Args:
-        path: `.safetensors`, for any dtype, or `.npy`, for those that NumPy has.
+        path: `.safetensors`, for any dtype, or `.npy`, for NumPy's dtypes.
         rows: `[N, ...]` of any dtype that the file can have, on any device, also over a memory map; it is written piece
             by piece.
 
@@ -394,7 +397,7 @@ def _write(path: Path, header: bytes, rows: Tensor, num_bytes: int) -> None:
     handle, name = open_beside(path)
     try:
         with os.fdopen(handle, "wb", buffering=0) as file:
-            # Room for all of it is taken before anything is written, where the file system can.
+            # Space for the whole file is allocated before the first write, if the file system supports that.
             with contextlib.suppress(AttributeError):
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
             _write_all(file, memoryview(header))
@@ -423,11 +426,11 @@ Part = Tensor | str | os.PathLike[str]
 
 @dataclass
 class DeviceConfig:
-    """Which rows go to which GPU and which to host memory, after Quiver's class of that name.
+    """Parts of rows for GPUs and for host memory, after Quiver's class of that name.
 
     Attributes:
-        gpu_parts: By GPU, in a dict or a list: rows, or their ids where they come from an array, or the name of a file
-            of rows (`.npy`, `.safetensors`; never a pickle).
+        gpu_parts: By GPU, in a dict or a list: rows, or their ids if they come from an array. A part may also be the
+            name of a file of rows (`.npy`, `.safetensors`; never a pickle).
         cpu_part: The same for host memory.
     """
 
@@ -466,7 +469,7 @@ def _read_part(array: np.ndarray | None, part: Part, name: str) -> Tensor:
 
 
 def open_array(array: np.ndarray | None) -> RowFile | Tensor:
-    """The file that a memory map shows, or the array as a tensor where it shows none as it lies."""
+    """Return the file behind a memory map, or the array as a tensor if it shows no file in place."""
     if not isinstance(array, np.ndarray):
         raise ArgumentTypeError(f"np_array must be an array where device_config is None, got {type(array).__name__}")
     if isinstance(array, np.memmap) and array.filename is not None and array.flags.c_contiguous and array.ndim > 0:
@@ -481,7 +484,7 @@ def open_array(array: np.ndarray | None) -> RowFile | Tensor:
 
 
 def slice_along(dim: int, device: torch.device, value: Any, ids: Tensor) -> Tensor:
-    """Rows of a tensor or an array, with their gradient where they have one, on the device of batches."""
+    """Return rows of a tensor or an array, with their gradient if they have one, on the device of batches."""
     tensor = as_tensor(value)
     if dim == 0 and getattr(tensor, "is_unified", False):
         # The GPU reads its rows, with or without a gradient.

@@ -1,4 +1,4 @@
-"""Rows of a tier that kernels do not read in place, such as a file, some of which are in memory too."""
+"""Rows of a tier that kernels do not read in place, such as a file; some of the rows are in memory too."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pyg_direct.features.tiers.base import Tier
 
 
 class SpilledRows:
-    """Rows in memory over a tier that has all of them. An id is located among the rows in memory; what has no place
-    there is read from the tier.
+    """Rows in memory over a tier that has all of them. An id is located among the rows in memory; any other row is read
+    from the tier.
 
     Args:
         tier: All rows `[N, ...]`, as the device of the results reads them.
-        locate: Ids `[n]` on that device -> places in memory, int64 `[n]`; -1 for rows of the tier alone and bad ids.
-        memory: The rows in memory; None where there are none.
+        locate: Maps ids `[n]` on that device to positions in memory, int64 `[n]`; -1 for rows that only the tier has,
+            and for bad ids.
+        memory: The rows in memory; None if there are none.
 
     Attributes:
         num_read, num_missed: Rows read so far, and how many of them came from the tier.
@@ -50,7 +51,7 @@ class SpilledRows:
         return self.tier.shape
 
     def check(self) -> None:
-        """Nothing was enqueued that could have failed."""
+        """Check nothing: no read was enqueued that could have failed."""
 
     def take(self, ids: Tensor) -> Tensor:
         """Rows of ids on the device, `[n, ...]`; the host waits for them, and for errors of the tier."""
@@ -63,14 +64,14 @@ class SpilledRows:
         return rows
 
     def count_served(self, served: Served | None) -> None:
-        """Count from zero what reads meet, or stop."""
+        """Count reads and hits from zero, or stop."""
         self.num_read = self.num_missed = 0
         self.tier.count_served(served is not None)
         if self.memory is not None:
             self.memory.count_served(None if served is None else Served(self.tier.device))
 
     def count_hot(self, num_read: int) -> int:
-        """How many of the rows that were read came from memory of GPUs; waits for the GPU."""
+        """Return how many of the rows that were read came from memory of GPUs; waits for the GPU."""
         return 0 if self.memory is None else self.memory.count_hot(num_read - self.num_missed)
 
     def describe(self, num_read: int, is_counted: bool, link: str | None) -> list[TierReport]:

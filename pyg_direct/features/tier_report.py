@@ -1,4 +1,4 @@
-"""What each tier of a feature holds and has served, in words and as a picture."""
+"""Report of the rows that each tier of a feature holds and has served, in words and as a picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyg_direct.profiling import draw_shares, open_picture, show_bytes
 TIER_COLORS = {"GPU memory": "#4a90d9", "other GPUs": "#5bb98b", "host memory": "#90cdf4", "file": "#b8c0c8",
                "other processes": "#e0a458"}  # fmt: skip
 
-# What rows come over from other memory than the GPU's own.
+# Link to each kind of memory outside the GPU.
 LINKS = ("PCIe", "NVLink")
 
 
@@ -23,7 +23,7 @@ class TierReport(NamedTuple):
     Attributes:
         name: `GPU memory`, `memory of other GPUs`, `host memory (unified)`, ..., `file`, `other processes`.
         num_rows: Rows it alone serves.
-        num_read: Rows that were read from it; None where reads were not counted.
+        num_read: Rows that were read from it; None if reads were not counted.
         link: `PCIe` or `NVLink`, over which its rows come; None for none.
     """
 
@@ -34,7 +34,7 @@ class TierReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What each tier of a feature holds and has served, nearest first; `print` shows a table."""
+    """Rows that each tier of a feature holds and has served, nearest first; `print` shows a table."""
 
     tiers: Sequence[TierReport]
     row_bytes: int
@@ -49,7 +49,7 @@ class Report(NamedTuple):
         return self.row_bytes * sum(tier.num_read or 0 for tier in self.tiers if tier.link == link)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in what `json.dumps` takes."""
+        """Return the report as objects that `json.dumps` takes."""
         return {"row_bytes": self.row_bytes, "num_read": self.num_read,
                 "tiers": [tier._asdict() for tier in self.tiers]}  # fmt: skip
 
@@ -62,7 +62,7 @@ class Report(NamedTuple):
         """Draw shares of rows held and of rows read into a picture (needs the extra `bench`); returns its path.
 
         Args:
-            path: Where to draw it.
+            path: File of the picture.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.

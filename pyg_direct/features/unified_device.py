@@ -1,4 +1,4 @@
-"""The device `unified`, by its name in torch: opt-in, as it looks at every call of torch that its thread makes."""
+"""The device `unified`, by its name in torch: opt-in, because it inspects every torch call of its thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyg_direct.errors import DeviceError
 from pyg_direct.features.unified_tensor import NAME, UnifiedTensor, empty_unified, gpu_for_unified, read_hint, run_to
 
 _to, _module_to, _device = Tensor.to, torch._C._nn._parse_to, torch.device
-# They leave undefined what they make.
+# They leave their result uninitialized.
 _EMPTY = {torch.empty, torch.empty_strided, torch.empty_permuted, torch.empty_like, Tensor.new_empty,
           Tensor.new_empty_strided}  # fmt: skip
 # They write into memory that they are given.
@@ -25,25 +25,25 @@ _thread = threading.local()
 def enable_unified_device() -> None:
     """Make `device="unified"` a device of torch, with PyTorch-Direct's spelling, for the thread that calls.
 
-    `x.to("unified")`, `torch.ones(128, device="unified")` and the other factories then make a `UnifiedTensor`, and
-    every tensor has `is_unified`, `memAdvise` and `set_propagatedToCUDA`, the last two of which raise RuntimeError for
-    other tensors. `torch.device("unified")` gives the name, a `str`, as no `torch.device` can say it; the `device` of a
+    `x.to("unified")`, `torch.ones(128, device="unified")` and the other factories then make a `UnifiedTensor`. Every
+    tensor gets `is_unified`, `memAdvise` and `set_propagatedToCUDA`; the last two raise RuntimeError for other tensors.
+    `torch.device("unified")` gives the name, a `str`, because no `torch.device` can express it; the `device` of a
     unified tensor is `cpu`.
 
-    Calls after the first do nothing. A thread or process that is to know the name calls it too; in others torch says
-    that it knows no such device. What it sets up is a `TorchFunctionMode`, as `torch.set_default_device` does, which
-    sees each call of torch from Python, and costs as much: about 1 us for each, 3 us for functions of torch that are
-    written in Python. `to_unified` makes the same tensors without.
+    Calls after the first have no effect. Each thread or process that uses the name calls it; in others torch raises an
+    error about an unknown device. It sets up a `TorchFunctionMode`, as `torch.set_default_device` does. The mode sees
+    each torch call from Python, and costs as much: about 1 us for each, 3 us for torch functions that are written in
+    Python. `to_unified` makes the same tensors without it.
 
-    It is not a backend at torch's place for those from outside (PrivateUse1): such a registration is for the whole
-    process, where `torch.accelerator` names `unified` from then on and `pin_memory` raises NotImplementedError, and so
-    does `DataLoader(pin_memory=True)`; with a GPU, backward passes lost the order of streams that torch gives them.
+    It is not a custom torch backend (PrivateUse1), because such a registration applies to the whole process.
+    `torch.accelerator` would then name `unified`, and `pin_memory` would raise NotImplementedError, also from
+    `DataLoader(pin_memory=True)`. With a GPU, backward passes lost the stream order that torch gives them.
     """
     if any(isinstance(mode, _UnifiedNames) for mode in _get_current_function_mode_stack()):
         return
     _add_methods()
-    # Below the modes of `with` blocks, which take the top one off at their end, and above torch's default device, which
-    # wants the lowest place.
+    # Below the modes of `with` blocks, which remove the top mode at their end, and above torch's default device, which
+    # needs the lowest position.
     lowest = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     modes = [_pop_mode() for _ in _get_current_function_mode_stack()][::-1]
     modes.insert(1 if modes[:1] == [lowest] else 0, _UnifiedNames())
@@ -53,8 +53,8 @@ def enable_unified_device() -> None:
 
 
 def unified_device(*, propagatedToCUDA: bool = True) -> str:  # noqa: N803
-    """The device for `torch.ones(3, device=...)` and `x.to(...)`, with a hint that `torch.device` cannot take: the
-    paper's `torch.device("unified", propagatedToCUDA=False)`.
+    """Return the device for `torch.ones(3, device=...)` and `x.to(...)`, with a hint that `torch.device` cannot take:
+    the paper's `torch.device("unified", propagatedToCUDA=False)`.
 
     Args:
         propagatedToCUDA: See `UnifiedTensor`.
@@ -71,7 +71,7 @@ def unified_device(*, propagatedToCUDA: bool = True) -> str:  # noqa: N803
 
 
 class _UnifiedNames(TorchFunctionMode):
-    """Takes what names `unified` out of calls of torch."""
+    """Mode that removes `unified` names from torch calls."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _to:
@@ -97,7 +97,7 @@ def _run_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _read_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.device(...)`, or the arguments of `Module.to`."""
+    """Handle `torch.device(...)`, or the arguments of `Module.to`."""
     first = args[0] if args else kwargs.get("device", kwargs.get("type"))
     if not _is_name(first):
         return func(*args, **kwargs)
@@ -111,7 +111,7 @@ def _read_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @torch.compiler.disable
 def _make(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a factory with `device="unified"` makes: made by the CPU in unified memory, or copied there."""
+    """Make the result of a factory with `device="unified"`: made by the CPU in unified memory, or copied there."""
     made: Any
     hint = read_hint(kwargs["device"]) is not False
     plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "requires_grad")}

@@ -1,7 +1,7 @@
 """`UnifiedTensor`: a tensor in host memory that the CPU and GPUs read in place (PyTorch-Direct, section 4).
 
-`choose_place` decides where an operation on unified tensors runs and where its result lies; it is Table 3 of
-PyTorch-Direct as code. `run_to` serves `Tensor.to`, from a unified tensor to other memory or back. `UnifiedBytes`
+`choose_place` chooses the device that runs an operation on unified tensors, and the memory of its result; it is Table 3
+of PyTorch-Direct as code. `run_to` serves `Tensor.to`, from a unified tensor to other memory or back. `UnifiedBytes`
 are the bytes behind unified tensors; the CPU and the streams of a GPU take turns on them.
 """
 
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 class Place(NamedTuple):
-    """Where an operation runs and where its result goes: `cuda`, `unified` or `cpu`."""
+    """Device of an operation and memory of its result: `cuda`, `unified` or `cpu`."""
 
     compute: str
     result: str
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 RULES = {("cuda", True): Place("cuda", "cuda"), ("cuda", False): Place("cuda", "cuda"),
          ("cpu", True): Place("cpu", "unified"), ("cpu", False): Place("cpu", "cpu"),
          ("none", True): Place("cuda", "cuda"), ("none", False): Place("cpu", "unified")}  # fmt: skip
-# They make what is like the tensor they are given, or copy it.
+# They make a tensor like the given one, or copy it.
 _LIKE = {aten.clone, aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like,
          aten.randint_like, aten.new_empty, aten.new_empty_strided, aten.new_zeros, aten.new_ones,
          aten.new_full}  # fmt: skip
@@ -82,12 +82,12 @@ def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def choose_place(tables: list[Any], others: list[Tensor], written: list[Any]) -> Place:
-    """Where an operation runs and its result goes.
+    """Choose the device of an operation and the memory of its result.
 
     Args:
         tables: The unified operands.
         others: The other tensors.
-        written: What the operation writes, where anything.
+        written: Tensors that the operation writes, if any.
     """
     gpu = next((table.memory.device for table in tables), None)
     if any(other.is_cuda for other in others):
@@ -161,7 +161,7 @@ def _make_copy(func: Any, packet: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if wanted is not None and wanted.type in ("cpu", "cuda"):
         plain = source.on_gpu() if wanted.type == "cuda" and source.memory.device else source.on_cpu()
         return func(plain, *args[1:], **kwargs)
-    # What is like a unified tensor is one: made by the CPU, into memory that is recycled.
+    # A tensor like a unified one is unified too: made by the CPU, in memory that is recycled.
     plain_kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
     if packet is aten.clone:
         made = empty_unified(source.shape, source.dtype, source.memory.device, source.propagated,
@@ -187,8 +187,8 @@ def _fill_like(packet: Any, made: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def run_copy(target: Any, source: Any) -> Any:
-    """`target.copy_(source)`, one of them unified; over the link by a kernel, as the driver's own copy out of managed
-    memory is slow.
+    """Run `target.copy_(source)`, one of them unified. A kernel copies over the link, because the driver's own copy out
+    of managed memory is slow.
     """
     cls = UnifiedTensor
     if isinstance(target, cls):
@@ -220,15 +220,15 @@ def _as_words(tensor: Tensor, unit: torch.dtype) -> Tensor:
 
 
 NAME = "unified"
-# Names of the device, and what they say about `propagatedToCUDA`.
+# Names of the device, and the `propagatedToCUDA` that each gives.
 _HINTS = {NAME: None, f"{NAME}:0": True, f"{NAME}:1": False}
 
 
 def read_hint(name: str) -> bool | None:
-    """What a name of the device says about `propagatedToCUDA`, if anything.
+    """Return the `propagatedToCUDA` that a name of the device gives, or None.
 
     Raises:
-        DeviceError: no such name.
+        DeviceError: unknown name.
     """
     if name not in _HINTS:
         raise DeviceError(f"device must be one of {', '.join(_HINTS)}, got {str(name)!r}")
@@ -238,15 +238,15 @@ def read_hint(name: str) -> bool | None:
 # Compiled programs call it as it is, between their graphs.
 @torch.compiler.disable
 def run_to(source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """`source.to(...)`, in any of its forms, where `source` is unified or the arguments name what is.
+    """Run `source.to(...)`, in any of its forms, if `source` is unified or the arguments name a unified target.
 
     Raises:
-        DeviceError: no such device, or `source` is not strided.
+        DeviceError: unknown device, or `source` is not strided.
     """
     if source.layout is not torch.strided:
         raise DeviceError(f"device={NAME!r} needs a strided tensor, got one of layout {source.layout}")
     target, args, kwargs = _read_target(args, kwargs)
-    # Torch reads its arguments and says what comes out.
+    # Torch parses its arguments and determines the result.
     before = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
     after = before.to(*args, **kwargs)
     cls = UnifiedTensor
@@ -267,7 +267,7 @@ def run_to(source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _read_target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Where to go, and the arguments with torch's `meta` for it: a device, a unified tensor or a hint."""
+    """Return the target, and the arguments with torch's `meta` for it: a device, a unified tensor or a hint."""
     kwargs = dict(kwargs)
     first = args[0] if args else kwargs.pop("tensor", None)
     rest = args[1:]
@@ -292,7 +292,7 @@ def _copy(source: Any, dtype: torch.dtype, strides: Any, hint: bool) -> Any:
 
 
 class _Move(torch.autograd.Function):
-    """A copy in unified memory; its gradient goes back to where the tensor came from."""
+    """Copy in unified memory; its gradient returns to the memory of the source tensor."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, strides: Any, hint: bool) -> Tensor:
@@ -316,14 +316,14 @@ class UnifiedBytes:
         self._is_dirty = False
 
     def on_gpu(self) -> Tensor:
-        """All bytes as the GPU sees them, to be used on its current stream."""
+        """Return all bytes as the GPU sees them, for use on its current stream."""
         if self._flat is None:
             self._flat = self.block.view_on_gpu(torch.uint8, (self.block.num_bytes,), self.device)
         self.join()
         return self._flat
 
     def join(self) -> None:
-        """Let the GPU's current stream use the bytes, after what others write."""
+        """Make the GPU's current stream wait for the writes of others to the bytes."""
         block = self.block
         block.check_process()
         number = torch._C._cuda_getCurrentRawStream(self.gpu)  # type: ignore[arg-type]
@@ -331,17 +331,17 @@ class UnifiedBytes:
             return
         stream, streams = current_stream(self.gpu), block.streams  # type: ignore[arg-type]
         if self._is_dirty and streams.keys() != {stream.cuda_stream} and not torch.cuda.is_current_stream_capturing():
-            # Autograd takes them for the CPU's, and orders no streams for them.
+            # Autograd regards them as CPU memory, and orders no streams for them.
             for other in streams.values():
                 stream.wait_stream(other)
         streams[stream.cuda_stream] = stream
 
     def mark_written(self) -> None:
-        """The GPU will have written here."""
+        """Record a write of the GPU to these bytes."""
         self._is_dirty = True
 
     def wait(self, for_write: bool) -> None:
-        """Wait until the CPU may read, or write, what the GPU writes, or reads."""
+        """Wait until the CPU may read bytes that the GPU writes, or write bytes that the GPU reads or writes."""
         self.block.check_process()
         if self.device is not None and self.block.streams and (for_write or self._is_dirty):
             for stream in self.block.streams.values():
@@ -361,7 +361,7 @@ class MemAdvise(enum.IntEnum):
     cudaMemAdviseUnsetAccessedBy = 6  # noqa: N815
 
 
-# Nothing else is known to run beside: twice what keeps the link busy.
+# No other work is known to run beside it: twice the blocks that keep the link busy.
 _BLOCKS = 2 * DEFAULT_BLOCKS
 
 _CPU = torch.device("cpu")
@@ -370,9 +370,9 @@ _CPU = torch.device("cpu")
 class UnifiedTensor(Tensor):
     """A tensor in unified memory (PyTorch-Direct, arXiv:2101.07956, section 4).
 
-    Make one with `to_unified`, or with `torch` and `device="unified"`. The CPU and GPUs read it where it lies:
-    `rows = unified[ids]`, with ids on a GPU, reads only these rows over the link. Operations run and leave their
-    results by the rules of PyTorch-Direct, Table 3:
+    Make one with `to_unified`, or with `torch` and `device="unified"`. The CPU and GPUs read it in place:
+    `rows = unified[ids]`, with ids on a GPU, reads only these rows over the link. The rules of PyTorch-Direct, Table 3,
+    give the device of an operation and the memory of its result:
 
     | the other operands       | propagatedToCUDA, the default  | not propagatedToCUDA           |
     | ------------------------ | ------------------------------ | ------------------------------ |
@@ -381,17 +381,17 @@ class UnifiedTensor(Tensor):
     | unified, scalars or none | on the GPU, result on the GPU  | on the CPU, result unified     |
 
     A tensor on the CPU without dimensions is a scalar. One unified operand with `propagatedToCUDA` suffices. Views,
-    `clone` and `torch.*_like` stay unified, and an operation in place leaves its result where it is. Without a GPU
-    everything is computed by the CPU, and all other results are CPU tensors. Gradients flow through indexing and `to`;
-    other operations whose result leaves unified memory are for tensors without gradient. `device` is `cpu`, to autograd
-    too: `.cpu()` makes a CPU tensor nevertheless.
+    `clone` and `torch.*_like` stay unified, and an operation in place leaves its result in place. Without a GPU the CPU
+    computes every result, and all other results are CPU tensors. Gradients flow through indexing and `to`; other
+    operations whose result leaves unified memory are for tensors without gradient. `device` is `cpu`, also for
+    autograd; nevertheless `.cpu()` makes a CPU tensor.
 
-    In ids on a GPU, numbers below 0 do not count from the end: what is out of range gives a row of zeros, and an
+    In ids on a GPU, numbers below 0 do not count from the end. An id out of range gives a row of zeros, and an
     `IdError` at the next use.
 
     Args:
         host: A CPU tensor over bytes of `memory`; see `to_unified`, which makes both.
-        memory: What holds them.
+        memory: Owner of the bytes.
         propagated: `propagatedToCUDA`.
 
     Example:
@@ -426,7 +426,8 @@ class UnifiedTensor(Tensor):
         return run_op(func, args, kwargs or {})
 
     def on_cpu(self, for_write: bool = False) -> Tensor:
-        """This tensor as an ordinary CPU tensor, `[...]` of its dtype, over the same memory, once the GPU has done.
+        """Return this tensor as an ordinary CPU tensor, `[...]` of its dtype, over the same memory, after the GPU has
+        finished.
 
         Args:
             for_write: Wait for reads of the GPU too.
@@ -453,19 +454,19 @@ class UnifiedTensor(Tensor):
         return seen
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As `Tensor.to`. To `"cpu"` makes a CPU tensor, though `device` of unified tensors is that, too; what names
-        no device leaves the result unified. The result is `[...]` as this one, in the dtype that is asked for.
+        """Convert as `Tensor.to` does. `"cpu"` makes a CPU tensor, although `device` of unified tensors is `cpu` too;
+        arguments without a device leave the result unified. The result is `[...]` as this one, in the requested dtype.
 
         Raises:
-            DeviceError: the name begins with `unified` and is that of no such device.
+            DeviceError: the name begins with `unified` and names no such device.
         """
         return run_to(self, *args, **kwargs)
 
     def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-        """A CPU tensor of its own, `[...]` as this one and of its dtype.
+        """Return a separate CPU tensor, `[...]` as this one and of its dtype.
 
         Args:
-            memory_format: As of `Tensor.cpu`.
+            memory_format: As in `Tensor.cpu`.
         """
         return self.to("cpu", memory_format=memory_format)
 
@@ -476,14 +477,14 @@ class UnifiedTensor(Tensor):
 
     @property
     def propagatedToCUDA(self) -> bool:  # noqa: N802
-        """Whether what is computed from it goes to the GPU where the rules leave that open."""
+        """Report whether results go to the GPU if the rules leave that open."""
         return self.propagated
 
     def set_propagatedToCUDA(self, propagatedToCUDA: bool) -> None:  # noqa: N802, N803
-        """Set whether what is computed from it goes to the GPU, see Table 3; views made earlier keep theirs.
+        """Set whether results go to the GPU, see Table 3; earlier views keep their setting.
 
         Args:
-            propagatedToCUDA: Whether it does.
+            propagatedToCUDA: True for results on the GPU.
         """
         self.propagated = bool(propagatedToCUDA)
 
@@ -495,7 +496,7 @@ class UnifiedTensor(Tensor):
             device: The GPU, or `"cpu"`, that the advice is about; None is the GPU that reads the tensor.
 
         Raises:
-            ArgumentError, ArgumentTypeError: no such advice, no such device, or memory that no GPU reads.
+            ArgumentError, ArgumentTypeError: unknown advice, unknown device, or memory that no GPU reads.
             DeviceError: the GPU is not there.
         """
         advice = _read_advice(advise)
@@ -510,7 +511,7 @@ class UnifiedTensor(Tensor):
 
     @torch.compiler.disable
     def __getitem__(self, index: Any) -> Any:
-        # A default device, or names of devices, would look at each of these calls.
+        # A default device, or names of devices, would inspect each of these calls.
         with torch._C.DisableTorchFunction():
             memory = self.memory
             is_ids = (type(index) is Tensor and index.get_device() == memory.gpu and index.dim() == 1
@@ -539,9 +540,9 @@ class UnifiedTensor(Tensor):
         return (self._rows or self._make_rows()).take(ids)
 
     def _make_rows(self) -> HostTier:
-        """What reads rows over the link."""
+        """Make the tier that reads rows over the link."""
         row_bytes = self.host_view.shape[1:].numel() * self.itemsize
-        # A grid with a cap asks for whole rows, which is what the link serves best.
+        # A grid with a cap requests whole rows, which the link serves best.
         self._rows = HostTier(self.on_gpu(), self.memory.block, blocks_for_rows(_BLOCKS, row_bytes, row_bytes))
         return self._rows
 
@@ -608,7 +609,7 @@ class _Rows(torch.autograd.Function):
         table: UnifiedTensor = ctx.table
         total = empty_unified(table.shape, table.dtype, table.memory.device, table.propagated)
         on_gpu = total.on_gpu().zero_()
-        # Ids out of range were told by the forward pass, and must not reach a kernel of torch.
+        # The forward pass has reported ids out of range; they must not reach a torch kernel.
         known = (ids >= 0) & (ids < len(on_gpu))
         shape = (-1, *(1 for _ in on_gpu.shape[1:]))
         on_gpu.index_add_(0, torch.where(known, ids, 0), grads[0] * known.view(shape))
@@ -627,7 +628,7 @@ def _read_advice(value: MemAdvise | int | str) -> MemAdvise:
 
 
 def gpu_for_unified(device: Device = None) -> torch.device | None:
-    """The GPU that is to read unified memory: `device`, else the current one; None without GPUs."""
+    """Return the GPU that reads unified memory: `device`, or the current one if None; None without GPUs."""
     if not torch.cuda.is_available():
         return None
     target = resolve_device(device)
@@ -649,8 +650,8 @@ def to_unified(tensor: Tensor, *, propagatedToCUDA: bool = True, advise: MemAdvi
                adviseDevice: Device = None, device: Device = None) -> UnifiedTensor:  # fmt: skip # noqa: N803
     """The tensor as a `UnifiedTensor`, as `to("unified")` of PyTorch-Direct.
 
-    A CPU tensor is moved, not copied, where it lies contiguous: it becomes a view of the same memory, so that a large
-    table is not held twice.
+    A contiguous CPU tensor is moved, not copied: it becomes a view of the same memory, so that a large table is not
+    held twice.
 
     Args:
         tensor: `[...]` of any dtype, dense, on the CPU or on a GPU (which is copied).
@@ -659,7 +660,7 @@ def to_unified(tensor: Tensor, *, propagatedToCUDA: bool = True, advise: MemAdvi
         device: The GPU that reads it; None is the current one.
 
     Returns:
-        The same `[...]`, of the same dtype; `tensor` itself where it is unified already.
+        The same `[...]`, of the same dtype; `tensor` itself if it is unified already.
 
     Raises:
         MemoryLimitError: host memory does not hold it.

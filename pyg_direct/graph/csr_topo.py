@@ -37,17 +37,17 @@ from pyg_direct.typing import Device
 _STEP = 1 << 26
 # A read over the link fetches a sector whole.
 _SECTOR_BYTES = 32
-# Picks a row, and how many times the mean a node must be listed to be met in nearly every batch: typical values, which
-# only decide which rows are cached.
+# Pick a row, and visits per batch in units of the mean at which a node is met in nearly every batch. Typical values,
+# which only decide which rows are cached.
 _PICKS = 8
 _ALWAYS = 20.0
 
 
 def cache_rows(topology: PlacedTopology, num_bytes: int) -> PlacedTopology:
-    """The topology with copies of rows worth `num_bytes` in GPU memory, where kernels then find them.
+    """Return the topology with `num_bytes` of its rows copied to GPU memory, which kernels then read instead.
 
-    A row of the result begins at `lists[starts[r]]` wherever it lies: the offsets of one array reach into the other,
-    as both have addresses that the GPU reads. The copies and `starts`, 8 bytes a node, are all that is added.
+    A row of the result begins at `lists[starts[r]]` in either memory. The offsets of one array reach into the other,
+    because the GPU can address both. Only the copies and `starts` (8 bytes a node) take new memory.
     """
     indptr, indices = topology.indptr, topology.indices
     hot_rows = choose_rows(indptr, indices, num_bytes // indices.element_size())
@@ -69,8 +69,8 @@ def cache_rows(topology: PlacedTopology, num_bytes: int) -> PlacedTopology:
 def choose_rows(indptr: Tensor, indices: Tensor, num_edges: int) -> Tensor:
     """Rows to cache, ascending, int64: those that save the most reads over the link for their size.
 
-    A row is read as often as it is listed, but at most once a batch, and each time from as many sectors as its picks
-    fall into; long rows of hubs are therefore not the best ones.
+    A row is read as often as it is listed, but at most once a batch. Each read fetches the sectors that its picks fall
+    into, so long rows of hubs are not the best ones.
     """
     degree = indptr.diff()
     listed = torch.zeros(degree.numel(), device=indptr.device)
@@ -87,7 +87,7 @@ def choose_rows(indptr: Tensor, indices: Tensor, num_edges: int) -> Tensor:
 
 
 def copy_rows(indptr: Tensor, indices: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(neighbors of `rows` one after the other, where each row begins, int64) in GPU memory."""
+    """Return (neighbors of `rows` one after the other, first position of each row int64), both in GPU memory."""
     lengths = indptr[rows + 1] - indptr[rows]
     ends = lengths.cumsum(0)
     offsets = ends - lengths
@@ -102,13 +102,12 @@ def copy_rows(indptr: Tensor, indices: Tensor, rows: Tensor) -> tuple[Tensor, Te
 class CSRTopo:
     """A graph's topology, after Quiver's class of that name.
 
-    By default a row lists the in-neighbors of its node, which is what PyG samples; `direction="out"` gives Quiver's
-    reading. Parallel edges, self loops, isolated and trailing nodes and the ids of edges are all kept. Arrays may be
-    NumPy's.
+    By default a row lists the in-neighbors of its node, which PyG samples; `direction="out"` gives Quiver's reading.
+    Parallel edges, self loops, isolated and trailing nodes and edge ids are all kept. Arrays may be NumPy's.
 
     Args:
         edge_index: int64 or int32 `[2, E]`, PyG's `EdgeIndex` or `Data`, `torch_sparse.SparseTensor` (rows as in
-            `adj_t`), or a torch sparse CSR / CSC tensor (its compressed dimension becomes the rows).
+            `adj_t`), or a torch sparse CSR / CSC tensor. The compressed dimension of a sparse tensor becomes the rows.
         indptr: Row offsets, int64 `[N + 1]`, instead of `edge_index`; taken as they are.
         indices: Columns, int32 or int64 `[E]`, with `indptr`.
         eid: Edge ids, int32 or int64 `[E]`, with `indptr`; the position of an edge when None.
@@ -126,11 +125,11 @@ class CSRTopo:
         (4, 3, [1, 0, 2, 0])
     """
 
-    # Whether the host of the process that sent it here had room for a copy for each GPU.
+    # True if, in the process that sent the topology here, the host had room for one copy per GPU.
     _has_room = True
-    # Whose neighbors a row lists, where what it was made of told: `in` for those of a target, `out` for a source's.
+    # Neighbors that a row lists, if the input says so: `in` for sources of a target, `out` for targets of a source.
     _listed: str | None = None
-    # Whether its arrays are those that it was given, which a program may write to.
+    # True if the arrays are the user's own, which a program may write to.
     _is_given = False
 
     def __init__(
@@ -192,12 +191,14 @@ class CSRTopo:
 
     @property
     def listed(self) -> str | None:
-        """`in` where a row lists the sources of a target's edges, `out` the other way; None for offsets as given."""
+        """Direction of the rows: `in` if a row lists the sources of a target's edges, `out` for the reverse; None for
+        given offsets.
+        """
         return self._listed
 
     @property
     def is_given(self) -> bool:
-        """Whether its arrays may be those that it was made of, which a program may write to."""
+        """Report whether the arrays may be the ones it was made of, which a program may write to."""
         return self._is_given
 
     @property
@@ -232,7 +233,7 @@ class CSRTopo:
 
     @property
     def feature_order(self) -> Tensor | None:
-        """Row of each node in a re-ordered feature table, int64 `[N]`, where a `Feature` set one (Quiver)."""
+        """Row of each node in a re-ordered feature table, int64 `[N]`, if a `Feature` has set one (Quiver)."""
         return self._feature_order
 
     @feature_order.setter
@@ -254,12 +255,12 @@ class CSRTopo:
         return self
 
     def adopt(self, other: CSRTopo) -> bool:
-        """Take the arrays of an equal topology in the place of its own, which are freed; whether it was equal.
+        """Replace the arrays by the arrays of an equal topology and free the old ones; return True if they were equal.
 
-        One that was placed already, or lies in GPU memory, keeps its own too.
+        A topology that is already placed, or lies in GPU memory, also keeps its own arrays.
 
         Args:
-            other: The topology that is compared, and has the arrays.
+            other: The topology to compare with; it holds the arrays.
         """
         names = ("_indptr", "_indices", "_eid")
         pairs = [(getattr(self, name), getattr(other, name)) for name in names]
@@ -273,7 +274,9 @@ class CSRTopo:
         return True
 
     def to_cpu(self) -> CSRTopo:
-        """The topology with arrays in ordinary memory, which any process can read; itself where that is so."""
+        """Return the topology with arrays in ordinary memory, which any process can read; itself if they are there
+        already.
+        """
         if not self._indices.is_cuda and not any(p.blocks for p in self._placed.values()):
             return self
         arrays = [None if a is None else a.cpu().clone() for a in (self._indptr, self._indices, self._eid)]
@@ -283,11 +286,12 @@ class CSRTopo:
         return copy
 
     def choose_placement(self, device: Device = None) -> str:
-        """Where `auto` puts this topology for a device: `cpu`; `cuda` when it fits and leaves a quarter of the free
-        memory, at least 8 GiB or half of it; else host memory, `unified` or `pinned`, whichever the GPU reads faster.
+        """Return the placement that `auto` chooses for a device. `cpu` on a CPU; `cuda` if the topology fits and leaves
+        a quarter of the free memory, at least 8 GiB or half of it. Otherwise it is host memory: `unified` or `pinned`,
+        whichever the GPU reads faster.
 
         Args:
-            device: The device that samples; None is the current GPU if there is one, else the CPU.
+            device: The device that samples; None is the current GPU, or the CPU if there is no GPU.
 
         Raises:
             ArgumentError, ArgumentTypeError: `device` names no CPU and no GPU.
@@ -297,22 +301,22 @@ class CSRTopo:
         if target.type == "cuda" and (self._indices.is_cuda or ("cuda", target, None) in self._placed):
             return "cuda"
         place = choose_placement(self.num_bytes, target)
-        # All processes that it was sent to choose alike; what they share is page-locked where it lies.
+        # All processes that received it must choose alike; shared arrays are page-locked in place.
         return "pinned" if place == "unified" and not self._has_room else place
 
     def place(self, placement: str = "auto", device: Device = None, *, topology_cache: int | str | None = None
               ) -> PlacedTopology:  # fmt: skip
-        """The arrays where a device reads them; placed once for each device, placement and cache.
+        """Place the arrays in memory that a device can read, once for each device, placement and cache.
 
         Args:
-            placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`. With the neighbors on the host, offsets and edge
-                ids still go to GPU memory where each takes at most an eighth of what is free. `peer`: neighbors and
-                edge ids shared out over the GPUs that NVLink joins with `device`, of all processes of a
-                `torch.distributed` group, which all call this; for a topology that one GPU cannot hold.
-            device: The device that samples; None is the current GPU if there is one, else the CPU.
-            topology_cache: With the neighbors on the host: GPU memory for the rows that save the most reads, in
-                bytes, as `"2G"`, as a share of all edges such as `"20%"`, or `"auto"`: up to a quarter of what is
-                free. It shrinks, with a warning, when it does not fit.
+            placement: `auto`, `cuda`, `unified`, `pinned`, `cpu` or `peer`. If the neighbors are on the host, an array
+                of offsets or edge ids still goes to GPU memory if it takes at most an eighth of the free memory. `peer`
+                distributes neighbors and edge ids over the GPUs that NVLink joins with `device`, for a topology that
+                one GPU cannot hold. All processes of a `torch.distributed` group must then call this.
+            device: The device that samples; None is the current GPU, or the CPU if there is no GPU.
+            topology_cache: GPU memory for the rows that save the most reads, if the neighbors are on the host. A number
+                of bytes, a text such as `"2G"`, a share of all edges such as `"20%"`, or `"auto"` for up to a quarter
+                of the free memory. If it does not fit it shrinks, with a warning.
 
         Raises:
             ArgumentError: an unknown placement, or one that the device cannot read, or a wrong `topology_cache`.
@@ -382,7 +386,7 @@ class CSRTopo:
         return PlacedTopology(indptr, indices, views[1] if len(views) > 1 else none, "peer")
 
     def _can_interleave(self, placement: str, device: torch.device) -> bool:
-        """Whether neighbors and edge ids fit one word, and GPU memory holds both forms while they are copied."""
+        """Check whether neighbors and edge ids fit one word, and GPU memory holds both forms during the copy."""
         return (
             placement == "cuda"
             and self._eid is not None
@@ -426,11 +430,11 @@ def _send(topology: CSRTopo) -> Any:
             continue
         known = topology._sent.get(name)
         if known is None or known[0] is not array:
-            # Not the caller's tensor itself, which arrays elsewhere may see.
+            # Not the caller's own tensor, which other arrays may view.
             copy = array.cpu().detach().contiguous().view(array.shape)
             known = topology._sent[name] = array, share(copy)
             if not array.is_cuda and not any(placed.blocks for placed in topology._placed.values()):
-                # Not the copy, which is a view in torch's eyes and keeps what it was one of.
+                # Not the copy: torch regards it as a view, which keeps its base alive.
                 view = known[1].view(array.dtype, array.shape)
                 setattr(topology, name, view)
                 topology._sent[name] = view, known[1]

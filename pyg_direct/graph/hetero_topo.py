@@ -40,7 +40,7 @@ _MOST_COPIED_TIMES = 1 << 28
 class PlacedHetero:
     """A `HeteroTopo` on the way to a sampler: its arrays, readable by `device`.
 
-    `scratch` keeps what samplers need by the number of nodes, while no batch uses it.
+    `scratch` keeps buffers whose size is the number of nodes, for samplers, while no batch uses them.
     """
 
     topo: HeteroTopo
@@ -56,7 +56,7 @@ class PlacedHetero:
             block.check_process()
 
     def check_neighbors(self, ids: Tensor) -> None:
-        """Check neighbors that are read where the program has them, and may have written others since.
+        """Check neighbors that are read from the program's own array, which it may have written to since.
 
         Args:
             ids: The edges that were picked, int64 `[n]`; not read on a GPU.
@@ -93,7 +93,7 @@ class HeteroTopo:
             together with `node_time`.
         edge_weight: Weights of the edges of each relation by edge id, `[E]`, finite and not negative, of any dtype of
             real numbers; relations may be missing: their edges are equally likely.
-        direction: Whether nodes are expanded to their in-neighbors (`in`) or out-neighbors (`out`).
+        direction: Expand nodes to their in-neighbors (`in`) or out-neighbors (`out`).
         is_sorted: Rows are sorted by time already, which is checked.
 
     Raises:
@@ -120,7 +120,7 @@ class HeteroTopo:
         self.node_types = tuple(self.num_nodes)
         self.edge_types: tuple[EdgeType, ...] = tuple(edges)
         sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
-        # Where each type begins in the id space, and the end of the last, int64 `[T + 1]`.
+        # First id of each type in the id space, and the end of the last type, int64 `[T + 1]`.
         self.type_starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         times = self._check_parts("node_time", node_time, self.node_types)
         edge_times = self._check_parts("edge_time", edge_time, self.edge_types)
@@ -164,7 +164,7 @@ class HeteroTopo:
     def _join(self, relations: list[Relation], times: dict[str, Tensor]) -> None:
         """Concatenate the relations' arrays over the one id space."""
         edge_counts, row_counts = [r.indices.numel() for r in relations], [r.indptr.numel() - 1 for r in relations]
-        # Where the edges and the rows of each relation begin, int64 `[R + 1]`.
+        # First edge and first row of each relation, and their totals, int64 `[R + 1]`.
         self.edge_starts = np.concatenate([[0], np.cumsum(edge_counts)]).astype(np.int64)
         self.row_starts = np.concatenate([[0], np.cumsum(row_counts)]).astype(np.int64)
         num_ids = int(self.type_starts[-1])
@@ -178,10 +178,11 @@ class HeteroTopo:
         given = [(r, self.num_nodes[self.node_types[reached]]) for r, reached in
                  zip(relations, self.reached.tolist(), strict=True)
                  if r.is_given and r.indices.numel() and r.indices.data_ptr() == self.indices.data_ptr()]  # fmt: skip
-        # Nodes that the one relation with edges leads to, where its neighbors are read from the program's array.
+        # Number of nodes of the neighbors' type, if the only relation with edges reads neighbors from the program's
+        # array.
         self._bound = given[0][1] if given else None
         if given and (times or given[0][0].edge_ids is not None):
-            # Their times are looked up, or their places are not known: a copy, which nobody writes to.
+            # Times of neighbors are looked up, or their positions are unknown: make a copy, which no program writes to.
             self.indices, self._bound = self.indices.clone(), None
         all_in_place = all(r.edge_ids is None for r in relations)
         self.edge_ids = _concatenate([] if all_in_place else [r.list_ids().to(edge_dtype) for r in relations],
@@ -201,18 +202,18 @@ class HeteroTopo:
                 relation.time = self.node_time.to(relation.indices.device)[relation.indices.long() + start]
             has_edge_time = True
         self.edge_time = _concatenate([r.list_times() for r in relations] if has_edge_time else [], torch.int64)
-        # torch.cat makes all float64 where some are.
+        # torch.cat makes all arrays float64 if one of them is.
         self.edge_weight = _concatenate([r.list_weights() for r in relations] if self.weighted.any() else [],
                                         torch.float32)  # fmt: skip
 
     @property
     def is_temporal(self) -> bool:
-        """Whether nodes or edges have times."""
+        """Report whether nodes or edges have times."""
         return bool(self.timed.any()) or bool(self.timed_types)
 
     @property
     def bound(self) -> int | None:
-        """What neighbors must lie below where they are read from an array of the program's; None where from a copy."""
+        """Upper bound of the neighbor ids, if they are read from the program's own array; None if from a copy."""
         return self._bound
 
     @property
@@ -229,13 +230,13 @@ class HeteroTopo:
         return {name: getattr(self, name) for name in Rows._fields if name != "weight_before"}
 
     def place(self, placement: str = "auto", device: Device = None) -> PlacedHetero:
-        """The arrays where a device reads them; placed once for each device and placement.
+        """Place the arrays in memory that a device can read, once for each device and placement.
 
         Args:
-            placement: `auto` (GPU memory where they fit and leave a quarter of what is free, at least 8 GiB or half of
-                it; else host memory, `unified` or `pinned`, whichever is faster), `cuda`, `unified`, `pinned` or
-                `cpu`. With the neighbors on the host, other arrays still go to GPU memory where each takes at most an
-                eighth of what is free.
+            placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`. `auto` takes GPU memory if the arrays fit and leave
+                a quarter of the free memory, at least 8 GiB or half of it; otherwise `unified` or `pinned` host memory,
+                whichever is faster. If the neighbors are on the host, another array still goes to GPU memory if it
+                takes at most an eighth of the free memory.
             device: The device that samples.
 
         Raises:
@@ -274,7 +275,7 @@ class HeteroTopo:
 
 
 def _by_name(name: Any, part: Any) -> Any:
-    """The part of a graph without types under the name of its one type or relation."""
+    """Return the part of a graph without types under the name of its one type or relation."""
     return part if part is None or isinstance(part, Mapping) else {name: part}
 
 
@@ -291,9 +292,9 @@ def _check_time(name: str, time: Tensor, size: int) -> None:
 
 
 def _choose_dtype(relations: list[Relation]) -> torch.dtype:
-    """Of edge ids, which may be others than positions."""
+    """Choose the dtype of edge ids, which need not be positions."""
     given = [r.edge_ids for r in relations if r.edge_ids is not None and r.edge_ids.numel()]
-    # Those of the smaller dtype need no look.
+    # Times and ids of the smaller dtype need no check.
     most = [int(ids.max()) for ids in given if ids.dtype == torch.int64]
     most += [relation.indices.numel() for relation in relations]
     return torch.int32 if max(most, default=0) < 2**31 else torch.int64

@@ -12,7 +12,7 @@ from pyg_direct.progress import show_wait, tell_ahead
 # How many times as many nodes as others a part may have before parts are made in another way.
 _UNEVEN = 1.1
 
-# Calls give the edges anew: (sources, targets), integers over one id space of all node types.
+# Calls read the edges again: (sources, targets), integers over one id space of all node types.
 Stream = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
@@ -27,9 +27,9 @@ def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 
         num_nodes: N.
         num_parts: At least 1.
         seed: Of METIS.
-        progress: Whether to say what takes long behind the stream.
-        recursive: Whether parts are halved again and again, instead of all made at once.
-        what: What needs pymetis, for the message where it is not installed.
+        progress: Report the long steps that follow the stream.
+        recursive: Halve parts repeatedly instead of making all at once.
+        what: Name of the feature that needs pymetis, for the message if it is not installed.
 
     Raises:
         ModuleNotFoundError: pymetis is not installed.

@@ -27,20 +27,21 @@ from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back, move
 from pyg_direct.runtime.cuda.peer_memory import GRANULE, Spread, p2pCliqueTopo
 from pyg_direct.runtime.host.shared_memory import find_shared, pin
 
-# Where attributes may live, and topologies.
+# Memory places for attributes, and for topologies.
 AUTO_PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
 PLACES = (*AUTO_PLACEMENTS, "peer")
-# Arrays beside the neighbors up to this share of the free GPU memory go there, even where the neighbors do not.
+# An array beside the neighbors goes to GPU memory if it takes at most this share of the free memory, even if the
+# neighbors do not.
 SMALL_SHARE = 0.125
 
 
 class ListReads(NamedTuple):
-    """What uniform sampling reads of lists in host memory.
+    """Number of bytes that uniform sampling reads from lists in host memory.
 
     Attributes:
         row_bytes: Bytes of a row that is expanded: its two offsets.
-        edge_bytes: Bytes of an edge that is drawn: its neighbor, and its id where that is not its position.
-        is_most: Some lists are cached in GPU memory, and draws from these are not told apart.
+        edge_bytes: Bytes of a drawn edge: its neighbor, and its id unless that is its position.
+        is_most: The counts are upper bounds: some lists are cached in GPU memory, and draws from these are counted too.
     """
 
     row_bytes: int
@@ -60,14 +61,14 @@ class PlacedTopology:
         indptr: int64 `[N + 1]`.
         indices: int32 or int64 `[E]`.
         edge_ids: int32 or int64 `[E]`, or `[0]` when the position of an edge is its id.
-        placement: Where `indices` lie: `cuda`, `unified`, `pinned` or `cpu`.
-        blocks: Memory behind the arrays, where it is ours.
-        lists, starts: What kernels read neighbors from, and where each row begins in it, int64 `[N]` at least:
-            `indices` and `indptr`, unless a part of the rows is cached.
+        placement: Memory place of `indices`: `cuda`, `unified`, `pinned` or `cpu`.
+        blocks: Memory blocks behind the arrays that the package owns.
+        lists, starts: Neighbors as kernels read them, and the first position of each row in them, int64 `[N]` or
+            longer. They are `indices` and `indptr` unless a part of the rows is cached.
         cached: Copies of hot rows in GPU memory; None without.
-        pairs: `indices` and `edge_ids` interleaved in one word an edge, int64 `[E]`, the neighbor in its lower half
-            (both are then views of it); `[0]` where they lie apart.
-        is_given: Whether the arrays may be a program's, which may write to them.
+        pairs: `indices` and `edge_ids` interleaved in one word an edge, int64 `[E]`, the neighbor in the lower half
+            (both are then views of it); `[0]` if the two are separate.
+        is_given: True if the arrays may belong to a program, which may write to them.
     """
 
     indptr: Tensor
@@ -86,7 +87,7 @@ class PlacedTopology:
             self.lists, self.starts = self.indices, self.indptr
         if self.pairs is None:
             self.pairs = self.indptr.new_empty(0)
-        # Those of `torch.inference_mode` count no writes.
+        # Tensors of `torch.inference_mode` count no writes.
         self._counting = [array for array in (self.indptr, self.indices) if not array.is_inference()]
         self._versions = [array._version for array in self._counting]
 
@@ -106,7 +107,7 @@ class PlacedTopology:
         return self.indptr.device
 
     def list_reads(self) -> ListReads | None:
-        """What sampling reads over the link to host memory; None where all lists are in GPU memory, and on a CPU."""
+        """Reads of sampling over the link to host memory; None if all lists are in GPU memory, and on a CPU."""
         host = [block for block in self.blocks if block.placement in ("unified", "pinned")]
 
         def bytes_of(array: Tensor) -> int:
@@ -124,10 +125,10 @@ class PlacedTopology:
             block.check_process()
 
     def check_unchanged(self) -> None:
-        """Check offsets and neighbors again where a program has written to the arrays that it gave.
+        """Check offsets and neighbors again if a program has written to the arrays that it gave.
 
         Raises:
-            ArgumentError, IdError: they are no rows any more.
+            ArgumentError, IdError: they are no longer valid rows.
         """
         versions = [array._version for array in self._counting]
         if versions != self._versions:
@@ -135,7 +136,7 @@ class PlacedTopology:
             self._versions = versions
 
     def check_rows(self, nodes: np.ndarray) -> None:
-        """Check the offsets of nodes on the way to a loop: what writes to them through NumPy is counted nowhere.
+        """Check the offsets of nodes before a loop reads them: writes through NumPy are counted nowhere.
 
         Args:
             nodes: int32 or int64 `[n]`, of this graph.
@@ -156,8 +157,9 @@ class PlacedTopology:
 
 
 def choose_placement(num_bytes: int, device: torch.device) -> str:
-    """Where `auto` puts a topology: `cpu`; `cuda` when it fits and leaves a quarter of the free memory, at least 8 GiB
-    or half of it; else host memory, `unified` or `pinned`, whichever the GPU reads faster.
+    """Return the placement that `auto` chooses for a topology. `cpu` on a CPU; `cuda` if the topology fits and leaves a
+    quarter of the free memory, at least 8 GiB or half of it. Otherwise it is host memory: `unified` or `pinned`,
+    whichever the GPU reads faster.
     """
     if device.type == "cpu":
         return "cpu"
@@ -165,7 +167,7 @@ def choose_placement(num_bytes: int, device: torch.device) -> str:
 
 
 def prefer_gpu(array: Tensor, placement: str, device: torch.device) -> str:
-    """Where an array beside the neighbors goes: to GPU memory where it is small."""
+    """Choose the placement of an array beside the neighbors: GPU memory if it is small."""
     if placement in ("cpu", "cuda"):
         return placement
     if placement == "peer":
@@ -174,9 +176,9 @@ def prefer_gpu(array: Tensor, placement: str, device: torch.device) -> str:
 
 
 def place_array(source: Tensor, placement: str, device: torch.device, what: str) -> tuple[Tensor, Tensor, Block | None]:
-    """(view for the device, tensor to keep on the host side, block) of an array put into `placement`.
+    """Put an array into `placement`; return (view for the device, tensor to keep on the host side, block).
 
-    The host-side tensor is the CPU view of the placed bytes where there is one, so that they are not held twice.
+    The host-side tensor is the CPU view of the placed bytes if there is one, so that they are not held twice.
     """
     if placement == "cpu":
         return source.cpu(), source, None
@@ -202,7 +204,8 @@ def place_array(source: Tensor, placement: str, device: torch.device, what: str)
 
 
 def interleave(indices: Tensor, edge_ids: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(pairs int64 `[E]`, view of the indices, view of the edge ids) on a GPU, of int32 `[E]` from anywhere.
+    """Return (pairs int64 `[E]`, view of the indices, view of the edge ids) on a GPU, from int32 `[E]` arrays on any
+    device.
 
     A sampler that picks an edge reads both at one place: half as many random accesses as to two arrays.
     """
@@ -213,12 +216,12 @@ def interleave(indices: Tensor, edge_ids: Tensor, device: torch.device) -> tuple
     return halves.view(torch.int64).view(-1), halves[:, 0], halves[:, 1]
 
 
-# What a topology holds that is of this process alone.
+# Attributes of a topology that belong to this process alone.
 _OWN_TO_PROCESS = ("_placed", "_lock", "_sent", "_has_room")
 
 
 def sendable_state(topology: Any) -> dict[str, Any]:
-    """What of a topology another process gets: all but what is placed here.
+    """Return the state of a topology for another process, without the arrays that are placed here.
 
     Views of GPU-visible memory cannot be sent; their bytes can.
     """
@@ -231,7 +234,7 @@ def sendable_state(topology: Any) -> dict[str, Any]:
 
 
 def restore_state(topology: Any, state: dict[str, Any]) -> None:
-    """The other end of `sendable_state`."""
+    """Restore a topology in another process from `sendable_state`."""
     topology.__dict__.update(state)
     topology._placed, topology._lock = {}, threading.Lock()
 
@@ -241,13 +244,13 @@ _PARTS = 16
 
 
 def spread_over_peers(arrays: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The arrays as `device` reads them, each shared out over the GPUs of its clique.
+    """Share arrays out over the GPUs of a clique, and return them as `device` reads them.
 
-    In a `torch.distributed` group the clique is among the GPUs of its processes on this host, all of which call this;
-    the arrays are then those of the first of them. Else it is among all GPUs of the host.
+    In a `torch.distributed` group the clique is among the GPUs of its processes on this host, which must all call this.
+    The arrays then come from the first process. Without a group the clique is among all GPUs of the host.
 
     Args:
-        arrays: Tensors with items, anywhere.
+        arrays: Tensors with items, on any device.
         device: A GPU.
 
     Raises:
@@ -274,7 +277,7 @@ def _spread(array: Tensor, clique: Sequence[int]) -> Spread:
     chunk_bytes = math.ceil(num_bytes / (_PARTS * len(clique) * GRANULE)) * GRANULE
     owners = [clique[number % len(clique)] for number in range(math.ceil(num_bytes / chunk_bytes))]
     spread = Spread.allocate(num_bytes, chunk_bytes, owners)
-    # A copy from one GPU to another runs on the first, which must be the one that this memory is mapped for.
+    # A copy between GPUs runs on the first GPU, which must be the one that this memory is mapped for.
     index = array.device.index if array.is_cuda and array.device.index in clique else clique[0]
     array = array if array.device.index == index else array.cpu()
     spread.view(index).view(array.dtype).copy_(array.view(-1))
@@ -283,7 +286,7 @@ def _spread(array: Tensor, clique: Sequence[int]) -> Spread:
 
 
 def check_place(name: str, place: str, device: torch.device, known: Sequence[str] = AUTO_PLACEMENTS) -> None:
-    """Refuse a placement that is none, or that the device cannot read.
+    """Refuse an unknown placement, or one that the device cannot read.
 
     Raises:
         ArgumentError: named argument, rule and value.

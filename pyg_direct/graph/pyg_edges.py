@@ -15,7 +15,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.argument_checks import check_edge_list
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
 
-# What was made of tensors, by name and ids of these; it goes when one of them does.
+# Objects made of tensors, by name and tensor ids; an entry goes when one of its tensors does.
 _DERIVED: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], list[int], Any]] = {}
 
 
@@ -35,8 +35,8 @@ class Rows(NamedTuple):
 
 
 def read_edges(graph: Any, name: str = "edge_index") -> EdgeList | Rows:
-    """Edges of an `edge_index`, an `EdgeIndex`, a `Data`, a `SparseTensor` or a torch sparse tensor; `name` is the
-    argument that messages name.
+    """Read the edges of an `edge_index`, an `EdgeIndex`, a `Data`, a `SparseTensor` or a torch sparse tensor; `name` is
+    the argument that messages name.
 
     Rows of compressed containers are the nodes that are sampled from, as in PyG's `adj_t`.
 
@@ -70,9 +70,9 @@ def read_edges(graph: Any, name: str = "edge_index") -> EdgeList | Rows:
 
 
 def read_array(array: Any) -> Any:
-    """A NumPy array as a tensor, over the same memory where torch can have it; all else as it is.
+    """Return a NumPy array as a tensor, over the same memory if torch allows that; return any other object as it is.
 
-    Torch has no memory in the byte order of other processors, nor such as is not to be written.
+    Torch cannot hold foreign byte orders, nor read-only memory.
     """
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
         return array
@@ -93,7 +93,7 @@ def _read_data(data: Any) -> EdgeList | Rows:
 
 
 def derive(name: str, make: Callable[..., Any], *sources: Any) -> Any:
-    """What a function of this name makes of tensors, kept until one of them is gone; made anew after a write to one."""
+    """Return the object that a function of this name makes of tensors, cached until a tensor is gone or written to."""
     key = name, *map(id, sources)
     versions = [version_of(source) for source in sources]
     refs, known, made = _DERIVED.get(key, ([], [], None))
@@ -108,8 +108,8 @@ def derive(name: str, make: Callable[..., Any], *sources: Any) -> Any:
 
 
 def find_edges(store: Any) -> Any:
-    """The edges of a `Data` or of a relation that are sampled: `adj_t` where there is one, as in PyG, else
-    `edge_index`; None without.
+    """Return the edges of a `Data` or of a relation that are sampled: `adj_t` if there is one, as in PyG, otherwise
+    `edge_index`; None without both.
     """
     adj_t = store.adj_t if "adj_t" in store else None
     if adj_t is None:
@@ -118,7 +118,7 @@ def find_edges(store: Any) -> Any:
 
 
 def as_rows(adj_t: Any) -> Any:
-    """An adjacency compressed by row, of a sparse tensor of torch of any layout."""
+    """Return an adjacency compressed by row, from a torch sparse tensor of any layout."""
     is_other = isinstance(adj_t, Tensor) and adj_t.layout in (torch.sparse_coo, torch.sparse_csc)
     return derive("rows", Tensor.to_sparse_csr, adj_t) if is_other else adj_t
 
@@ -129,7 +129,7 @@ def check_adjacency(adj_t: Any, name: str = "data.adj_t") -> None:
     Raises:
         ArgumentError: it is.
     """
-    # What CSC compresses would be the sources.
+    # CSC would compress the sources.
     if isinstance(adj_t, Tensor) and adj_t.layout in (torch.sparse_csc, torch.sparse_coo):
         kind = "CSC" if adj_t.layout == torch.sparse_csc else "COO"
         raise ArgumentError(f"{name} must be compressed by row; call to_sparse_csr() on this {kind} tensor")

@@ -1,4 +1,4 @@
-"""One relation of a graph: its rows, with times and weights in their order, sorted by time where it has times."""
+"""One relation of a graph: its rows, with times and weights in row order, sorted by time if the relation has times."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from pyg_direct.ops.argument_checks import check_edge_list, check_ids, check_int
 from pyg_direct.ops.local_ids.csr import compress
 
 EdgeType = tuple[str, str, str]
-# Names of the one node type and the one relation of a graph that has no names.
+# Names of the only node type and relation of a graph without types.
 NODES = "nodes"
 LINKS = (NODES, "to", NODES)
-# Dtypes of which float32 holds every number.
+# Dtypes whose every number float32 holds.
 _WITHIN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16,
                    torch.uint16)  # fmt: skip
 
 
 def tell_apart(names: Mapping[Any, str]) -> dict[Any, str]:
-    """Names of attributes by (kind, key), as reports show them; where two would be equal, the keys themselves."""
+    """Return names of attributes by (kind, key) for reports; if two names would be equal, the keys themselves."""
     return dict(names) if len(set(names.values())) == len(names) else {key: repr(key) for key in names}
 
 
 def name_part(part: str, kind: str | EdgeType) -> str:
-    """What messages call the part of a type or a relation; a graph without names has one of each."""
+    """Return the words for a type or a relation in messages; a graph without types has one of each."""
     return part if kind in (NODES, LINKS) else f"{part}[{kind!r}]"
 
 
 @dataclass
 class Relation:
-    """Rows of a relation; ids are those within the types.
+    """Rows of a relation, with ids local to their types.
 
     Attributes:
         edge_type: Its name.
         indptr, indices: int64 `[rows + 1]`, int32 or int64 `[E]`.
-        edge_ids: `[E]`, or None where the position of an edge is its id.
+        edge_ids: `[E]`, or None if the position of an edge is its id.
         weight, time: By position, float32 or float64, and int64 `[E]`; or None.
-        is_timed: Whether its rows are sorted by time: that of the edges, or of the neighbors.
-        is_given: Whether its neighbors are an array of the program's, which may write to it.
+        is_timed: True if rows are sorted by time, either the edges' or the neighbors'.
+        is_given: True if its neighbors are an array of the program's, which may write to it.
     """
 
     edge_type: EdgeType
@@ -69,7 +69,7 @@ class Relation:
         if times is not None:
             self._sort(times, is_sorted)
         if weight is not None:
-            # Draws give no gradient to what they follow.
+            # Sampling returns no gradient to times or weights.
             self.weight = self._check_weight(self._by_position("edge_weight", weight.detach()))
 
     def _name(self, part: str) -> str:
@@ -118,26 +118,26 @@ class Relation:
         )
 
     def list_times(self) -> Tensor:
-        """Times by position; zeros where the relation has none."""
+        """Times by position; zeros if the relation has none."""
         return self.indices.new_zeros(self.indices.numel(), dtype=torch.int64) if self.time is None else self.time
 
     def list_weights(self) -> Tensor:
-        """Weights by position; ones where the relation has none."""
+        """Weights by position; ones if the relation has none."""
         return self.indices.new_ones(self.indices.numel(), dtype=torch.float32) if self.weight is None else self.weight
 
 
 def as_weights(weight: Tensor) -> Tensor:
-    """Weights of edges, real numbers `[E]`, as float32 where that holds each exactly; else as float64."""
+    """Return weights of edges, real numbers `[E]`, as float32 if that holds each exactly; otherwise as float64."""
     narrow = weight.to(torch.float32)
     if weight.dtype in _WITHIN_FLOAT32:
         return narrow
     wide = weight.to(torch.float64)
-    # NaN, which is refused, equals nothing.
+    # NaN, which is refused, is not equal to any number.
     return narrow if bool((narrow.double() == wide).all()) else wide
 
 
 def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: int, direction: str) -> Relation:
-    """The rows of what was given for a relation: an edge list, a `CSRTopo`, or (indptr, indices, edge ids)."""
+    """Read the rows of a relation from an edge list, a `CSRTopo`, or (indptr, indices, edge ids)."""
     name = name_part("edges", edge_type)
     if isinstance(edges, Tensor):
         check_edge_list(name, edges)

@@ -29,7 +29,7 @@ _FEW = 2**20
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """A switch: a bool of Python or NumPy, 0 or 1; None is False."""
+    """Return a switch as a bool: a bool of Python or NumPy, 0 or 1; None is False."""
     if value is None:
         return False
     if not isinstance(value, (bool, np.bool_)) and not (isinstance(value, (int, np.integer)) and value in (0, 1)):
@@ -38,7 +38,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def in_short(value: Any) -> str:
-    """A value as messages show it: tensors and arrays by shape, long ones by their beginning."""
+    """Return a value as messages show it: tensors and arrays by shape, long values by their beginning."""
     if isinstance(value, (Tensor, np.ndarray)):
         kind = "a tensor" if isinstance(value, Tensor) else "an array"
         return f"{kind} of shape {tuple(value.shape)}"
@@ -53,26 +53,26 @@ def in_short(value: Any) -> str:
 
 
 def tell_kind(value: Any) -> str:
-    """A value that is of no use as messages show it: words as they are, else what it is."""
+    """Return an invalid value as messages show it: words as they are, other values by type."""
     return in_short(value) if value is None or isinstance(value, (str, bytes)) else type(value).__name__
 
 
 def check_callables(**functions: Any) -> None:
-    """Functions of the user's, by argument; None where there is none."""
+    """Check that the user's functions, by argument, are callable or None."""
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise ArgumentTypeError(f"{name} must be callable or None, got {function!r}")
 
 
 def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
-    """1-D int32 or int64 ids, made contiguous; ids on the CPU must lie in [0, upper).
+    """Check 1-D int32 or int64 ids, and make them contiguous; ids on the CPU must lie in [0, upper).
 
     Ids on a GPU are not read here: kernels check them and the error is raised at the next wait for the GPU.
     """
     if not isinstance(ids, Tensor):
         raise ArgumentTypeError(f"{name} must be a tensor, got {type(ids).__name__}")
     if ids.dtype.is_floating_point and ids.shape == (0,):
-        # An empty list makes a tensor of floats.
+        # torch makes a float tensor of an empty list.
         ids = ids.long()
     if ids.dtype not in INDEX_DTYPES:
         hint = ": give its .nonzero().view(-1)" if ids.dtype == torch.bool else ": give its .long()"
@@ -81,8 +81,8 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
     if ids.dim() != 1:
         raise ArgumentError(f"{name} must have one dimension, got shape {tuple(ids.shape)}")
     if upper is not None and not ids.is_cuda and ids.numel() > 0:
-        # Torch's other threads would go on waiting awake beside loops of ours that follow: batches of 256 nodes of a
-        # tenth of ogbn-products' shape, that no thread makes ahead, took 13.7 ms instead of 6.0 on two cores.
+        # Torch's other threads would go on spinning beside the package's loops that follow. Batches of 256 nodes of a
+        # tenth of ogbn-products' shape, without prefetch, took 13.7 ms instead of 6.0 on two cores.
         with one_thread(ids.numel() <= _FEW):
             low, high = (int(v) for v in torch.aminmax(ids))
         if low < 0 or high >= upper:
@@ -91,10 +91,10 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
 
 
 def check_edge_list(name: str, edges: Tensor) -> None:
-    """A list of edges: int64 or int32 `[2, E]`.
+    """Check a list of edges: int64 or int32 `[2, E]`.
 
     Raises:
-        ArgumentError, ArgumentTypeError: `name`, rule and value, and what to call where that helps.
+        ArgumentError, ArgumentTypeError: `name`, rule and value, and the call that helps, if there is one.
     """
     if not isinstance(edges, Tensor):
         raise ArgumentTypeError(f"{name} must be a tensor [2, E], got {type(edges).__name__}")
@@ -109,7 +109,7 @@ def check_edge_list(name: str, edges: Tensor) -> None:
 
 
 def as_ids(name: str, ids: Any) -> Tensor:
-    """Ids as a tensor, from a list or an array too."""
+    """Return ids as a tensor, also from a list or an array."""
     if isinstance(ids, Tensor):
         return ids
     try:
@@ -120,7 +120,7 @@ def as_ids(name: str, ids: Any) -> Tensor:
 
 
 def check_integers(name: str, values: Tensor) -> None:
-    """Integers, such as times, that int64 holds.
+    """Check integers, such as times, that int64 holds.
 
     Raises:
         ArgumentError, ArgumentTypeError: `name`, rule and value.
@@ -134,7 +134,7 @@ def check_integers(name: str, values: Tensor) -> None:
 
 
 def check_fanouts(name: str, fanouts: Sequence[int]) -> list[int]:
-    """Fanouts per hop: integers of Python or NumPy, each at least -1 (which takes all neighbors)."""
+    """Check fanouts per hop: integers of Python or NumPy, each at least -1 (which takes all neighbors)."""
     if isinstance(fanouts, np.ndarray) and fanouts.ndim == 1:
         fanouts = fanouts.tolist()
     if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
@@ -155,7 +155,7 @@ def check_fanouts(name: str, fanouts: Sequence[int]) -> list[int]:
 
 
 def check_key(name: str, key: int) -> int:
-    """A key of draws: an unsigned 64-bit integer."""
+    """Check a key of draws: an unsigned 64-bit integer."""
     if isinstance(key, bool) or not isinstance(key, int):
         raise ArgumentTypeError(f"{name} must be an integer, got {key!r}")
     if not 0 <= key <= MAX_KEY:
@@ -164,13 +164,15 @@ def check_key(name: str, key: int) -> int:
 
 
 def check_same_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
-    """Both tensors live on one device."""
+    """Check that both tensors live on one device."""
     if tensor.device != other.device:
         raise ArgumentError(f"{name} must be on the device of {other_name} ({other.device}), got {tensor.device}")
 
 
 def check_topology_kinds(indptr: Tensor, indices: Tensor) -> None:
-    """`indptr` int64 `[N + 1]`, `indices` int32 or int64 `[E]`, on one device; what they hold is not read."""
+    """Check `indptr` int64 `[N + 1]` and `indices` int32 or int64 `[E]`, on one device, without reading their
+    values.
+    """
     for name, array in (("indptr", indptr), ("indices", indices)):
         if not isinstance(array, Tensor):
             raise ArgumentTypeError(f"{name} must be a tensor, got {type(array).__name__}")
@@ -186,7 +188,7 @@ def check_topology_kinds(indptr: Tensor, indices: Tensor) -> None:
 
 
 def check_topology(indptr: Tensor, indices: Tensor) -> None:
-    """`indptr` int64 `[N + 1]`, not decreasing from 0 to E; `indices` int32 or int64 `[E]` within [0, N)."""
+    """Check `indptr` int64 `[N + 1]`, not decreasing from 0 to E, and `indices` int32 or int64 `[E]` within [0, N)."""
     check_topology_kinds(indptr, indices)
     first, last = int(indptr[0]), int(indptr[-1])
     if first != 0 or last != indices.numel():
@@ -204,15 +206,15 @@ Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 
 def refuse_unknown(owner: type, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse options of a class that it does not know, and tell the nearest that it does.
+    """Refuse options that a class does not know, and name the nearest known option.
 
     Args:
         owner: The class that is made.
         given: Options that its constructor does not name.
-        known: Those of them that something else takes.
+        known: Options among them that another class takes.
 
     Raises:
-        ArgumentTypeError: there is another.
+        ArgumentTypeError: there is an unknown option.
     """
     for name in given:
         if name in known:
@@ -224,7 +226,7 @@ def refuse_unknown(owner: type, given: Mapping[str, Any], known: Collection[str]
 
 
 def checks_keywords(make: Constructor) -> Constructor:
-    """A constructor without `**kwargs` that refuses unknown options as `refuse_unknown` does."""
+    """Return a constructor without `**kwargs` that refuses unknown options as `refuse_unknown` does."""
     known = frozenset(_list_names(make))
 
     @wraps(make)
@@ -237,7 +239,7 @@ def checks_keywords(make: Constructor) -> Constructor:
 
 
 def list_options(owner: type) -> list[str]:
-    """What the constructor of a class names, and those that it hands `**kwargs` on to."""
+    """List the options of a constructor, and of those that it passes `**kwargs` on to."""
     names: dict[str, None] = {}
     for base in owner.__mro__:
         make: Any = vars(base).get("__init__")
@@ -245,7 +247,7 @@ def list_options(owner: type) -> list[str]:
             continue
         own = _list_names(make)
         names |= dict.fromkeys(own)
-        # A loader that has a seed names all that it has: its `**kwargs` are those of torch's.
+        # A loader with a `seed` names all of its options: its `**kwargs` go to torch.
         is_handed_on = any(part.kind is part.VAR_KEYWORD for part in inspect.signature(make).parameters.values())
         if not is_handed_on or "seed" in own:
             break

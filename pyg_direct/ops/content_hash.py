@@ -1,4 +1,4 @@
-"""Contents of tensors, compared: torch counts writes to a tensor, but none through NumPy or `.data`."""
+"""Comparison of tensor contents: torch counts writes to a tensor, but no writes through NumPy or `.data`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from pyg_direct.kernels import content_hash as kernels
 from pyg_direct.ops.run_kernel import cpu_chunks, run_cpu, threads_for
 
-# Bytes up to which all of a tensor is compared at the start of an epoch; of a larger one, samples are.
+# Bytes up to which a whole tensor is compared at the start of an epoch; of a larger one, samples are.
 WHOLE_BYTES = 32 << 20
-# Runs of words that are looked at of a larger one; and in a hurry, of one of more than so many bytes.
+# Runs of words that are read from a larger tensor; and in a hurry, from a tensor of more than so many bytes.
 _PIECES, _FEW_PIECES, _LENGTH, _FEW_BYTES = 4096, 256, 16, 64 << 10
 _WORD = 8
 _HURRY = threading.local()
@@ -28,8 +28,8 @@ class Content(NamedTuple):
 
     Attributes:
         form: Shapes and dtypes.
-        glance: Sum of a few samples; of all where it is small.
-        sum: Sum of all, or of more samples where it is large.
+        glance: Sum of a few samples; of all bytes if the tensor is small.
+        sum: Sum of all bytes, or of more samples if the tensor is large.
     """
 
     form: tuple[Any, ...]
@@ -39,7 +39,7 @@ class Content(NamedTuple):
 
 @contextmanager
 def glance_only() -> Iterator[None]:
-    """Compare a few samples inside, in some ten microseconds, for calls that make one batch."""
+    """Compare only a few samples in the block, in some ten microseconds, for calls that make one batch."""
     before, _HURRY.is_on = getattr(_HURRY, "is_on", False), True
     try:
         yield
@@ -48,18 +48,20 @@ def glance_only() -> Iterator[None]:
 
 
 def read_content(value: Any) -> Content:
-    """The contents of a tensor, an array, or a sparse tensor of torch or torch_sparse; none of anything else."""
+    """Read the contents of a tensor, an array, or a sparse tensor of torch or torch_sparse; empty for any other
+    object.
+    """
     parts = [_read_words(part) for part in _list_parts(value)]
     return Content(_read_form(value), _sum_parts(parts, _FEW_PIECES, _FEW_BYTES),
                    _sum_parts(parts, _PIECES, WHOLE_BYTES))  # fmt: skip
 
 
 def has_content(value: Any, known: Content) -> bool:
-    """Report whether a tensor holds what it held, as far as `WHOLE_BYTES` and `glance_only` let this be looked at.
+    """Report whether a tensor still has known contents, as far as `WHOLE_BYTES` and `glance_only` allow a check.
 
     Args:
-        value: As of `read_content`.
-        known: What that returned.
+        value: As in `read_content`.
+        known: The result of `read_content`.
     """
     if _read_form(value) != known.form:
         return False
@@ -74,7 +76,7 @@ def _list_parts(value: Any) -> list[Tensor]:
         value = torch.from_numpy(value) if min(value.strides, default=0) >= 0 else torch.from_numpy(value.copy())
     if isinstance(value, Tensor):
         if getattr(value, "is_unified", False):
-            # Its memory, once the GPU has written there.
+            # Its memory, after the GPU has written to it.
             value = value.on_cpu()  # type: ignore[attr-defined]
         if value.layout == torch.strided:
             value = value.as_tensor() if hasattr(value, "as_tensor") else value
@@ -90,7 +92,7 @@ def _read_form(value: Any) -> tuple[Any, ...]:
 
 
 def _read_words(part: Tensor) -> Tensor:
-    """The bytes of a tensor, and those between them, uint8."""
+    """Return the bytes of a tensor, and the bytes between them, uint8."""
     if part.numel() == 0 or part.is_meta:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     span = 1 + sum((size - 1) * step for size, step in zip(part.shape, part.stride(), strict=True))
@@ -105,7 +107,7 @@ def _sum_parts(parts: list[Tensor], pieces: int, whole_bytes: int) -> int:
 
 
 def _sum_bytes(flat: Tensor, pieces: int, whole_bytes: int) -> int:
-    """The sum of the mixed words of these bytes, with the few behind the last whole word."""
+    """Sum the mixed words of these bytes, with the few bytes after the last whole word."""
     count = flat.numel() // _WORD
     rest = flat[count * _WORD :]
     tail = int.from_bytes(bytes(rest.tolist()), "little") if rest.numel() else 0
@@ -129,7 +131,7 @@ def _sum_bytes(flat: Tensor, pieces: int, whole_bytes: int) -> int:
 
 
 def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:
-    """What the loops give, by steps of NumPy."""
+    """Return the result of the loops, by steps of NumPy."""
     total, piece = 0, 1 << 16
     if not is_whole:
         part = len(words) // pieces
@@ -140,12 +142,12 @@ def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:
     for begin in range(0, len(words), piece):
         own = words[begin : begin + piece]
         total += int(_mix(own, np.arange(begin, begin + len(own), dtype=np.uint64)).sum())
-    # As the sums of the loops do, it wraps.
+    # It wraps around, as the sums of the loops do.
     return total % 2**64
 
 
 def _mix(words: Any, places: np.ndarray) -> np.ndarray:
-    """As `mix_word` of `kernels/content_hash.py`, of arrays."""
+    """Mix words as `mix_word` of `kernels/content_hash.py` does, in arrays."""
     mixed = words + (places + np.uint64(1)) * kernels._STEP
     mixed = (mixed ^ (mixed >> np.uint64(32))) * kernels._FACTOR
     mixed ^= mixed >> np.uint64(29)
@@ -153,7 +155,7 @@ def _mix(words: Any, places: np.ndarray) -> np.ndarray:
 
 
 def _sum_on_gpu(flat: Tensor, pieces: int, is_whole: bool) -> int:
-    """The same on a GPU, by steps of torch; of samples, other ones than on a CPU."""
+    """Sum on a GPU, by steps of torch; samples differ from the samples of a CPU."""
     if flat.storage_offset() % _WORD:
         flat = flat.clone()
     words = flat.view(torch.int64)

@@ -1,4 +1,4 @@
-"""Gradients of steps of our own by torch's functions: those that have gradients in turn, or come in batches."""
+"""Gradients of custom steps by torch's functions, for gradients of gradients and for batched gradients."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pyg_direct.ops.run_kernel import is_heard, is_transformed
 
 
 def is_asked_again(grads: Sequence[Tensor | None]) -> bool:
-    """Whether gradients are to have gradients, or are many at once, which loops of our own cannot give."""
+    """Report whether gradients need gradients, or come as a batch, which the package's loops cannot compute."""
     return torch.is_grad_enabled() or any(is_heard(grad) for grad in grads if grad is not None)
 
 
 def pull_by_torch(run: Callable[..., Sequence[Tensor]], given: Sequence[Tensor], needed: Sequence[bool],
                   grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of `given` where they are needed, of what `run(*given)` returns.
+    """Return the needed gradients of `given` through the result of `run(*given)`.
 
     Args:
         run: The step by functions that torch differentiates.
-        given: What it was made of.
-        needed: Which of these want a gradient.
-        grads: Of each result, None where nothing depends on it.
+        given: Inputs of the step.
+        needed: Inputs that want a gradient.
+        grads: Gradient of each result, None if nothing depends on it.
     """
     again = torch.is_grad_enabled()
-    # Within a transform nothing new can ask for gradients.
+    # Within a transform a new tensor cannot require gradients.
     is_known = again or is_transformed()
     with torch.enable_grad():
-        # Views, since some of what is given may be one tensor.
+        # Views, because some inputs may be one tensor.
         views = [value.view_as(value) if is_known else value.detach().requires_grad_() for value in given]
         pairs: Any = [pair for pair in zip(run(*views), grads, strict=True) if pair[1] is not None]
     wanted = [view for view, is_needed in zip(views, needed, strict=True) if is_needed]

@@ -1,4 +1,6 @@
-"""Runs a kernel where its tensors live: CPU loops on NumPy views, GPU grids through the driver or the simulator."""
+"""Launch of a kernel on the device of its tensors: CPU loops on NumPy views, GPU grids through the driver or the
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -17,81 +19,85 @@ from pyg_direct.runtime.cuda.launch import OPEN, Launcher
 
 _CODES = {torch.int8: "i1", torch.uint8: "u1", torch.int16: "i2", torch.int32: "i4", torch.uint32: "u4",
           torch.int64: "i8", torch.float32: "f4", torch.float64: "f8"}  # fmt: skip
-# Blocks of a grid whose blocks share out the work; each leaves one partial sum, which every block adds up.
+# Blocks of a grid that share the work; each leaves one partial sum, which every block adds up.
 _BLOCKS_PER_MULTIPROCESSOR = 8
 MAX_BLOCKS = 3 if SIMULATED else 4096
-# Edges of a batch that one thread samples in the half millisecond that it takes to wake others for every loop.
+# Edges of a batch that one thread samples in half a millisecond, as long as it takes to wake others for every loop.
 FEW_ITEMS = 8192
 
 
 def runs_on_gpu(tensor: Tensor) -> bool:
-    """Whether kernels over this tensor run as GPU grids (under the simulator: always)."""
+    """Report whether kernels over this tensor run as GPU grids (under the simulator: always)."""
     return SIMULATED or tensor.is_cuda
 
 
 def is_heard(tensor: Tensor) -> bool:
-    """Whether a mode, or a batch of gradients, needs torch's dispatcher, past which calls go else, as it takes longer
-    than the launch.
+    """Report whether a mode, or a batch of gradients, needs torch's dispatcher. Other calls bypass it, because it takes
+    longer than the launch.
     """
     return torch._C._len_torch_dispatch_stack() > 0 or is_batch(tensor)
 
 
 def is_batch(tensor: Tensor) -> bool:
-    """Whether a tensor stands for many, of gradients at once or of `torch.func.vmap`, and has no memory of its own."""
+    """Report whether a tensor stands for a batch, of gradients or of `torch.func.vmap`, and has no memory of its
+    own.
+    """
     return torch._C._functorch.is_legacy_batchedtensor(tensor) or torch._C._functorch.is_batchedtensor(tensor)
 
 
 def is_transformed() -> bool:
-    """Whether a transform of functions (`torch.func`), or derivatives on the way forward, are at work."""
+    """Report whether a transform of functions (`torch.func`) or forward-mode derivatives are active."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def is_recorded() -> bool:
-    """Whether torch compiles or traces what is called."""
+    """Report whether torch is compiling or tracing."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def is_ordinary() -> bool:
-    """Whether torch runs what is called as it is written: neither compiled, traced nor transformed."""
+    """Report whether torch runs calls eagerly: neither compiled, traced nor transformed."""
     return not (is_recorded() or is_transformed())
 
 
 def full_grid(tensor: Tensor, resident_blocks: int = _BLOCKS_PER_MULTIPROCESSOR) -> int:
-    """Blocks that fill the GPU of `tensor` when each multiprocessor holds `resident_blocks` at once."""
+    """Return the blocks that fill the GPU of `tensor` if each multiprocessor holds `resident_blocks` at once."""
     if SIMULATED:
         return MAX_BLOCKS
     return min(MAX_BLOCKS, abilities(tensor.device.index).multiprocessors * resident_blocks)
 
 
 def grid_for(items: int, tensor: Tensor) -> int:
-    """Blocks for `items` independent items, one a thread, at most a full GPU."""
+    """Return the blocks for `items` independent items, one a thread, at most a full GPU."""
     return max(1, min(full_grid(tensor), -(-items // THREADS)))
 
 
 def shared_grid(tensor: Tensor, rows: int, block_rows: int, resident_blocks: int) -> int:
-    """Blocks that share out rows, each `block_rows` at a time, at most as many as the GPU of `tensor` holds at once."""
+    """Return the blocks that share rows, each `block_rows` at a time, at most as many as the GPU of `tensor` holds at
+    once.
+    """
     return min(full_grid(tensor, resident_blocks), -(-rows // block_rows))
 
 
 def grid_of(groups: int, lane_bits: int) -> int:
-    """Blocks with a thread for each lane of each group."""
+    """Return the blocks with a thread for each lane of each group."""
     return min(3 if SIMULATED else 2**31 - 1, max(1, -(-(groups << lane_bits) // THREADS)))
 
 
 def choose_lane_bits(items: int) -> int:
-    """Logarithm of the threads that share a row: one for each item, at most a warp."""
+    """Return the logarithm of the threads that share a row: one for each item, at most a warp."""
     return min(min(32, THREADS).bit_length() - 1, max(0, (items - 1).bit_length()))
 
 
 def cpu_chunks() -> int:
-    """Pieces into which a CPU loop is cut: one a thread."""
+    """Return the pieces into which a CPU loop is cut: one a thread."""
     return get_cpu_threads()
 
 
 class threads_for:  # noqa: N801
-    """One thread for the CPU loops of this block where they have few items, which others would only be woken for."""
+    """One thread for the CPU loops of this block if they have few items, for which waking others would take longer."""
 
-    # Not a generator, whose entering and leaving takes as long as many a small loop's call.
+    # Not a generator: entering and leaving it would take as long as many a small loop.
     __slots__ = "before", "is_few"
 
     def __init__(self, items: int) -> None:
@@ -107,12 +113,12 @@ class threads_for:  # noqa: N801
 
 
 def check_below(name: str, ids: np.ndarray, upper: int) -> None:
-    """Check ids on the way to a loop, int32 or int64, in one pass: they must lie in [0, upper).
+    """Check ids before a loop, int32 or int64, in one pass: they must lie in [0, upper).
 
     Raises:
         IdError: `name`, rule and value.
     """
-    # Of a negative id the unsigned number is larger than any other.
+    # As an unsigned number, a negative id is larger than any valid one.
     if ids.size and np.maximum.reduce(ids.view(np.uint64 if ids.itemsize == 8 else np.uint32)) >= upper:
         raise IdError(f"{name} must lie in [0, {upper}), got {int(ids.min()) if ids.min() < 0 else int(ids.max())}")
 
@@ -123,7 +129,7 @@ def run_cpu(kernel: CpuKernel, *args: Any) -> Any:
 
 
 class _Dispatch:
-    """The compiled specialisations of a kernel, found by the arguments that tell them apart."""
+    """Compiled specializations of a kernel, found by the arguments that distinguish them."""
 
     def __init__(self, kernel: GpuKernel) -> None:
         self.kernel = kernel
@@ -136,7 +142,7 @@ class _Dispatch:
         self.launches: dict[Any, Callable[..., None]] = {}
 
     def compile(self, key: Any, args: tuple[Any, ...]) -> Callable[..., None]:
-        """A launch for the GPU and the dtypes of `args`, which `key` stands for."""
+        """Compile and return a launch for the GPU and the dtypes of `args`, which `key` stands for."""
         index = args[self.first_array].get_device()
         choice = self.kernel.choose([_CODES.get(a.dtype, "") if isinstance(a, Tensor) else "" for a in args])
         code = self.kernel.compile(abilities(index).compute_capability, choice)
@@ -145,7 +151,7 @@ class _Dispatch:
         return launcher.launch
 
     def make_key(self, args: Sequence[Any]) -> Any:
-        """What tells specialisations apart."""
+        """Return the key that distinguishes specializations."""
         index = args[self.first_array].get_device()
         return (index, *[args[i].dtype for i in self.telling]) if self.telling else index
 
@@ -162,9 +168,9 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
         return
     dispatch = _DISPATCHES.get(kernel)
     if dispatch is None:
-        # That of another thread, where one came first.
+        # The launch of another thread, if it came first.
         dispatch = _DISPATCHES.setdefault(kernel, _Dispatch(kernel))
-    # As `make_key`, without a call.
+    # As in `make_key`, without a call.
     index = args[dispatch.first_array].get_device()
     key = (index, *[args[i].dtype for i in dispatch.telling]) if dispatch.telling else index
     launch = dispatch.launches.get(key) or dispatch.compile(key, args)
@@ -176,13 +182,14 @@ def run_gpu(kernel: GpuKernel, grid: int, *args: Any, stream: int | None = None)
 
 
 def prepare_gpu(kernel: GpuKernel, *args: Any) -> Callable[[int, tuple[Any, ...]], None]:
-    """`run_gpu` on torch's current stream for calls that differ in few arguments: (grid, those arguments) -> None.
+    """Return a `run_gpu` on torch's current stream for calls that differ in few arguments: (grid, those arguments) ->
+    None.
 
     The others are written for the driver once, from the second call on: the first may be the only one.
 
     Args:
-        args: Of the kernel, with `OPEN` for those that differ, of which the first is an array on the GPU. If the
-            kernel has variants, its dtype alone tells them apart.
+        args: Arguments of the kernel, with `OPEN` for those that differ; the first of these is an array on the GPU. If
+            the kernel has variants, the dtype of that array alone chooses one.
     """
     changing, threads = [i for i, arg in enumerate(args) if arg is OPEN], kernel.threads
     settled: dict[Any, Callable[..., None] | None] = {}
@@ -193,7 +200,7 @@ def prepare_gpu(kernel: GpuKernel, *args: Any) -> Callable[[int, tuple[Any, ...]
         for i, value in zip(changing, values, strict=True):
             whole[i] = value
         run_gpu(kernel, grid, *whole)
-        # Now the kernel is compiled, whatever calls of other threads still wait for or failed at.
+        # The kernel is compiled now, even if calls of other threads still wait for it or failed.
         if key in settled:
             dispatch = _DISPATCHES[kernel]
             settled[key] = dispatch.launchers[dispatch.make_key(whole)].settle(args)

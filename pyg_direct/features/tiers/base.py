@@ -1,4 +1,4 @@
-"""What every place that rows live in has in common: rows by number, read into memory that is given."""
+"""Contract of every place that rows live in: rows by number, read into given memory."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from pyg_direct.ops.rows.scatter import scatter_rows
 from pyg_direct.runtime.cuda.memory import Block
 from pyg_direct.runtime.host.pages import use_large_pages
 
-# Page-locked words that kernels report bad ids in. They are kept for the next reader: a kernel of the last one may
-# still run, and must not write into memory that has become something else.
+# Page-locked words in which kernels report bad ids. They are kept for the next reader: a kernel of the last one may
+# still run, and must not write into reused memory.
 _WORDS: list[Tensor] = []
 
 
 class ReadErrors:
-    """The word that kernels report ids out of range in: a read that is only enqueued cannot raise them.
+    """Word in which kernels report ids out of range: a read that is only enqueued cannot raise them.
 
     Args:
-        is_pinned: Whether kernels of a GPU write there.
+        is_pinned: True if kernels of a GPU write the word.
 
     Attributes:
-        word: The lowest position of such an id, int64 `[1]` on the host.
+        word: The lowest position of an id out of range, int64 `[1]` on the host.
         position: The same number, as Python reads it fastest.
     """
 
@@ -44,7 +44,7 @@ class ReadErrors:
         self._is_pinned = is_pinned
 
     def raise_first(self, name: str, num_rows: int) -> None:
-        """Raise an `IdError` for what was reported since the last call; `name` is that of the ids."""
+        """Raise an `IdError` for an id reported since the last call; `name` is the argument with the ids."""
         position = self.position.value
         if position != NO_POSITION:
             self.position.value = NO_POSITION
@@ -52,37 +52,37 @@ class ReadErrors:
                           f"{position}")  # fmt: skip
 
     def __del__(self, words: list[Tensor] = _WORDS) -> None:
-        # Names are given: as the interpreter ends, those of modules are gone before objects are.
+        # Names are passed in: at interpreter exit, names of modules are gone before objects are.
         if getattr(self, "_is_pinned", False):
             words.append(self.word)
 
 
 class HeldRows(Protocol):
-    """Rows in memory that a tier is read beside, by their places there."""
+    """Rows in memory beside those that a tier reads, by their positions there."""
 
     @property
     def is_on_gpu(self) -> bool:
-        """True if kernels of a GPU read them, for which a place of -1 is no error."""
+        """True if kernels of a GPU read them, for which a position of -1 is no error."""
 
     def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
-        """Rows of places; on a GPU those of -1 may hold anything."""
+        """Read rows of positions; on a GPU a position of -1 may give any row."""
 
     def read(self, ids: Tensor) -> Tensor:
-        """Rows of places that all are some."""
+        """Read rows of positions that are all valid."""
 
 
 class Tier(ABC):
-    """Rows of one place. Which ids of a feature they are is the feature's to know: a tier counts its own from 0.
+    """Rows of one place. A tier numbers its own rows from 0; the feature maps ids to these numbers.
 
     Attributes:
-        placement: Where they live: `cuda`, `peer`, `unified`, `pinned`, `cpu`, `mmap` or `sharded`.
+        placement: Memory of the rows: `cuda`, `peer`, `unified`, `pinned`, `cpu`, `mmap` or `sharded`.
         shape: `[M, ...]`.
         dtype: Of the rows as they are stored, and as they are read.
-        device: Where ids come from and rows go to.
-        title: What reports call the place.
+        device: The device of ids and results.
+        title: Name of the place in reports.
         refusal: Why its rows are not updated.
-        is_gpu_memory: Whether the rows lie in memory of GPUs.
-        is_collective: Whether all processes of a group take part in each read, those that read nothing too.
+        is_gpu_memory: True if the rows lie in memory of GPUs.
+        is_collective: True if all processes of a group take part in each read, including processes that read no rows.
     """
 
     title = "memory"
@@ -93,15 +93,15 @@ class Tier(ABC):
         self.placement, self.shape, self.dtype, self.device = placement, shape, dtype, device
 
     def read(self, ids: Tensor, out: Tensor) -> None:
-        """Write row `ids[i]` to `out[i]`; on a GPU this is enqueued on the current stream where the tier can.
+        """Write row `ids[i]` to `out[i]`; on a GPU this is enqueued on the current stream if the tier supports that.
 
         Args:
             ids: int32 or int64 `[n]` on `device`, in any order; ascending ones are read fastest.
             out: `[n, ...]` of `dtype` on `device`, contiguous; all of it is written.
 
         Raises:
-            IdError: an id on the CPU is outside [0, M), and nothing was written. One on a GPU gives a row of zeros,
-                and this error at the next read or `synchronize()`.
+            IdError: an id on the CPU is outside [0, M); no row was written. An id on a GPU gives a row of zeros, and
+                this error at the next read or `synchronize()`.
             ArgumentError, ArgumentTypeError: named argument, rule and value.
         """
         self.raise_earlier_error()
@@ -122,11 +122,12 @@ class Tier(ABC):
         return rows
 
     def take_beside(self, ids: Tensor, locate: Callable[[Tensor], Tensor], held: HeldRows) -> tuple[Tensor, int]:
-        """(rows of ids as of `take`, how many of them came from here), others from memory.
+        """Return (rows of ids as in `take`, the number of rows that came from this tier); the others come from memory.
 
         Args:
-            ids: As of `read`.
-            locate: Ids `[n]` -> places in memory, int64 `[n]`; -1 for rows that only the tier has, and for bad ids.
+            ids: As in `read`.
+            locate: Maps ids `[n]` to positions in memory, int64 `[n]`; -1 for rows that only the tier has, and for bad
+                ids.
             held: The rows in memory.
         """
         places = locate(ids)
@@ -148,8 +149,8 @@ class Tier(ABC):
         """Write row `ids[i]` to `out[positions[i]]`, no position twice; otherwise as `read`.
 
         Args:
-            ids: As of `read`.
-            out: `[m, ...]`, otherwise as of `read`.
+            ids: As in `read`.
+            out: `[m, ...]`, otherwise as in `read`.
             positions: int64 `[n]` in [0, m), on `device`.
         """
         rows = out.new_empty((ids.numel(), *self.shape[1:]))
@@ -160,33 +161,34 @@ class Tier(ABC):
         """Replace row `ids[i]` by `rows[i]`; of an id that comes several times, the last one.
 
         Raises:
-            ArgumentError: this place cannot be written; else as `read`.
+            ArgumentError: this place cannot be written; otherwise as in `read`.
         """
         raise ArgumentError(f"rows of a tier in {self.placement!r} cannot be written: they are read-only")
 
     @property
     def table(self) -> Tensor | None:
-        """The rows `[M, ...]` as kernels on `device` read them in place; None where only `read` reaches them."""
+        """Return the rows `[M, ...]` as kernels on `device` read them in place; None if only `read` reaches them."""
         return None
 
     def synchronize(self) -> None:
-        """Wait for all reads so far, and raise what they met."""
+        """Wait for all reads so far, and raise their errors."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.raise_earlier_error()
 
     def raise_earlier_error(self) -> None:  # noqa: B027 (a tier that enqueues nothing has nothing to say)
-        """Raise what a read that was only enqueued has met since."""
+        """Raise the error of an earlier read that was only enqueued."""
 
     def check_sending(self) -> None:  # noqa: B027 (most rows can be)
-        """Raise an `ArgumentError` where the rows cannot be sent to other processes."""
+        """Raise an `ArgumentError` if the rows cannot be sent to other processes."""
 
     def count_served(self, on: bool) -> None:  # noqa: B027 (most tiers have one line in a report)
-        """Count from zero what `describe` tells apart, or stop."""
+        """Count from zero the reads that `describe` lists separately, or stop."""
 
     def describe(self, num_rows: int, num_read: int | None, link: str | None) -> list[TierReport]:
-        """Lines of a report on rows that nearer tiers do not serve: how many they are, and how many were read, None if
-        that is not counted; `link` is what rows of the host come over."""
+        """Return lines of a report on rows that nearer tiers do not serve: their number, and how many were read (None
+        if that is not counted). `link` connects the GPU to rows of the host.
+        """
         return [TierReport(self.title, num_rows, num_read, None if self.is_gpu_memory else link)]
 
     def _make_rows(self, count: int) -> Tensor:
@@ -194,7 +196,7 @@ class Tier(ABC):
 
     @abstractmethod
     def _read(self, ids: Tensor, out: Tensor) -> None:
-        """As `read`, of arguments that were checked, where there is something to read."""
+        """Read as `read` does, with checked arguments and at least one id."""
 
 
 class TableTier(Tier):
@@ -202,8 +204,8 @@ class TableTier(Tier):
 
     Args:
         table: `[M, ...]`, contiguous, on `device` as torch sees it.
-        placement: Where its bytes live; see `Tier`.
-        block: Their owner, where that is ours.
+        placement: Memory of its bytes; see `Tier`.
+        block: Owner of the bytes, if the package owns them.
         max_blocks: Cap of the grid, for reads over a link; None for none.
 
     Attributes:
@@ -230,7 +232,7 @@ class TableTier(Tier):
         return self._table
 
     def take(self, ids: Tensor) -> Tensor:
-        """Rows of ids on a GPU that were checked, as the process was, in a tensor of their own; otherwise as `read`."""
+        """Read rows of ids on a GPU that were checked, as the process was, into a new tensor; otherwise as `read`."""
         if self._is_on_cpu:
             return super().take(ids)
         if self._position.value != NO_POSITION:
@@ -240,7 +242,7 @@ class TableTier(Tier):
         out = self._table.new_empty(count, *self._row)
         if count == 0 or self._is_empty:
             return out
-        # Torch allocates what is aligned.
+        # Torch allocates aligned memory.
         (self._gather or self._choose_gather())(ids if ids.is_contiguous() else ids.contiguous(), out)
         return out
 
@@ -267,5 +269,5 @@ class TableTier(Tier):
         scatter_rows(self.table, ids, rows, errors=self._errors.word)
 
     def raise_earlier_error(self) -> None:
-        """Raise what a read on a GPU has met since."""
+        """Raise the error of an earlier read on a GPU."""
         self._errors.raise_first("ids", self.shape[0])

@@ -1,4 +1,6 @@
-"""Which tier holds rows: by what they lie in, and by the device that reads them. A new tier gets its line here."""
+"""Choice of the tier that holds rows: by their memory, and by the device that reads them. A new tier gets its line
+here.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from pyg_direct.runtime.cuda.peer_memory import Spread
 
 
 def open_table(table: Tensor, block: Block | None = None, spread: Spread | None = None) -> TableTier:
-    """The tier of rows that kernels read in place.
+    """Open the tier of rows that kernels read in place.
 
     Args:
         table: `[M, ...]`, contiguous, as the device that reads them sees them.
-        block, spread: The memory of the host, or of several GPUs, that a GPU reads them in.
+        block, spread: Memory of the host, or of several GPUs, in which a GPU reads them.
     """
     if spread is not None:
         return PeerTier(spread, table)
@@ -28,6 +30,6 @@ def open_table(table: Tensor, block: Block | None = None, spread: Spread | None 
 
 
 def open_file(file: RowFile, device: torch.device) -> Tier:
-    """The tier of rows that stay in a file and are wanted on a device."""
+    """Open the tier of rows that stay in a file, for results on a device."""
     disk = DiskTier(file)
     return StagedTier(disk, device) if device.type == "cuda" else disk

@@ -20,14 +20,14 @@ from pyg_direct.ops.rows.gather import prepare_read, rows_in_units
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
 from pyg_direct.runtime.host.threads import Pool
 
-# Rows that are not in memory are waited for one by one in each thread: as many as a disk serves at once.
+# Each thread waits for one missing row at a time: as many threads as a disk serves requests at once.
 _MOST_THREADS = 32
-# Bytes that lie between rows, up to which the system reads on from row to row: then the disk gives all it has to a few
-# threads, and more are in each other's way.
+# If the gap between rows is at most this many bytes, the system's read-ahead continues from row to row. Then a few
+# threads get the full rate of the disk, and more threads disturb each other.
 _LEAST_GAP, _FEW_THREADS = 16 << 10, 8
 # Fewer rows take a disk as long as it takes to wake a thread.
 _LEAST_SHARE = 4
-# Rows that are looked for in the page cache before a read.
+# Rows that are looked up in the page cache before a read.
 _PROBES = 32
 _SLOT_BYTES = 16 << 20
 _SLOTS = 3
@@ -35,13 +35,14 @@ _SLOTS = 3
 
 @functools.cache
 def _pool(process: int) -> Pool:
-    """The threads of this process; those of its parent do not live in a fork."""
+    """Return the threads of this process; threads of its parent do not live in a fork."""
     return Pool(_MOST_THREADS, "pyg_direct_disk", functools.partial(set_cpu_threads, 1))
 
 
 class DiskTier(Tier):
-    """Rows of a file. What the system's page cache holds is read in place, by a loop over the cores; otherwise threads
-    ask the disk for many rows at once, each for a share of them in the order of the file, which the system reads ahead.
+    """Rows of a file. A loop over the cores reads rows in place if the system's page cache holds them. Otherwise
+    threads ask the disk for many rows at once. Each thread takes a share of them in the order of the file, which the
+    system reads ahead.
 
     Args:
         file: The table. It is checked before every read that it has not changed.
@@ -56,14 +57,14 @@ class DiskTier(Tier):
         self._num_threads = min(num_threads, _MOST_THREADS)
 
     def check_sending(self) -> None:
-        """Refuse it: a process opens the file itself."""
+        """Refuse to send the tier: a process opens the file itself."""
         raise ArgumentError(f"a Feature over {self.file.path} cannot be sent: call from_file in each process")
 
     def _read(self, ids: Tensor, out: Tensor) -> None:
         self._read_to(ids, out)
 
     def place(self, ids: Tensor, out: Tensor, positions: Tensor) -> None:
-        """Write row `ids[i]` to `out[positions[i]]`, which takes no memory of its own; otherwise as `read`."""
+        """Write row `ids[i]` to `out[positions[i]]`, without temporary memory; otherwise as `read`."""
         ids, positions = check_ids("ids", ids, self.shape[0]), check_ids("positions", positions, out.shape[0])
         if out.shape[1:] != self.shape[1:] or out.dtype != self.dtype or not out.is_contiguous():
             raise ArgumentError(f"out must be contiguous rows {tuple(self.shape[1:])} of {self.dtype}, got "
@@ -76,20 +77,20 @@ class DiskTier(Tier):
     def _read_to(self, ids: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
         self.file.check()
         if self.file.is_cached(ids[:: max(1, ids.numel() // _PROBES)].tolist()):
-            # Nothing is waited for, and no thread need ask for Python's lock.
+            # There is no wait, and no thread needs Python's lock.
             prepare_read(self.file.rows, ids, out, positions)(0, ids.numel())
             return
         for part in self._start(ids, out, positions):
             part.result()
 
     def _start(self, ids: Tensor, out: Tensor, positions: Tensor | None) -> list[Future[None]]:
-        """Have threads read rows of ids that were checked; all is done when all futures are."""
+        """Start threads that read rows of checked ids; the read is complete when all futures are."""
         ids, count = ids.long(), ids.numel()
         if bool((ids[1:] < ids[:-1]).any()):
             ids, order = ids.sort()
             positions = order if positions is None else positions[order]
         read = self._prepare(ids, out, positions)
-        # Compiled before many threads ask for it at once.
+        # Compiled before many threads need it at once.
         read(0, 0)
         rows_between, row_bytes = int(ids[-1]) - int(ids[0]) - count, out[0].numel() * out.element_size()
         most = _FEW_THREADS if rows_between * row_bytes < count * _LEAST_GAP else self._num_threads
@@ -98,7 +99,7 @@ class DiskTier(Tier):
         return [pool.submit(read, start, min(start + share, count)) for start in range(0, count, share)]
 
     def _prepare(self, ids: Tensor, out: Tensor, positions: Tensor | None) -> Callable[[int, int], None]:
-        """`prepare_read` from the file itself: a page that is only mapped is waited for under locks of the system."""
+        """`prepare_read` from the file itself: a page fault of a map would wait under locks of the system."""
         if not hasattr(os, "preadv"):
             return prepare_read(self.file.rows, ids, out, positions)
         numbers, target = ids.numpy(), rows_in_units(out, torch.uint8).numpy()
@@ -114,8 +115,8 @@ class _Slot(NamedTuple):
 
 
 class StagedTier(Tier):
-    """Rows that the CPU reads, for a GPU: through slots of page-locked memory, one of which is copied to the GPU while
-    the next is filled. The host waits for the ids and for the rows.
+    """Rows that the CPU reads, for a GPU, through slots of page-locked memory. One slot is copied to the GPU while the
+    next is filled. The host waits for the ids and for the rows.
 
     Args:
         source: The rows, on the CPU.

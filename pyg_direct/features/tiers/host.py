@@ -12,7 +12,7 @@ class HostTier(TableTier):
     """Rows in host memory.
 
     Args:
-        table: `[M, ...]`, contiguous, as the GPU that reads them sees them; on the CPU where none does.
+        table: `[M, ...]`, contiguous, as the GPU that reads them sees them; on the CPU if no GPU reads them.
         block: The memory that a GPU reads; None for ordinary memory.
         max_blocks: Cap of the grid of one read.
     """

@@ -9,8 +9,9 @@ from pyg_direct.features.tier_report import TierReport
 from pyg_direct.features.tiers.base import TableTier
 from pyg_direct.runtime.cuda.peer_memory import Spread
 
-# Places of a list of ids that are read from at once where rows lie on several GPUs: ascending ids meet one GPU after
-# the other, and those of all GPUs the same one. On four H200s 1,024 read at 0.74 of what copies can, 64 at 0.80.
+# Positions of a list of ids that are read at once if rows lie on several GPUs. Ascending ids read from one GPU after
+# the other, and all GPUs would then read from the same one. On four H200s 1,024 read at 0.74 of the rate of copies, 64
+# at 0.80.
 STRANDS = 64
 
 
@@ -34,13 +35,13 @@ class PeerTier(TableTier):
         self._far = FarRows(self.spread, self.table, self.device) if on else None
 
     def note_read(self, places: Tensor) -> None:
-        """Count a read of rows at these places, int64 `[n]`; what lies outside [0, M) is none."""
+        """Count a read of rows at these positions, int64 `[n]`; positions outside [0, M) are ignored."""
         if self._far is not None:
             is_row = (places >= 0) & (places < self.shape[0])
             self._far.count(torch.where(is_row, places.long(), -1))
 
     def describe(self, num_rows: int, num_read: int | None, link: str | None) -> list[TierReport]:
-        """A line for the memory of this GPU, and one for the memory of others where reads are counted."""
+        """Return a line for the memory of this GPU, and one for the memory of others if reads are counted."""
         num_far, far_read = (0, 0) if self._far is None else (self._far.num_rows, self._far.num_read)
         own_read = None if num_read is None else num_read - far_read
         lines = super().describe(num_rows - num_far, own_read, None) if num_rows > num_far else []
@@ -65,12 +66,12 @@ class FarRows:
         # A row belongs to the chunk that it begins in.
         firsts = [min(len(rows), -(-i * self._chunk_bytes // self._row_bytes)) for i in range(len(is_far) + 1)]
         self.num_rows = sum(end - begin for far, begin, end in zip(is_far, firsts, firsts[1:], strict=False) if far)
-        # The last one stands for the place -1.
+        # The last one stands for the position -1.
         self._is_far = torch.tensor([*is_far, False], device=device)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
 
     def count(self, places: Tensor) -> None:
-        """Count a read of rows at these places, int64 `[n]`; -1 is none."""
+        """Count a read of rows at these positions, int64 `[n]`; -1 is ignored."""
         chunks = torch.div(places * self._row_bytes, self._chunk_bytes, rounding_mode="floor")
         self._count += self._is_far[chunks].sum()
 

@@ -1,7 +1,7 @@
-"""Rows that no process has all of: each of a group holds a range of them, and they exchange what they read.
+"""Rows distributed over a group of processes: each holds a range of rows, and they exchange the rows that they read.
 
 Process r of W holds the rows from r * N // W on. A read is one exchange of ids and one of rows, all to all, over NCCL
-or Gloo; all processes take part, those that read nothing too.
+or Gloo. All processes take part, even if they read no rows.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from pyg_direct.ops.sampling.split_by_owner import find_buckets, group_keys, mak
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.host.tensor_views import as_bytes
 
-# The way to the other processes that the features of this process have in common.
+# Communicator that all features of this process share.
 _EXCHANGES: list[Any] = []
 
 
 def open_exchange(device: torch.device) -> Any:
-    """The `Communicator` of all features that are shared out, which keeps their reads in one order; called by all.
+    """Open the `Communicator` of all distributed features, which keeps their reads in one order; called by all
+    processes.
 
     Args:
-        device: Of the rows.
+        device: Device of the rows.
     """
-    # Only where there are process groups: torch has them on some systems only.
+    # torch has process groups on some systems only.
     from pyg_direct.runtime.comm.communicator import Communicator
 
     _EXCHANGES[:] = [known for known in _EXCHANGES if known.is_open]
@@ -47,8 +48,8 @@ class ShardedTier(Tier):
 
     Args:
         num_rows: N.
-        own: Those of this process, from `range_of(rank, size, N)[0]` on.
-        exchange: The way to the others; see `open_exchange`.
+        own: Rows of this process, from `range_of(rank, size, N)[0]` on.
+        exchange: Communicator with the others; see `open_exchange`.
 
     Attributes:
         exchange: As given.
@@ -67,7 +68,7 @@ class ShardedTier(Tier):
         self._bounds = torch.tensor(firsts, dtype=torch.int64, device=own.device)
 
     def take(self, ids: Tensor) -> Tensor:
-        """Rows of ids on the device, `[n, ...]`; every process calls it, with ids of its own or none.
+        """Read rows of ids on the device, `[n, ...]`; every process calls it, with its own ids or none.
 
         A row of another process is sent as often as its id comes.
 
@@ -78,7 +79,9 @@ class ShardedTier(Tier):
         return self._take(ids)[0]
 
     def take_beside(self, ids: Tensor, locate: Callable[[Tensor], Tensor], held: HeldRows) -> tuple[Tensor, int]:
-        """As of `Tier`. Rows in memory are told apart in the pass that groups ids by process; it is collective."""
+        """Read as `Tier.take_beside` does. The pass that groups ids by process also finds rows in memory; it is
+        collective.
+        """
         return self._take(ids, locate, held)
 
     def take_nothing(self) -> None:
@@ -90,15 +93,16 @@ class ShardedTier(Tier):
         self.num_remote = 0
 
     def describe(self, num_rows: int, num_read: int | None, link: str | None) -> list[TierReport]:
-        """A line for the rows of this process, and one for those of others. A hot row counts as one of the process that
-        holds it, too."""
+        """Return a line for the rows of this process, and one for rows of others. A hot row also counts for the process
+        that holds it.
+        """
         num_own, num_remote = int(self._own.shape[0]), None if num_read is None else self.num_remote
         own_read = None if num_read is None else num_read - self.num_remote
         return [TierReport(f"host memory ({self._own.placement})", num_own, own_read, link),
                 TierReport(self.title, self.shape[0] - num_own, num_remote)]  # fmt: skip
 
     def check_sending(self) -> None:
-        """Refuse it: the others have rows of their own."""
+        """Refuse to send the tier: the other processes have rows of their own."""
         raise ArgumentError("a Feature whose rows are shared out over processes cannot be sent to others")
 
     def _read(self, ids: Tensor, out: Tensor) -> None:
@@ -125,7 +129,7 @@ class ShardedTier(Tier):
         asked, theirs = sent[:, 1].tolist(), found[:-1, 1].tolist()
         others, here, hot = order.split([sum(asked[:-1]), asked[-1], len(ids) - sum(asked)])
         answer = self._answer(ids[others], asked[:-1], theirs)
-        # Told before rows are waited for, should a process have failed.
+        # Raised before rows are waited for, because a process may have failed.
         comm.meet(comm.make_rows(ids.device))
         received = comm.swap(answer, self._sizes(theirs), self._sizes(asked[:-1]), "sharded rows")
         rows = torch.empty((len(ids), *self._own.shape[1:]), dtype=self._own.dtype, device=ids.device)
@@ -137,7 +141,7 @@ class ShardedTier(Tier):
         return rows, len(others) + len(here)
 
     def _group(self, ids: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(which ids go to each partner, are of this process, and are hot; where each of these begins, and the end)."""
+        """Return (ids for each partner, ids of this process, hot ids; first position of each group, and the end)."""
         size = self.exchange.size
         keys = make_keys(len(ids), size + 1, ids.device)
         find_buckets(ids, size, self._bounds, ids[:0].to(torch.uint8), self.exchange.rank, 1, 0, keys)
@@ -164,5 +168,5 @@ class ShardedTier(Tier):
 
 
 def range_of(rank: int, size: int, num_rows: int) -> tuple[int, int]:
-    """The first row that a process holds, and the one after its last."""
+    """Return the first row that a process holds, and the one after its last."""
     return rank * num_rows // size, (rank + 1) * num_rows // size

@@ -1,6 +1,4 @@
-"""Batch normalisation of what is rectified, in one pass over the snapshots' columns (see
-`kernels/aggregate/batch_norm.py`).
-"""
+"""Batch normalization after a ReLU, in one pass over the snapshots' columns (see `kernels/aggregate/batch_norm.py`)."""
 
 from __future__ import annotations
 
@@ -24,12 +22,12 @@ _NOWHERE = np.empty((0, 0, 0), np.float32)
 
 
 def suits_loop(rows: Tensor) -> bool:
-    """Whether `normalise` takes rows `[N, W, H]` on a CPU, and less time for them than torch."""
+    """Report whether `normalise` takes rows `[N, W, H]` on a CPU, in less time than torch."""
     return rows.numel() <= _FEW and rows.dtype == torch.float32 and not runs_on_gpu(rows)
 
 
 def suits_grid(like: Tensor, shape: Sequence[int]) -> bool:
-    """The same on a GPU, of rows of this shape."""
+    """Report the same for a GPU, and rows of this shape."""
     return (
         like.dtype == torch.float32
         and runs_on_gpu(like)
@@ -42,17 +40,17 @@ def suits_grid(like: Tensor, shape: Sequence[int]) -> bool:
 
 def normalise(rows: Tensor, scale: Tensor, shift: Tensor, eps: float, beside: Tensor, at: int,
               norm: nn.BatchNorm1d | None = None, out: Tensor | None = None) -> Tensor:  # fmt: skip
-    """Normalise what checked contiguous fp32 rows `[N, W, H]` on a CPU are rectified, over the nodes of each snapshot;
-    mean and 1 / standard deviation, `[2, W, H]`. Has no gradient.
+    """Normalize ReLU of checked contiguous fp32 rows `[N, W, H]` on a CPU over the nodes of each snapshot. Return mean
+    and 1 / standard deviation, `[2, W, H]`. Has no gradient.
 
     Args:
-        rows: The snapshots of a node side by side; left as they are.
-        scale, shift: Of what is normalised, `[H]`.
-        eps: What is added to variances.
-        beside: Where that goes to by time, to columns from `at` on: contiguous `[W, N, C]`.
+        rows: The snapshots of a node side by side; left unchanged.
+        scale, shift: Parameters of the normalization, `[H]`.
+        eps: Number that is added to variances.
+        beside: Output by time, to columns from `at` on: contiguous `[W, N, C]`.
         at: First of these columns.
-        norm: Whose running statistics see the snapshot, the only one.
-        out: Where it goes to as well, like `rows`.
+        norm: Module whose running statistics see the snapshot, the only one.
+        out: Second output, like `rows`.
     """
     _, window, size = rows.shape
     moments = rows.new_empty(2, window, size)
@@ -68,7 +66,9 @@ def normalise(rows: Tensor, scale: Tensor, shift: Tensor, eps: float, beside: Te
 
 def normalise_on_gpu(rows: Tensor, scale: Tensor, shift: Tensor, eps: float,
                      norm: nn.BatchNorm1d | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What `normalise` gives, like `rows`, and means and 1 / standard deviations. The count of `norm` goes on, too."""
+    """Return the normalized rows of `normalise`, like `rows`, and means and 1 / standard deviations. It also advances
+    the count of `norm`.
+    """
     num_nodes, window, size = rows.shape
     out, moments = torch.empty_like(rows), rows.new_empty(2, window, size)
     running: tuple[Any, ...] = rows.new_empty(0), rows.new_empty(0), rows.new_empty(0, dtype=torch.int64), 0.0
@@ -83,16 +83,16 @@ def normalise_on_gpu(rows: Tensor, scale: Tensor, shift: Tensor, eps: float,
 
 def pull_normalised(grad: Tensor, more: Tensor | None, rows: Tensor, moments: Tensor, scale: Tensor,
                     begin: int = 0) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of `rows` of snapshots from `begin` on, on a GPU, of those of what they became.
+    """Return gradients of `rows`, for snapshots from `begin` on, on a GPU, from the gradients of the normalized rows.
 
     Args:
-        grad: Of S snapshots, `[N, S, H]`.
-        more: What is to be added to it, if anything.
-        rows, moments, scale: What `normalise_on_gpu` was given, and gave.
+        grad: Gradients of S snapshots, `[N, S, H]`.
+        more: Gradients to add to it, if any.
+        rows, moments, scale: Inputs and results of `normalise_on_gpu`.
         begin: The first of these snapshots.
 
     Returns:
-        `[N, S, H]`; and of scale and shift, and the sums of the former over nodes, `[3, S, H]`.
+        `[N, S, H]`; then the gradients of scale and shift, and the sums of the former over nodes, `[3, S, H]`.
     """
     num_nodes, seen, size = grad.shape
     out, parts = torch.empty_like(grad), grad.new_empty(3, seen, size)

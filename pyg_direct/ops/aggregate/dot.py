@@ -18,7 +18,7 @@ _kernels = operators()
 
 def dot(x: Tensor, q: Tensor, indptr: Tensor, row: Tensor, target: Tensor, *, max_degree: int | None = None,
         deterministic: bool | None = None) -> Tensor:  # fmt: skip
-    """x[row[e], h] . q[target[e], h] for each edge and head, added up in fp32 at least.
+    """Compute x[row[e], h] . q[target[e], h] for each edge and head, accumulated in fp32 or wider.
 
     Args:
         x: Rows of sources, floating `[N, H, C]`.
@@ -66,7 +66,7 @@ class _Dot(torch.autograd.Function):
         max_degree, deterministic = ctx.options
         grad_x = grad_q = None
         if torch.is_grad_enabled():
-            # In what torch can differentiate once more.
+            # By functions that torch can differentiate again.
             shape = *grad.shape, x.shape[1] // grad.shape[1]
             shares = grad.unsqueeze(-1)
             if ctx.needs_input_grad[0]:

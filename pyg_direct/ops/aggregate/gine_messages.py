@@ -1,4 +1,4 @@
-"""Messages of GINEConv made and summed at once on a GPU; `nn/conv/gine.py` has the same in torch's words."""
+"""Messages of GINEConv made and summed at once on a GPU; `nn/conv/gine.py` has the same in torch functions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pyg_direct.ops.run_kernel import grid_of, is_heard, run_gpu, runs_on_gpu
 
 
 def is_fused(x: Tensor, edge_rows: Tensor, num_targets: int, max_degree: int | None) -> bool:
-    """Whether rows of sources `[N, C]` and of edges `[E, C]` are read in pieces of 16 bytes, on a GPU, for targets none
-    of which has many edges: one thread adds up those of a target.
+    """Report whether rows of sources `[N, C]` and of edges `[E, C]` are read in pieces of 16 bytes on a GPU. No target
+    may have many edges, because one thread adds up all edges of a target.
     """
     most, num_edges = max(len(x), len(edge_rows)), len(edge_rows)
     return (
@@ -30,8 +30,8 @@ def is_fused(x: Tensor, edge_rows: Tensor, num_targets: int, max_degree: int | N
 
 def sum_fused(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, num_targets: int, *, mean: bool, keeps: bool
               ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """(relu(x[row] + edge_rows) reduced over the edges of each target, `[T, C]`, what `pull_fused` needs of the
-    messages, uint8 `[E, P]` for rows of P pieces of 16 bytes, if asked for), where `is_fused`.
+    """Return relu(x[row] + edge_rows) reduced over the edges of each target, `[T, C]`, if `is_fused`. If `keeps`, also
+    return the bits of the messages that `pull_fused` needs, uint8 `[E, P]` for rows of P pieces of 16 bytes.
     """
     out, pieces = x.new_empty(num_targets, x.shape[1]), x.shape[1] * x.element_size() // PIECE
     kept = torch.empty(len(edge_rows), pieces, dtype=torch.uint8, device=x.device) if keeps else None
@@ -44,10 +44,10 @@ def sum_fused(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, num_tar
 
 def pull_fused(grad: Tensor, kept: Tensor, row: Tensor, target: Tensor, num_rows: int, *, to_edges: bool, to_x: bool
                ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of the rows of edges, `[E, C]`, and of those of sources, `[N, C]`, added up in any order, as asked for.
+    """Return the requested gradients of the rows of edges, `[E, C]`, and of sources, `[N, C]`, added up in any order.
 
     Args:
-        grad: Those of sums, `[T, C]`, times the scale of means.
+        grad: Gradients of the sums, `[T, C]`, times the scale of means.
         kept: See `sum_fused`.
         row, target: Source and target of each edge, `[E]`.
         num_rows: N.
@@ -65,6 +65,6 @@ def pull_fused(grad: Tensor, kept: Tensor, row: Tensor, target: Tensor, num_rows
 
 
 def unpack_kept(kept: Tensor, width: int) -> Tensor:
-    """What `sum_fused` keeps, as bool `[E, C]`."""
+    """Unpack the bits that `sum_fused` keeps, as bool `[E, C]`."""
     bits = torch.arange(width // kept.shape[1], dtype=torch.uint8, device=kept.device)
     return (kept.unsqueeze(2) >> bits & 1).bool().view(len(kept), width)

@@ -1,7 +1,7 @@
-"""Products by whichever of torch's libraries takes less on this CPU, and of many rows of few columns on a GPU.
+"""Matrix products by the faster of torch's libraries on this CPU, and of many rows of few columns on a GPU.
 
-`torch.mm` is MKL's, which leaves half of the width of their vectors to processors of other makers; oneDNN, with which
-torch runs its own recurrent layers, does not. Its calls take longer to begin.
+`torch.mm` calls MKL, which uses half the vector width on processors of other makers. oneDNN, with which torch runs its
+own recurrent layers, does not, but its calls take longer to begin.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pyg_direct.cache_folder import recall
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.profiling import time_call
 
-# Products of numbers from which oneDNN may take less.
+# Products of numbers from which oneDNN may be faster.
 _MANY = 2**21
-# How many times as long `torch.mm` must take: what is chosen should not depend on what else the machine did just then.
+# How many times as long `torch.mm` must take: the choice should not depend on other work of the machine at that moment.
 _CLEARLY = 1.25
 _ROUNDS = 20
 # Pieces of rows whose products are added up in the end: a product of few columns uses few of a GPU's multiprocessors.
 _PIECES = 512
 _LEAST_ROWS = 64
-# Of how it is measured.
+# Sizes of the measurement.
 _VERSION = 1
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.t() + bias` of `x` `[..., F]`, weight `[C, F]` and bias `[C]`, of one dtype: `[..., C]`.
+    """Return `x @ weight.t() + bias` of `x` `[..., F]`, weight `[C, F]` and bias `[C]`, of one dtype: `[..., C]`.
 
     Has no gradient: for the passes of an `autograd.Function`.
     """
@@ -47,7 +47,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def multiply_columns(left: Tensor, right: Tensor) -> Tensor:
-    """`left.t() @ right` of `[N, A]` and `[N, B]`: `[A, B]`. Has no gradient."""
+    """Return `left.t() @ right` of `[N, A]` and `[N, B]`: `[A, B]`. Has no gradient."""
     rows = left.shape[0] // _PIECES
     if rows < _LEAST_ROWS or not runs_on_gpu(left):
         return left.t() @ right
@@ -58,7 +58,7 @@ def multiply_columns(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # Of weights between whose rows or columns others lie it has only a loop that takes a thousand times as long.
+    # For weights whose rows or columns are not contiguous it has only a loop that takes a thousand times as long.
     if not (weight.is_contiguous() or weight.t().is_contiguous()):
         weight = weight.contiguous()
     if x.stride(-1) != 1 and not x.mT.is_contiguous():
@@ -69,7 +69,9 @@ def _multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 @functools.cache
 def _compare(num_threads: int) -> float:
-    """How many times as long as oneDNN `torch.mm` takes, measured at the first call on this machine; 0 without it."""
+    """Measure how many times as long as oneDNN `torch.mm` takes, at the first call on this machine; 0 without
+    oneDNN.
+    """
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return 0.0
     key = f"{torch.backends.cpu.get_cpu_capability()} x{num_threads}, torch {torch.__version__}, {_VERSION}"
@@ -82,7 +84,7 @@ def _measure() -> float:
     least = [math.inf, math.inf]
     with torch.no_grad():
         for _ in range(_ROUNDS):
-            # In turns, as other work of the machine comes and goes.
+            # In turns, because other work of the machine comes and goes.
             for place, work in enumerate((F.linear, _multiply_by_onednn)):
                 least[place] = min(least[place], time_call(partial(work, x, weight)))
     return least[0] / least[1]

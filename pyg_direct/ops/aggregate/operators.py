@@ -1,4 +1,4 @@
-"""The operators behind `ops/aggregate/sum.py`: allocate and launch where the tensors live."""
+"""Operators behind `ops/aggregate/sum.py`: they allocate and launch on the device of the tensors."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from pyg_direct.ops.run_kernel import (
     threads_for,
 )
 
-# As `cuda_src/aggregate.cu` numbers them.
+# Numbers as in `cuda_src/aggregate.cu`.
 WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 PIECE = 16
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
-# Blocks of sums that a multiprocessor holds, how often a GPU is filled at least, and targets of a thread at most: on an
-# H200, rows of 512 bytes are added at 4.2 TB/s by threads of four targets each, at 3.3 by threads of one.
+# Blocks of sums that a multiprocessor holds, least number of times that a GPU is filled, and most targets of a thread.
+# On an H200, threads of four targets each add rows of 512 bytes at 4.2 TB/s, threads of one at 3.3.
 _RESIDENT_BLOCKS = 4
 _FULL = 3
 _LONGEST_RUN = 8
-# Numbers that a CPU adds up in the time of an item that others are woken for.
+# Numbers that a CPU adds up in the time of one item of `threads_for`.
 _LIGHT = 16
-# Bytes that a gradient adds to its rows from which on they are rather summed by source: atomics read and write memory
-# for each, and 16-bit rows would be rounded afterwards. On an H200 38 MB take 14 us longer so, 154 MB 35 us less, and
-# 835 MB 0.76 ms instead of 1.2, the sum before it included.
+# Bytes of a gradient from which on its rows are summed by source instead: atomics read and write memory for each, and
+# 16-bit rows would be rounded afterwards. On an H200, the sort included: 38 MB take 14 us longer, 154 MB 35 us less,
+# and 835 MB 0.76 ms instead of 1.2.
 GATHERED_BYTES = 80 << 20
 
 _SCHEMAS = (
@@ -63,12 +63,12 @@ class _Operators(NamedTuple):
 
 
 def operators() -> _Operators:
-    """The registered operators, ready to call."""
+    """Return the registered operators, ready to call."""
     return _Operators(*(getattr(torch.ops.pyg_direct, name).default for name in _Operators._fields))
 
 
 class LongRows(NamedTuple):
-    """Work space for long rows, empty where there are none."""
+    """Work space for long rows, empty if there are none."""
 
     slices: Tensor
     hubs: Tensor
@@ -77,8 +77,8 @@ class LongRows(NamedTuple):
     @classmethod
     def of(cls, indptr: Tensor, num_edges: int, num_targets: int, max_degree: int,
            sizes: tuple[int, int] | None = None) -> LongRows:  # fmt: skip
-        """List the slices of long rows on the device, unless `max_degree` or `sizes`, how many rows and slices of them
-        there are at most, rule them out.
+        """List the slices of long rows on the device. `max_degree` or `sizes`, the most long rows and slices, may rule
+        them out.
         """
         most_hubs = num_edges // LONG_ROW
         most_hubs, most_slices = (most_hubs, num_edges // SLICE + most_hubs) if sizes is None else sizes
@@ -93,44 +93,46 @@ class LongRows(NamedTuple):
 
     @staticmethod
     def measure(degrees: Tensor) -> tuple[int, int]:
-        """How many rows of these numbers of edges are long, and how many slices they have; waits for their device."""
+        """Return how many rows of these degrees are long, and how many slices they have; waits for their device."""
         degrees = degrees[degrees > LONG_ROW]
         if degrees.numel() == 0:
             return 0, 0
-        # As `kernels/aggregate/sum.py` has it: doubled until its square is no less than the degree.
+        # As in `kernels/aggregate/sum.py`: doubled until its square is no less than the degree.
         squares = SLICE * SLICE << 2 * torch.arange(16, device=degrees.device)
         length = SLICE << torch.bucketize(degrees, squares)
         return degrees.numel(), int(((degrees + length - 1) // length).sum())
 
     @property
     def capacity(self) -> int:
-        """Slices at most."""
+        """Most slices."""
         return self.slices.numel() // 2
 
     def make_partials(self, width: int, dtype: torch.dtype) -> Tensor:
-        """Room for a row of each slice."""
+        """Return memory for a row of each slice."""
         if self.capacity == 0:
             return _none(self.slices, dtype)
         return torch.empty(self.capacity * width, dtype=dtype, device=self.slices.device)
 
     def grid_of_hubs(self) -> int:
-        """Blocks of a grid whose warps share out the long rows."""
+        """Return blocks of a grid whose warps share the long rows."""
         return min(full_grid(self.hubs), max(1, self.hubs.numel() // 2 * 32 // THREADS))
 
 
 def _share_pieces(num_items: int, pieces: int) -> tuple[int, int]:
-    """(blocks, logarithm of the threads that share a row) of a grid with a thread for each piece of each item."""
+    """Return (blocks, logarithm of the threads that share a row) of a grid with a thread for each piece of each
+    item.
+    """
     lane_bits = choose_lane_bits(pieces)
     return grid_of(num_items * -(-pieces // (1 << lane_bits)), lane_bits), lane_bits
 
 
 def length_of_run(num_pieces: int, like: Tensor) -> int:
-    """Targets that a thread sees to, so many that its waits overlap while the GPU is filled several times."""
+    """Return the targets of a thread: so many that its waits overlap while the GPU is filled several times."""
     return max(1, min(_LONGEST_RUN, num_pieces // (_FULL * full_grid(like, _RESIDENT_BLOCKS) * THREADS)))
 
 
 def _none(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """An empty tensor; made once, as it takes as long as a launch."""
+    """Return an empty tensor, made once, because making it takes as long as a launch."""
     key = like.device, dtype
     if key not in _NONE:
         _NONE[key] = torch.empty(0, dtype=dtype, device=like.device)
@@ -138,26 +140,26 @@ def _none(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _plain(tensor: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor flat and contiguous in `dtype`; an empty one for None."""
+    """Return the tensor flat and contiguous in `dtype`; an empty one for None."""
     if tensor is None:
         return _none(like, dtype)
     return tensor.detach().to(dtype).reshape(-1)
 
 
 def is_wide(rows: Tensor, channels: int, most: int) -> bool:
-    """Whether rows are read in pieces of 16 bytes, none of which belongs to two heads."""
+    """Report whether rows are read in pieces of 16 bytes, none of which belongs to two heads."""
     is_aligned = channels * rows.element_size() % PIECE == 0 and rows.data_ptr() % PIECE == 0
     return rows.dtype in WIDE_KINDS and is_aligned and most < _MOST and not SIMULATED
 
 
 def _work_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What items are added up in, and what kernels read that know no 16-bit items."""
+    """Return the dtype of accumulation, which kernels without 16-bit items also read."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | None, num_targets: int, mean: bool,
              max_degree: int) -> Tensor:  # fmt: skip
-    """Sum or mean of `x` [N, F] over the edges of each target: [T, F]."""
+    """Sum or average `x` [N, F] over the edges of each target: [T, F]."""
     num_edges, width = x.shape[0] if row is None else row.numel(), x.shape[1]
     if num_targets == 0 or width == 0 or num_edges == 0:
         return x.new_zeros(num_targets, width)
@@ -201,7 +203,7 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
 
 def _gather_gradient(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weight: Tensor | None, num_rows: int,
                      mean: bool) -> Tensor:  # fmt: skip
-    """`spread_rows` as a sum over the edges of each source, which a few short kernels find."""
+    """Compute `spread_rows` as a sum over the edges of each source, which a few short kernels find."""
     num_edges, work = row.numel(), _work_dtype(grad.dtype)
     heads = 1 if weight is None else weight.shape[1]
     counts = torch.zeros(num_rows + 1, dtype=torch.int32, device=grad.device)
@@ -219,7 +221,7 @@ def _gather_gradient(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, 
 
 def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weight: Tensor | None, num_rows: int,
                 mean: bool, max_degree: int) -> Tensor:  # fmt: skip
-    """Gradient of `sum_rows` in `x`, in any order: [N, F]."""
+    """Return the gradient of `sum_rows` in `x`, in any order of additions: [N, F]."""
     (num_targets, width), num_edges = grad.shape, row.numel()
     work = _work_dtype(grad.dtype)
     if num_edges == 0 or width == 0:
@@ -246,7 +248,7 @@ def spread_rows(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, weigh
 
 def dot_rows(grad: Tensor, x: Tensor, indptr: Tensor, row: Tensor | None, target: Tensor, heads: int,
              mean: bool) -> Tensor:  # fmt: skip
-    """Gradient of `sum_rows` in `weight`: [E, H]."""
+    """Return the gradient of `sum_rows` in `weight`: [E, H]."""
     num_edges, width = target.numel(), x.shape[1]
     work = _work_dtype(x.dtype)
     if num_edges == 0 or width == 0:
@@ -275,7 +277,7 @@ def dot_rows(grad: Tensor, x: Tensor, indptr: Tensor, row: Tensor | None, target
 
 def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int, largest: bool,
                  max_degree: int) -> Tensor:  # fmt: skip
-    """Maximum or minimum of `x` [N, F] over the edges of each target: [T, F]."""
+    """Return the maximum or minimum of `x` [N, F] over the edges of each target: [T, F]."""
     num_edges, width = x.shape[0] if row is None else row.numel(), x.shape[1]
     if num_targets == 0 or width == 0 or num_edges == 0:
         return x.new_zeros(num_targets, width)
@@ -312,7 +314,7 @@ def extreme_rows(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int
 
 def spread_extremes(grad: Tensor, x: Tensor, best: Tensor, indptr: Tensor, row: Tensor | None, to_edges: bool,
                     max_degree: int) -> Tensor:  # fmt: skip
-    """Gradient of `extreme_rows` in `x`: [N, F]; with `to_edges`, the part of each edge: [E, F]."""
+    """Return the gradient of `extreme_rows` in `x`: [N, F]; with `to_edges`, the part of each edge: [E, F]."""
     (num_targets, width), num_edges = grad.shape, x.shape[0] if row is None else row.numel()
     work = _work_dtype(x.dtype)
     out = torch.zeros(num_edges if to_edges else x.shape[0], width, dtype=work, device=x.device)
@@ -371,7 +373,7 @@ def _register() -> None:
         _library.define(schema)
         for key in ("CPU", "CUDA"):
             _library.impl(work.__name__, work, key)
-        # Not by `register_fake`, which looks through all modules for where it is called from.
+        # Not by `register_fake`, which searches all modules for its caller.
         _library.impl(work.__name__, shapes[work.__name__], "Meta")
 
 

@@ -17,10 +17,10 @@ from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu
 
 
 class Targets(NamedTuple):
-    """The targets of edges, where they are of another type than the sources.
+    """Targets of edges, if they are of another type than the sources.
 
     Attributes:
-        nodes: New ones of each hop, H + 1 numbers.
+        places: Places for these nodes, as many numbers.
         places: Places for them, as many numbers.
     """
 
@@ -30,20 +30,19 @@ class Targets(NamedTuple):
 
 def pad_edges(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int],
               edge_places: Sequence[int], out: Tensor, targets: Targets | None = None) -> None:  # fmt: skip
-    """Write the edges of a batch to places of fixed size for each hop; nothing waits for the GPU.
+    """Write the edges of a batch to places of fixed size for each hop, without a wait for the GPU.
 
-    A node of hop h that is the i-th of its hop becomes the i-th of the places of hop h. Places left over hold edges
-    among nodes behind those of the batch, shared out evenly among them: loops, where there is one type of nodes. Edges
-    stay sorted by target.
+    The i-th node of hop h takes the i-th place of hop h. Unused places of edges hold edges among nodes after those of
+    the batch, shared evenly among them; with one node type they are loops. Edges stay sorted by target.
 
     Args:
         edge_index: Local (source, target), int32 or int64 `[2, E]`, sorted by target; edges of hop h lead to the nodes
             of hop h.
         nodes: New nodes of each hop, seeds first, H + 1 numbers; of the sources' type.
         edges: Edges of each hop, H numbers.
-        node_places, edge_places: Places for both, as many numbers.
+        node_places, edge_places: Places for nodes and edges, as many numbers.
         out: `[2, sum(edge_places)]`, contiguous, of the dtype and device of `edge_index`.
-        targets: Those of the targets' type; None where it is that of the sources.
+        targets: Targets of the edges; None if they have the sources' type.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -81,14 +80,14 @@ def pad_edges(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], no
 
 def fits(nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int], edge_places: Sequence[int],
          most_edges: int | None = None, targets: Targets | None = None) -> bool:  # fmt: skip
-    """Whether a batch finds room, with at most `most_edges` of the edges left over for each of the nodes left over."""
+    """Report whether a batch fits, with at most `most_edges` padding edges for each padding node."""
     counted, room = (*nodes, *edges), (*node_places, *edge_places)
     ends = Targets(nodes, node_places) if targets is None else targets
     if any(count > places for count, places in zip((*counted, *ends.nodes), (*room, *ends.places), strict=True)):
         return False
     for hop, (count, places) in enumerate(zip(edges, edge_places, strict=True)):
         spare_nodes, spare_edges = ends.places[hop] - ends.nodes[hop], places - count
-        # Between two types they need a source too.
+        # Edges between two types need a source too.
         spare_sources = spare_nodes if targets is None else node_places[hop + 1] - nodes[hop + 1]
         if spare_edges > 0 and (
             min(spare_nodes, spare_sources) == 0 or (most_edges is not None and spare_edges > most_edges * spare_nodes)

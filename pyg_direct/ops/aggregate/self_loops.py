@@ -1,6 +1,6 @@
 """A loop for each target of sorted edges, and GCN's weights (see `kernels/aggregate/self_loops.py`).
 
-Two launches at most, and nothing that waits for the GPU.
+Two launches at most, and no wait for the GPU.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Looped(NamedTuple):
 
 def add_loops(indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
               dtype: torch.dtype | None = None) -> Looped:  # fmt: skip
-    """Edges with a loop behind those of each target.
+    """Append a loop to the edges of each target.
 
     Args:
         indptr: Offsets of the targets' edges, int32 or int64 `[T + 1]` or longer; those above E count as E.
         row, target: Source and target of each edge, `[E]`, of the dtype of `indptr`. Every target is below T.
         num_targets: T.
-        dtype: Also weigh the edges as GCN does, in float32 or float64: 1 / sqrt(d_source * d_target), where d counts
-            the edges of a target that are no loops, and one loop. Loops that were there stay, and weigh nothing.
+        dtype: Also weigh the edges as GCN does, in float32 or float64: 1 / sqrt(d_source * d_target). The degree d
+            counts the edges of a target that are no loops, and one loop. Existing loops stay, with weight 0.
 
     Returns:
-        New edges; those that were there stay in their order.
+        New edges; existing edges keep their order.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -58,7 +58,7 @@ def add_loops(indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
         raise ArgumentError(f"num_targets must lie in [0, {indptr.numel() - 1}], got {num_targets}")
     num_edges = row.numel()
     on_gpu = runs_on_gpu(row)
-    # A GPU is not waited for.
+    # No wait for a GPU.
     if num_edges > (num_edges * num_targets if on_gpu else int(indptr[num_targets])):
         raise ArgumentError(f"indptr must give every one of the {num_edges} edges a target below {num_targets=}")
     num_looped = num_edges + num_targets

@@ -1,9 +1,9 @@
 """Softmax over the edges of each target, and the sums of rows weighted by it; differentiable.
 
-The scores come from the ends of each edge. As in `ops/aggregate/sum.py` the kernels are `torch.library` operators,
-and nothing waits for the GPU.
+The scores come from the ends of each edge. As in `ops/aggregate/sum.py` the kernels are `torch.library` operators, and
+none waits for the GPU.
 
-If `is_fused` says that weights and sums take one launch, `attend` uses `kernels/aggregate/softmax.py`. Otherwise it
+If `is_fused` reports that weights and sums take one launch, `attend` uses `kernels/aggregate/softmax.py`. Otherwise it
 uses `softmax` and then `aggregate`, which also make the gradients of gradients.
 """
 
@@ -34,14 +34,15 @@ _SCHEMAS = (
     " SymInt num_targets, float slope, int max_degree, bool spread) -> (Tensor, Tensor, Tensor)",
 )
 _library = torch.library.Library("pyg_direct", "FRAGMENT")
-# A warp shares a row of which no bound of its length is known.
+# A warp shares a row whose length has no known bound.
 _UNKNOWN_LANE_BITS = 5
 
 
 def softmax(source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor, row: Tensor, *,
             num_targets: int | None = None, negative_slope: float = 1.0, loops: bool = False,
             max_degree: int | None = None, deterministic: bool | None = None) -> Tensor:  # fmt: skip
-    """Weights of edges: softmax over each target's of leaky(source[row[e]] + target[t] + edge[e]), for each head.
+    """Return weights of edges: softmax over each target's of leaky(source[row[e]] + target[t] + edge[e]), for each
+    head.
 
     Args:
         source: Scores of sources, fp32 or float64 `[N, H]`, or None for zeros.
@@ -49,9 +50,9 @@ def softmax(source: Tensor | None, target: Tensor | None, edge: Tensor | None, i
         edge: Scores of edges, `[E, H]`, or None.
         indptr: Offsets of the targets' edges, int32 or int64 `[T + 1]` or longer; those above E count as E.
         row: Source of each edge, `[E]`.
-        num_targets: T, where `indptr` is longer.
-        negative_slope: What `leaky` multiplies negative scores with; 1 leaves them.
-        loops: The last edge of each target leads from itself, and others of that kind weigh nothing.
+        num_targets: T, if `indptr` is longer.
+        negative_slope: Factor of negative scores in `leaky`; 1 leaves them unchanged.
+        loops: The last edge of each target is its loop, and other loops have weight 0.
         max_degree: Upper bound of the edges of a target, if known.
         deterministic: See `aggregate`.
 
@@ -72,7 +73,7 @@ def softmax(source: Tensor | None, target: Tensor | None, edge: Tensor | None, i
 
 def check_scores(source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor, row: Tensor,
                  num_targets: int) -> Tensor:  # fmt: skip
-    """`row` on the device, once the arguments of `softmax` are known to fit."""
+    """Check that the arguments of `softmax` fit, and return `row` on the device."""
     given = {"source": source, "target": target, "edge": edge}
     first = next((scores for scores in given.values() if scores is not None), None)
     if first is None:
@@ -128,7 +129,7 @@ class _Softmax(torch.autograd.Function):
 
 def _differentiate(grad: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor,
                    row: Tensor, alpha: Tensor, ctx: Any) -> list[Tensor | None]:  # fmt: skip
-    """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
+    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
     num_targets, slope, *_ = ctx.options
     target_of = expand(indptr[: num_targets + 1], row.numel())
     scores = torch.zeros_like(alpha) if edge is None else edge
@@ -136,7 +137,7 @@ def _differentiate(grad: Tensor, source: Tensor | None, target: Tensor | None, e
     scores = scores if target is None else scores + target.index_select(0, target_of)
     bent = torch.where(scores > 0, scores, scores * slope)
     best = aggregate(bent.detach(), indptr, reduce="max", num_targets=num_targets)
-    # Edges that weigh nothing stay out.
+    # Edges with weight 0 stay out.
     shares = (bent - best.index_select(0, target_of)).exp() * (alpha.detach() != 0)
     total = shares.new_zeros(best.shape).index_add(0, target_of, shares) + kernels.TINY
     again = shares / total.index_select(0, target_of)
@@ -156,13 +157,13 @@ def _flat(scores: Tensor | None, like: Tensor) -> Tensor:
 
 
 def pick_scores(source: Tensor | None, target: Tensor | None, edge: Tensor | None) -> Tensor:
-    """One of the scores that are given."""
+    """Return one of the scores that are given."""
     first = next(scores for scores in (source, target, edge) if scores is not None)
     return first
 
 
 def _lane_bits(max_degree: int) -> int:
-    """Logarithm of the threads that share a target: about one for two edges."""
+    """Return the logarithm of the threads that share a target: about one for two edges."""
     if SIMULATED:
         return 0
     return _UNKNOWN_LANE_BITS if max_degree < 0 else min(_UNKNOWN_LANE_BITS, max(0, (max_degree // 2).bit_length()))
@@ -170,7 +171,7 @@ def _lane_bits(max_degree: int) -> int:
 
 def softmax_edges(source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor, row: Tensor,
                   num_targets: int, loops: bool, slope: float, max_degree: int) -> Tensor:  # fmt: skip
-    """See `softmax`."""
+    """Compute `softmax` of edges."""
     like = pick_scores(source, target, edge)
     num_edges, heads = row.numel(), like.shape[1]
     alpha = like.new_empty(num_edges, heads)
@@ -196,9 +197,11 @@ def softmax_edges(source: Tensor | None, target: Tensor | None, edge: Tensor | N
 def pull_softmax(grad: Tensor, alpha: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None,
                  indptr: Tensor, row: Tensor, num_targets: int, slope: float, max_degree: int, spread: bool
                  ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of scores of edges `[E, H]`, of targets `[T, H]`, and with `spread` of sources `[N, H]`, else empty."""
+    """Return gradients of scores of edges `[E, H]`, of targets `[T, H]`, and with `spread` of sources `[N, H]`,
+    otherwise empty.
+    """
     num_edges, heads = alpha.shape
-    # Sources take theirs at once, unless edges want them too.
+    # The gradient of sources is added at once, unless edges need theirs too.
     keeps_edges = not spread or edge is not None
     to_edges = alpha.new_empty(num_edges if keeps_edges else 0, heads)
     to_targets = alpha.new_zeros(num_targets, heads)
@@ -222,7 +225,7 @@ def pull_softmax(grad: Tensor, alpha: Tensor, source: Tensor | None, target: Ten
 
 
 def _scalar(value: float, like: Tensor) -> Any:
-    """A number of the dtype of a tensor, as a loop of the CPU takes it."""
+    """Return a number in the dtype of a tensor, as a CPU loop takes it."""
     return like.new_tensor(value).numpy()[()]
 
 
@@ -258,8 +261,8 @@ def attend(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor
            target_of: Tensor | None = None, num_targets: int | None = None, negative_slope: float = 1.0,
            loops: bool = False, max_degree: int | None = None, transposed: Transposed | None = None,
            deterministic: bool | None = None) -> Tensor:  # fmt: skip
-    """Sum of the rows `row[e]` of `x` over the edges e of each target, times their weights, which `softmax` makes of
-    scores; 0 for a target without edges.
+    """Sum the rows `row[e]` of `x` over the edges e of each target, times the weights that `softmax` makes of scores; 0
+    for a target without edges.
 
     Args:
         x: Rows `[N, ...]` of fp32, fp16, bfloat16 (added up in fp32) or float64, the columns of H heads one after the
@@ -268,10 +271,10 @@ def attend(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor
         indptr: Offsets of the targets' edges, int32 or int64 `[T + 1]` or longer; those above E count as E.
         row: Source of each edge, `[E]`.
         target_of: Target of each edge, `[E]`, if it is there already; only gradients need it.
-        num_targets: T, where `indptr` is longer.
+        num_targets: T, if `indptr` is longer.
         negative_slope, loops: See `softmax`.
         max_degree: Upper bound of the edges of a target, if known; without it many edges take two launches.
-        transposed: See `aggregate`; for what takes two launches.
+        transposed: See `aggregate`; used if attention takes two launches.
         deterministic: See `aggregate`.
 
     Returns:
@@ -307,11 +310,12 @@ def attend(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor
 
 def is_fused(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, num_edges: int,
              num_targets: int, max_degree: int) -> bool:  # fmt: skip
-    """Whether weights and sums of rows `[N, F]` take one launch: on a GPU, in fp32, of heads that are read in pieces of
-    16 bytes, without long rows of edges, which are cut into slices, and of scores of both ends or of edges.
+    """Report whether weights and sums of rows `[N, F]` take one launch. This needs a GPU, fp32, heads that are read in
+    pieces of 16 bytes, and scores of both ends or of edges. Long rows of edges, which are cut into slices, are not
+    fused.
 
-    A thread finds the weights of its edges anew. Of pieces of 16 bytes that costs less than the launch and the weights
-    that are saved, at any width that was measured; item by item it costs up to twice as much.
+    A thread computes the weights of its edges again. With pieces of 16 bytes this costs less than the saved launch and
+    weights, at any measured width. Item by item it costs up to twice as much.
     """
     scores = pick_scores(source, target, edge)
     heads = scores.shape[1]
@@ -362,11 +366,11 @@ class _Attend(torch.autograd.Function):
 def _differentiate_attention(grad: Tensor, x: Tensor, source: Tensor | None, target: Tensor | None,
                              edge: Tensor | None, indptr: Tensor, row: Tensor, ctx: Any
                              ) -> list[Tensor | None]:  # fmt: skip
-    """The gradients in what torch can differentiate once more, for those who ask for a graph of them: by way of the two
-    operators.
+    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph,
+    through the two operators.
     """
     num_targets, loops, slope, max_degree = ctx.options
-    # Aliases: scores come of the rows in most layers, and no path may lead from one to the other.
+    # Aliases: in most layers scores come from the rows, and no path may lead from one to the other.
     x = x.view_as(x)
     source, target, edge = (None if part is None else part.view_as(part) for part in (source, target, edge))
     bound = None if max_degree < 0 else max_degree
@@ -382,7 +386,7 @@ def _differentiate_attention(grad: Tensor, x: Tensor, source: Tensor | None, tar
 def attend_rows(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor,
                 row: Tensor, num_targets: int, loops: bool, slope: float, max_degree: int, keeps_weights: bool
                 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(sums `[T, F]` of rows `[N, F]`, weights of edges `[E, H]`, of none without `keeps_weights`)."""
+    """Return (sums `[T, F]` of rows `[N, F]`, weights of edges `[E, H]`, empty without `keeps_weights`)."""
     like, num_edges, width = pick_scores(source, target, edge), row.numel(), x.shape[1]
     heads = like.shape[1]
     if not is_fused(x, source, target, edge, num_edges, num_targets, max_degree):
@@ -391,7 +395,7 @@ def attend_rows(x: Tensor, source: Tensor | None, target: Tensor | None, edge: T
         return out, alpha if keeps_weights else alpha.new_empty(0, heads)
     alpha = like.new_empty(num_edges if keeps_weights else 0, heads)
     indptr, x, row = indptr.contiguous(), x.detach().contiguous(), row.to(indptr.dtype).contiguous()
-    # Of sources, or of edges.
+    # Scores of sources, or of edges.
     scores, own = like.detach().contiguous(), None if target is None else target.detach().contiguous()
     out = torch.empty(num_targets, width, dtype=x.dtype, device=x.device)
     lanes = width // heads * x.element_size() // 16

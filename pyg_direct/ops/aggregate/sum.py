@@ -1,7 +1,7 @@
 """Sums, means, maxima and minima of rows over edges sorted by target, differentiable (see `kernels/aggregate/sum.py`).
 
-The kernels are `torch.library` operators, so that `torch.compile` sees them, and nothing waits for the GPU, so that
-CUDA graphs can hold them.
+The kernels are `torch.library` operators, so that `torch.compile` sees them. None waits for the GPU, so that CUDA
+graphs can hold them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Transposed(NamedTuple):
     Attributes:
         indptr: Offsets of the sources, `[N + 1]`.
         target: Target of each edge, `[E]`.
-        edge: Place of each edge in the order by target, int64 `[E]`.
+        edge: Position of each edge in the order by target, int64 `[E]`.
     """
 
     indptr: Tensor
@@ -39,7 +39,7 @@ class Transposed(NamedTuple):
 
     @classmethod
     def of(cls, row: Tensor, target: Tensor, num_rows: int) -> Transposed:
-        """Sort edges by source, those of a source in their order; on a CPU by counting, in a third of the time.
+        """Sort edges by source, keeping the order within each source; on a CPU by counting, in a third of the time.
 
         Raises:
             IdError: on a CPU, a source does not lie in [0, num_rows).
@@ -66,16 +66,16 @@ def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: s
         x: Rows `[N, ...]` of fp32, fp16, bfloat16 (added up in fp32) or float64.
         indptr: Offsets of the targets' edges, int32 or int64 `[T + 1]` or longer. Offsets above E count as E, so that
             the offsets of a whole batch serve its first E edges.
-        row: Source of each edge, int32 or int64 `[E]`; None where `x` has a row for each edge.
-        reduce: `sum`, `mean`, `max` or `min`. As in torch, the gradient of a maximum is shared among
-            equals, a maximum of zero with nobody too.
+        row: Source of each edge, int32 or int64 `[E]`; None if `x` has a row for each edge.
+        reduce: `sum`, `mean`, `max` or `min`. As in torch, the gradient of a maximum is shared among equal rows, also
+            if the maximum is zero.
         weight: Factor of each edge, `[E]`, or `[E, H]` for H heads of equal width; for `sum` and `mean`.
         target: Target of each edge, `[E]`, if it is there already; only gradients need it.
-        num_targets: T, where `indptr` is longer.
-        max_degree: Upper bound of the edges of a target, if known; it saves looking for long rows.
+        num_targets: T, if `indptr` is longer.
+        max_degree: Upper bound of the edges of a target, if known; it saves the search for long rows.
         transposed: The edges by source, if they are there already; only gradients need them.
-        deterministic: Whether equal calls must give equal gradients to the last bit, at the price of a sort; None asks
-            torch. Results always are.
+        deterministic: Equal calls give equal gradients to the last bit, at the price of a sort; None asks torch.
+            Results are always deterministic.
 
     Returns:
         `[T, ...]` of the dtype of `x`.
@@ -94,7 +94,7 @@ def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: s
     row = check_rows(x, indptr, row, reduce, weight, num_targets, num_edges)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    # Widths are told, as torch cannot infer that of no rows.
+    # Widths are given, because torch cannot infer the width of zero rows.
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     if weight is not None:
         weight = weight.reshape(num_edges, math.prod(weight.shape[1:]))
@@ -117,7 +117,7 @@ def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: s
 
 def check_rows(x: Tensor, indptr: Tensor, row: Tensor | None, reduce: str, weight: Tensor | None, num_targets: int,
                num_edges: int) -> Tensor | None:  # fmt: skip
-    """`row` on the device, once the arguments of `aggregate` are known to fit."""
+    """Check that the arguments of `aggregate` fit, and return `row` on the device."""
     if reduce not in REDUCES:
         raise ArgumentError(f"reduce must be one of {', '.join(REDUCES)}, got {reduce!r}")
     if x.dtype not in DTYPES or x.dim() == 0:
@@ -145,7 +145,7 @@ def check_rows(x: Tensor, indptr: Tensor, row: Tensor | None, reduce: str, weigh
 
 
 def check_edges(indptr: Tensor, row: Tensor, num_sources: int, num_targets: int) -> None:
-    """What `aggregate` asks of edges on a CPU."""
+    """Check the edges of `aggregate` on a CPU."""
     if row.numel() > int(indptr[num_targets]):
         raise ArgumentError(f"indptr must give every one of the {row.numel()} edges a target below {num_targets=}")
     check_ids("row", row, num_sources)
@@ -153,7 +153,7 @@ def check_edges(indptr: Tensor, row: Tensor, num_sources: int, num_targets: int)
 
 def sum_known(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int, mean: bool, max_degree: int | None
               ) -> Tensor:  # fmt: skip
-    """`aggregate` of rows `[N, F]` over edges that are known to fit; without a gradient."""
+    """Compute `aggregate` of rows `[N, F]` over edges that are known to fit; without a gradient."""
     work = _kernels if is_heard(x) else operators
     made: Tensor = work.sum_rows(x, indptr, row, None, num_targets, mean, -1 if max_degree is None else max_degree)
     return made
@@ -161,7 +161,7 @@ def sum_known(x: Tensor, indptr: Tensor, row: Tensor | None, num_targets: int, m
 
 def spread_known(grad: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_rows: int, mean: bool,
                  max_degree: int | None, transposed: Transposed | None) -> Tensor:  # fmt: skip
-    """The gradient of `sum_known` in its rows, `[N, F]`, in new memory.
+    """Return the gradient of `sum_known` in its rows, `[N, F]`, in new memory.
 
     Args:
         grad: Gradients of the sums, `[T, F]`; overwritten.
@@ -222,7 +222,7 @@ class _Sum(torch.autograd.Function):
 
 
 def _weigh(rows: Tensor, share: Tensor | None) -> Tensor:
-    """Rows of edges `[E, F]` times their weights `[E, H]`, in the dtype of the rows."""
+    """Multiply rows of edges `[E, F]` by their weights `[E, H]`, in the dtype of the rows."""
     if share is None:
         return rows
     heads = share.shape[1]
@@ -232,7 +232,9 @@ def _weigh(rows: Tensor, share: Tensor | None) -> Tensor:
 
 def _differentiate(grad: Tensor, x: Tensor | None, weight: Tensor | None, indptr: Tensor, row: Tensor | None,
                    target: Tensor, ctx: Any) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """The gradients of a sum in what torch can differentiate once more, for those who ask for a graph of them."""
+    """Return the gradients of a sum by functions that torch can differentiate again, for callers that ask for their
+    graph.
+    """
     num_edges, (num_rows, width) = target.numel(), ctx.shape
     lifted, grad_x, grad_weight = grad.index_select(0, target), None, None
     if ctx.needs_input_grad[0]:
@@ -247,7 +249,7 @@ def _differentiate(grad: Tensor, x: Tensor | None, weight: Tensor | None, indptr
 
 def _shares(indptr: Tensor, target: Tensor, weight: Tensor | None, mean: bool, num_edges: int,
             dtype: torch.dtype) -> Tensor | None:  # fmt: skip
-    """What each edge's row was multiplied with, `[E, H]`; None for ones."""
+    """Return the factor of each edge's row, `[E, H]`; None for ones."""
     if not mean:
         return weight
     dtype = torch.promote_types(dtype, torch.float32)
@@ -274,7 +276,7 @@ class _Extreme(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _differentiate_extreme(grad, x, out, indptr, row), *(None,) * 7
         if ctx.deterministic and row is not None and runs_on_gpu(grad):
-            # A row for each edge first, where no two targets meet, then sums by source.
+            # A row for each edge first, so that no two targets write to one row, then sums by source.
             if by_source[0] is None:
                 by_source = Transposed.of(row, row, x.shape[0])
             to_edges = _kernels.spread_extremes(grad, x, out, indptr, row, True, ctx.max_degree)
@@ -285,12 +287,12 @@ class _Extreme(torch.autograd.Function):
 
 
 def _differentiate_extreme(grad: Tensor, x: Tensor, out: Tensor, indptr: Tensor, row: Tensor | None) -> Tensor:
-    """The gradient of a maximum in what torch can differentiate once more."""
+    """Return the gradient of a maximum by functions that torch can differentiate again."""
     num_edges = x.shape[0] if row is None else row.numel()
     target = expand(indptr[: out.shape[0] + 1], num_edges)
     rows, best = (x if row is None else x.index_select(0, row)).detach(), out.detach()
     brings = (rows == best.index_select(0, target)).to(x.dtype)
     equals = (best == 0).to(x.dtype).index_add(0, target, brings)
-    # What is not a number has no equals, and brings none: as in torch, neither is then the gradient one.
+    # A NaN equals no row, and gives no gradient: as in torch, its gradient is not a number either.
     shares = grad.index_select(0, target) * (brings / equals.index_select(0, target))
     return shares if row is None else x.new_zeros(x.shape).index_add(0, row, shares)

@@ -1,6 +1,6 @@
-"""Ids of any of several lists, each once, and the places of ids (see `kernels/local_ids/bitmap.py`).
+"""Union of several lists of ids, and the positions of ids (see `kernels/local_ids/bitmap.py`).
 
-`unite` returns the union and the places in it. `locate_ids` returns places in a table that holds the rows of some
+`unite` returns the union and the positions in it. `locate_ids` returns positions in a table that holds the rows of some
 ids.
 """
 
@@ -21,7 +21,7 @@ from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, 
 
 
 class Union:
-    """Ids of several lists.
+    """Union of several lists of ids.
 
     Attributes:
         ids: Each id once, ascending, int64 `[U]`.
@@ -31,7 +31,7 @@ class Union:
         self.ids, self._directory = ids, directory
 
     def find(self, ids: Tensor) -> Tensor:
-        """Place of each id in `self.ids`, int64 `[n]`; all of them must be there."""
+        """Return the position of each id in `self.ids`, int64 `[n]`; all of them must be there."""
         if self._directory is None:
             return torch.searchsorted(self.ids, ids)
         out = torch.empty_like(ids)
@@ -45,7 +45,7 @@ class Union:
 
 
 def unite(lists: Sequence[Tensor], num_nodes: int, *, method: str = "auto") -> Union:
-    """The union of lists of ids; waits for their device once.
+    """Return the union of lists of ids; waits for their device once.
 
     Args:
         lists: int64 `[n]` each, contiguous, on one device; values in [0, num_nodes), which is not checked.
@@ -91,12 +91,12 @@ def _unite_on_gpu(lists: Sequence[Tensor], num_nodes: int) -> Union:
 
 
 def locate_ids(ids: Tensor, directory: Directory, num_ids: int) -> Tensor:
-    """Rank of each id among those of a directory, int64 `[n]`; -1 where it is not there, or outside [0, num_ids).
+    """Return the rank of each id in a directory, int64 `[n]`; -1 if it is not there, or outside [0, num_ids).
 
     Args:
         ids: int32 or int64 `[n]`, on the device of the directory.
-        directory: Which ids are there.
-        num_ids: N, which ids the directory can tell apart.
+        directory: Ids that are there.
+        num_ids: N, the ids that the directory covers.
     """
     ids = check_ids("ids", ids)
     out = torch.empty(ids.numel(), dtype=torch.int64, device=ids.device)

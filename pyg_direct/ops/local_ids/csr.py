@@ -1,7 +1,7 @@
 """Compressed rows (CSR, or CSC with swapped arguments) from an edge list (see `kernels/local_ids/csr.py`).
 
-`compress_ids` and `expand` convert ascending ids to offsets of their runs and back. `order_rows` gives the
-order of edges on a CPU. `regroup` moves arrays by hop to arrays by type: segments go to places of their own.
+`compress_ids` and `expand` convert ascending ids to offsets of their runs and back. `order_rows` gives the order of
+edges on a CPU. `regroup` moves arrays by hop to arrays by type: each segment goes to its own place.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pyg_direct.progress import show_wait
 from pyg_direct.runtime.host.memory import total_bytes
 from pyg_direct.runtime.host.pages import use_large_pages
 
-# As many, and more, are numbered in 64 bits.
+# So many items, or more, are numbered in 64 bits.
 _MOST = 2**31
-# Edges that a GPU puts in order at once: torch sorts no 2**31, and each takes 24 bytes meanwhile.
+# Edges that a GPU sorts at once: torch cannot sort 2**31, and each takes 24 bytes meanwhile.
 _SORTED = 2**30
 # Nodes up to which offsets are small.
 _ASKED = 2**24
@@ -36,8 +36,8 @@ class Compressed(NamedTuple):
 
     Attributes:
         indptr: int64 `[N + 1]`.
-        indices: Columns, int32 when N < 2**31, else int64; `[E]`; the edges of a row in the order given.
-        edge_ids: Position of every edge in the list given, int32 when E < 2**31, else int64; `[E]`.
+        indices: Columns, int32 if N < 2**31, otherwise int64; `[E]`; the edges of a row in the given order.
+        edge_ids: Position of every edge in the given list, int32 if E < 2**31, otherwise int64; `[E]`.
     """
 
     indptr: Tensor
@@ -51,11 +51,11 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
     Args:
         rows, columns: int32 or int64 `[E]` on one device, values in [0, num_nodes).
         num_nodes: N.
-        name: What the user calls the list that both are of.
+        name: The user's name for the list that both are from.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        MemoryLimitError: no memory of the host holds an offset of each node.
+        MemoryLimitError: the host has no memory for an offset of each node.
     """
     for part, ids in ((name or "rows", rows), (name or "columns", columns)):
         if ids.dtype not in INDEX_DTYPES:
@@ -73,7 +73,7 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
     if rows.is_cuda:
         return _compress_on_gpu(rows, columns, num_nodes, node_dtype, edge_dtype)
     if num_nodes > _ASKED and (most := total_bytes()) < 8 * num_nodes:
-        # Systems that promise more than they have would end the process where it is written.
+        # A system that overcommits memory would end the process at the first write.
         raise MemoryLimitError(f"num_nodes must be at most {most // 8}, as host memory holds no more offsets, got "
                                f"{num_nodes}: nodes are all ids from 0, those without edges too")  # fmt: skip
     with show_wait("sorting edges by row", items=rows.numel()), threads_for(rows.numel()):
@@ -94,7 +94,8 @@ def _compress_on_cpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: 
 
 
 def order_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """(offsets int64 `[R + 1]`, positions of the edges row after row, in the order given within each) on the CPU.
+    """Return (offsets int64 `[R + 1]`, positions of the edges row after row, in the given order within each) on the
+    CPU.
 
     Args:
         rows: int32 or int64 `[E]`, values in [0, num_rows).
@@ -115,7 +116,7 @@ def _compress_on_gpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: 
                      edge_dtype: torch.dtype) -> Compressed:  # fmt: skip
     device, num_edges = rows.device, rows.numel()
     pieces = range(0, num_edges, _SORTED)
-    # Edges of each row in each piece, and from there where each piece's edges of a row begin.
+    # Edges of each row in each piece, then the first position of each piece's edges of a row.
     counts = [torch.bincount(rows[begin : begin + _SORTED], minlength=num_nodes) for begin in pieces]
     indptr = torch.zeros(num_nodes + 1, dtype=torch.int64, device=device)
     for count in counts:
@@ -129,7 +130,7 @@ def _compress_on_gpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: 
     starts = indptr[:-1].clone()
     for begin, count in zip(pieces, counts, strict=True):
         part = slice(begin, begin + _SORTED)
-        # A piece's edges lie in order; those of a row follow what the pieces before have of it.
+        # A piece's edges are in order; its edges of a row follow those of the pieces before.
         ordered, order = torch.sort(rows[part].to(node_dtype), stable=True)
         places = torch.arange(order.numel(), device=device)
         places += (starts - (count.cumsum(0) - count)).index_select(0, ordered)
@@ -140,14 +141,14 @@ def _compress_on_gpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: 
     return Compressed(indptr, indices, edge_ids)
 
 
-# So few numbers are repeated on a CPU by one thread: torch wakes all, however few there are.
+# So few numbers are repeated by one CPU thread: torch wakes all threads, however few there are.
 _FEW = 2**16
 
 _library = torch.library.Library("pyg_direct", "FRAGMENT")
 
 
 def compress_ids(ordered: Tensor, num_rows: int) -> Tensor:
-    """Offsets `[num_rows + 1]` of the runs of ascending ids, int32 or int64 in [0, num_rows), in their dtype."""
+    """Return offsets `[num_rows + 1]` of the runs of ascending ids, int32 or int64 in [0, num_rows), in their dtype."""
     if ordered.is_cuda and not (torch.compiler.is_compiling() or is_heard(ordered)):
         return find_offsets(ordered, num_rows)
     made: Tensor = torch.ops.pyg_direct.find_offsets.default(ordered, num_rows)
@@ -155,37 +156,38 @@ def compress_ids(ordered: Tensor, num_rows: int) -> Tensor:
 
 
 def expand(indptr: Tensor, num_edges: int) -> Tensor:
-    """Ids `[num_edges]` of runs, the inverse of `compress_ids`; offsets above `num_edges` are cut."""
+    """Return ids `[num_edges]` of runs, the inverse of `compress_ids`; offsets above `num_edges` are cut."""
     bounds = indptr.clamp(max=num_edges)
     targets = torch.arange(indptr.numel() - 1, dtype=indptr.dtype, device=indptr.device)
     return torch.repeat_interleave(targets, bounds.diff(), output_size=num_edges)
 
 
 def repeat_each(values: Tensor, counts: Tensor, total: int) -> Tensor:
-    """`values[i]` so many times as `counts[i]` says, `total` in all; a GPU is not waited for."""
+    """Repeat `values[i]` `counts[i]` times, `total` in all, without a wait for a GPU."""
     if values.is_cuda or total > _FEW:
         return torch.repeat_interleave(values, counts, output_size=total)
     return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
 
 
 def mark_edges(edge_index: Tensor) -> int:
-    """A number that tells edges `[2, E]` on a CPU from any others, and from the same in another order.
+    """Return a hash of edges `[2, E]` on a CPU, which depends on their order.
 
-    To read 100,000 edges takes 20 us, of the milliseconds that a layer takes for them.
+    Reading 100,000 edges takes 20 us, compared with the milliseconds that a layer takes for them.
     """
     out = np.empty(1, np.uint64)
-    # Others are woken for longer than this takes.
+    # Waking other threads takes longer than this loop.
     with threads_for(0):
         run_cpu(mark_edges_cpu, *edge_index.unbind(0), out)
     return int(out[0])
 
 
 def read_hops(edge_index: Tensor, hops: Sequence[tuple[int, int, int]]) -> list[int] | None:
-    """`mark_edges` of those up to the end of each hop; None where targets descend, or ends of edges are out of bounds.
+    """Return `mark_edges` of the edges up to the end of each hop; None if targets descend, or ends of edges are out of
+    bounds.
 
     Args:
-        edge_index: Edges `[2, E]`, hop after hop. A GPU is waited for, and gives no marks.
-        hops: Where each ends, and what its sources and targets lie below.
+        edge_index: Edges `[2, E]`, hop after hop. On a GPU this waits, and returns no marks.
+        hops: End of each hop, and the bounds of its sources and targets.
     """
     if edge_index.is_cuda:
         row, target = edge_index.unbind(0)
@@ -203,10 +205,10 @@ def read_hops(edge_index: Tensor, hops: Sequence[tuple[int, int, int]]) -> list[
 
 
 def find_offsets(ordered: Tensor, num_rows: int) -> Tensor:
-    """See `compress`."""
+    """Return offsets; see `compress`."""
     if not runs_on_gpu(ordered):
         return torch._convert_indices_from_coo_to_csr(ordered, num_rows, out_int32=ordered.dtype == torch.int32)
-    # There one thread of torch's writes all offsets behind the last id: 1.4 ms of a batch of 400,000 nodes.
+    # One torch thread writes all offsets after the last id: 1.4 ms for a batch of 400,000 nodes.
     out = ordered.new_empty(num_rows + 1)
     run_gpu(find_offsets_gpu, grid_for(out.numel(), out), ordered.contiguous(), out)
     return out
@@ -223,12 +225,12 @@ _ITEM_BYTES = 8
 
 
 class Piece(NamedTuple):
-    """An array whose segments, one after the other, go to places of their own.
+    """An array whose segments, one after the other, each go to their own place.
 
     Attributes:
         items: int64 `[n]`.
         counts: Items of each segment, int64 `[S]`.
-        places: Where each goes in the output, int64 `[S]`.
+        places: First position of each segment in the output, int64 `[S]`.
         output: Number of the output.
     """
 
@@ -264,7 +266,7 @@ def regroup(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> None:
 
 
 def _list_runs(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> np.ndarray:
-    """The segments of all pieces as runs of bytes, int64 `[n, 3]`; see `copy_runs_cpu`."""
+    """Return the segments of all pieces as runs of bytes, int64 `[n, 3]`; see `copy_runs_cpu`."""
     tensors = [*outputs, *(piece.items for piece in pieces)]
     assert all(own.dtype == torch.int64 and own.is_contiguous() for own in tensors), "runs are copied as they lie"
     sizes = [len(piece.counts) for piece in pieces]
@@ -279,7 +281,7 @@ def _list_runs(pieces: Sequence[Piece], outputs: Sequence[Tensor]) -> np.ndarray
 
 
 def _begin(counts: np.ndarray) -> np.ndarray:
-    """Where segments of so many items begin, and the end of the last, int64 `[S + 1]`."""
+    """Return the first position of segments of so many items, and the end of the last, int64 `[S + 1]`."""
     begins = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=begins[1:])
     return begins

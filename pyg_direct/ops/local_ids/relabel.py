@@ -37,8 +37,8 @@ def relabel(seeds: Tensor, neighbors: Tensor, num_nodes: int, *, method: str = "
         seeds: int32 or int64 `[B]`; repeats keep their places.
         neighbors: int32 or int64 `[E']`.
         num_nodes: N; all ids lie in [0, N).
-        method: `bitmap` (N / 4 bytes of scratch, on a CPU up to 5 N / 8), `sort` (scratch by the batch), or `auto`,
-            which takes the bitmap unless scanning it would cost more than sorting the batch. Both give the same result.
+        method: `bitmap` (N / 4 bytes of scratch, on a CPU up to 5 N / 8), `sort` (scratch by the batch), or `auto`.
+            `auto` takes the bitmap unless its scan would cost more than sorting the batch. Both give the same result.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -64,7 +64,7 @@ def relabel(seeds: Tensor, neighbors: Tensor, num_nodes: int, *, method: str = "
 
 
 def choose_method(num_nodes: int, num_items: int) -> str:
-    """`bitmap` while its words are at most 64 times the items of the batch (and always up to 2**24 nodes)."""
+    """Return `bitmap` while its words are at most 64 times the items of the batch (and always up to 2**24 nodes)."""
     return "bitmap" if num_nodes <= max(1 << 24, 2048 * num_items) else "sort"
 
 
@@ -82,12 +82,14 @@ def _by_sorting(seeds: Tensor, neighbors: Tensor) -> Relabelled:
 
 
 def num_words(num_nodes: int) -> int:
-    """Words of a bitmap over `num_nodes` ids."""
+    """Return the words of a bitmap over `num_nodes` ids."""
     return -(-num_nodes // bitmap.WORD)
 
 
 def cpu_bitmaps(num_nodes: int) -> np.ndarray:
-    """Empty bitmaps for the threads that mark ids on a CPU side by side, uint32 `[G, W]`: memory when first marked."""
+    """Return empty bitmaps for the threads that mark ids on a CPU in parallel, uint32 `[G, W]`: memory is taken at the
+    first mark.
+    """
     return np.zeros((min(cpu_chunks(), _BITMAPS), num_words(num_nodes)), np.uint32)
 
 

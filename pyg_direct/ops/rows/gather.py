@@ -1,7 +1,7 @@
 """Gather of table rows by id, on the device of the ids (see `kernels/rows/gather.py`).
 
-`RowReader` reads rows of one table for batch after batch. It computes once what `gather_rows` computes at each
-call.
+`RowReader` reads rows of one table for batch after batch. It computes once the values that `gather_rows` computes at
+each call.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pyg_direct.runtime.host.tensor_views import as_bytes
 
 # Dtypes whose rows can be read as float32.
 STORED = {torch.float16: kernels.HALF, torch.bfloat16: kernels.BFLOAT, torch.float8_e4m3fn: kernels.FLOAT8}
-# What stored numbers are seen as, by their bytes.
+# Dtype in which stored numbers are viewed, by their bytes.
 _UNIT = {1: torch.uint8, 2: torch.int16}
 # A piece of the output meets at most two rows, or three of bytes: shorter rows are read item by item.
 _SHORTEST_ROW = {kernels.ALIGNED: 16, kernels.WORDS: 16, kernels.BYTES: 8}
 _SHORTEST_WIDE_ROW = 12
-# On a CPU torch copies this much faster than Numba's threads are woken; of more it would wake its own.
+# Rows up to which a torch copy on a CPU is faster than waking Numba's threads; with more, torch would wake its own.
 FEW_BYTES = 1 << 16
-# Bytes that a CPU gathers in the time of an item that other threads are woken for.
+# Bytes that a CPU gathers in the time of one item of `threads_for`.
 LIGHT = 32
 
 
@@ -42,7 +42,7 @@ Gather = Callable[[Tensor, Tensor], None]
 
 
 class Directory(NamedTuple):
-    """Which ids are hot, as a ranked bitmap.
+    """Hot ids as a ranked bitmap.
 
     Attributes:
         bits: uint32 `[W]`, one bit an id.
@@ -54,7 +54,7 @@ class Directory(NamedTuple):
 
     @classmethod
     def of(cls, hot_ids: Tensor, num_rows: int) -> Directory:
-        """Directory of the ids in `hot_ids` (any order, unique), on their device."""
+        """Make the directory of the ids in `hot_ids` (any order, unique), on their device."""
         hot_ids = check_ids("hot_ids", hot_ids, num_rows).long()
         mask = torch.zeros(-(-max(num_rows, 1) // WORD) * WORD, dtype=torch.bool, device=hot_ids.device)
         mask[hot_ids] = True
@@ -71,7 +71,7 @@ class Directory(NamedTuple):
         return cls(bits, ranks)
 
     def wait(self) -> Directory:
-        """The same once it is made, for reads on any stream: one that was read too early would lead anywhere."""
+        """Wait until the directory is complete, for reads on any stream: an early read would give wrong positions."""
         if self.bits.is_cuda:
             torch.cuda.current_stream(self.bits.device).synchronize()
         return self
@@ -79,28 +79,28 @@ class Directory(NamedTuple):
     @classmethod
     @functools.cache
     def empty(cls, device: torch.device) -> Directory:
-        """Directory of a single table."""
+        """Return the directory of a single table."""
         return cls(torch.empty(0, dtype=torch.uint32, device=device), torch.empty(0, dtype=torch.int32, device=device))
 
     def to(self, device: torch.device) -> Directory:
-        """The same on another device."""
+        """Copy it to another device."""
         return Directory(self.bits.to(device), self.ranks.to(device))
 
 
 def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directory: Directory | None = None,
                 dtype: torch.dtype | None = None, exponents: Tensor | None = None, out: Tensor | None = None,
                 errors: Tensor | None = None, max_blocks: int | None = None) -> Tensor:  # fmt: skip
-    """Rows `ids` of one table, or of hot rows over a table of all rows.
+    """Gather rows `ids` of one table, or of hot rows over a table of all rows.
 
     Args:
         hot: The table `[N, ...]`, or the hot rows in ascending order of their ids; contiguous.
         ids: int32 or int64 `[n]`, on the device that does the work.
-        cold: The table `[N, ...]` where `hot` holds a part of it, readable by that device.
-        directory: Which ids are hot; needed with `cold`.
+        cold: The table `[N, ...]` if `hot` holds a part of it, readable by that device.
+        directory: Hot ids; needed with `cold`.
         dtype: float32 to widen rows stored as float16, bfloat16 or float8_e4m3fn; None for the table's own.
         exponents: uint8 `[N]` on the same device, needed to widen float8_e4m3fn: row `i` is to be multiplied by
             `2 ** (exponents[i] - 127)`.
-        out: Where to write, `[n, ...]` of the result's dtype, contiguous; made when None.
+        out: Output, `[n, ...]` of the result's dtype, contiguous; allocated if None.
         errors: On a GPU: int64 `[1]` that gets the lowest position of an id out of range (its row is zero).
             Ids on the CPU are checked before anything is written.
         max_blocks: On a GPU: cap of the grid, for reads over the link beside other work.
@@ -114,7 +114,7 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
         raise ArgumentError(f"directory must say which ids are hot where cold is given, got {directory}")
     stored_dtype, row = hot.dtype, hot.shape[1:]
     if directory is None or cold is None:
-        # Nothing is read from a second table.
+        # A second table is not read.
         cold, directory = hot, Directory.empty(ids.device)
     elif cold.dtype != stored_dtype or cold.shape[1:] != row:
         raise ArgumentError(
@@ -155,12 +155,12 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
 
 def prepare_read(table: Tensor, ids: Tensor, out: Tensor, positions: Tensor | None = None
                  ) -> Callable[[int, int], None]:  # fmt: skip
-    """A loop that reads rows `ids[begin:end]` of a table into memory of the CPU; nothing is checked, and any thread may
-    run it. Threads that share a read so look at its tensors once.
+    """Return a loop that reads rows `ids[begin:end]` of a table into CPU memory. It does not check ids, and any thread
+    may run it. So threads that share a read inspect its tensors once.
 
     Args:
-        table, ids: As of `gather_rows`, on the CPU.
-        out: Where to write, `[n, ...]`; with `positions` of any length.
+        table, ids: As in `gather_rows`, on the CPU.
+        out: Output, `[n, ...]`; of any length with `positions`.
         positions: Row `ids[i]` goes to `out[positions[i]]`, int64 `[n]`; None for `out[i]`.
     """
     units = (torch.int64, torch.int32, torch.int16, torch.uint8) if positions is None else (torch.int32, torch.uint8)
@@ -180,7 +180,7 @@ def prepare_read(table: Tensor, ids: Tensor, out: Tensor, positions: Tensor | No
 
 def check_widening(stored_dtype: torch.dtype, dtype: torch.dtype, exponents: Tensor | None, num_rows: int,
                     device: torch.device) -> Tensor:  # fmt: skip
-    """The exponents of the rows, empty where there are none."""
+    """Check a widening, and return the exponents of the rows, empty if there are none."""
     if dtype == stored_dtype:
         return _no_exponents(device)
     if dtype != torch.float32 or stored_dtype not in STORED:
@@ -201,16 +201,16 @@ def _no_exponents(device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device)
 
 
-# Where kernels report bad ids that nobody asked for. Filling a new one would be a kernel of its own.
+# Word for bad ids that no caller reads. Filling a new one would take another kernel.
 _UNREAD: dict[torch.device, Tensor] = {}
 
 
 def unread_errors(device: torch.device) -> Tensor:
-    """Where kernels report bad ids that nobody asks for."""
+    """Return the word for bad ids that no caller reads."""
     errors = _UNREAD.get(device)
     if errors is None:
         errors = torch.full((1,), NO_POSITION, dtype=torch.int64, device=device)
-        # What is made while a graph is captured belongs to that graph.
+        # Memory that is allocated during a capture belongs to that graph.
         if device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
             _UNREAD[device] = errors
     return errors
@@ -225,13 +225,13 @@ def _row_bytes(tensor: Tensor) -> int:
 
 
 def widest_unit(hot: Tensor, cold: Tensor, out: Tensor, units: tuple[torch.dtype, ...]) -> torch.dtype:
-    """The first of `units` in which rows of all three tables can be counted, as they lie."""
+    """Return the first of `units` that divides the rows of all three tables and fits their alignment."""
     alignment = _row_bytes(out) | hot.data_ptr() | cold.data_ptr() | out.data_ptr()
     return next(u for u in units if alignment % u.itemsize == 0)
 
 
 def rows_in_units(tensor: Tensor, unit: torch.dtype) -> Tensor:
-    """The same rows `[N, units]`, whatever their shape and dtype."""
+    """View the same rows as `[N, units]`, whatever their shape and dtype."""
     width = _row_bytes(tensor) // unit.itemsize
     if tensor.numel() == 0:
         return torch.empty(0, width, dtype=unit, device=tensor.device)
@@ -245,11 +245,12 @@ def _flat(tensor: Tensor, unit: torch.dtype) -> Tensor:
 def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None, dtype: torch.dtype,
                   exponents: Tensor | None, errors: Tensor, max_blocks: int | None, address: int = 0,
                   strands: int = 1) -> Gather:  # fmt: skip
-    """The read of rows of these tables on a GPU as (ids, out) -> None, with all that depends on the tables settled.
+    """Return the read of rows of these tables on a GPU as (ids, out) -> None, with everything that depends on the
+    tables computed.
 
-    It chooses the shape of the grid: items for short rows, whole stores for GPU memory, whole reads for the link.
-    Nothing is checked, and the tables must stay where they are. `address` is that of the output; 0 stands for any that
-    torch allocates. `strands`: places of a list of ids that are read from at once, where all rows lie in GPU memory.
+    It chooses the shape of the grid: items for short rows, whole stores for GPU memory, whole reads for the link. Ids
+    are not checked, and the tables must not move. `address` is the address of the output; 0 stands for any that torch
+    allocates. `strands`: positions of a list of ids that are read at once, if all rows lie in GPU memory.
     """
     if directory is None or cold is None:
         cold, directory = hot, Directory.empty(hot.device)
@@ -270,7 +271,7 @@ def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None,
     if SIMULATED or is_short:
         return _choose_items(hot, cold, directory, dtype, num_rows, exponents, errors, most_blocks, address)
     tables = hot, cold
-    # A grid with a cap reads the link, as one of two tables mostly does.
+    # A grid with a cap reads over the link, as one of two tables mostly does.
     if max_blocks is not None or directory.bits.numel() > 0 or address % kernels.PIECE != 0:
         lane_bits = group_bits(row_bytes)
         args = (hot_address, cold_address, *directory, OPEN, num_rows, source_bytes, row_bytes, lane_bits, kind,
@@ -283,7 +284,7 @@ def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None,
         def read_groups(ids: Tensor, out: Tensor, keep: tuple[Tensor, Tensor] = tables) -> None:
             grid = -(-ids.numel() * lanes // share)
             if grid <= most_blocks:
-                # All rows are asked for at once.
+                # All rows are requested at once.
                 launch(grid, (ids, out.data_ptr()))
             else:
                 launch_long(most_blocks, (ids, out.data_ptr()))
@@ -302,7 +303,7 @@ def choose_gather(hot: Tensor, cold: Tensor | None, directory: Directory | None,
 
 
 def group_bits(row_bytes: int) -> int:
-    """Logarithm of the threads that read a row over the link: one for each piece, at most a warp."""
+    """Return the logarithm of the threads that read a row over the link: one for each piece, at most a warp."""
     return min(5, (-(-row_bytes // kernels.PIECE) - 1).bit_length())
 
 
@@ -329,9 +330,10 @@ def _choose_items(hot: Tensor, cold: Tensor, directory: Directory, dtype: torch.
 
 
 def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
-    """Few rows `[n, ...]` of a contiguous table, both on the CPU, in one step of torch's.
+    """Select few rows `[n, ...]` of a contiguous table, both on the CPU, in one torch call.
 
-    None where `gather_rows` must read them: they are many, an id names none, or torch does not know the dtype.
+    Return None if `gather_rows` must read them: they are many, an id is out of range, or torch does not support the
+    dtype.
     """
     if ids.numel() * table.stride(0) * table.element_size() > FEW_BYTES:
         return None
@@ -342,10 +344,10 @@ def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
 
 
 class RowReader:
-    """`gather_rows` on a GPU for ids that need no check but that of the kernel.
+    """Reader of `gather_rows` on a GPU for ids that only the kernel checks.
 
     Args:
-        hot, cold, directory, dtype, exponents: As in `gather_rows`; the tables must stay where they are.
+        hot, cold, directory, dtype, exponents: As in `gather_rows`; the tables must not move.
         errors: int64 `[1]` that gets the lowest position of an id out of range.
         max_blocks: Cap of the grid; None for none.
         strands: As in `choose_gather`.
@@ -355,14 +357,14 @@ class RowReader:
                  max_blocks: int | None, *, dtype: torch.dtype | None = None,
                  exponents: Tensor | None = None, strands: int = 1) -> None:  # fmt: skip
         dtype = hot.dtype if dtype is None else dtype
-        # What torch makes like another tensor costs it half of what it makes of a dtype and a device.
+        # `torch.empty_like` takes half the time of a call with dtype and device.
         self._row, self._like = tuple(hot.shape[1:]), torch.empty(0, dtype=dtype, device=hot.device)
         num_rows = hot.shape[0] if cold is None else cold.shape[0]
         exponents = check_widening(hot.dtype, dtype, exponents, num_rows, hot.device)
         self._gather = choose_gather(hot, cold, directory, dtype, exponents, errors, max_blocks, strands=strands)
 
     def read(self, ids: Tensor) -> Tensor:
-        """Rows `[n, ...]` of `ids`, int64 `[n]`, contiguous and on the GPU."""
+        """Read rows `[n, ...]` of `ids`, int64 `[n]`, contiguous and on the GPU."""
         out = self._like.new_empty((ids.shape[0], *self._row))
         if out.numel() > 0:
             self._gather(ids, out)

@@ -1,7 +1,7 @@
 """Gather from several tables in one launch (see `kernels/rows/multi_gather.py`).
 
-`NarrowReader` reads several tables of short rows by one list of ids. `TypedReader` reads a table of each type by
-its own ids.
+`NarrowReader` reads several tables of short rows by one list of ids. `TypedReader` reads a table of each type by its
+own ids.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ _ROW_BYTES = (1, 2, 4, 8, 16)
 
 
 def is_narrow(table: Tensor) -> bool:
-    """Whether a table may be read together with others: contiguous, with rows of 1, 2, 4, 8 or 16 bytes, aligned."""
+    """Report whether a table may be read together with others: contiguous, with rows of 1, 2, 4, 8 or 16 bytes,
+    aligned.
+    """
     row_bytes = math.prod(table.shape[1:]) * table.element_size()
     return row_bytes in _ROW_BYTES and table.is_contiguous() and table.data_ptr() % row_bytes == 0
 
 
 class NarrowReader:
-    """Reads rows of tables together, as `gather_rows` reads those of each.
+    """Reader of several tables at once, equal to `gather_rows` of each.
 
     Args:
-        tables: Two to `MOST_TABLES` tables `[N, ...]` of one N and device, for which `is_narrow` holds. They must stay
-            where they are.
+        tables: Two to `MOST_TABLES` tables `[N, ...]` of one N and device, for which `is_narrow` holds. They must not
+            move.
         errors: int64 `[1]` that gets the lowest position of an id out of range, whose rows are zeros.
     """
 
@@ -49,29 +51,30 @@ class NarrowReader:
         row_bytes = [math.prod(table.shape[1:]) * table.element_size() for table in tables]
         self._addresses = [table.data_ptr() for table in tables] + rest
         self._bits = [_ROW_BYTES.index(size) for size in row_bytes] + rest
-        # Integers and bools come from one piece of memory, as each piece takes the host longer than a launch until it
-        # is free again; the widest first, so that all are aligned. Numbers that could take part in a gradient have
-        # their own, and rows of several items.
+        # Integers and bools share one block of memory, because freeing each block takes the host longer than a launch.
+        # The widest come first, so that all are aligned. Numbers that could take part in a gradient, and rows of
+        # several items, have their own memory.
         order = sorted(range(len(tables)), key=lambda place: -row_bytes[place])
         whole = [p for p in order if tables[p].dim() == 1 and not (tables[p].is_floating_point() or
                                                                    tables[p].is_complex())]  # fmt: skip
         whole = [] if len(whole) == 1 else whole
-        # (place, table, its row)
+        # (position, table, its row)
         self._alone = [(p, tables[p], tuple(tables[p].shape[1:])) for p in order if p not in whole]
         self._words = torch.empty(0, dtype=torch.int64, device=tables[0].device)
         self._whole_bytes = sum(row_bytes[p] for p in whole)
-        # (dtype, its bytes, places of the tables), widest first
+        # (dtype, its bytes, positions of the tables), widest first
         self._whole = [(dtype, dtype.itemsize, [p for p in whole if tables[p].dtype == dtype])
                        for dtype in dict.fromkeys(tables[p].dtype for p in whole)]  # fmt: skip
 
     def read(self, ids: Tensor, memory: list[Tensor] | None = None) -> list[Tensor]:
-        """Rows of `ids`, int32 or int64 `[n]`, contiguous and where the tables are: `[n, ...]` of each table.
+        """Read rows of `ids`, int32 or int64 `[n]`, contiguous and on the device of the tables: `[n, ...]` of each
+        table.
 
-        On a GPU those of integers and bools share a piece of memory.
+        On a GPU the rows of integers and bools share a block of memory.
 
         Args:
-            ids: Which rows.
-            memory: Gets the tensors that the memory of all rows belongs to.
+            ids: Rows to read.
+            memory: Receives the tensors that own the memory of all rows.
         """
         own: list[Tensor] = [] if memory is None else memory
         if SIMULATED or not ids.is_cuda:
@@ -101,19 +104,21 @@ class NarrowReader:
 
 
 def fits_typed(table: Tensor) -> bool:
-    """Whether a table may be read with those of other types: contiguous, aligned rows of 1, 2, 4, 8 or n * 16 bytes."""
+    """Report whether a table may be read with tables of other types: contiguous, aligned rows of 1, 2, 4, 8 or n * 16
+    bytes.
+    """
     row_bytes = math.prod(table.shape[1:]) * table.element_size()
     is_wide = 0 < row_bytes < 2**31 and row_bytes % PIECE == 0 and table.data_ptr() % PIECE == 0
     return is_narrow(table) or (is_wide and table.is_contiguous())
 
 
 class TypedReader:
-    """Reads rows of several tables, each by its own ids, as `gather_rows` reads those of each.
+    """Reader of several tables, each by its own ids, equal to `gather_rows` of each.
 
     Args:
-        tables: Tables `[N_t, ...]` of one dtype and row on one device, for which `fits_typed` holds; they must stay
-            where they are.
-        errors: On a GPU: int64 `[1]` that gets the lowest place in the output whose id was out of range; its row is
+        tables: Tables `[N_t, ...]` of one dtype and row on one device, for which `fits_typed` holds; they must not
+            move.
+        errors: On a GPU: int64 `[1]` that gets the lowest position in the output whose id was out of range; its row is
             zeros. A CPU raises at once.
     """
 
@@ -128,14 +133,14 @@ class TypedReader:
         self.layout_words = 2 * len(tables) + 1
 
     def _find_tables(self) -> np.ndarray:
-        """Addresses of the tables, and then their rows, int64 `[2 * T]`."""
+        """Return addresses of the tables, and then their rows, int64 `[2 * T]`."""
         return np.array([table.data_ptr() for table in self._tables] + self._num_rows, np.int64)
 
     def list_layout(self, begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The words that `read` needs on the device, int64 `[2 * T + 1]`.
+        """Return the words that `read` needs on the device, int64 `[2 * T + 1]`.
 
         Args:
-            begins: Where the ids of each table begin in the list that `read` is given, int64 `[T]`.
+            begins: First position of each table's ids in the list for `read`, int64 `[T]`.
             counts: Their number, int64 `[T]`.
         """
         layout, count = np.zeros(self.layout_words, np.int64), len(counts)
@@ -144,11 +149,11 @@ class TypedReader:
         return layout
 
     def read(self, ids: Tensor, layout: Tensor, counts: list[int]) -> tuple[Tensor, Sequence[Tensor]]:
-        """(all rows, those of each table): `[sum of counts, ...]`, and parts of it.
+        """Return (all rows, the rows of each table): `[sum of counts, ...]`, and parts of it.
 
         Args:
             ids: int64, contiguous; ids of all types.
-            layout: That of `list_layout`, on the device.
+            layout: The result of `list_layout`, on the device.
             counts: Rows of each table.
 
         Raises:
@@ -169,7 +174,7 @@ class TypedReader:
         return rows, torch.unsafe_split_with_sizes(rows, counts)
 
     def _read_on_cpu(self, ids: Tensor, layout: Tensor, rows: Tensor) -> None:
-        # Others may move a table that stays the same tensor, as to memory that processes share.
+        # Other code may move a table that stays the same tensor, for example to shared memory.
         tables, num_bytes = self._find_tables(), rows.shape[0] * self._row_bytes
         with threads_for(num_bytes // LIGHT):
             errors = np.full(cpu_chunks(), NO_POSITION)

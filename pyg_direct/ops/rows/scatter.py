@@ -53,7 +53,7 @@ def scatter_rows(table: Tensor, ids: Tensor, rows: Tensor, *, errors: Tensor | N
 
 
 def keep_last(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """All ids and rows in their order where none comes twice, else the last of each."""
+    """Return all ids and rows in order if no id comes twice, otherwise the last of each."""
     ordered, order = ids.sort(stable=True)
     is_last = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=is_last[:-1])

@@ -1,4 +1,4 @@
-"""Arrays on their way to a GPU: small ones without a wait, large ones by way of page-locked memory."""
+"""Copies of arrays to a GPU: small ones without a wait, large ones through page-locked memory."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from torch import Tensor
 
 from pyg_direct.runtime.host.threads import few_threads
 
-# Bytes that torch's threads copy aside at once, and how many such pieces are page-locked; in pieces of 1 MiB 34 MB take
-# 2.7 ms instead of 1.6 on an H100's host.
+# Bytes that torch's threads copy to the stage at once, and the number of page-locked pieces; in pieces of 1 MiB 34 MB
+# take 2.7 ms instead of 1.6 on an H100's host.
 _PIECE_BYTES, _NUM_PIECES = 2**22, 2
-# Threads that copy. With six of 16 cores 34 MB take 2.3 ms instead of the driver's 4.8, and 5 MB 0.49 instead of 0.83;
-# with 16 1.8 and 0.44, but all wait for one whose core a virtual machine has lost, 50 to 100 ms at times.
+# Threads that copy. With six of 16 cores 34 MB take 2.3 ms instead of the driver's 4.8, and 5 MB 0.49 instead of 0.83.
+# With 16 they take 1.8 and 0.44; but if a virtual machine loses one core, all wait for it, at times 50 to 100 ms.
 _THREADS = 6
 
 
 def upload(words: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """An array of the host as a tensor of `device`; a tensor of a GPU that is wanted on the host is waited for.
+    """Return an array of the host as a tensor of `device`; if a GPU tensor goes to the host, wait for it.
 
-    The driver copies ordinary memory aside before it returns, so the host neither waits for the GPU nor must it keep
-    the array.
+    The driver copies ordinary memory to a stage before it returns. So the host neither waits for the GPU nor must it
+    keep the array.
     """
     tensor = torch.from_numpy(words) if isinstance(words, np.ndarray) else words
-    # On its way to the host, what is not waited for would be read before it is there.
+    # A copy to the host without a wait would be read before it is complete.
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def upload_parts(parts: Sequence[Tensor | None], device: torch.device) -> Sequence[Tensor | None]:
-    """Tensors of the host, or None, on `device`: those of one dtype travel together, and are written to apart."""
+    """Return tensors of the host, or None, on `device`: tensors of one dtype travel together, and writes to one do not
+    affect another.
+    """
     own = [part for part in parts if part is not None]
     if len(own) < len(parts) or len({part.dtype for part in own}) != 1:
         return [None if part is None else part.to(device) for part in parts]
@@ -38,10 +40,10 @@ def upload_parts(parts: Sequence[Tensor | None], device: torch.device) -> Sequen
 
 
 def upload_large(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of the host on `device`, those that are there as they are.
+    """Return tensors of the host on `device`; those that are there already stay as they are.
 
-    The driver copies ordinary memory aside by one thread and sends it in turn, at 7 GB/s. Of many bytes on their way to
-    a GPU, torch's threads copy a piece aside while the one before is on its way.
+    The driver copies ordinary memory with one thread and sends it in turn, at 7 GB/s. For many bytes to a GPU, torch's
+    threads copy a piece while the one before is being sent.
     """
     num_bytes = sum(part.numel() * part.element_size() for part in parts if not part.is_cuda)
     if device.type != "cuda" or num_bytes < _PIECE_BYTES:

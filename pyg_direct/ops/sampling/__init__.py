@@ -1,4 +1,4 @@
-"""Draws, tensors in and tensors out.
+"""Draws and samples, tensors in and tensors out.
 
 - `uniform.py`, `hetero.py`: one hop of one relation, and one hop over many relations.
 - `random.py`: draws and permutations of a key.

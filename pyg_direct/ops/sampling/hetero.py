@@ -16,14 +16,14 @@ from pyg_direct.kernels.sampling.worklist import COLUMNS, FANOUT, FIRST, RELATIO
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 
-# Items a block of a small hop takes, so that all multiprocessors have some.
+# Items of a block in a small hop, so that all multiprocessors have work.
 _ITEMS_PER_BLOCK = 8
-# Edges above which waiting for their number is cheaper than memory for the worst case.
+# Edges above which a wait for their number is cheaper than memory for the worst case.
 _LARGE_BOUND = 1 << 24
 
 
 class Rows(NamedTuple):
-    """Rows of all relations, on one device; an array of no use is empty.
+    """Rows of all relations, on one device; an unused array is empty.
 
     Attributes:
         indptr: int64 `[S + 1]`, S rows of all relations, relation after relation.
@@ -49,11 +49,11 @@ class Frontier(NamedTuple):
 
     Attributes:
         rows: Ids within their types, int64 `[F]`.
-        trees: Trees they belong to, int64 `[F]`; empty where trees are not told apart.
-        seed_times: Time of each tree, or of each node where flags say so (`BY_PLACE`), int64; empty without times.
-        tree_shift: Place of the tree among the bits of an identity.
-        places: Where the rows of these nodes stand among those of their relation, int64 `[F]`, for rows that are not
-            those of all nodes; None: at their ids.
+        trees: Trees they belong to, int64 `[F]`; empty without disjoint trees.
+        seed_times: Time of each tree, or of each node if flags have `BY_PLACE`, int64; empty without times.
+        tree_shift: Position of the tree among the bits of an identity.
+        places: Positions of these nodes' rows among the rows of their relation, int64 `[F]`, if the relation has rows
+            of some nodes only; None: at their ids.
     """
 
     rows: Tensor
@@ -79,8 +79,8 @@ class Picked(NamedTuple):
         sources: Neighbors as identities (`kernels/sampling/worklist.py`), int64 `[at least E']`.
         ids: Edge ids within the relation, int64 `[at least E']`.
         targets: Local ids of the nodes expanded, int64 `[at least E']`.
-        ends: Where the edges of each entry of the work list begin, and the end of the last, int64 `[A + 1]`.
-        offsets: The same for each item, int64 `[I + 1]`; None where there is none.
+        ends: First edge of each entry of the work list, and the end of the last, int64 `[A + 1]`.
+        offsets: The same for each item, int64 `[I + 1]`; None if not available.
     """
 
     sources: Tensor
@@ -95,12 +95,12 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
                excluded: Tensor | None = None) -> Picked:  # fmt: skip
     """Pick edges of every item of a work list; equal keys in it give equal picks on any device.
 
-    Waits for the GPU only where the number of edges has no bound, or a large one.
+    Waits for the GPU only if the number of edges has no bound, or a large one.
 
     Args:
         work: The work list, int64 `[(A + 1) * COLUMNS]`, on the host.
         hop: Number of the hop; hops of one key draw independently.
-        entries: The work list on the device, where it is there already.
+        entries: The work list on the device, if it is there already.
         most_neighbors: Upper bound of the neighbors of a row of each relation, int64 `[R]`; None for none.
         excluded: Edges that no item picks, as `find_edges` lists them; None for none.
     """
@@ -143,7 +143,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
 
 def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tuple[Any, ...], hop: int, replace: int,
                  entries: Tensor, excluded: Tensor) -> Picked:  # fmt: skip
-    """As `pick_edges`; `counted` are the arguments of the loop that counts the edges of each item."""
+    """Pick edges as `pick_edges` does; `counted` are the arguments of the loop that counts the edges of each item."""
     num_items = int(work[-COLUMNS])
     starts, sizes, counts = np.empty((3, num_items), np.int64)
     run_cpu(kernels.count_items_cpu, *counted, cpu_chunks(), starts, sizes, counts)
@@ -160,11 +160,11 @@ def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tupl
 
 
 def _bound_edges(work: np.ndarray, most_neighbors: np.ndarray | None) -> int | None:
-    """The most edges that a work list can give; None where that has no bound, or one not worth its memory."""
+    """Return the most edges that a work list can give; None if that has no bound, or one not worth its memory."""
     table = work.reshape(-1, COLUMNS)
     picks = table[:-1, FANOUT]
     if most_neighbors is not None:
-        # Where all neighbors are taken the longest row says too little of the others.
+        # If all neighbors are taken, the longest row is a poor bound for the others.
         picks = np.minimum(picks, most_neighbors[table[:-1, RELATION]])
     bound = int(np.dot(np.diff(table[:, FIRST]), picks))
     return bound if picks.size and picks.min() >= 0 and bound <= _LARGE_BOUND else None
@@ -183,7 +183,7 @@ class PairList(NamedTuple):
 
 
 def sort_pairs(rows: Rows, segments: Tensor, neighbors: Tensor, batches: Tensor) -> PairList:
-    """Put pairs in order, without a wait.
+    """Sort pairs, without a wait.
 
     Args:
         rows: The rows.
@@ -197,14 +197,14 @@ def sort_pairs(rows: Rows, segments: Tensor, neighbors: Tensor, batches: Tensor)
 
 
 def write_edges(rows: Rows, pairs: PairList, counter: Tensor, place: int, out: Tensor) -> None:
-    """Write the edges of rows that lead to neighbors where `pick_edges` reads them, without a wait for the GPU.
+    """Write the edges of rows that lead to neighbors in the form that `pick_edges` reads, without a wait for the GPU.
 
     Args:
-        rows, pairs: As of `find_edges`.
-        counter: int64 on the GPU; `counter[place]`, 0 before, gets how many edges there are.
-        place: See there.
-        out: batch * E + position of each edge, ascending, and then the largest int64, int64 `[room]`; of more edges
-            than there is room for any.
+        rows, pairs: As in `find_edges`.
+        counter: int64 on the GPU; `counter[place]`, 0 before, receives the number of edges.
+        place: Position in `counter`.
+        out: batch * E + position of each edge, ascending, then padded with the largest int64, int64 `[room]`; if there
+            are more edges than room, any of them.
     """
     found = torch.full_like(out, 2**63 - 1)
     if pairs.keys.numel():
@@ -216,7 +216,7 @@ def write_edges(rows: Rows, pairs: PairList, counter: Tensor, place: int, out: T
 
 
 def find_edges(rows: Rows, pairs: PairList) -> Tensor:
-    """Find the edges of rows that lead to neighbors, parallel ones too, for `pick_edges` to leave out.
+    """Find the edges of rows that lead to neighbors, including parallel ones, for `pick_edges` to leave out.
 
     Returns:
         batch * E + position of each edge, ascending, int64 `[X]`. Waits for a GPU.
@@ -244,7 +244,7 @@ def find_edges(rows: Rows, pairs: PairList) -> Tensor:
 
 
 def sum_weights(indptr: Tensor, edge_weight: Tensor) -> Tensor:
-    """Sum of the weights before each edge in its row, float64 `[E]` on the CPU; the same wherever it is used."""
+    """Return the sum of the weights before each edge in its row, float64 `[E]` on the CPU, equal for every device."""
     weight_before = torch.empty(edge_weight.numel(), dtype=torch.float64, device="cpu")
     run_cpu(sum_weights_cpu, indptr.cpu(), edge_weight.cpu(), weight_before)
     return weight_before

@@ -17,9 +17,9 @@ class NeighborLists(NamedTuple):
 
     Attributes:
         indptr: Row offsets, int64 `[N + 1]`.
-        neighbors: int32 or int64; that of edge e is at e * step.
-        ids: Edge ids, int32 or int64; that of edge e is at e * step + step - 1. Empty where the position is the id.
-        step: 1; 2 where neighbors and ids lie in one array, in turns.
+        neighbors: int32 or int64; the neighbor of edge e is at e * step.
+        ids: Edge ids, int32 or int64; the id of edge e is at e * step + step - 1. Empty if the position is the id.
+        step: 1; 2 if neighbors and ids alternate in one array.
     """
 
     indptr: Tensor
@@ -34,12 +34,12 @@ class NeighborLists(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The edges of the rows of a set of nodes, of which those inside are counted.
+    """Edges of the rows of a set of nodes; those inside the set are counted.
 
     Attributes:
         lists: The rows.
-        nodes: int64 `[M]`.
-        offsets: Where the edges of each node begin among all, int64 `[M + 1]`.
+        offsets: First edge of each node among all, int64 `[M + 1]`.
+        offsets: First edge of each node among all, int64 `[M + 1]`.
         local_of_node: Local ids, int32 `[N]`, below 0 for nodes outside.
         sums: Edges inside by chunk or block, int64.
         found: On a CPU, local ids of the neighbors, int32 `[C]`; empty on a GPU.
@@ -56,11 +56,11 @@ class Candidates(NamedTuple):
         """Write the edges inside, node after node, in the order of the rows.
 
         Args:
-            count: How many there are, which `sums` adds up to.
-            rows_first: Whether the nodes whose rows are read stand before their neighbors.
+            count: Their number, which is the total of `sums`.
+            rows_first: Return nodes whose rows are read before their neighbors.
 
         Returns:
-            (local ids of neighbors, then places of the nodes whose rows list them, int64 `[2, E']`; edge ids, int64
+            (local ids of neighbors, then positions of the nodes whose rows list them, int64 `[2, E']`; edge ids, int64
             `[E']`)
         """
         ends = torch.empty(2, count, dtype=torch.int64, device=self.nodes.device)
@@ -109,7 +109,7 @@ def count_inside(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor, num
 
 
 def _count_on_cpu(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor) -> Candidates:
-    # By NumPy: torch would wake threads of its own, which go on waiting awake beside loops of ours.
+    # By NumPy: torch would wake its own threads, which go on spinning beside the package's loops.
     indptr, ids = lists.indptr.numpy(), nodes.numpy()
     offsets = np.zeros(len(ids) + 1, np.int64)
     np.cumsum(indptr[1:][ids] - indptr[ids], out=offsets[1:])

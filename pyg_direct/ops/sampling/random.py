@@ -27,9 +27,10 @@ _MASK = 0xFFFFFFFF
 
 
 def derive_key(key: int, item: int, slot: Any) -> Any:
-    """`draw(key, item, slot)` in Python integers: an unsigned 64-bit key for what `item` and `slot` number.
+    """Return `draw(key, item, slot)` in Python integers: an unsigned 64-bit key for the purpose that `item` and `slot`
+    number.
 
-    For slots in an array of NumPy, uint64, the key of each.
+    If slots are a NumPy array, uint64, return the key of each.
     """
     c0, c1 = item & _MASK, (item >> 32) & _MASK
     c2, c3 = slot & _MASK, (slot >> 32) & _MASK
@@ -42,7 +43,7 @@ def derive_key(key: int, item: int, slot: Any) -> Any:
 
 
 def draw_bits(items: Tensor, *, key: int, slot: int = 0) -> Tensor:
-    """64 random bits for each item, as int64 `[n]` on the device of `items`.
+    """Draw 64 random bits for each item, as int64 `[n]` on the device of `items`.
 
     Args:
         items: int64 `[n]`.
@@ -63,7 +64,7 @@ def draw_bits(items: Tensor, *, key: int, slot: int = 0) -> Tensor:
 
 
 def draw_below(items: Tensor, bound: int, *, key: int, slot: int = 0) -> Tensor:
-    """A uniform integer in [0, bound) for each item, int64 `[n]` on the device of `items`.
+    """Draw a uniform integer in [0, bound) for each item, int64 `[n]` on the device of `items`.
 
     Args:
         items: int64 `[n]`.
@@ -88,14 +89,15 @@ def draw_below(items: Tensor, bound: int, *, key: int, slot: int = 0) -> Tensor:
 
 def draw_until(items: Tensor, times: Tensor, order: Tensor, until: Tensor, *, key: int, slot: int = 0
                ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """For each item one of those that are there by a time, uniform, int64 `[n]`, and whether one is, bool `[n]`.
+    """Draw for each item one of the entries present by a time, uniformly. Return the entries, int64 `[n]`, and True if
+    there was one, bool `[n]`.
 
-    Where none is, it is the earliest.
+    If no entry is present by then, the earliest one is returned.
 
     Args:
         items: int64 `[n]`.
-        times: Since when each is there, ascending, int64 `[N]`, N > 0.
-        order: What is drawn, in the order of these times, int64 `[N]`.
+        times: Time from which each entry is present, ascending, int64 `[N]`, N > 0.
+        order: Entries to draw, in the order of these times, int64 `[N]`.
         until: The time of each item, int64 `[n]`.
         key: Unsigned 64-bit key; equal keys give equal draws on any device.
         slot: Number of the draw of an item.
@@ -112,12 +114,12 @@ def draw_until(items: Tensor, times: Tensor, order: Tensor, until: Tensor, *, ke
 
 
 def permute(count: int, *, key: int, device: Device = "cpu") -> Tensor:
-    """A uniform permutation of 0 .. count-1, int64 `[count]` on the CPU: positions in the order of their draws.
+    """Return a uniform permutation of 0 .. count-1, int64 `[count]` on the CPU: positions in the order of their draws.
 
     Args:
         count: Number of positions.
         key: Unsigned 64-bit key; equal keys give equal permutations.
-        device: Where the work is done.
+        device: The device that does the work.
     """
     bits = draw_bits(torch.arange(count, device=device), key=check_key("key", key), slot=SHUFFLE_DRAW)
     return bits.sort(stable=True).indices.cpu()

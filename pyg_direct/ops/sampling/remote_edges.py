@@ -24,12 +24,12 @@ class Wire(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the answers of some lie in one memory, one after the other.
+    """Position of several answers in one memory, one after the other.
 
     Attributes:
         table: See `kernels/sampling/remote_edges.py`.
-        sizes: Bytes of each.
-        num_items, num_edges: Of all.
+        sizes: Bytes of each answer.
+        num_items, num_edges: Items and edges of each.
     """
 
     table: np.ndarray
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, num_items: np.ndarray, num_edges: np.ndarray, wire: Wire) -> Layout:
-        """The layout of answers with so many items and edges, int64 `[P]`."""
+        """Make the layout of answers with so many items and edges, int64 `[P]`."""
         counted, listed = align(num_items * wire.counts.itemsize), align(num_edges * wire.words.itemsize)
         sizes = counted + 2 * listed
         table = np.zeros((len(sizes) + 1, kernels.PLACES), np.int64)
@@ -57,8 +57,8 @@ def pack_edges(picked: Picked, trees: Tensor, layout: Layout, wire: Wire, out: T
 
     Args:
         picked: Edges, with offsets of each item.
-        trees: What is taken off the sources, by target, int64; empty for nothing.
-        layout: Where they go, by asker; items and edges of the picked.
+        trees: Number that is subtracted from the sources, by target, int64; empty for zeros.
+        layout: Positions of the answers, by asker; items and edges of the picked.
         wire: Dtypes.
         out: uint8, the sizes of the layout together.
     """
@@ -76,15 +76,15 @@ def pack_edges(picked: Picked, trees: Tensor, layout: Layout, wire: Wire, out: T
 
 
 class Asked(NamedTuple):
-    """What owners were asked for.
+    """Questions that owners were asked.
 
     Attributes:
         work: The work list of the hop.
-        types: Which type each entry of it expands, int64 `[A]`.
+        types: Type that each entry of it expands, int64 `[A]`.
         counts: Nodes that each owner has of each type, int64 `[P, T]`.
-        order: Their places in the frontier, owner after owner and type after type within each, int64 `[F]`.
+        order: Their positions in the frontier, owner after owner and type after type within each, int64 `[F]`.
         trees: Trees of the frontier, int64 `[F]`, or empty.
-        tree_shift: Place of the tree among the bits of an identity.
+        tree_shift: Position of the tree among the bits of an identity.
     """
 
     work: np.ndarray
@@ -113,22 +113,22 @@ class Asked(NamedTuple):
 
 
 def join_edges(asked: Asked, layout: Layout, wire: Wire, answers: Tensor) -> Picked:
-    """The edges of all answers in the order of the work list.
+    """Join the edges of all answers in the order of the work list.
 
     Args:
-        asked: What they answer.
-        layout: Where they lie, by owner.
+        asked: The questions that they answer.
+        layout: Positions of the answers, by owner.
         wire: Dtypes.
         answers: uint8, the sizes of the layout together.
     """
     device, num_items = answers.device, layout.num_items
-    # Items in the order of the answers, and in that of the work list.
+    # Items in the order of the answers, and in the order of the work list.
     numbers = torch.zeros(2, num_items + 1, dtype=torch.int64, device=device)
     items = torch.empty(num_items, dtype=torch.int64, device=device)
     sources, ids, targets = torch.empty(3, layout.num_edges, dtype=torch.int64, device=device).unbind()
     if num_items == 0:
         return Picked(sources, ids, targets, numbers[1][:1], numbers[1])
-    # On their way together.
+    # They travel together.
     tables = asked.work, asked.segments(layout), layout.table.reshape(-1)
     work, segments, table = upload(np.concatenate(tables), device).split([len(words) for words in tables])
     place = segments, asked.order, answers.view(wire.counts), *numbers.unbind(), items

@@ -13,13 +13,13 @@ from pyg_direct.ops.run_kernel import cpu_chunks, grid_for, run_cpu, run_gpu, ru
 
 
 def make_keys(num_ids: int, num_buckets: int, device: torch.device) -> Tensor:
-    """Memory for the keys of ids that fall into so many buckets, uint8 or int32 `[num_ids]`."""
+    """Allocate the keys of ids that fall into so many buckets, uint8 or int32 `[num_ids]`."""
     return torch.empty(num_ids, dtype=torch.uint8 if num_buckets <= 255 else torch.int32, device=device)
 
 
 def find_buckets(ids: Tensor, num_parts: int, bounds: Tensor, table: Tensor, own: int, scale: int, add: int,
                  keys: Tensor) -> None:  # fmt: skip
-    """The key of the bucket of each id.
+    """Write the key of the bucket of each id.
 
     Args:
         ids: int64 `[n]`; one outside the table counts as one of part 0.
@@ -28,7 +28,7 @@ def find_buckets(ids: Tensor, num_parts: int, bounds: Tensor, table: Tensor, own
         table: Part of each id, uint8 or int16 `[N]`; empty without a table. Without both a hash decides.
         own: The part that asks, whose bucket is the last; -1 for none.
         scale, add: The key is bucket * scale + add.
-        keys: Where to, `[n]` of `make_keys`.
+        keys: Output, `[n]` of `make_keys`.
     """
     if ids.numel() == 0:
         return
@@ -40,7 +40,8 @@ def find_buckets(ids: Tensor, num_parts: int, bounds: Tensor, table: Tensor, own
 
 
 def group_keys(keys: Tensor, num_buckets: int) -> tuple[Tensor, Tensor]:
-    """(places of the keys, bucket after bucket, int64 `[n]`; where each begins, and the end, int64 `[B + 1]`).
+    """Return (positions of the keys, bucket after bucket, int64 `[n]`; first position of each bucket, and the end,
+    int64 `[B + 1]`).
 
     Within a bucket they keep their order.
     """

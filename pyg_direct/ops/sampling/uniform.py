@@ -26,7 +26,7 @@ class Neighbors(NamedTuple):
     Attributes:
         nodes: Picked neighbors, dtype of `indices`, `[E']`.
         counts: Picks of each seed, int64 `[B]`.
-        ids: Id of each pick's edge, int64 `[E']`: its position in `indices` where no ids are given.
+        ids: Id of each pick's edge, int64 `[E']`: its position in `indices` if no ids are given.
     """
 
     nodes: Tensor
@@ -111,7 +111,7 @@ def _sample_on_gpu(indptr: Tensor, indices: Tensor, edge_ids: Tensor, pairs: Ten
 
 
 def check_sampling(sampling: str, replace: bool, layer_dependency: bool) -> None:
-    """A known way of sampling with options that it has."""
+    """Check that a way of sampling is known and has these options."""
     if sampling not in SAMPLINGS:
         raise ArgumentError(f"sampling must be one of {', '.join(SAMPLINGS)}, got {sampling!r}")
     if sampling == "labor" and replace:
@@ -121,14 +121,14 @@ def check_sampling(sampling: str, replace: bool, layer_dependency: bool) -> None
 
 
 def cpu_picks(fanout: int, replace: bool, sampling: str, layer_dependency: bool) -> tuple[CpuKernel, bool]:
-    """The CPU loop that serves a fanout, and the option it takes."""
+    """Return the CPU loop that serves a fanout, and the option it takes."""
     if sampling == "labor" and fanout >= 0:
         return labor.pick_labor_cpu, layer_dependency
     return kernels.pick_neighbors_cpu, replace
 
 
 def gpu_picks(fanout: int, replace: bool, sampling: str, layer_dependency: bool) -> tuple[GpuKernel, int]:
-    """The GPU kernel that serves a fanout, and the option it takes."""
+    """Return the GPU kernel that serves a fanout, and the option it takes."""
     if sampling == "labor" and fanout >= 0:
         return labor.pick_labor_gpu, int(layer_dependency)
     if fanout > kernels.TILE_EDGES:

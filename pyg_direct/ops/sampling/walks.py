@@ -21,9 +21,9 @@ def walk(lists: NeighborLists, start: Tensor, walk_length: int, p: float = 1.0, 
          is_sorted: bool = False) -> Tensor:  # fmt: skip
     """Walk from each start: at random along edges, or as node2vec does (Grover and Leskovec, KDD 2016).
 
-    A neighbor is taken in proportion to 1 / p where the walk would go back, 1 where the node before has it for a
-    neighbor too, 1 / q elsewhere; each of parallel edges counts. Weights are rounded to 2**-31 of the largest. A node
-    without neighbors keeps its walk.
+    A neighbor is taken in proportion to a weight: 1 / p for the way back, 1 for a neighbor of the node before, 1 / q
+    for any other. Each of parallel edges counts. Weights are rounded to 2**-31 of the largest. If a node has no
+    neighbors, the walk stays there.
 
     Args:
         lists: Rows of neighbors, with ids within [0, N), which is not checked.
@@ -31,7 +31,7 @@ def walk(lists: NeighborLists, start: Tensor, walk_length: int, p: float = 1.0, 
         walk_length: Steps, at least 0.
         p, q: Finite and above 0.
         key: Unsigned 64-bit key; equal keys give equal walks on any device. Walk number w draws for itself.
-        is_sorted: Whether the neighbors of each row ascend, which makes a look for one of them shorter.
+        is_sorted: The neighbors of each row ascend, which makes a search for one of them faster.
 
     Returns:
         The nodes of each walk, int64 `[W, walk_length + 1]`, on the device of the rows.
@@ -53,12 +53,12 @@ def walk_along(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int
         lists: Rows of all relations, relation after relation, with ids within the types that they lead to; which are
             not checked.
         start: First nodes, ids within their type, int64 or int32 `[W]`; a CPU checks that they lie in [0, num_nodes).
-        rows: Where the rows of the relation of each step begin, int64 `[L]`, on the device of the rows; not checked.
+        rows: First row of the relation of each step, int64 `[L]`, on the device of the rows; not checked.
         num_nodes: Nodes of the first type.
-        key: Unsigned 64-bit key, as of `walk`.
+        key: Unsigned 64-bit key, as in `walk`.
 
     Returns:
-        Ids within their types, int64 `[W, L + 1]`; -1 from where a node had no neighbor.
+        Ids within their types, int64 `[W, L + 1]`; -1 after a node without neighbors.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -86,7 +86,7 @@ def _walk(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int, wei
 
 
 def check_walk_length(walk_length: int) -> int:
-    """Steps of a walk.
+    """Check the steps of a walk.
 
     Raises:
         ArgumentError, ArgumentTypeError: `walk_length`, rule and value.
@@ -99,7 +99,7 @@ def check_walk_length(walk_length: int) -> int:
 
 
 def check_bias(name: str, value: float) -> float:
-    """`p` or `q` of node2vec.
+    """Check `p` or `q` of node2vec.
 
     Raises:
         ArgumentError, ArgumentTypeError: `name`, rule and value.
@@ -112,7 +112,7 @@ def check_bias(name: str, value: float) -> float:
 
 
 def _weigh(p: float, q: float) -> tuple[int, int, int]:
-    """Weights of the way back, of neighbors that both nodes have and of others, the largest 2**31, none 0."""
+    """Return weights of the way back, of common neighbors and of others, the largest 2**31, no weight 0."""
     given = 1 / check_bias("p", p), 1.0, 1 / check_bias("q", q)
     most, one = max(given), 1 << WEIGHT_BITS
     if not math.isfinite(most):

@@ -34,39 +34,45 @@ from pyg_direct.ops.run_kernel import (
 from pyg_direct.ops.snapshots.scaled_csr import address_of, scales_here, sum_scaled
 from pyg_direct.ops.snapshots.sliced_csr import SlicedCSR
 
-# Numbers of a row from which sums over CSR are faster than those of slices, where all snapshots have all edges, where
-# edges are under a mask, and where they belong to one; and where edges have weights. With GCN's factors on an H100, of
-# 4 snapshots with 880,000 nodes, 9.5 million edges that all have and as slices 14 million of one each take 0.75 ms with
-# 4 numbers a snapshot, and 0.81 if all are slices; over CSR these take 1.11, 1.84 and 6.39 with 8, 16 and 64 instead of
-# 1.11, 2.02 and 7.46. With weights the first take 1.13, 1.57 and 2.58 with 4, 8 and 16 instead of 0.95, 1.57 and 2.75,
-# and 45 million of one each over CSR 3.72, 5.43 and 9.02 with 16, 32 and 64 instead of 2.72, 4.57 and 8.27. Under a
-# mask on an H200, 43 million with 2.3 million nodes take 1.06, 1.12 and 1.40 with 2, 4 and 8 instead of 0.94, 1.37 and
-# 2.12; 17 million with weights 0.66 and 0.82 with 4 and 8 instead of 0.65 and 1.03.
+# Numbers of a row from which sums over CSR are faster than sums over slices, without and with weights. The cases are
+# edges of all snapshots, edges under a mask, and edges of one snapshot. ms over CSR / as slices:
+# - H100, GCN's factors, 4 snapshots of 880,000 nodes, 9.5 million edges of all snapshots (CSR) and 14 million of one
+#   (slices): 4 numbers a snapshot 0.75 / 0.81.
+# - The 14 million edges of one snapshot over CSR: 8 numbers 1.11 / 1.11, 16 numbers 1.84 / 2.02, 64 numbers 6.39 /
+#   7.46.
+# - With weights, the 9.5 million: 4 numbers 1.13 / 0.95, 8 numbers 1.57 / 1.57, 16 numbers 2.58 / 2.75.
+# - With weights, 45 million edges of one snapshot: 16 numbers 3.72 / 2.72, 32 numbers 5.43 / 4.57, 64 numbers 9.02 /
+#   8.27.
+# - H200 under a mask, 43 million edges, 2.3 million nodes: 2 numbers 1.06 / 0.94, 4 numbers 1.12 / 1.37, 8 numbers 1.40
+#   / 2.12.
+# - The same with weights, 17 million edges: 4 numbers 0.66 / 0.65, 8 numbers 0.82 / 1.03.
 WIDE_ROW, WIDE_ROW_MASKED, WIDE_ROW_ALONE = (16, 32), (16, 16), (16, 128)
-# Edges of a target in the mean below which half as many numbers of the first two are enough: with 2.9 edges on an H200,
-# rows of 8 take 0.38 ms instead of 0.50, and 0.36 instead of 0.48 under a mask.
+# Mean edges of a target below which half as many numbers of the first two are enough. With 2.9 edges on an H200, rows
+# of 8 take 0.38 ms instead of 0.50, and 0.36 instead of 0.48 under a mask.
 _SHORT_ROW = 6
-# Numbers that all edges bring, and those under a mask, below which slices are faster: a sum over CSR takes 15 to 25 us
-# more of the host's time, and 100 where a structure was sent for it. On an H100, 8, 15 and 30 million numbers take 106,
-# 131 and 212 us over CSR, and 78, 128 and 241 as slices; under a mask on an H200 21, 35, 42 and 83 million 46, 49, 48
-# and 75 instead of 35, 49, 52 and 100.
+# Numbers of all edges, and of edges under a mask, below which slices are faster. A sum over CSR takes 15 to 25 us more
+# of the host's time, and 100 if a structure was sent for it. us over CSR / as slices:
+# - H100: 8 million numbers 106 / 78, 15 million 131 / 128, 30 million 212 / 241.
+# - H200, under a mask: 21 million 46 / 35, 35 million 49 / 49, 42 million 48 / 52, 83 million 75 / 100.
 MANY_NUMBERS, MANY_MASKED = 2**24, 2**25
-# Numbers of all sums under a mask below which they keep too few threads of a GPU busy over CSR: those of 5,000 nodes,
-# 512 each, take 86 us instead of 40, and 64 each of 50,000 56 instead of 63.
+# Numbers of all sums under a mask below which CSR keeps too few threads of a GPU busy. 5,000 nodes of 512 numbers take
+# 86 us instead of 40, and 50,000 nodes of 64 numbers 56 instead of 63.
 MANY_SUMS = 3_000_000
-# Numbers a thread group that works on narrow rows stages for; wider rows are read in pieces.
+# Numbers that a thread group stages for narrow rows; wider rows are read in pieces.
 NARROW = min(32, THREADS)
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
-# What four numbers of fp32, read at once, must begin at a multiple of.
+# Alignment of four fp32 numbers that are read at once.
 _ALIGNED_BYTES = 16
 
 
 def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
-    """Which kernel sums a structure's edges on a GPU: "rows" of CSR, or its slices "wide", "narrow" or "plain"."""
+    """Choose the kernel that sums a structure's edges on a GPU: "rows" of CSR, or its slices "wide", "narrow" or
+    "plain".
+    """
     size, channels = z.shape[1:]
     width = channels if piece.snapshot is not None else size * channels
-    # The pieces of a slice of one snapshot begin where that snapshot's numbers do.
+    # The pieces of a slice of one snapshot begin at that snapshot's numbers.
     aligned = (size * channels) % 4 == 0 and width % 4 == 0 and z.data_ptr() % _ALIGNED_BYTES == 0
     if z.dtype == torch.float32 and aligned and not SIMULATED:
         return "rows" if _has_rows(piece, size, channels, deterministic) else "wide"
@@ -74,10 +80,10 @@ def choose_kernel(z: Tensor, piece: SlicedCSR, deterministic: bool) -> str:
 
 
 def _has_rows(piece: SlicedCSR, size: int, channels: int, deterministic: bool) -> bool:
-    """Whether rows are wide enough and many, and edges bring all numbers, or all of one snapshot, with one weight for
-    four.
+    """Report whether rows are wide enough and many, and edges bring all numbers, or all of one snapshot, with one
+    weight for four.
 
-    Where equal calls must give equal results, slices take several times as long, of any width.
+    If equal calls must give equal results, slices take several times as long, at any width.
     """
     if max(piece.num_rows * piece.num_snapshots, piece.num_edges) >= _MOST:
         return False
@@ -98,19 +104,19 @@ def _has_rows(piece: SlicedCSR, size: int, channels: int, deterministic: bool) -
 
 
 def leaves_bits(num_rows: int, num_snapshots: int) -> bool:
-    """Whether ids of 32 bits have one left for each snapshot, which tells over CSR whether it has an edge."""
+    """Report whether ids of 32 bits have one bit left for each snapshot, which marks over CSR that it has an edge."""
     return num_rows <= 1 << 32 - num_snapshots
 
 
 def is_summed_over_csr(whose: str, num_edges: int, num_sums: int, numbers: int, weighted: bool) -> bool:
-    """Whether so many edges are, which bring so many numbers each to one of the sums.
+    """Report whether so many edges, which bring so many numbers each to one of the sums, are summed over CSR.
 
     Args:
         whose: Edges that "all" snapshots have, that have a "mask", or that belong to "one".
         num_edges: Edges.
         num_sums: Rows of sums.
         numbers: Numbers of a row.
-        weighted: Whether edges have weights.
+        weighted: True if edges have weights.
     """
     wide_rows = {"all": WIDE_ROW, "mask": WIDE_ROW_MASKED, "one": WIDE_ROW_ALONE}
     least = wide_rows[whose][weighted]
@@ -125,14 +131,14 @@ Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def aggregate_by_edge(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: Factors, low: int, transposed: bool) -> Tensor:
-    """d * x + a * (W (b * x)), or with `transposed` d * x + b * (W^T (a * x)).
+    """Compute d * x + a * (W (b * x)), or with `transposed` d * x + b * (W^T (a * x)).
 
     Args:
         x: Rows of each node in each snapshot, fp32 or float64 `[N, S', F]`.
         pieces: Structures whose sum is W, edges by target.
         factors: a, b and d of these snapshots, `[N, S']`.
         low: The group's first snapshot that `x` holds.
-        transposed: Whether edges are gone over backwards.
+        transposed: Follow edges from target to source.
 
     Returns:
         `[N, S', F]`.
@@ -164,7 +170,7 @@ def _sum_piece(z: Tensor, piece: SlicedCSR, low: int, transposed: bool) -> Tenso
 
 TRANSPOSES = ("auto", "structure", "atomic")
 _DTYPES = (torch.float32, torch.float64)
-# Products that one CPU thread does at once: threads would take longer to start.
+# Products that one CPU thread does at once: starting threads would take longer.
 SMALL = 2**18
 # Products that take as long as an item of `threads_for`.
 _AN_ITEM = 32
@@ -178,8 +184,8 @@ class SnapshotMatrices:
         pieces: Structures whose sum is W: the overlap and the exclusives, or the union under its mask.
         row, column, diagonal: a, b and d, fp32 or float64 `[N, S]`; None for ones, ones and zeros.
         num_nodes, num_snapshots: N, S.
-        transpose: How gradients find the edges by source: "structure" holds them in that order too, "atomic" adds up
-            by atomics (on a GPU); "auto" is "structure", and none is held twice where matrices are symmetric.
+        transpose: Order of edges by source for gradients. "structure" holds the edges in that order too; "atomic" adds
+            up by atomics (on a GPU). "auto" is "structure", and symmetric matrices are not held twice.
     """
 
     pieces: tuple[SlicedCSR, ...]
@@ -197,30 +203,30 @@ class SnapshotMatrices:
 
     @property
     def device(self) -> torch.device:
-        """Where it lives."""
+        """Device of the matrices."""
         return self.pieces[0].cols.device
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether edges by source are known to be those by target; nobody asks where no gradient was asked for yet."""
+        """Report whether edges by source are known to equal edges by target; False before the first gradient."""
         return self._by_source is self.pieces
 
     @property
     def num_bytes(self) -> int:
         """Memory of structures and factors."""
-        # Where rows and columns are scaled alike, that is one tensor.
+        # If rows and columns are scaled alike, both are one tensor.
         factors = {id(f): f for f in (self.row, self.column, self.diagonal) if f is not None}.values()
         by_source = () if self._by_source is None or self.is_symmetric else self._by_source
         return sum(p.num_bytes for p in self.pieces + by_source) + sum(f.numel() * f.element_size() for f in factors)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> SnapshotMatrices:
-        """A copy on a device, or this where it is there."""
+        """Copy to a device; return self if it is there."""
         if self.device == device:
             return self
         return self._copy(lambda part: part.to(device, non_blocking=non_blocking))
 
     def _copy(self, copy: Callable[[Any], Any]) -> SnapshotMatrices:
-        """The same of copies of all structures and factors."""
+        """Return the matrices with copies of all structures and factors."""
         pieces = tuple(map(copy, self.pieces))
         by_source = self._by_source
         if by_source is not None:
@@ -230,7 +236,9 @@ class SnapshotMatrices:
         return replace(self, pieces=pieces, row=row, column=column, diagonal=diagonal, _by_source=by_source)
 
     def by_source(self) -> tuple[SlicedCSR, ...]:
-        """The structures with sources and targets exchanged; made once, and the same ones if they are symmetric."""
+        """Return the structures with sources and targets exchanged; made once, and the same ones if they are
+        symmetric.
+        """
         if self._by_source is None:
             turned = tuple(piece.transpose() for piece in self.pieces)
             same = all(a.equals(b) for a, b in zip(turned, self.pieces, strict=True))
@@ -244,10 +252,10 @@ def aggregate_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0,
 
     Args:
         x: Rows of each node in each snapshot, fp32 or float64 `[N, S', F]`.
-        matrices: The group's, on the device of `x`.
+        matrices: Matrices of the group, on the device of `x`.
         low: The group's first snapshot that `x` holds.
-        deterministic: Whether equal calls must give equal results to the last bit; on a GPU the edges of a target are
-            then added by one thread group, in order. None asks torch. On a CPU they always do.
+        deterministic: Equal calls give equal results to the last bit. On a GPU one thread group then adds the edges of
+            a target, in order. None asks torch. On a CPU results are always deterministic.
 
     Returns:
         `[N, S', F]`.
@@ -271,8 +279,8 @@ def aggregate_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0,
 
 
 def multiply_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0, transposed: bool = False) -> Tensor:
-    """`aggregate_snapshots` of a checked `x`, or with `transposed` its adjoint, neither with a gradient, but within
-    transforms of functions.
+    """Compute `aggregate_snapshots` of a checked `x`, or with `transposed` its adjoint. Neither has a gradient, except
+    within transforms of functions.
     """
     if _goes_by_edge(x):
         return _by_edge(x, matrices, low, transposed)
@@ -289,7 +297,7 @@ class Part(NamedTuple):
 
 
 def multiply_parts(x: Tensor, parts: Iterable[Part], transposed: bool = False) -> Tensor:
-    """`multiply_snapshots` of snapshots that lie in several groups, in order, `[N, W, F]`."""
+    """Compute `multiply_snapshots` of snapshots that lie in several groups, in order, `[N, W, F]`."""
     begin = 0
     if runs_on_gpu(x) or _goes_by_edge(x):
         apart = []
@@ -314,7 +322,7 @@ _Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def _factors(matrices: SnapshotMatrices, low: int, x: Tensor) -> _Factors:
-    """a, b and d of the snapshots that `x` holds."""
+    """Return a, b and d of the snapshots that `x` holds."""
 
     def cut(factor: Tensor | None) -> Tensor | None:
         if factor is None or (factor.shape[1] == x.shape[1] and factor.dtype == x.dtype):
@@ -325,7 +333,7 @@ def _factors(matrices: SnapshotMatrices, low: int, x: Tensor) -> _Factors:
 
 
 def _goes_by_edge(x: Tensor) -> bool:
-    """Whether neither loops nor kernels can read rows, or tell a transform what they did."""
+    """Report whether neither loops nor kernels can read the rows, or report their work to a transform."""
     return is_batch(x) or is_transformed()
 
 
@@ -360,7 +368,9 @@ def _forward(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: i
 
 def _sum_on_cpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int, places: range,
                 out: Tensor) -> None:  # fmt: skip
-    """As `_forward`, of the snapshots at these places of contiguous `x` `[N, W, F]`, to the same places of `out`."""
+    """Compute as `_forward` does, from the snapshots at these places of contiguous `x` `[N, W, F]` to the same places
+    of `out`.
+    """
     (row, column, diagonal), (count, channels) = factors, (len(places), x.shape[2])
     mine = slice(places.start, places.stop)
     if diagonal is None:
@@ -397,12 +407,12 @@ def _forward_on_gpu(x: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors,
 
 
 def sum_rows(x: Tensor, z: Tensor, piece: SlicedCSR, factors: _Factors, low: int, out: Tensor | None) -> Tensor:
-    """d * x + a * (W (b * z)) on a GPU by a sum over CSR, or `out` with the second term added; `z` is `x`, or what b is
-    multiplied into.
+    """Compute d * x + a * (W (b * z)) on a GPU by a sum over CSR, or add the second term to `out`; `z` is `x`, or `x`
+    multiplied by b.
     """
     shape = x.shape
     if piece.snapshot is not None:
-        # Rows of all snapshots are those of one graph of N * S nodes.
+        # Rows of all snapshots form one graph of N * S nodes.
         x, z = x.view(-1, 1, shape[2]), z.view(-1, 1, shape[2])
         out = None if out is None else out.view(-1, 1, shape[2])
     row, column, diagonal = (None if f is None else f.contiguous().view(x.shape[:2]) for f in factors)
@@ -411,7 +421,9 @@ def sum_rows(x: Tensor, z: Tensor, piece: SlicedCSR, factors: _Factors, low: int
 
 
 class _Aggregate(torch.autograd.Function):
-    """Linear in `x`; its adjoint exchanges sources and targets, and with them a and b, and is this one's in turn."""
+    """Linear in `x`; its adjoint exchanges sources and targets, and a and b. The adjoint of the adjoint is this
+    function.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool,
@@ -421,7 +433,7 @@ class _Aggregate(torch.autograd.Function):
 
     @staticmethod
     def compute(x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool, transposed: bool) -> Tensor:
-        """Without a gradient."""
+        """Compute without a gradient."""
         return (_backward if transposed else _multiply)(x, matrices, low, deterministic)
 
     @staticmethod
@@ -429,7 +441,7 @@ class _Aggregate(torch.autograd.Function):
         if _goes_by_edge(grad):
             matrices, low, _, transposed = ctx.given
             return _by_edge(grad, matrices, low, transposed), None, None, None, None
-        # Most often nobody asks for gradients of gradients.
+        # Gradients of gradients are rarely requested.
         pull = _Aggregate.apply if torch.is_grad_enabled() else _Aggregate.compute
         return pull(grad, *ctx.given), None, None, None, None
 
@@ -450,11 +462,11 @@ def _spread(grad: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low:
 
 
 def multiply_slices(x: Tensor, piece: SlicedCSR, low: int = 0, deterministic: bool | None = None) -> Tensor:
-    """W x for `[N, S', F]` of snapshots from `low` on, slice by slice, or with `deterministic` (None asks torch) those
-    of a target one after the other.
+    """Compute W x for `[N, S', F]` of snapshots from `low` on, slice by slice. With `deterministic` (None asks torch)
+    the slices of a target are added one after the other.
 
-    Edges weigh what `piece` says, without factors. Slices of snapshots that `x` does not hold may have any number of
-    edges and bring nothing.
+    Weights come from `piece`, without factors. Slices of snapshots that `x` does not hold may have any number of edges
+    and add nothing.
     """
     assert x.shape[0] == piece.num_rows, "rows of all nodes"
     if not runs_on_gpu(x):
@@ -471,7 +483,7 @@ def multiply_slices(x: Tensor, piece: SlicedCSR, low: int = 0, deterministic: bo
 
 
 def _arrays(piece: SlicedCSR, scale: Tensor | None, like: Tensor) -> tuple[Any, ...]:
-    """Arguments of the kernels that describe a structure; empty arrays for what it lacks."""
+    """Return the arguments of the kernels that describe a structure; empty arrays for missing ones."""
     none = like.new_empty(0)
     bytes_ = torch.empty(0, dtype=torch.uint8, device=like.device)
     weight = none if piece.weight is None else piece.weight.to(like.dtype).reshape(-1)

@@ -1,7 +1,7 @@
-"""Which edges consecutive snapshots share (PiPAD, section 4.1): the union of their edges with a bit for each snapshot.
+"""Edges that consecutive snapshots share (PiPAD, section 4.1): the union of their edges with a bit for each snapshot.
 
-From it follow both forms in which a group of snapshots is aggregated: the overlap and what is exclusive to each
-snapshot, or the union under a mask. Unions nest, so that those of 2, 4 and 8 snapshots come out one after the other.
+Both forms of a group of snapshots follow from it: the overlap with the exclusive edges of each snapshot, or the union
+under a mask. Unions nest, so that the unions of 2, 4 and 8 snapshots are made one after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EdgeUnion(NamedTuple):
 
     Attributes:
         keys: target * N + source of each edge, int64 `[U]`, ascending.
-        presence: Bit t is set where snapshot t has the edge, uint8 `[U]`.
+        presence: Bit t is set if snapshot t has the edge, uint8 `[U]`.
         num_snapshots: S.
     """
 
@@ -38,27 +38,27 @@ class EdgeUnion(NamedTuple):
 
     @classmethod
     def of(cls, keys: Tensor) -> EdgeUnion:
-        """The edges of one snapshot, ascending and unique."""
+        """Make the union of one snapshot with these edges, ascending and unique."""
         return cls(keys, torch.ones(keys.numel(), dtype=torch.uint8, device=keys.device), 1)
 
     @property
     def full(self) -> int:
-        """Presence of an edge that all snapshots have."""
+        """Return the presence of an edge that all snapshots have."""
         return (1 << self.num_snapshots) - 1
 
     def has(self, snapshot: int) -> Tensor:
-        """Which edges a snapshot has, bool `[U]`."""
+        """Return the edges that a snapshot has as a mask, bool `[U]`."""
         return (self.presence >> snapshot & 1).bool()
 
     def narrow(self, low: int, high: int) -> EdgeUnion:
-        """The union of snapshots [low, high) alone."""
+        """Return the union of snapshots [low, high) alone."""
         presence = self.presence >> low & ((1 << (high - low)) - 1)
         kept = presence != 0
         return EdgeUnion(self.keys[kept], presence[kept], high - low)
 
 
 def merge_unions(first: EdgeUnion, second: EdgeUnion) -> EdgeUnion:
-    """The union of two groups of snapshots, those of `second` following those of `first`.
+    """Merge the unions of two groups of snapshots; the snapshots of `second` follow those in `first`.
 
     Raises:
         ArgumentError: together they are more than eight.
@@ -68,7 +68,7 @@ def merge_unions(first: EdgeUnion, second: EdgeUnion) -> EdgeUnion:
         raise ArgumentError(f"a group must have at most {MAX_GROUP} snapshots, got {total}")
     if first.keys.is_cuda:
         keys, place = torch.unique(torch.cat([first.keys, second.keys]), return_inverse=True)
-        # Keys of a list are unique, so that adding bits up is setting them.
+        # Keys of a list are unique, so adding bits equals setting them.
         bits = torch.cat([first.presence, second.presence << first.num_snapshots])
         presence = torch.zeros(keys.numel(), dtype=torch.uint8, device=keys.device).index_add_(0, place, bits)
         return EdgeUnion(keys, presence, total)
@@ -85,7 +85,7 @@ def merge_unions(first: EdgeUnion, second: EdgeUnion) -> EdgeUnion:
 
 
 def unite(snapshots: Sequence[Tensor]) -> EdgeUnion:
-    """The union of consecutive snapshots.
+    """Return the union of consecutive snapshots.
 
     Args:
         snapshots: Keys target * N + source of each of 1 to 8 snapshots, int64, ascending and unique, on one device.
@@ -103,12 +103,12 @@ def unite(snapshots: Sequence[Tensor]) -> EdgeUnion:
 
 
 class OverlapStatistics(NamedTuple):
-    """What consecutive snapshots have in common.
+    """Overlap and change of consecutive snapshots.
 
     Attributes:
-        overlap_rate: S * shared edges / edges of all snapshots, in [0, 1]; 1 where there are no edges.
-        change_rate: Of each snapshot but the first, the share of its edges that the one before has not.
-        num_shared, num_union: Edges that all snapshots have; that any has.
+        overlap_rate: S * shared edges / edges of all snapshots, in [0, 1]; 1 if there are no edges.
+        change_rate: For each snapshot but the first, the share of its edges that the one before lacks.
+        num_shared, num_union: Edges that all snapshots have; edges that any snapshot has.
         num_edges: Edges of each snapshot.
     """
 
@@ -120,7 +120,7 @@ class OverlapStatistics(NamedTuple):
 
 
 def measure_overlap(union: EdgeUnion) -> OverlapStatistics:
-    """Overlap and change of the snapshots of a union; waits for its device."""
+    """Measure overlap and change of the snapshots of a union; waits for its device."""
     has = [union.has(t) for t in range(union.num_snapshots)]
     edges = [int(h.sum()) for h in has]
     shared = int((union.presence == union.full).sum())

@@ -1,6 +1,7 @@
-"""Structures in few bytes, for sending: edges of each row instead of slices, sources in as many bytes as nodes need.
+"""Structures in few bytes, for sending: edge counts of each row instead of slices, sources in as many bytes as nodes
+need.
 
-Slices follow from how many edges each row has, and weights are told where they are not one.
+Slices follow from the number of edges of each row, and only weights other than one are sent.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ _BYTE, _TWO_BYTES, _THREE_BYTES = 2**8, 2**16, 2**24
 
 @dataclass(frozen=True, eq=False)
 class PackedCSR(Arrays):
-    """A `SlicedCSR` on its way.
+    """Packed form of a `SlicedCSR` for sending.
 
     Attributes:
-        counts: Edges of each row, or of each row in each snapshot where slices belong to snapshots; uint8, int16 whose
-            bits are those of a number without a sign, or int32; `[R]`.
-        segments: To which rows (row * S + snapshot) `counts` belong, ascending, int32 `[R]`; None where to all.
+        counts: Edges of each row, or of each row in each snapshot if slices belong to snapshots, `[R]`. uint8, int16
+            that holds the bits of an unsigned number, or int32.
+        segments: Rows (row * S + snapshot) that `counts` belong to, ascending, int32 `[R]`; None if all have a count.
         low: Source of each edge, int32 `[nnz]`; or its lower two bytes, int16.
-        high: Its third byte, uint8 `[nnz]`; None where there is none, or `low` has all.
-        places, values: Where weights, one after the other, are not one, int32, and what they are, of their dtype or
-            uint8, `[k]`; `places` is None where `values` has all.
-        weights: Weights of an edge: 0 where all are one, else 1 or S.
-        presence, num_rows, num_snapshots, long_rows: As of `SlicedCSR`.
+        high: Third byte of each source, uint8 `[nnz]`; None if there is none, or if `low` has all.
+        places, values: Positions of weights other than one, int32, and these weights, of their dtype or uint8, `[k]`;
+            `places` is None if `values` has all weights.
+        weights: Weights of an edge: 0 if all are one, otherwise 1 or S.
+        presence, num_rows, num_snapshots, long_rows: As in `SlicedCSR`.
         num_slices: Number of slices.
-        by_snapshot: Whether slices belong to snapshots.
+        by_snapshot: True if slices belong to snapshots.
     """
 
     counts: Tensor
@@ -50,7 +51,7 @@ class PackedCSR(Arrays):
 
     @classmethod
     def of(cls, piece: SlicedCSR) -> PackedCSR:
-        """What a structure is made of."""
+        """Pack a structure."""
         segments = piece.segments()
         num_segments = piece.num_rows * (1 if piece.snapshot is None else piece.num_snapshots)
         counts = segments.new_zeros(num_segments).index_add_(0, segments, piece.offsets.diff().long())
@@ -62,7 +63,7 @@ class PackedCSR(Arrays):
                    piece.long_rows)  # fmt: skip
 
     def unpack(self) -> SlicedCSR:
-        """The structure, where this is; a GPU is not waited for."""
+        """Unpack the structure on the same device, without a wait for a GPU."""
         counts = _widen(self.counts).long()
         segments = self.segments
         segments = torch.arange(counts.numel(), device=counts.device) if segments is None else segments.long()
@@ -87,30 +88,30 @@ class PackedCSR(Arrays):
 
     @property
     def device(self) -> torch.device:
-        """Where it lives."""
+        """Device of the arrays."""
         return self.low.device
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it lies in page-locked memory, as far as there is anything."""
+        """Report whether all of its arrays lie in page-locked memory."""
         return all(tensor.numel() == 0 or tensor.is_pinned() for tensor in self.list_arrays().values())
 
     def to(self, device: torch.device, non_blocking: bool = False) -> PackedCSR:
-        """A copy on a device, or this where it is there."""
+        """Copy to a device; return self if it is there."""
         return self if self.device == device else self.copy_arrays(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedCSR:
-        """A copy in page-locked memory."""
+        """Return a copy in page-locked memory."""
         return self.copy_arrays(Tensor.pin_memory)
 
     def record_stream(self, stream: Any) -> None:
-        """Let memory be kept, once let go of, until the work that a stream of a GPU has then is done."""
+        """Keep freed memory until the work that a GPU stream has at that time is done."""
         for tensor in self.list_arrays().values():
             tensor.record_stream(stream)
 
 
 def _choose_counts(counts: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Counts of all segments, or of those that have edges with their numbers: what takes fewer bytes."""
+    """Return the counts of all segments, or of non-empty segments with their numbers, whichever takes fewer bytes."""
     packed = _narrow(counts)
     has = counts.nonzero().squeeze(1)
     if has.numel() * (packed.element_size() + 4) >= packed.numel() * packed.element_size():
@@ -119,7 +120,7 @@ def _choose_counts(counts: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _narrow(numbers: Tensor) -> Tensor:
-    """Numbers in [0, 2**31) in the fewest bytes."""
+    """Return numbers in [0, 2**31) in the fewest bytes."""
     most = int(numbers.max()) if numbers.numel() else 0
     if most < _BYTE:
         return numbers.to(torch.uint8)
@@ -127,26 +128,26 @@ def _narrow(numbers: Tensor) -> Tensor:
 
 
 def _widen(numbers: Tensor) -> Tensor:
-    """int32 of numbers that `_narrow` made; int16 are without a sign."""
+    """Return numbers that `_narrow` made as int32; int16 holds unsigned numbers."""
     return numbers.int() & (_TWO_BYTES - 1) if numbers.dtype == torch.int16 else numbers.int()
 
 
 def _split(cols: Tensor, num_nodes: int) -> tuple[Tensor, Tensor | None]:
-    """Sources in two bytes and a third, or as they are."""
+    """Split sources into two bytes and a third, or return them unchanged."""
     if num_nodes > _THREE_BYTES:
         return cols, None
     return cols.to(torch.int16), None if num_nodes <= _TWO_BYTES else (cols >> 16).to(torch.uint8)
 
 
 def is_whole(weight: Tensor) -> bool:
-    """Whether weights are whole numbers that a byte holds; sums of 2**16 of them are exact in fp32."""
+    """Report whether weights are whole numbers that a byte holds; sums of 2**16 of them are exact in fp32."""
     return torch.equal(weight.to(torch.uint8).to(weight.dtype), weight)
 
 
 def _list_weights(weight: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Where weights are not one and what they are, or all of them: what takes fewer bytes.
+    """Return positions and values of weights other than one, or all weights, whichever takes fewer bytes.
 
-    Small whole weights, as of edges that were given several times, are bytes.
+    Small whole weights, for example of edges that were given several times, are bytes.
     """
     if weight is None:
         return None, None

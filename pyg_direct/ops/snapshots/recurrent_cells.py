@@ -1,18 +1,18 @@
 """Recurrent cells: gated steps of T-GCN, LSTM steps and small GRU steps; differentiable.
 
-The gated step has its reset before the product with the state, as T-GCN has it. On a GPU a narrow step of fp32
-takes one kernel. One more kernel goes back and computes the step again, so that only its inputs are kept. For other
-steps, the work between the products takes one kernel each way and product. Torch's own functions would read and
-write the numbers of a node several times as often (`kernels/snapshots/recurrent_cells.py`). The order of additions
-never changes.
+The gated step has its reset before the product with the state, as T-GCN has it. On a GPU a narrow step of fp32 takes
+one kernel. One more kernel runs backward and computes the step again, so that only its inputs are kept. For other
+steps, the work between the products takes one kernel each way and product. Torch's own functions would read and write
+the numbers of a node several times as often (`kernels/snapshots/recurrent_cells.py`). The order of additions never
+changes.
 
-`fold_gates` combines the parameters of T-GCN's layers into what takes states and aggregated features to the gates.
-A convolution's weight is multiplied with the half of the linear layer behind it, so that features go to each gate
-in one product. One kernel does so for all gates, and one more takes gradients back to the parameters.
+`fold_gates` combines the parameters of T-GCN's layers into one matrix from states and aggregated features to the gates.
+A convolution's weight is multiplied by the half of the linear layer behind it, so that features go to each gate in one
+product. One kernel does so for all gates, and one more takes gradients back to the parameters.
 
-`open_gates` is the step of an LSTM from a state of zeros, on a CPU in one pass over its gates. `open_two` is two
-such steps on a GPU, in one kernel each way. `step_gru` is the step of a small GRU in one call, on CPU and GPU.
-`mix` is a gated unit's last gate: it mixes a state and its proposed replacement, also of several dtypes.
+`open_gates` is the step of an LSTM from a state of zeros, on a CPU in one pass over its gates. `open_two` is two such
+steps on a GPU, in one kernel each way. `step_gru` is the step of a small GRU in one call, on CPU and GPU. `mix` is a
+gated unit's last gate: it mixes a state and its proposed replacement, also of several dtypes.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ GATES = 3
 
 
 def fits(parameters: Sequence[Tensor], channels: int, features: int, like: Tensor) -> bool:
-    """Whether these are the parameters of so many channels and features, of the dtype and the device of `like`."""
+    """Report whether these parameters have so many channels and features, and the dtype and the device of `like`."""
     kinds = {(p.dtype, p.device) for p in parameters}
     shapes = [(channels, features), (channels,), (channels, 2 * channels), (channels,)]
     return kinds == {(like.dtype, like.device)} and [p.shape for p in parameters] == [s for s in shapes for _ in "zrh"]
 
 
 def fold_gates(parameters: Sequence[Tensor], is_spent: list[bool] | None = None) -> Tensor:
-    """Weights of a step, `[C + F + 1, 3 * C]`: rows of states, of features, and the bias; columns of each gate.
+    """Return weights of a step, `[C + F + 1, 3 * C]`: rows of states, of features, and the bias; columns of each gate.
 
     Args:
-        parameters: For each of the three gates the weights of convolutions `[C, F]`, then their biases `[C]`, the
-            weights of linear layers `[C, 2 * C]`, whose right half sees the state, and their biases `[C]`; fp32, on a
-            GPU, of those that `fits` has been asked for.
-        is_spent: Of one item, which becomes true when gradients have come back to the parameters, after which torch
-            keeps nothing for further ones.
+        parameters: For each of the three gates the weights of convolutions `[C, F]`, then their biases `[C]`; the
+            weights of linear layers `[C, 2 * C]`, whose right half sees the state, and their biases `[C]`. They are
+            fp32, on a GPU, and accepted by `fits`.
+        is_spent: One item, set to true after gradients have returned to the parameters; torch then keeps no tensors for
+            further gradients.
     """
-    # Here, where torch sees it; see `step_folded`.
+    # Here, so that torch sees it; see `step_folded`.
     made: Tensor = _Fold.apply(is_spent, *[p.contiguous() for p in parameters])
     return made
 
 
 def fold_features(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """What makes of aggregated features what they add to the gates, by torch's functions: a weight, floats `[3 * C,
-    F]`, and a bias; in any precision and on any device.
+    """Return the weight, floats `[3 * C, F]`, and the bias from aggregated features to the gates, by torch's functions;
+    in any precision and on any device.
     """
     convs, conv_biases, linears, linear_biases = (parameters[i : i + GATES] for i in range(0, 4 * GATES, GATES))
     left = torch.stack([linear[:, : linear.shape[0]] for linear in linears])
@@ -77,13 +77,15 @@ def fold_features(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def fold_states(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The halves of linear layers that see the state: of both gates, `[C, 2 * C]`, and of the proposal, `[C, C]`."""
+    """Return the halves of linear layers that see the state: of both gates, `[C, 2 * C]`, and of the proposal,
+    `[C, C]`.
+    """
     update, reset, proposed = (linear[:, linear.shape[0] :] for linear in parameters[2 * GATES : 3 * GATES])
     return torch.cat([update, reset]).t(), proposed.t()
 
 
 def fold_by_torch(parameters: Sequence[Tensor]) -> Tensor:
-    """As `fold_gates`, by torch's functions."""
+    """Fold as `fold_gates` does, by torch's functions."""
     weight, bias = fold_features(parameters)
     return torch.cat([torch.cat(fold_states(parameters), 1), weight.t(), bias.unsqueeze(0)])
 
@@ -95,7 +97,7 @@ class _Fold(torch.autograd.Function):
         weights = parameters[0].new_empty(channels + features + 1, GATES * channels)
         grid = grid_for(weights.numel(), weights)
         run_gpu(kernels.fold_gates_gpu, grid, *parameters, channels, features, weights)
-        # Not as torch keeps tensors: a checkpoint counts those of a step, which folds again when it is run again.
+        # Not as torch keeps tensors: a checkpoint counts the tensors of a step, which folds again when it runs again.
         if not any(parameter.is_inference() for parameter in parameters):
             ctx.kept = [(parameter, parameter._version) for parameter in parameters]
         ctx.is_spent = is_spent
@@ -120,15 +122,16 @@ class _Fold(torch.autograd.Function):
                        for part, p, is_needed in zip(parts, parameters, needed, strict=True))  # fmt: skip
 
 
-# Numbers of a state in the time of an item that others are woken for: several are found at once, and threads of torch
-# that wait awake are on the cores of others.
+# Numbers of a state in the time of one item of `threads_for`: several are computed at once, and spinning torch threads
+# occupy the cores of others.
 _LIGHT = 64
 
 
 def open_gates(gates: Tensor, bias: Tensor, state_bias: Tensor, out: Tensor | None = None, at: int = 0) -> Tensor:
-    """The state of checked fp32 `gates` `[N, 3 * H]` or `[N, 4 * H]`, `[N, H]`; biases `[4 * H]`. Has no gradient.
+    """Return the state of checked fp32 `gates` `[N, 3 * H]` or `[N, 4 * H]`, `[N, H]`; biases `[4 * H]`. Has no
+    gradient.
 
-    With contiguous `out` `[N, C]` these are the columns of it from `at` on.
+    With contiguous `out` `[N, C]` the state is its columns from `at` on.
     """
     size = bias.numel() // 4
     out = gates.new_empty(gates.shape[0], size) if out is None else out
@@ -138,7 +141,7 @@ def open_gates(gates: Tensor, bias: Tensor, state_bias: Tensor, out: Tensor | No
 
 
 def pull_gates(grad: Tensor, gates: Tensor, bias: Tensor, state_bias: Tensor) -> Tensor:
-    """Gradients of the gates of that of the state, `[N, H]` contiguous: like `gates`."""
+    """Return gradients of the gates from the gradient of the state, `[N, H]` contiguous: like `gates`."""
     out, size = torch.empty_like(gates), grad.shape[1]
     if gates.shape[1] == 4 * size:
         out[:, size : 2 * size] = 0
@@ -161,8 +164,8 @@ class Pulled(NamedTuple):
 
 
 def suits_two(like: Tensor, shape: Sequence[int]) -> bool:
-    """Whether `open_two` takes parts of this shape `[N, W, H]`, which lie on a GPU. The kernels are of C++, which the
-    simulator has not.
+    """Report whether `open_two` takes parts of this shape `[N, W, H]` on a GPU. The kernels are C++, which the
+    simulator cannot run.
     """
     return (
         like.is_cuda
@@ -175,7 +178,7 @@ def suits_two(like: Tensor, shape: Sequence[int]) -> bool:
 
 
 def open_two(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tensor], out: Tensor) -> None:
-    """States of two layers, one behind the other, of checked fp32 rows on a GPU. Has no gradient.
+    """Write states of two layers, one after the other, from checked fp32 rows on a GPU. Has no gradient.
 
     Args:
         first, second: Left and right half of the rows, contiguous `[N, W, H]`.
@@ -192,8 +195,8 @@ def open_two(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tens
 
 
 def pull_two(grad: Tensor, first: Tensor, second: Tensor, parameters: Sequence[Tensor], begin: int = 0) -> Pulled:
-    """Gradients of what `open_two` was given, of that of what it gave of S snapshots from `begin` on, which are
-    computed again: `grad` `[N, S, 2 * H + F]`.
+    """Return gradients of the inputs of `open_two`, from the gradient of its output for S snapshots from `begin` on:
+    `grad` `[N, S, 2 * H + F]`. States are computed again.
     """
     num_nodes, window, size = first.shape
     seen, width = grad.shape[1:]
@@ -215,12 +218,13 @@ def pull_two(grad: Tensor, first: Tensor, second: Tensor, parameters: Sequence[T
 
 
 def _pick(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """All but the weights of states, of each layer."""
+    """Return all parameters but the weights of states, of each layer."""
     return [parameters[i].detach().contiguous() for i in (0, 2, 3, 4, 6, 7)]
 
 
 def step_gru(x: Tensor, state: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The next state of checked fp32 `x` `[N, F]` and `state` `[N, C]`, `[N, C]`, and what its gradient needs.
+    """Return the next state of checked fp32 `x` `[N, F]` and `state` `[N, C]`, `[N, C]`, and the tensors that its
+    gradient needs.
 
     Parameters are weights of inputs and of states, and biases of both. Has no gradient.
     """
@@ -236,7 +240,7 @@ def step_gru(x: Tensor, state: Tensor, parameters: Sequence[Tensor]) -> tuple[Te
 
 
 def pull_gru(grad: Tensor, x: Tensor, state: Tensor, parameters: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
-    """Gradients of `x`, `state` and the four parameters of that of the next state, `[N, C]`."""
+    """Return gradients of `x`, `state` and the four parameters from the gradient of the next state, `[N, C]`."""
     weights = parameters[:2]
     given = [value.detach().contiguous() for value in (grad, x, state, *weights, kept)]
     if runs_on_gpu(x):
@@ -256,13 +260,13 @@ def _sizes(x: Tensor, state: Tensor) -> tuple[int, int, int]:
 
 
 def mix(proposed: Tensor, state: Tensor, share: Tensor) -> Tensor:
-    """`proposed + share * (state - proposed)`, in one step where all three have one dtype.
+    """Return `proposed + share * (state - proposed)`, in one step if all three have one dtype.
 
-    Under autocast they have not: torch's `lerp` refuses them, and products and sums take the widest dtype.
+    Under autocast dtypes differ: torch's `lerp` refuses them, and products and sums take the widest dtype.
 
     Args:
         proposed, state: Floats `[N, C]`.
-        share: How much of the state stays, floats `[N, C]`.
+        share: Share of the state that stays, floats `[N, C]`.
 
     Returns:
         Floats `[N, C]`.
@@ -273,13 +277,13 @@ def mix(proposed: Tensor, state: Tensor, share: Tensor) -> Tensor:
 
 
 _DTYPES = (torch.float32, torch.float64)
-# Features up to which a kernel makes of them what they add to the gates, each time it needs it.
+# Features up to which a kernel computes their part of the gates again each time it needs it.
 _NARROW = 16
 
 
 def suits_gpu(x: Tensor, state: Tensor, weight: Tensor) -> bool:
-    """Whether `step_gated` takes these: on one GPU, of one floating type and of shapes that fit, and nothing watches
-    torch's calls. What does not fit is torch's to refuse.
+    """Report whether `step_gated` takes these: on one GPU, of one floating type, of shapes that fit, and without a mode
+    that watches torch's calls. Torch itself refuses shapes that do not fit.
     """
     return (
         x.dtype == weight.dtype
@@ -291,14 +295,14 @@ def suits_gpu(x: Tensor, state: Tensor, weight: Tensor) -> bool:
 
 
 def suits_folded(x: Tensor, state: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """Whether `step_folded` takes these, of parameters as `fold_gates` has them: narrow rows of fp32, and all else as
-    `suits_gpu` asks for. The kernels are of C++, which the simulator has not.
+    """Report whether `step_folded` takes these, with parameters as in `fold_gates`: narrow rows of fp32, and the
+    conditions of `suits_gpu`. The kernels are C++, which the simulator cannot run.
     """
     return is_narrow(x, state) and _may_step(x, state) and fits(parameters, state.shape[1], x.shape[1], x)
 
 
 def is_narrow(x: Tensor, state: Tensor) -> bool:
-    """Whether a step of these is one kernel, if they fit."""
+    """Report whether a step of these is one kernel, if they fit."""
     return (
         x.is_cuda
         and x.dtype == torch.float32
@@ -323,37 +327,37 @@ def _may_step(x: Tensor, state: Tensor) -> bool:
 
 
 def step_folded(x: Tensor, state: Tensor, weights: Tensor) -> Tensor:
-    """The next state of nodes whose rows `suits_folded` has been asked for, in one kernel.
+    """Return the next state of nodes whose rows `suits_folded` accepts, in one kernel.
 
     Args:
         x: Features, fp32 `[N, F]`.
         state: The state before, `[N, C]`.
-        weights: What `fold_gates` gives, `[C + F + 1, 3 * C]`.
+        weights: The result of `fold_gates`, `[C + F + 1, 3 * C]`.
 
     Returns:
         proposed + update * (state - proposed), `[N, C]`.
     """
-    # Here, where torch sees it: what a gradient is differentiated again with are the tensors that a step keeps.
+    # Here, so that torch sees it: second gradients differentiate through the tensors that a step keeps.
     made: Tensor = _FoldedStep.apply(x.contiguous(), state.contiguous(), weights.contiguous())
     return made
 
 
 def step_folded_by_torch(x: Tensor, state: Tensor, weights: Tensor) -> Tensor:
-    """The same by torch's functions, in any precision and on any device."""
+    """Compute the step by torch's functions, in any precision and on any device."""
     channels = state.shape[1]
     of_state, of_x, bias = weights.split([channels, x.shape[1], 1])
     return step_by_torch(torch.addmm(bias, x, of_x), state, *of_state.split([2 * channels, channels], 1))
 
 
 def step_gated(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates: Tensor, of_proposal: Tensor) -> Tensor:
-    """The next state of nodes whose rows `suits_gpu` has been asked for.
+    """Return the next state of nodes whose rows `suits_gpu` accepts.
 
     Args:
         x: Features, floats `[N, F]`.
         state: The state before, `[N, C]`.
-        weight, bias: What makes of features what they add to update, reset and proposal, `[3 * C, F]` and `[3 * C]`.
-        of_gates: The same of the state for update and reset, `[C, 2 * C]`.
-        of_proposal: And of the reset state for the proposal, `[C, C]`.
+        weight, bias: Map from features to update, reset and proposal, `[3 * C, F]` and `[3 * C]`.
+        of_gates: Map from the state to update and reset, `[C, 2 * C]`.
+        of_proposal: Map from the reset state to the proposal, `[C, C]`.
 
     Returns:
         proposed + update * (state - proposed), `[N, C]`.
@@ -364,7 +368,9 @@ def step_gated(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, of_gates:
 
 
 def step_by_torch(inputs: Tensor, state: Tensor, of_gates: Tensor, of_proposal: Tensor) -> Tensor:
-    """The same by torch's functions, from what the features add, `inputs` `[N, 3 * C]`, on any device."""
+    """Compute the step by torch's functions, from the features' part of the gates, `inputs` `[N, 3 * C]`, on any
+    device.
+    """
     width = state.shape[1]
     gates = torch.addmm(inputs[:, : 2 * width], state, of_gates).sigmoid()
     update, reset = gates.split(width, 1)

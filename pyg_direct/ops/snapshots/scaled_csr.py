@@ -17,8 +17,8 @@ from pyg_direct.ops.run_kernel import full_grid, run_gpu
 
 # Numbers of a row that a thread reads at once.
 _NUMBERS_AT_ONCE, _MOST = 4, 2**31 - 1
-# Numbers of a row of a snapshot from which its factor is read for every edge. Narrower rows are scaled before: of four
-# snapshots on an H200, 1.06 ms instead of 1.19 with 16 numbers, and with 64 4.31 instead of 4.02.
+# Numbers of a row of a snapshot from which its factor is read for every edge. Narrower rows are scaled before. Four
+# snapshots on an H200 take 1.06 ms instead of 1.19 with 16 numbers, and 4.31 instead of 4.02 with 64.
 _SCALED_HERE = 64
 
 
@@ -28,8 +28,8 @@ class CSR(NamedTuple):
     Attributes:
         indptr: Offsets, int32 `[T + 1]`.
         row: Source of each edge, int32 `[E]`.
-        long_rows: Room for the slices of long rows.
-        shift: From this bit of `row` on, a bit for each snapshot that has an edge; 0 where all have all.
+        long_rows: Memory for the slices of long rows.
+        shift: From this bit of `row` on, a bit for each snapshot that has an edge; 0 if all have all edges.
     """
 
     indptr: Tensor
@@ -38,35 +38,37 @@ class CSR(NamedTuple):
     shift: int = 0
 
     def list_arrays(self) -> tuple[Tensor, ...]:
-        """All of them."""
+        """Return all arrays."""
         return self.indptr, self.row, *self.long_rows
 
     @classmethod
     def of(cls, indptr: Tensor, row: Tensor, sizes: tuple[int, int] | None = None, shift: int = 0) -> CSR:
-        """List the long rows on the device; `sizes` are how many there are, and slices of them, at most."""
+        """List the long rows on the device; `sizes` are the most long rows and slices."""
         return cls(indptr, row, LongRows.of(indptr, row.numel(), indptr.numel() - 1, -1, sizes), shift)
 
 
 def scales_here(channels: int) -> bool:
-    """Whether `column` may be given, and is better given than multiplied into rows of `channels` numbers before."""
+    """Report whether `column` may be given, and is faster than multiplying it into rows of `channels` numbers
+    before.
+    """
     return channels >= _SCALED_HERE and channels % _NUMBERS_AT_ONCE == 0
 
 
 def sum_scaled(x: Tensor, csr: CSR, weight: Tensor | None, low: int, column: Tensor | None, scale: Tensor | None,
                own: Tensor, diagonal: Tensor | None, out: Tensor | None = None) -> Tensor:  # fmt: skip
-    """`[T, S, F]` on a GPU: the sums, or `out` with them added.
+    """Return `[T, S, F]` on a GPU: the sums, or `out` with them added.
 
     Args:
         x: fp32 `[T, S, F]`, contiguous and aligned to 16 bytes; S * F a multiple of 4.
-        csr: Edges between the same rows; where it tells which snapshots have them, `low` is the first of `x`.
-        weight: fp32 `[E, 1]`, or `[E, S']` of a group whose snapshot `low` is the first of `x`, where F is a multiple
-            of 4; None for ones.
-        low: See there.
-        column: fp32 `[T, S]` that sources are multiplied with, where F is a multiple of 4; None for ones.
-        scale: fp32 `[T, S]` that sums are multiplied with; None for ones.
-        own: Rows as `x` (or `x`) that `diagonal` is multiplied with and that are added for each target.
-        diagonal: fp32 `[T, S]`; None for zeros, and where there is an `out`.
-        out: What is added to, `[T, S, F]`.
+        csr: Edges between the same rows; if it marks the snapshots that have them, `low` is the first of `x`.
+        weight: fp32 `[E, 1]`, or `[E, S']` of a group whose snapshot `low` is the first of `x`, if F is a multiple of
+            4; None for ones.
+        low: First snapshot of `x` in the group.
+        column: Factors of sources, fp32 `[T, S]`, if F is a multiple of 4; None for ones.
+        scale: Factors of sums, fp32 `[T, S]`; None for ones.
+        own: Rows as `x` (or `x`) that are multiplied by `diagonal` and added to each target.
+        diagonal: fp32 `[T, S]`; None for zeros, and if there is an `out`.
+        out: Tensor to add to, `[T, S, F]`.
     """
     num_targets, size, channels = x.shape
     assert out is None or diagonal is None, "the diagonal is part of what is there"
@@ -95,5 +97,5 @@ def sum_scaled(x: Tensor, csr: CSR, weight: Tensor | None, low: int, column: Ten
 
 
 def address_of(tensor: Tensor | None) -> int:
-    """Where a tensor's numbers begin; 0 for none."""
+    """Return the address of a tensor's first number; 0 for None."""
     return 0 if tensor is None or tensor.numel() == 0 else tensor.data_ptr()

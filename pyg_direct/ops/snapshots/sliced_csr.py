@@ -27,7 +27,7 @@ _Self = TypeVar("_Self", bound="Arrays")
 
 
 class Arrays:
-    """Base of dataclasses some of whose fields are tensors."""
+    """Base of dataclasses with tensors among their fields."""
 
     def list_arrays(self) -> dict[str, Tensor]:
         """The tensors, by field."""
@@ -40,7 +40,7 @@ class Arrays:
         return sum(t.numel() * t.element_size() for t in self.list_arrays().values())
 
     def copy_arrays(self: _Self, copy: Callable[[Tensor], Tensor]) -> _Self:
-        """The same of copies of all tensors."""
+        """Return the structure with copies of all tensors."""
         return cast(_Self, replace(cast(Any, self), **{n: copy(tensor) for n, tensor in self.list_arrays().items()}))
 
 
@@ -54,17 +54,17 @@ class SlicedCSR(Arrays):
     """Edges of one graph, or of a group of snapshots, in slices.
 
     Attributes:
-        rows: Target of each slice, int32 `[slices]`; negative (bit 31 set) where that target, or that target in that
-            snapshot, has several slices. Ascending but for that bit.
-        offsets: First edge of each slice and, behind, their number, int32 `[slices + 1]`.
+        rows: Target of each slice, int32 `[slices]`; ascending except for bit 31. That bit is set (the number is
+            negative) if the target, or the target in that snapshot, has several slices.
+        offsets: First edge of each slice and, at the end, the number of edges, int32 `[slices + 1]`.
         cols: Source of each edge, int32 `[nnz]`.
         num_rows: N.
         num_snapshots: S, the snapshots of the group.
         weight: fp32 or float64 `[nnz, 1]`, one weight an edge in all snapshots, or `[nnz, S]`; None for ones.
-        snapshot: To which snapshot a slice belongs, uint8 `[slices]`; None where slices belong to all.
-        presence: In which snapshots an edge is present, one bit each, uint8 `[nnz]`; None where in all.
-        long_rows: How many rows (of a snapshot, where slices belong to them) are long, and how many slices
-            `LongRows` cuts them into; None where nobody counted.
+        snapshot: Snapshot that a slice belongs to, uint8 `[slices]`; None if slices belong to all.
+        presence: Snapshots in which an edge is present, one bit each, uint8 `[nnz]`; None if it is in all.
+        long_rows: Number of long rows (of a snapshot, if slices belong to snapshots), and of slices that `LongRows`
+            cuts them into; None if they were not counted.
     """
 
     rows: Tensor
@@ -79,7 +79,7 @@ class SlicedCSR(Arrays):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all arrays, and of those that `csr` made beside them."""
+        """Memory of all arrays, and of the arrays that `csr` made beside them."""
         made: CSR | None = self.__dict__.get("csr")
         beside = () if made is None else (array for array in made.list_arrays() if array is not self.cols)
         return super().num_bytes + sum(array.numel() * array.element_size() for array in beside)
@@ -91,11 +91,11 @@ class SlicedCSR(Arrays):
 
     @property
     def num_edges(self) -> int:
-        """Number of edges held; those of exclusives in their snapshots, others once."""
+        """Number of edges held; exclusive edges once for each of their snapshots, others once."""
         return self.cols.numel()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> SlicedCSR:
-        """A copy on a device, or this where it is there."""
+        """Copy to a device; return self if it is there."""
         if self.cols.device == device:
             return self
         return self.copy_arrays(lambda t: t.to(device, non_blocking=non_blocking))
@@ -108,17 +108,17 @@ class SlicedCSR(Arrays):
         return repeat_each(of_slices, self.offsets.diff(), self.num_edges)
 
     def list_owners(self) -> Tensor | None:
-        """To which snapshot each edge belongs, `[nnz]`; None where edges belong to all."""
+        """Return the snapshot that each edge belongs to, `[nnz]`; None if edges belong to all."""
         return None if self.snapshot is None else self._of_edges(self.snapshot)
 
     def segments(self) -> Tensor:
-        """Target of each slice, or target * S + snapshot where slices belong to snapshots, int64 `[slices]`."""
+        """Return the target of each slice, or target * S + snapshot if slices belong to snapshots, int64 `[slices]`."""
         rows = self.rows.long() & (_MOST - 1)
         return rows if self.snapshot is None else rows * self.num_snapshots + self.snapshot
 
     def to_csr(self) -> tuple[Tensor, Tensor]:
-        """Offsets int32 `[N + 1]` and sources int32 `[nnz]`; where slices belong to snapshots, those of a graph whose
-        node i * S + t is node i in snapshot t.
+        """Return offsets int32 `[N + 1]` and sources int32 `[nnz]`. If slices belong to snapshots, they describe a
+        graph whose node i * S + t is node i in snapshot t.
         """
         rows, count, cols = self.rows & (_MOST - 1), self.num_rows, self.cols
         if self.snapshot is not None:
@@ -129,7 +129,9 @@ class SlicedCSR(Arrays):
 
     @cached_property
     def csr(self) -> CSR:
-        """`to_csr` on a GPU, kept; where snapshots lack edges, the uppermost bits of sources tell who has them."""
+        """Return `to_csr` on a GPU, cached; if snapshots lack edges, the uppermost bits of sources mark the snapshots
+        that have them.
+        """
         indptr, cols = self.to_csr()
         if self.presence is None:
             return CSR.of(indptr, cols, self.long_rows)
@@ -138,18 +140,18 @@ class SlicedCSR(Arrays):
 
     @cached_property
     def loop_arrays(self) -> tuple[Any, ...]:
-        """What CPU loops take of it, in their order, made once; empty arrays for what it lacks."""
+        """Return the arguments of CPU loops, in their order, made once; empty arrays for missing ones."""
         none, weight = torch.empty(0, dtype=torch.uint8, device="cpu"), self.weight
         others = (none if array is None else array for array in (self.snapshot, self.presence))
         weights, each = (torch.empty(0, device="cpu"), 0) if weight is None else (weight.reshape(-1), weight.shape[1])
         return (*(a.numpy() for a in (self.rows, self.offsets, self.cols, weights)), each, *(a.numpy() for a in others))
 
     def transpose(self) -> SlicedCSR:
-        """The same edges with sources and targets exchanged."""
+        """Return the same edges with sources and targets exchanged."""
         rows, cols = self.cols.long(), self.expand_rows()
         snapshot = None if self.snapshot is None else self._of_edges(self.snapshot)
         segments = rows if snapshot is None else rows * self.num_snapshots + snapshot
-        # Edges come by target, so that a stable sort leaves those of a source ascending.
+        # Edges come by target, so a stable sort leaves the edges of a source ascending.
         segments, order = torch.sort(segments, stable=True)
         return _cut(
             segments,
@@ -162,14 +164,14 @@ class SlicedCSR(Arrays):
         )
 
     def equals(self, other: SlicedCSR) -> bool:
-        """Whether both hold the same edges in the same order; waits for their device."""
+        """Report whether both hold the same edges in the same order; waits for their device."""
         mine, theirs = self.list_arrays(), other.list_arrays()
         return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 def _cut(segments: Tensor, cols: Tensor, num_rows: int, num_snapshots: int, weight: Tensor | None = None,
          by_snapshot: bool = False, presence: Tensor | None = None) -> SlicedCSR:  # fmt: skip
-    """Slices of ascending segments: rows, or with `by_snapshot` row * S + snapshot."""
+    """Cut ascending segments into slices: rows, or with `by_snapshot` row * S + snapshot."""
     if max(num_rows, cols.numel()) >= _MOST:
         raise ArgumentError(f"a structure must have less than 2**31 rows and edges, got {num_rows} and {cols.numel()}")
     ids, counts = torch.unique_consecutive(segments, return_counts=True)
@@ -179,12 +181,13 @@ def _cut(segments: Tensor, cols: Tensor, num_rows: int, num_snapshots: int, weig
 
 
 def count_slices(counts: Tensor) -> Tensor:
-    """Slices of segments of so many edges."""
+    """Return the slices of segments of so many edges."""
     return (counts + (SLICE - 1)) // SLICE
 
 
 def place_slices(counts: Tensor, num_slices: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The segment and the first edge of each slice, and whether a segment has several; a GPU is not waited for.
+    """Return the segment and the first edge of each slice, and True if a segment has several slices, without a wait for
+    a GPU.
 
     Args:
         counts: Edges of each segment, int64 `[R]`.
@@ -198,22 +201,22 @@ def place_slices(counts: Tensor, num_slices: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def flag_rows(rows: Tensor, has_several: Tensor) -> Tensor:
-    """Targets as slices tell them, int32."""
+    """Return targets with bit 31 set for rows of several slices, int32."""
     return torch.where(has_several, rows + _SEVERAL, rows).int()
 
 
 def slice_counts(segments: Tensor, counts: Tensor, num_slices: int, cols: Tensor, num_rows: int, num_snapshots: int,
                  weight: Tensor | None = None, by_snapshot: bool = False, presence: Tensor | None = None,
                  long_rows: tuple[int, int] | None = None) -> SlicedCSR:  # fmt: skip
-    """Slices of edges that lie segment by segment; a GPU is not waited for.
+    """Cut edges that lie segment by segment into slices, without a wait for a GPU.
 
     Args:
         segments: Rows, or with `by_snapshot` row * S + snapshot, ascending, int64 `[R]`.
-        counts: Edges of each, int64 `[R]`.
+        counts: Edges of each segment, int64 `[R]`.
         num_slices: Slices of all of them.
         cols: Source of each edge, int32 `[nnz]`.
-        num_rows, num_snapshots, weight, presence, long_rows: As of `SlicedCSR`.
-        by_snapshot: Whether slices belong to snapshots.
+        num_rows, num_snapshots, weight, presence, long_rows: As in `SlicedCSR`.
+        by_snapshot: True if slices belong to snapshots.
     """
     segment, first, has_several = place_slices(counts, num_slices)
     starts = torch.empty(num_slices + 1, dtype=torch.int32, device=cols.device)
@@ -229,13 +232,13 @@ def slice_counts(segments: Tensor, counts: Tensor, num_slices: int, cols: Tensor
 
 def slice_keys(keys: Tensor, num_rows: int, weight: Tensor | None = None, presence: Tensor | None = None,
                num_snapshots: int = 1) -> SlicedCSR:  # fmt: skip
-    """Slices of edges given as ascending keys target * N + source.
+    """Cut edges given as ascending keys target * N + source into slices.
 
     Args:
         keys: int64 `[nnz]`.
         num_rows: N.
         weight: fp32 `[nnz, 1]` or `[nnz, S]`, or None for ones.
-        presence: uint8 `[nnz]`, or None where every snapshot has every edge.
+        presence: uint8 `[nnz]`, or None if every snapshot has every edge.
         num_snapshots: S.
     """
     rows = torch.div(keys, max(1, num_rows), rounding_mode="floor")
@@ -243,7 +246,7 @@ def slice_keys(keys: Tensor, num_rows: int, weight: Tensor | None = None, presen
 
 
 def slice_apart(keys: Sequence[Tensor], num_rows: int, weight: Tensor | None = None) -> SlicedCSR:
-    """Slices of several graphs as those of one: node i of graph t is t * N + i.
+    """Cut several graphs into slices of one graph: node i of graph t is t * N + i.
 
     Args:
         keys: Ascending keys target * N + source of each graph, int64.
@@ -262,18 +265,18 @@ def slice_apart(keys: Sequence[Tensor], num_rows: int, weight: Tensor | None = N
 
 
 def slice_union(union: EdgeUnion, num_rows: int, weight: Tensor | None = None) -> SlicedCSR:
-    """The union of a group under its mask, one byte an edge."""
+    """Cut the union of a group under its mask into slices, one byte an edge."""
     presence = union.presence if union.num_snapshots > 1 else None
     return slice_keys(union.keys, num_rows, weight, presence, union.num_snapshots)
 
 
 def slice_exclusives(keys: Tensor, presence: Tensor, num_rows: int, num_snapshots: int,
                      weight: Tensor | None = None) -> SlicedCSR:  # fmt: skip
-    """Edges of a group that are not shared, each once for every snapshot that has it, in one structure.
+    """Cut edges of a group that are not shared, each once for every snapshot that has it, into slices of one structure.
 
     Args:
         keys: Ascending keys, int64 `[E]`.
-        presence: In which snapshots, uint8 `[E]`.
+        presence: Bits of the snapshots that have each edge, uint8 `[E]`.
         num_rows: N.
         num_snapshots: S.
         weight: fp32 `[E, 1]` or `[E, S]`, or None for ones; the structure holds `[nnz, 1]`.

@@ -1,4 +1,4 @@
-"""`Communicator`: the one ordered way to other processes, apart from the collectives of the training program."""
+"""`Communicator`: an ordered channel to other processes, apart from the collectives of the training program."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from pyg_direct.runtime.comm.gloo_sockets import Connections
 from pyg_direct.runtime.comm.heartbeat import Pulse
 
 _MOST_WORDS = 1 << 12
-# Words of a row at least: how the process does, and one more.
+# Least number of words in a row: the status of the process, and one more.
 _LEAST_WIDTH = 2
-# How often who waits for an exchange looks whether the others are alive, in seconds.
+# Seconds between two checks that the others are alive, while a process waits for an exchange.
 _LOOK = 1.0
 # Seconds that a process that failed waits for its threads.
 _END = 5.0
@@ -39,34 +39,35 @@ _HOST = torch.device("cpu")
 class Communicator:
     """Exchanges bytes with all processes of a group, in an order that is the same in all of them.
 
-    It has a process group of its own and one thread that does one thing after the other, so that batches made ahead
-    never meet the collectives of DDP, and those of two loaders never each other, as long as the program asks for them
-    in one order everywhere. What one process fails at is told to the others before they wait for it.
+    It has its own process group and one thread that runs tasks one after the other. So batches made ahead never mix
+    with the collectives of DDP, nor those of two loaders with each other. The program must request them in one order on
+    all ranks. If one process fails, the others get the reason before they wait for it.
 
-    Processes meet on the host, by Gloo, also where bytes go by NCCL: a kernel of NCCL that waits for a process which
-    comes later holds up what has to wait for all that runs on its GPU, such as the first matrix product of a program,
-    and that process may come later because of just this.
+    Processes meet on the host, by Gloo, even if bytes go by NCCL. An NCCL kernel that waits for a late process blocks
+    every call that waits for all work of its GPU, such as the first matrix product of a program. The other process may
+    be late for this very reason.
 
     Args:
         group: Ranks of this group take part, and each of them makes its communicator; None for all. With NCCL all other
             processes must make one at the same time.
-        device: Of the tensors that are exchanged.
-        backend: Of the bytes, `nccl` or `gloo`; by default NCCL for tensors on GPUs, else Gloo, which moves them over
-            the host. Gloo listens on the loopback where all processes are on one host, unless `GLOO_SOCKET_IFNAME` is
-            set.
-        timeout: Seconds that an exchange waits for the slowest process, and that all have to come at first.
-        silence: Seconds that it waits for one that gives no sign of life, over Gloo.
+        device: Device of the tensors that are exchanged.
+        backend: `nccl` or `gloo`, for the bytes. The default is NCCL for tensors on GPUs, otherwise Gloo, which moves
+            them over the host. If all processes are on one host, Gloo listens on the loopback, unless
+            `GLOO_SOCKET_IFNAME` is set.
+        timeout: Seconds that an exchange waits for the slowest process, and that all processes have to join at first.
+        silence: Seconds that it waits for a process without a heartbeat, over Gloo.
 
     Raises:
-        ArgumentError: there is no process group, or a wrong argument; the others hear of the latter.
+        ArgumentError: there is no process group, or an argument is wrong; the other processes get the latter as
+            `RankError`.
         RankError: another process failed before the group was formed, is gone, or does not come.
 
-    Partners are the other ranks, ascending, then this one: what is for others lies in one piece.
+    Partners are the other ranks, ascending, then this one, so that data for others is contiguous.
 
     Attributes:
         rank, size: This process in the group, and their number.
-        width: Words of the rows that processes begin an exchange with, equal in all.
-        sent: Bytes sent to other processes so far, by what they are.
+        width: Words of the rows that processes begin an exchange with, equal on all ranks.
+        sent: Bytes sent to other processes so far, by kind of data.
     """
 
     def __init__(self, group: Any = None, *, device: torch.device, backend: str | None = None,
@@ -75,7 +76,7 @@ class Communicator:
             raise ArgumentError("a process group must be there before graphs are opened in parts; call "
                                 "torch.distributed.init_process_group first")  # fmt: skip
         backend = ("nccl" if device.type == "cuda" else "gloo") if backend is None else backend
-        # Not kept by this.
+        # A weak reference: the communicator does not keep the group alive.
         self._find_world: Callable[[], Any] = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
         ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
         if dist.get_rank() not in ranks:
@@ -97,16 +98,17 @@ class Communicator:
         self._memory: dict[str, Tensor] = {}
         self._broken: str | None = None
         self._turns: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # What goes on until it is cut short, in the order in which it began.
+        # Iterators and other steps that go on until they are cut, in the order in which they began.
         self._followed: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # Not one that Python waits for at its end: a process that failed must be gone, so that others hear of it.
+        # A daemon thread, because Python waits for others at exit: a process that failed must end, so that the others
+        # notice.
         self._worker = threading.Thread(target=self._work, name="pyg_direct_exchange", daemon=True)
         self._worker.start()
         atexit.register(self.close)
 
     def _join(self, backend: str, timeout: float) -> None:
-        """Form the groups, of which a process that fails or dies meanwhile is named."""
+        """Form the groups; if a process fails or dies meanwhile, the error names it."""
         formation = Formation(self._ranks, timeout, self._silence)
         try:
             self._word_group = self._own_group = formation.join(self._connections)
@@ -122,26 +124,26 @@ class Communicator:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was neither closed nor lost its group with that of the program."""
+        """Report whether it was neither closed nor lost its group together with the program's group."""
         return self._is_open and dist.is_initialized() and dist.group.WORLD is self._find_world()
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have something done in its turn; every process must ask for the same in the same order."""
+        """Submit a task for its turn; every process must submit the same tasks in the same order."""
         done: Future[Any] = Future()
         if not self._is_open:
             raise ArgumentError("the graph is closed, and so is its way to other processes")
-        # What the caller's stream still does, writing rows for one, comes before.
+        # Work on the caller's stream, such as writes of rows, must come first.
         waits = self._stream is not None and not torch.cuda.is_current_stream_capturing()
         event = torch.cuda.current_stream(self.device).record_event() if waits else None
         self._turns.put((done, event, fn, args))
         return done
 
     def follow(self, steps: Any) -> None:
-        """Call `cut` of these when this is closed, as long as somebody else holds them."""
+        """Call `cut` of these steps when this communicator is closed, if another object still holds them."""
         self._followed[steps] = None
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Have something done in its turn and wait for it; at once where its turn is now."""
+        """Run a task in its turn and wait for it; at once if its turn is now."""
         if threading.current_thread() is self._worker:
             return fn(*args)
         return self.submit(fn, *args).result()
@@ -161,7 +163,7 @@ class Communicator:
                     result = fn(*args)
                     self._stream.synchronize()
         except BaseException as error:
-            # First to who waits here: the others may take their time to listen.
+            # First wake the caller here: notifying the others may take a while.
             done.set_exception(error)
             if not isinstance(error, RankError):
                 self._tell(f"{type(error).__name__}: {error}")
@@ -169,22 +171,23 @@ class Communicator:
         done.set_result(result)
 
     def widen(self, width: int) -> None:
-        """Have rows of at least so many words; all processes do so between the same exchanges."""
+        """Widen rows to at least so many words; all processes do so between the same exchanges."""
         self.width = max(self.width, width)
 
     def agree(self, value: int) -> list[int]:
-        """A number of each process, at least 0, by rank."""
+        """Return a number of each process, at least 0, by rank."""
         rows = self.make_rows(torch.device("cpu"))
         rows[: self.size, 1] = value
         found: list[int] = self.meet(rows)[1][:, 1].tolist()
         return [*found[: self.rank], found[-1], *found[self.rank : -1]]
 
     def exchange(self, parts: Sequence[Tensor], what: str) -> list[Tensor]:
-        """Send part r to rank r, and get what each rank has for this one; that of this rank is handed over as it is.
+        """Send part r to rank r, and return the parts that each rank has for this one; the own part is passed on
+        unchanged.
 
         Args:
             parts: uint8 `[n]`, one for each rank.
-            what: What the bytes are, for `sent`.
+            what: Kind of the bytes, for `sent`.
 
         Raises:
             RankError: another process failed or is gone.
@@ -197,19 +200,19 @@ class Communicator:
         return [*received[: self.rank], parts[self.rank], *received[self.rank : -1]]
 
     def make_rows(self, device: torch.device) -> Tensor:
-        """Zeros for `meet`."""
+        """Return zeros for `meet`."""
         return torch.zeros(2 * self.size - 1, self.width, dtype=torch.int64, device=device)
 
     def meet(self, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Exchange a row of words with each partner; told of failures before anything else is waited for.
+        """Exchange a row of words with each partner; failures are reported before any other wait.
 
         Args:
-            rows: int64 `[2 * size - 1, width]`, on the device or the CPU: a row for each partner, and room for those of
-                the others. The first word of all rows is 0, or below where this process cannot go on. That for this
-                process itself comes back.
+            rows: int64 `[2 * size - 1, width]`, on the device or the CPU: a row for each partner, and room for the rows
+                of the others. The first word of all rows is 0, or negative if this process cannot go on. The row for
+                this process itself comes back.
 
         Returns:
-            (these rows, those that the partners have for this process), on the host; one wait for the GPU.
+            (these rows, the rows that the partners have for this process), on the host; one wait for the GPU.
 
         Raises:
             RankError: another process failed or is gone.
@@ -228,7 +231,7 @@ class Communicator:
         return sent, found
 
     def _hear(self, status: np.ndarray) -> None:
-        """What those who failed say, by partner."""
+        """Raise the reason that a failed partner gives."""
         sizes_back = np.maximum(0, _FAILED - status[:-1]).tolist()
         none = torch.empty(0, dtype=torch.uint8, device="cpu")
         texts = self._all_to_all(none, [0] * len(sizes_back), sizes_back, in_words=True)
@@ -241,12 +244,12 @@ class Communicator:
         raise RankError(self._broken)
 
     def swap(self, data: Tensor, sizes: Sequence[int], sizes_back: Sequence[int], what: str) -> Tensor:
-        """Send bytes to partners who know how many come, and get theirs; waits for no GPU.
+        """Send bytes to partners that know their number, and receive theirs; waits for no GPU.
 
         Args:
             data: uint8, for partner after partner.
-            sizes, sizes_back: Bytes for and from each; the last of both are those for this process.
-            what: What the bytes are, for `sent`. What came is valid until the next ones of the same.
+            sizes, sizes_back: Bytes for and from each partner; the last entry of both is for this process.
+            what: Kind of the bytes, for `sent`. Received bytes are valid until the next exchange of the same kind.
         """
         if self.size == 1:
             return data
@@ -262,7 +265,7 @@ class Communicator:
         return out
 
     def _take(self, name: str, num_bytes: int) -> Tensor:
-        """Memory that is used again and again."""
+        """Return memory that is reused by every exchange of this name."""
         memory = self._memory.get(name)
         if memory is None or memory.numel() < num_bytes:
             memory = torch.empty(num_bytes + num_bytes // 4, dtype=torch.uint8, device=self.device)
@@ -270,9 +273,9 @@ class Communicator:
         return memory[:num_bytes]
 
     def _tell(self, reason: str) -> None:
-        """Tell the others that this process failed; they are about to meet."""
+        """Send the others the reason why this process failed, as they are about to meet."""
         if self._broken is not None or self.size == 1:
-            # Alone, nobody is out of step.
+            # A single process has no partner that waits.
             return
         self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
         text = torch.tensor(list(reason.encode()[:_MOST_WORDS]), dtype=torch.uint8, device="cpu")
@@ -284,13 +287,13 @@ class Communicator:
             sizes_back = [max(0, _FAILED - word) for word in found]
             self._all_to_all(text.repeat(others), [text.numel()] * others, sizes_back, in_words=True)
         except RankError:
-            # What went wrong here is what the user should see.
+            # The user should see the original error of this process.
             return
 
     def _all_to_all(self, sent: Tensor, sizes: Sequence[int], sizes_back: Sequence[int], out: Tensor | None = None, *,
                     in_words: bool = False) -> Tensor:  # fmt: skip
-        """Rows for and from each of the others, on the host if `in_words`; where `out` lies where they arrive, they
-        arrive there.
+        """Exchange rows with each of the others, on the host if `in_words`; if `out` is on the receiving device, it
+        receives them.
         """
         wire, group = (_HOST, self._word_group) if in_words else (self._wire, self._own_group)
         sent = sent.to(wire).contiguous()
@@ -300,7 +303,7 @@ class Communicator:
         try:
             waits = self._pulse is not None and wire.type == "cpu"
             if waits:
-                # Not one that torch knows by a name, which would take all processes of the default group to make.
+                # This group is unknown to torch: to register it, all processes of the default group would have to call.
                 self._wait(group.alltoall_base(out, sent, back_by_rank, by_rank, dist.AllToAllOptions()))
             else:
                 dist.all_to_all_single(out, sent, back_by_rank, by_rank, group)
@@ -327,17 +330,19 @@ class Communicator:
                     reason = f"no sign of life for {self._silence:g} seconds"
                     raise RankError(self._accuse(silent, reason)) from None
         self._pulse.rest()
-        # Has what was received in place, or raises what went wrong.
+        # Keeps received data in place, or raises the error.
         work.wait()
 
     def _call_roll(self, error: Exception) -> str:
-        """Which process is gone, as far as the store of the group can tell."""
-        # Not where this process is what ends.
+        """Return which process is gone, as far as the store of the group shows."""
+        # Not if this process itself is ending.
         missing = self._pulse.call_roll() if self._pulse is not None and self._is_open else []
         return self._accuse(missing, str(error)) if missing else f"an exchange with other ranks failed: {error}"
 
     def _accuse(self, missing: list[int], reason: str) -> str:
-        """Who is gone, in words, told to the others: they might find this process gone first."""
+        """Send the others the missing ranks, and return them in words; otherwise the others might find this process
+        gone first.
+        """
         assert self._pulse is not None
         gone = self._pulse.tell_gone(missing)
         if self.rank in gone:
@@ -349,21 +354,21 @@ class Communicator:
             self._pulse.stop()
 
     def close(self) -> None:
-        """Do what was asked for, then end the thread and the group; all processes call it.
+        """Finish the submitted tasks, then end the thread and the group; all processes call it.
 
-        At the end of a program it is called by itself, unless the program failed: then the others should hear of it.
+        At exit it is called automatically, unless the program failed: then the others should notice the failure.
         """
         if not self._is_open:
             return
         if not hasattr(sys, "last_type"):
-            # While an iterator is held the others count on this process: it takes part in their batches.
+            # While an iterator is held the others depend on this process: it takes part in their batches.
             for steps in list(self._followed):
                 steps.cut()
         self._is_open = False
         atexit.unregister(self.close)
         self._turns.put(None)
         if hasattr(sys, "last_type"):
-            # The thread must not come back from an exchange while Python ends.
+            # The thread must not return from an exchange while Python ends.
             self._connections.give_up()
             self._worker.join(_END if self._wire.type == "cpu" else 0)
             self._stop_pulse()

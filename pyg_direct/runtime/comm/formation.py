@@ -1,4 +1,6 @@
-"""`Formation`: how the processes of a group meet and connect over Gloo, told at once where one of them cannot."""
+"""`Formation`: meeting and connection of the processes of a group over Gloo, with an immediate error if one of them
+fails.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ from pyg_direct.runtime.comm.gloo_sockets import Connections, describe_network, 
 from pyg_direct.runtime.comm.heartbeat import Pulse, open_store
 
 T = TypeVar("T")
-# How often a group is joined anew whose connections were lost: a busy machine drops some.
+# Attempts to join a group again whose connections were lost: a busy machine drops some.
 _ATTEMPTS = 4
-# Seconds that an attempt may take at least, whatever the silence: connecting takes long on a busy machine.
+# Least seconds of an attempt, whatever the silence: connecting takes long on a busy machine.
 _LEAST = 10.0
-# Seconds between two looks at the words of the others, growing, and at whether they are alive.
+# Seconds between two reads of the words of the others, growing, and between two checks that they are alive.
 _FIRST_PAUSE, _LAST_PAUSE, _LOOK = 0.002, 0.25, 0.25
-# Seconds that somebody who fails waits for the store that keeps the group together.
+# Seconds that a failing process waits for the store that keeps the group together.
 _PATIENCE = 5.0
 # Seconds that the thread of a group that is not formed is waited for.
 _END = 2.0
@@ -36,20 +38,20 @@ _FAILED = "failed"
 
 
 class _Names:
-    """Names of groups, equal in their members, where each of these forms its groups in one order."""
+    """Names of groups; members that form their groups in one order get equal names."""
 
     def __init__(self) -> None:
         self._find_world: Callable[[], Any] = lambda: None
         self._numbers: Counter[tuple[int, ...]] = Counter()
 
     def make(self, ranks: Sequence[int]) -> str:
-        """A name for the next group of these ranks."""
+        """Return a name for the next group of these ranks."""
         # Another default group may have processes that made no group before.
         if self._find_world() is not dist.group.WORLD:
             self._find_world, self._numbers = weakref.ref(dist.group.WORLD), Counter()
         members = tuple(ranks)
         self._numbers[members] += 1
-        # The store of torchrun's agent outlives the processes that it starts anew.
+        # The store of torchrun's agent outlives the processes that it restarts.
         started = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
         return hashlib.sha256(repr((started, members, self._numbers[members])).encode()).hexdigest()[:24]
 
@@ -60,16 +62,17 @@ _NAMES = _Names()
 class Formation:
     """Joins the processes of a group; all of them make one for the same ranks, in one order.
 
-    Whoever has come gives signs of life, and says what became of its connections. So a process that dies is named after
-    its silence, one that fails at once, one that never comes after the timeout; lost connections are made anew.
+    Each process that has joined sends heartbeats, and reports the state of its connections. A process that dies is
+    named after its silence, one that fails at once, and one that never joins after the timeout. Lost connections are
+    made again.
 
     Args:
         ranks: Members by rank in the default group, this process among them.
-        timeout: Seconds to wait for those who have not come, and for all to be joined.
-        silence: Seconds without a sign of life after which a process is gone.
+        timeout: Seconds to wait for missing processes, and for all to be joined.
+        silence: Seconds without a heartbeat after which a process is gone.
 
     Attributes:
-        pulse: Signs of life of the members, from `join` on.
+        pulse: Heartbeats of the members, from `join` on.
     """
 
     def __init__(self, ranks: Sequence[int], timeout: float, silence: float) -> None:
@@ -83,13 +86,13 @@ class Formation:
         self.pulse: Pulse | None = None
 
     def join(self, connections: Connections) -> Any:
-        """A process group of Gloo that has all members.
+        """Return a process group of Gloo that has all members.
 
         Args:
-            connections: Notes those of the group.
+            connections: Records the connections of the group.
 
         Raises:
-            RankError: one of them failed, is gone, or does not come; named where it is known.
+            RankError: a member failed, is gone, or does not join; the message names it if it is known.
         """
         try:
             self.pulse = Pulse(self._name, self._rank, len(self._ranks), self._silence)
@@ -105,10 +108,10 @@ class Formation:
             raise RankError(f"{name_ranks(self._ranks, [0])} is gone: {error}") from error
 
     def watch(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which waits for the others in a thread of its own while these are alive.
+        """Return the result of `work`, which waits for the others in its own thread while these are alive.
 
         Raises:
-            RankError: one of them failed or is gone. The thread ends at its own timeout then.
+            RankError: a member failed or is gone. The thread then ends at its own timeout.
         """
         assert self.pulse is not None
         found: list[T] = []
@@ -135,7 +138,7 @@ class Formation:
         return found[0]
 
     def abandon(self) -> None:
-        """Give no more signs of life, and wait a moment for what still goes on."""
+        """Stop the heartbeat, and wait a moment for unfinished work."""
         self._is_given_up = True
         if self.pulse is not None:
             self.pulse.stop()
@@ -144,7 +147,7 @@ class Formation:
 
     def _join(self, connections: Connections) -> Any:
         limit = min(self._timeout, max(self._silence, _LEAST))
-        # Not the connection of the pulse, which must beat while Gloo waits for words of others.
+        # Not the connection of the heartbeat, which must go on while Gloo waits for words of others.
         store = self._store = _open_board(self._name, limit)
         word = describe_network()
         self._say(f"came/{self._rank}", word)
@@ -153,7 +156,7 @@ class Formation:
         for attempt in range(_ATTEMPTS):
             again = f"again/{attempt}"
             try:
-                # Only those of Gloo: the store of all may be kept by this process.
+                # Only Gloo's connections: this process may hold the store of all.
                 with on_loopback(all(other == word for other in words or [])), connections.opened():
                     group = dist.ProcessGroupGloo(PrefixStore(f"gloo/{attempt}", store), self._rank, len(self._ranks),
                                                   timedelta(seconds=limit))  # fmt: skip
@@ -167,7 +170,7 @@ class Formation:
                     return group
                 del group
             reason = store.get(again).decode(errors="replace")
-            # Nobody begins anew before all have left the attempt that failed.
+            # No member starts again before all have left the attempt that failed.
             self._say(f"left/{attempt}/{self._rank}", "")
             self._hear(f"left/{attempt}", "")
         raise RankError(f"the processes could not be joined in {_ATTEMPTS} attempts, at last {reason}")
@@ -176,11 +179,11 @@ class Formation:
         self._store.set(key, word)
 
     def _hear(self, what: str, again: str) -> list[str] | None:
-        """What each member said; None where one has said `again` instead."""
+        """Return the word of each member; None if one of them is `again`."""
         keys = [f"{what}/{rank}" for rank in range(len(self._ranks))]
         pause = _FIRST_PAUSE
         while True:
-            # Before the words: one who comes late finds those of members that have given up.
+            # Before the words: a late process finds the words of members that have given up.
             if self._store.check([_FAILED]):
                 raise RankError(self._store.get(_FAILED).decode(errors="replace"))
             if self._store.check(keys):
@@ -202,9 +205,9 @@ class Formation:
 
 @contextmanager
 def failures_told(group: Any = None) -> Iterator[None]:
-    """Tell the members of a group, who come or wait to form it, what this process fails at inside.
+    """Send the members that form the group, or wait to form it, the error that the block raises.
 
-    Stands before a `Formation`; takes its place where it fails.
+    Used before a `Formation`; if the block fails, it takes the place of the formation.
 
     Args:
         group: The process group of the members; None for all, if there is a default group.
@@ -225,12 +228,12 @@ def _tell_failure(ranks: Sequence[int], error: Exception) -> None:
     try:
         _open_board(name, _PATIENCE).set(_FAILED, f"rank {own} failed: {type(error).__name__}: {error}")
     except (RuntimeError, dist.DistError):
-        # What went wrong here is what the user should see.
+        # The user should see the original error of this process.
         return
 
 
 def name_ranks(ranks: Sequence[int], members: Sequence[int]) -> str:
-    """Members of a group by rank in the default group, in words."""
+    """Name members of a group by rank in the default group."""
     names = f"rank {', '.join(str(ranks[member]) for member in members)}"
     return names + (", or what keeps the group together," if 0 in members else "")
 

@@ -1,4 +1,4 @@
-"""Gloo on one host: the loopback, and connections that are given up when a peer is gone.
+"""Gloo on one host: the loopback, and connections that are shut down when a peer is gone.
 
 `find_loopback` and `stay_on_host` serve processes that need to reach only each other. `Connections` are the sockets
 of a process group.
@@ -19,13 +19,13 @@ import torch.distributed as dist
 
 from pyg_direct.runtime.comm.host_group import identify_host
 
-# Which interface Gloo and NCCL listen on; without it, that of the host's name.
+# Interface that Gloo and NCCL listen on; without it, the interface of the host's name.
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _ADDRESS = "127.0.0.1"
 
 
 def find_loopback() -> str | None:
-    """Name of the interface that has 127.0.0.1; None where there is none, or no way to tell networks apart."""
+    """Return the name of the interface with 127.0.0.1; None without one, or if networks cannot be identified."""
     if sys.platform != "linux":
         return None
     found = psutil.net_if_addrs().items()
@@ -33,7 +33,8 @@ def find_loopback() -> str | None:
 
 
 def stay_on_host() -> None:
-    """Have Gloo and NCCL of this process, and of those it starts, listen on the loopback, unless they are told where.
+    """Make Gloo and NCCL of this process and its children listen on the loopback, unless the environment names an
+    interface.
 
     For processes that are started for one host only, before their first group.
     """
@@ -44,9 +45,10 @@ def stay_on_host() -> None:
 
 
 def describe_network() -> str:
-    """Equal words of processes whose groups can listen on the loopback, a word of its own of each that cannot.
+    """Describe the network of this process: equal words for processes whose groups can listen on the loopback, and a
+    unique word for each other process.
 
-    They cannot where they see different ones, or `GLOO_SOCKET_IFNAME` says otherwise.
+    They cannot if they see different loopbacks, or if `GLOO_SOCKET_IFNAME` names another interface.
     """
     loopback = None if os.environ.get(GLOO) else find_loopback()
     return f"{loopback} {_identify_network()}" if loopback is not None else f"rank {dist.get_rank()}"
@@ -54,10 +56,10 @@ def describe_network() -> str:
 
 @contextmanager
 def on_loopback(is_wanted: bool) -> Iterator[None]:
-    """Have groups of Gloo that are made inside listen on the loopback.
+    """Make Gloo groups that are created in the block listen on the loopback.
 
     Args:
-        is_wanted: Whether to: all their processes have the same `describe_network`.
+        is_wanted: False leaves the default; True requires that all their processes have the same `describe_network`.
     """
     loopback = find_loopback() if is_wanted else None
     if loopback is None or os.environ.get(GLOO):
@@ -71,7 +73,7 @@ def on_loopback(is_wanted: bool) -> Iterator[None]:
 
 
 def _identify_network() -> str:
-    """A word that the processes that see the same loopback have in common."""
+    """Return a word that all processes with the same loopback have in common."""
     space = Path("/proc/self/ns/net")
     return f"{identify_host()} {os.readlink(space) if space.is_symlink() else ''}"
 
@@ -82,8 +84,8 @@ _OPEN_FILES = "/proc/self/fd"
 class Connections:
     """Sockets that a process group opened.
 
-    Gloo waits for a host that no longer answers until its timeout, and keeps the process from ending so long; it has
-    no way to give up. Where its sockets are shut down it fails at once.
+    If a host no longer answers, Gloo waits until its timeout, and keeps the process from ending; it has no way to give
+    up. If its sockets are shut down, it fails at once.
     """
 
     def __init__(self) -> None:
@@ -92,7 +94,7 @@ class Connections:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Note the sockets that are opened meanwhile."""
+        """Record the sockets that are opened in the block."""
         self._before = _list_sockets()
         try:
             yield
@@ -105,11 +107,11 @@ class Connections:
             self._sockets |= {fd: inode for fd, inode in _list_sockets().items() if before.get(fd) != inode}
 
     def give_up(self) -> None:
-        """Shut down those that are still open, also while some are being opened."""
+        """Shut down the sockets that are still open, also while others are being opened."""
         self._note()
         now = _list_sockets()
         for fd, inode in self._sockets.items():
-            # The number may have gone to something else.
+            # The descriptor may have been reused.
             if now.get(fd) == inode:
                 with socket.socket(fileno=os.dup(fd)) as own:
                     try:
@@ -119,7 +121,7 @@ class Connections:
 
 
 def _list_sockets() -> dict[int, int]:
-    """Inodes of this process's connected sockets by file descriptor, on Linux."""
+    """Return inodes of this process's connected sockets by file descriptor, on Linux."""
     found = {}
     for name in os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ():
         try:
@@ -129,6 +131,6 @@ def _list_sockets() -> dict[int, int]:
                     own.getpeername()
                 found[int(name)] = status.st_ino
         except OSError:
-            # Closed meanwhile, or one that only listens.
+            # Closed meanwhile, or a listening socket.
             continue
     return found

@@ -1,4 +1,4 @@
-"""`Pulse`: which processes of a group are alive, as far as the group's store can tell."""
+"""`Pulse`: heartbeats that show which processes of a group are alive, through the group's store."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-# Seconds between two signs of life at most, and how many must be missed after a failure.
+# Most seconds between two heartbeats, and the number that must be missed after a failure.
 _BEAT = 2.0
 _MISSED = 3
-# Beats until all have seen what one of them wrote, and the name of the ranks that are gone.
+# Heartbeats until all have read a word in the store, and the name of the ranks that are gone.
 _HEARD = 2.5
 _GONE = "gone"
 
 
 class Pulse:
-    """Counts up in the store of the group while this process lives, and sees whether the others do.
+    """Heartbeat in the store of the group while this process lives, with a check of the others.
 
-    Only changes of a count are looked at, and each process measures with its own clock how long ago it saw one: clocks
-    of hosts are never compared. A process that computes for long beats all the same.
+    Only changes of a count matter, and each process measures with its own clock how long ago it saw one. Clocks of
+    hosts are never compared. A process that computes for long keeps its heartbeat.
 
     Args:
-        name: Of the counts, equal in all processes.
+        name: Name of the counts, equal on all ranks.
         rank, size: This process, and their number.
-        silence: Seconds without a sign of life after which a process is gone.
+        silence: Seconds without a heartbeat after which a process is gone.
 
     Attributes:
-        gone: Ranks that the first process to miss some found gone; the group ends over them. It tells the others before
-            it ends itself, which they could not tell from those that ended before.
+        gone: Ranks that the first process to miss some found gone; the group ends over them. That process reports them
+            before it ends itself; otherwise the others could not distinguish it from the ranks that ended before.
     """
 
     def __init__(self, name: str, rank: int, size: int, silence: float) -> None:
@@ -65,7 +65,7 @@ class Pulse:
             self._began.set()
 
     def wait_for_beat(self) -> None:
-        """Wait for the first sign of life of this process: from then on the others can miss it."""
+        """Wait for the first heartbeat of this process: from then on the others can miss it."""
         self._began.wait(self._silence)
 
     def _look(self) -> None:
@@ -83,12 +83,12 @@ class Pulse:
             self.gone = self._to_tell
 
     def tell_gone(self, ranks: list[int]) -> list[int]:
-        """Tell the others who is gone, unless one of them did so before; returns who that is.
+        """Report to the others which ranks are gone, unless a process did so before; returns the reported ranks.
 
-        Waits for as long as they take to hear it.
+        Waits for as long as they take to read it.
         """
         if self._size == 2:
-            # There is nobody else.
+            # There are no other processes.
             return self.gone or ranks
         self._to_tell = ranks
         until = time.monotonic() + _HEARD * self._beat
@@ -97,22 +97,23 @@ class Pulse:
         return self.gone or ranks
 
     def watch(self) -> None:
-        """Begin to look at the others: something is waited for."""
+        """Begin to check the others, because a wait has begun."""
         if not self._looks.is_set():
             now = time.monotonic()
-            # What was counted before the first look is no sign of life.
+            # Counts from before the first check are no heartbeat.
             self._counts = {}
             self._changed = dict.fromkeys((rank for rank in range(self._size) if rank != self._rank), now)
             self._looks.set()
 
     def rest(self) -> None:
-        """What was waited for has come."""
+        """End the checks, because the wait is over."""
         self._looks.clear()
 
     def find_silent(self, within: float | None = None) -> list[int]:
-        """Ranks without a sign of life for so many seconds, `silence` by default, since `watch`.
+        """Return ranks without a heartbeat for so many seconds, `silence` by default, since `watch`.
 
-        Rank 0 alone where the store, which it keeps, does not answer. Those that have not come yet are not among them.
+        If the store does not answer, return rank 0 alone, which holds the store. Processes that have not joined yet are
+        not included.
         """
         within, now = self._silence if within is None else within, time.monotonic()
         if self._broken is not None or now - self._answered > max(within, 2 * self._beat):
@@ -120,7 +121,9 @@ class Pulse:
         return [rank for rank, changed in self._changed.items() if rank in self._counts and now - changed > within]
 
     def call_roll(self) -> list[int]:
-        """Ranks that are gone, after an exchange has failed; waits for as long as those alive take to beat again."""
+        """Return ranks that are gone, after an exchange has failed; waits for as long as a living process takes for its
+        next heartbeat.
+        """
         self.rest()
         self.watch()
         waited = (_MISSED + 0.5) * self._beat
@@ -130,14 +133,14 @@ class Pulse:
         return self.find_silent(_MISSED * self._beat)
 
     def stop(self) -> None:
-        """Give no more signs of life."""
+        """Stop the heartbeat."""
         self._stopped.set()
-        # Not for long, should the store be gone.
+        # Not for long, because the store may be gone.
         self._thread.join(1.0)
 
 
 def open_store(timeout: float) -> Any:
-    """Open the store of the default group, over a connection of its own where it has some: nobody else holds it up."""
+    """Open the store of the default group, over a separate connection if possible, which no other call can block."""
     store = dist.distributed_c10d._get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store

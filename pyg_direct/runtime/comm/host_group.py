@@ -1,7 +1,7 @@
-"""Objects with shared memory inside, from one process of a host to others of a `torch.distributed` group.
+"""Objects with shared memory inside, sent from one process of a host to others of a `torch.distributed` group.
 
-`Desk` hands out letters: bytes that one process gives to others of its host and user, over a socket that no one
-else reaches.
+`Desk` hands out letters: bytes that one process gives to others of its host and user, over a socket that only they can
+reach.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ import torch.distributed as dist
 
 from pyg_direct.errors import PygDirectError
 
-# Number of who asks, and of bytes that follow.
+# Number of the receiver, and of the bytes that follow.
 _NUMBER = struct.Struct("<q")
-# Seconds that who hands out waits for who comes, and the other way round: they come at once, or not at all.
+# Seconds that sender and receiver wait for each other: they come at once, or not at all.
 _SECONDS = 60.0
 
 
 class Desk:
-    """Where letters are fetched: a socket in a folder that only this user can enter.
+    """Socket that hands out letters, in a folder that only this user can enter.
 
     Attributes:
-        path: Its name, for `fetch_letter`; it is no secret.
+        path: Name of the socket, for `fetch_letter`; it is no secret.
     """
 
     def __init__(self, door: socket.socket, path: str) -> None:
         self._door, self.path = door, path
 
     def hand_out(self, letters: Mapping[int, bytes]) -> None:
-        """Give each who comes its letter, once, until all have theirs.
+        """Give each receiver its letter, once, until all have theirs.
 
         Raises:
-            OSError: somebody does not come in time, or hangs up.
+            OSError: a receiver does not come in time, or hangs up.
         """
         self._door.settimeout(_SECONDS)
         left = dict(letters)
@@ -62,8 +62,8 @@ class Desk:
 
 @contextmanager
 def open_desk() -> Iterator[Desk]:
-    """A desk that is there inside."""
-    # Made for its owner alone.
+    """Open a desk for the block."""
+    # Only its owner may enter.
     with tempfile.TemporaryDirectory(prefix="pyg_direct") as folder, socket.socket(socket.AF_UNIX) as door:
         path = str(Path(folder) / "desk")
         door.bind(path)
@@ -72,11 +72,11 @@ def open_desk() -> Iterator[Desk]:
 
 
 def fetch_letter(path: str, number: int) -> bytes:
-    """The letter of a number from the desk of a process of this host and user.
+    """Fetch the letter of a number from the desk of a process of this host and user.
 
     Raises:
-        PygDirectError: others could have put a desk there.
-        OSError: nobody is there, or hangs up.
+        PygDirectError: other users could have put a desk there.
+        OSError: there is no desk, or it hangs up.
     """
     folder = os.stat(os.path.dirname(path))
     if folder.st_uid != os.getuid() or stat.S_IMODE(folder.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
@@ -103,17 +103,17 @@ T = TypeVar("T")
 
 
 def has_group() -> bool:
-    """Whether this process is in a process group."""
+    """Report whether this process is in a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def count_processes() -> int:
-    """Processes of the group, or 1 where there is none."""
+    """Return the number of processes of the group, or 1 without a group."""
     return dist.get_world_size() if has_group() else 1
 
 
 def identify_host() -> str:
-    """A word that the processes that can share memory with this one have in common."""
+    """Return a word that all processes that can share memory with this one have in common."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     space = Path("/proc/self/ns/pid")
     started = boot.read_text().strip() if boot.exists() else ""
@@ -121,11 +121,11 @@ def identify_host() -> str:
 
 
 def gather(value: Any, device: torch.device | None = None) -> list[Any]:
-    """What every process of the group gave, by rank; called by all of them.
+    """Gather the value of every process of the group, by rank; called by all of them.
 
     Args:
-        value: It goes as JSON, so that nothing that comes over the network is unpickled: tuples come as lists.
-        device: The GPU that a group over NCCL alone takes it from; None is the current one.
+        value: Sent as JSON, so that no data from the network is unpickled: tuples come as lists.
+        device: The GPU through which a group over NCCL alone sends it; None is the current one.
     """
     words = json.dumps(value).encode()
     # As the collectives of torch for objects choose it.
@@ -135,7 +135,7 @@ def gather(value: Any, device: torch.device | None = None) -> list[Any]:
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, size)
     counts = torch.cat(sizes).tolist()
-    # All are as long as the longest.
+    # All are padded to the longest.
     own = torch.from_numpy(np.frombuffer(words.ljust(max(counts)), np.uint8).copy()).to(place)
     found = [torch.empty_like(own) for _ in counts]
     dist.all_gather(found, own)
@@ -143,17 +143,19 @@ def gather(value: Any, device: torch.device | None = None) -> list[Any]:
 
 
 def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
-    """What `make` returns in the first process of each host, in every process of that host; called by all.
+    """Call `make` in the first process of each host, and return its result in every process of that host; called by
+    all.
 
-    It goes as a pickle, as it has handles of shared memory inside: over a socket that only this user's processes of the
-    host reach, as does the word that opens the handles. What goes through the group tells where it is fetched.
+    The result goes as a pickle, because it holds handles of shared memory, and so does the word that opens the handles.
+    Both travel over a socket that only this user's processes of the host reach. Only the address of the socket goes
+    through the group.
 
     Args:
-        make: Called in the first process with what its host's processes say of themselves, by rank.
-        about: What this process says of itself, in JSON.
+        make: Called in the first process with the `about` of its host's processes, by rank.
+        about: Information about this process, in JSON.
 
     Raises:
-        PygDirectError: `make` failed in the first process of a host, or another could not open what it returned; there,
+        PygDirectError: `make` failed in the first process of a host, or another could not open the result; each raises
             its own error.
     """
     hosts = gather((identify_host(), about))
@@ -167,7 +169,7 @@ def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
         if leads:
             try:
                 made = make([hosts[rank][1] for rank in here])
-                # A letter each, as the descriptors in it can be taken once.
+                # A letter each, because the descriptors in it can be taken once.
                 letters = {rank: _seal(made) for rank in here[1:]}
                 desk = stack.enter_context(open_desk()) if letters else None
             except Exception as caught:
@@ -195,7 +197,7 @@ def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
 
 
 def _seal(made: Any) -> bytes:
-    """A letter: the word of this process, and the pickle."""
+    """Make a letter: the word of this process, and the pickle."""
     return pickle.dumps((bytes(process.current_process().authkey), bytes(ForkingPickler.dumps(made))))
 
 
@@ -207,7 +209,7 @@ def _open(letter: bytes) -> Any:
 
 @contextmanager
 def _know(word: bytes) -> Iterator[None]:
-    """Use another process's word at its sockets; processes that torchrun starts have one each."""
+    """Use another process's word at its sockets; each process that torchrun starts has its own."""
     current = process.current_process()
     before = current.authkey
     current.authkey = word

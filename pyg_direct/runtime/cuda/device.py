@@ -1,4 +1,4 @@
-"""Which device is meant, and what it can do."""
+"""Choice of the device, and its abilities."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOST_GPUS = 127
 
 
 def resolve_device(device: Device = None) -> torch.device:
-    """The device meant by an argument; `None` is the current GPU if there is one, else the CPU.
+    """Return the device that an argument names; `None` is the current GPU, or the CPU if there is no GPU.
 
     Raises:
-        DeviceError: a GPU was asked for and there is none, or none with that index.
+        DeviceError: a GPU was requested and there is none, or none with that index.
         ArgumentError: the name is not a device, or not one of cpu and cuda.
     """
     if device is None:
@@ -46,7 +46,7 @@ def resolve_device(device: Device = None) -> torch.device:
 
 
 class Abilities(NamedTuple):
-    """What decides where rows can live for a GPU."""
+    """Abilities of a GPU that decide which memory can hold its rows."""
 
     compute_capability: tuple[int, int]
     multiprocessors: int
@@ -57,7 +57,7 @@ class Abilities(NamedTuple):
 
 @functools.cache
 def abilities(index: int) -> Abilities:
-    """Facts about GPU `index`, from the driver."""
+    """Read the abilities of GPU `index` from the driver."""
     driver = load_driver()
     attribute = driver.CUdevice_attribute
     device = call("cuDeviceGet", index)
@@ -80,10 +80,10 @@ def _primary_context(index: int) -> Any:
 
 
 def bind_thread(index: int) -> bool:
-    """Give this thread torch's context on GPU `index` when it has none: torch only does so at its own first call.
+    """Give this thread torch's context on GPU `index` if it has none: torch only does so at its own first call.
 
     Returns:
-        Whether it had none.
+        True if it had none.
     """
     has_none = int(call("cuCtxGetCurrent")) == 0
     if has_none:
@@ -92,10 +92,11 @@ def bind_thread(index: int) -> bool:
 
 
 def count_allocated(device: int | torch.device) -> tuple[int, int, int]:
-    """Bytes of a GPU that tensors have, the most that they had, and those that torch has of the driver.
+    """Return bytes of a GPU that tensors hold, the most that they held, and bytes that torch has reserved from the
+    driver.
 
-    As `torch.cuda.memory_allocated` and its like tell, each of which lists all that torch counts, in a quarter of a
-    millisecond.
+    These are the numbers of `torch.cuda.memory_allocated` and its like; each of those calls lists all counters of
+    torch, which takes a quarter of a millisecond.
     """
     counts = torch.cuda.memory_stats_as_nested_dict(device)
     allocated = counts["allocated_bytes"]["all"]
@@ -103,8 +104,8 @@ def count_allocated(device: int | torch.device) -> tuple[int, int, int]:
 
 
 def free_bytes(index: int) -> int:
-    """Bytes of GPU memory that a new tensor could get: free in the driver plus cached by torch, or what is left of the
-    share that the process may use (`torch.cuda.set_per_process_memory_fraction`), whichever is less.
+    """Return bytes of GPU memory that a new tensor could get: free in the driver plus cached by torch. If the process
+    may use only a share (`torch.cuda.set_per_process_memory_fraction`), at most the rest of it.
     """
     free, total = torch.cuda.mem_get_info(index)
     allocated, _, reserved = count_allocated(index)
@@ -112,12 +113,12 @@ def free_bytes(index: int) -> int:
     return max(0, min(free + reserved, allowed) - allocated)
 
 
-# What matrix products take before a model does: on a Hopper GPU 32 MiB forwards and as much backwards.
+# Memory that matrix products take before a model does: on a Hopper GPU 32 MiB forward and as much backward.
 _WORKSPACES = 128 << 20
 
 
 def budget_of(free: int) -> int:
-    """Bytes of `free` GPU memory that graph data may take when nobody says: a quarter stays free for the model, at
-    least 8 GiB, but at most half, or the 128 MiB that libraries take.
+    """Return bytes of `free` GPU memory that graph data may take by default. A quarter stays free for the model, at
+    least 8 GiB but at most half; at least the 128 MiB that libraries take.
     """
     return free - max(free // 4, min(8 << 30, free // 2), min(_WORKSPACES, free))

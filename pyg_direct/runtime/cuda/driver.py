@@ -13,7 +13,7 @@ from pyg_direct.errors import CudaError, DeviceError
 
 @functools.cache
 def load_driver() -> Any:
-    """The module `cuda.bindings.driver`, initialised.
+    """Return the module `cuda.bindings.driver`, initialized.
 
     Raises:
         DeviceError: the bindings are not installed, or this machine has no CUDA driver.
@@ -50,7 +50,7 @@ def call(name: str, *args: Any) -> Any:
 
 
 def describe(code: Any) -> str:
-    """The driver's own sentence for an error code."""
+    """Return the driver's own sentence for an error code."""
     driver = load_driver()
     error, text = driver.cuGetErrorString(code)
     return text.decode() if not int(error) and text else "no description"
@@ -58,10 +58,10 @@ def describe(code: Any) -> str:
 
 @contextlib.contextmanager
 def tolerate_captures() -> Iterator[None]:
-    """Let this thread free memory and wait although a capture is under way, ours or a user's.
+    """Let this thread free memory and wait although a capture is under way, by this package or by a user.
 
-    For finalizers, which the garbage collector may run at any time: by default such calls end a capture of their
-    thread with an error.
+    For finalizers, which the garbage collector may run at any time: by default such calls end a capture of their thread
+    with an error.
     """
     driver = load_driver()
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

@@ -1,7 +1,7 @@
-"""CUDA graphs of what torch enqueues on a GPU, with the settings that a capture needs.
+"""CUDA graphs of work that torch enqueues on a GPU, with the settings that a capture needs.
 
-`CapturedGraph` is a sequence of our kernels, captured once and replayed with one submission. `waits_refused`
-refuses, and `find_wait` finds, work that waits for the GPU.
+`CapturedGraph` is a sequence of kernels, captured once and replayed with one submission. `waits_refused` refuses, and
+`find_wait` finds, work that waits for the GPU.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def fill_words(tensor: torch.Tensor, word: int, stream: int) -> None:
 
 
 class CapturedGraph:
-    """What `record(stream)` enqueues, as one replayable graph.
+    """The work that `record(stream)` enqueues, as one replayable graph.
 
-    Capture runs on a stream of its own in thread-local mode, so that it neither sees nor disturbs work, captures
-    and allocations of other streams and threads. The tensors used must outlive the graph and keep their addresses.
+    Capture runs on a separate stream in thread-local mode, so that it neither sees nor disturbs other streams and
+    threads. The tensors used must outlive the graph and keep their addresses.
     """
 
     def __init__(self, record: Callable[[int], None], index: int) -> None:
@@ -42,7 +42,7 @@ class CapturedGraph:
             bind_thread(index)
             stream = call("cuStreamCreate", int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
             collects = gc.isenabled()
-            # Tensors that the collector frees meanwhile would make torch ask for events, which ends a capture.
+            # If the collector freed tensors meanwhile, torch would ask for events, which ends a capture.
             gc.disable()
             try:
                 mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -65,12 +65,12 @@ class CapturedGraph:
         if stream is None:
             stream = torch._C._cuda_getCurrentRawStream(self.index)
         if self._launch(self._executable, stream)[0]:
-            # Once more, for the error, or because this thread is new.
+            # Run it again, for the error, or because this thread is new.
             bind_thread(self.index)
             call("cuGraphLaunch", self._executable, stream)
 
     def __del__(self, suppress: Any = contextlib.suppress) -> None:
-        # Names are given: as the interpreter ends, those of modules are gone before objects are.
+        # Names are passed in: at interpreter exit, names of modules are gone before objects are.
         executable = getattr(self, "_executable", None)
         if executable is not None:
             with suppress(Exception), tolerate_captures():
@@ -79,13 +79,13 @@ class CapturedGraph:
 
 @contextmanager
 def waits_refused() -> Iterator[None]:
-    """Operations of torch that wait for the GPU raise RuntimeError before they do, in all threads.
+    """Make torch operations that wait for the GPU raise RuntimeError before they wait, in all threads.
 
-    Asked before a recording: one that fails leaves torch's allocator waiting for its end, and no memory returns.
+    Checked before a recording: a failed recording leaves torch's allocator waiting for its end, and no memory returns.
     """
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # That not all waits are found.
+        # torch warns that it does not find all waits.
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
     try:
@@ -96,11 +96,11 @@ def waits_refused() -> Iterator[None]:
 
 @contextmanager
 def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
-    """Capture what the block enqueues, on a stream that has nothing else to do.
+    """Capture the work of the block, on a stream that is otherwise idle.
 
-    `torch.cuda.graph` gives all memory that torch has cached back to the driver before, on the GPU and of the host: the
-    more other work has left there the longer that takes, and then the longer until it is there again. Who runs out of
-    memory here may call `torch.cuda.empty_cache` and capture anew. Other threads may allocate and wait meanwhile.
+    `torch.cuda.graph` first returns all memory that torch has cached to the driver, on the GPU and of the host. The
+    more other work has left there, the longer this takes, and so does the next allocation. If memory runs out here, the
+    caller may call `torch.cuda.empty_cache` and capture again. Other threads may allocate and wait meanwhile.
     """
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
@@ -111,22 +111,22 @@ def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iter
 
 
 class Recorder:
-    """Records CUDA graphs that are replayed in the order in which they were recorded, in one piece of memory.
+    """Recorder of CUDA graphs that are replayed in the order of recording, in one memory pool.
 
     Args:
         device: The GPU.
-        spared: Multiprocessors that recorded matrix products leave to a loader that reads rows of the host; None leaves
-            what the features of this process take now.
+        spared: Multiprocessors that recorded matrix products leave to a loader that reads rows of the host. None leaves
+            as many as the features of this process take now.
     """
 
     def __init__(self, device: torch.device, spared: int | None = None) -> None:
         self._device, self._spared = device, spared
-        # Torch's own stream for it is one of the GPU that was current when it was first asked for.
+        # Torch's own capture stream belongs to the GPU that was current at its first use.
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None]) -> Any:
-        """A graph of what `work` enqueues, to be asked for `replay()`; nothing of it is computed before.
+        """Record `work` as a graph to be replayed with `replay()`; its results are not computed before.
 
         Raises:
             RuntimeError: the work waits for the GPU, see `find_wait`.
@@ -134,11 +134,11 @@ class Recorder:
         graph = torch.cuda.CUDAGraph()
         gc.collect()
         torch.cuda.synchronize(self._device)
-        # Casts that a caller's autocast keeps belong to the step before, and those of a recording to the graph.
+        # Casts that a caller's autocast caches belong to the step before, and casts of a recording to the graph.
         torch.clear_autocast_cache()
         spared = count_spared(self._device.index) if self._spared is None else self._spared
         try:
-            # The second makes the GPU the current one, and its stream what it was, also after an error.
+            # The second makes the GPU the current one, and restores its stream, also after an error.
             with (
                 products_leave(spared, self._device),
                 torch.cuda.stream(torch.cuda.current_stream(self._device)),
@@ -151,10 +151,10 @@ class Recorder:
 
 
 def find_wait(work: Callable[[], None], failures: type[Exception] = RuntimeError) -> str | None:
-    """Why work cannot be recorded, which is done for once: it waits for the GPU, or fails. None where it does not.
+    """Run work once and return why it cannot be recorded: it waits for the GPU, or fails. None if it can be recorded.
 
     Args:
-        failures: Errors that are an answer.
+        failures: Errors that count as an answer.
     """
     try:
         with waits_refused():

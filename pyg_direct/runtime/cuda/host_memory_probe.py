@@ -1,9 +1,9 @@
-"""Which kind of host memory a GPU reads faster at random places, measured once on each machine.
+"""Choice of the host memory that a GPU reads faster at random positions, measured once on each machine.
 
-Unified memory wins a tie: where the driver maps it in 2 MB pages it keeps its rate as a table grows, when page-locked
-memory in 4 KB pages falls to a third (an H200 beside an x86 host, at 32 GB; up to 256 MB both are alike). What the
-measurement finds out is where unified memory is served badly: by faults, by migration or not at all. A large table is
-read once more when it is filled, as what holds for a small one need not hold for it.
+Unified memory wins a tie. If the driver maps it in 2 MB pages it keeps its rate as a table grows, while page-locked
+memory in 4 KB pages falls to a third (an H200 beside an x86 host, at 32 GB; up to 256 MB both are alike). The
+measurement finds machines that serve unified memory badly: by faults, by migration or not at all. A large table is read
+once more when it is filled, because a small one may be served better.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ CANDIDATES = ("unified", "pinned")
 _TABLE_BYTES = 64 << 20
 _ROW_BYTES = 512
 _NUM_READS = 1 << 15
-# Tables from this size on are read when they are filled, and slow is less than this share of a small one's rate.
+# Tables from this size on are read when they are filled; slow is less than this share of a small table's rate.
 _LARGE = 1 << 30
 _SLOW = 0.25
-# Page-locked memory must be this much faster to be taken.
+# Page-locked memory must be this much faster to be chosen.
 _MARGIN = 1.1
 
 
 @functools.cache
 def choose_host_memory(index: int) -> str:
-    """`unified` or `pinned`, whichever GPU `index` reads rows of faster at random; see `host_memory_rates`."""
+    """Return `unified` or `pinned`, whichever GPU `index` reads rows of faster at random; see `host_memory_rates`."""
     return decide(host_memory_rates(index)) if abilities(index).managed_without_migration else "pinned"
 
 
 def host_memory_rates(index: int) -> dict[str, float]:
-    """Bytes a second that GPU `index` reads at random, by kind of host memory; 0 for one that cannot be had.
+    """Return the bytes a second that GPU `index` reads at random, by kind of host memory; 0 for a kind that cannot be
+    allocated.
 
     Takes at most 0.2 s on a machine that is not known yet; the rates are kept in `host_memory.json` in the package's
     cache folder, by GPU model, driver and host.
@@ -57,12 +58,12 @@ def _are_rates(value: Any) -> bool:
 
 
 def decide(rates: dict[str, float]) -> str:
-    """The placement to take for row rates in bytes a second; 0 stands for one that cannot be had."""
+    """Choose the placement for row rates in bytes a second; 0 stands for a placement that cannot be allocated."""
     return "pinned" if rates["pinned"] > _MARGIN * rates["unified"] else "unified"
 
 
 def _measure(placement: str, index: int) -> float:
-    """Bytes a second of random rows read from a small table; 0 where it cannot be made."""
+    """Measure bytes a second of random rows from a small table; 0 if it cannot be allocated."""
     device = torch.device("cuda", index)
     try:
         block = allocate(_TABLE_BYTES, placement, device)
@@ -77,11 +78,11 @@ def _shape_of(block: Block) -> tuple[int, int]:
 
 
 def _read_at_random(block: Block) -> float:
-    """Bytes a second of random rows that the GPU of a block reads from it."""
+    """Measure bytes a second of random rows that the GPU of a block reads from it."""
     assert block.device is not None
     device, shape = block.device, _shape_of(block)
     table = block.view_on_gpu(torch.int64, shape, device)
-    # A generator of its own: a probe must not change what a user's program draws.
+    # A separate generator: a probe must not change the draws of a user's program.
     draws = torch.Generator(device).manual_seed(0)
     seconds = []
     with torch.cuda.device(device):
@@ -95,12 +96,12 @@ def _read_at_random(block: Block) -> float:
 def check_filled(block: Block, what: str) -> None:
     """Read 50 MB of a large table in host memory at random, once it is filled.
 
-    Warns where it is read at less than a quarter of the rate of a small one, as memory is that the driver moves or maps
-    page by page: other work on the link at the same time explains less.
+    Warns if it is read at less than a quarter of the rate of a small table, which happens if the driver moves or maps
+    memory page by page. Other work on the link at the same time slows reads less.
 
     Args:
-        block: Any; those that no GPU reads in host memory, or are small, are not read.
-        what: Noun of what it holds.
+        block: Any block; only large blocks in host memory that a GPU reads are read.
+        what: Noun for its contents.
     """
     if block.placement not in CANDIDATES or block.num_bytes < _LARGE or block.device is None:
         return

@@ -38,7 +38,7 @@ class Parameter(Protocol):
 
     @property
     def is_array(self) -> bool:
-        """Whether it is a 1-D array."""
+        """Report whether it is a 1-D array."""
 
 
 class Code(Protocol):
@@ -53,15 +53,15 @@ class Code(Protocol):
         """Its PTX."""
 
 
-# Percent of a multiprocessor's shared memory that kernels without any of their own still leave to others. By default
-# such a kernel turns nearly all of it into cache; where one runs for milliseconds, as reads over the link do, no block
-# that needs shared memory can then start beside it, and the matrix products of a model run in one more wave (on an
-# H200 a training step with its loader takes 1.09 instead of 1.13 of its time alone).
+# Percent of a multiprocessor's shared memory that kernels without shared memory still leave to others. By default such
+# a kernel turns nearly all of it into cache. A read over the link runs for milliseconds, and then no block that needs
+# shared memory can start beside it. The matrix products of a model then run in one more wave. On an H200 a training
+# step with its loader takes 1.09 instead of 1.13 of its time alone.
 _SHARED_LEFT = 65
 
 
 def load_function(code: Code, index: int) -> Any:
-    """A function handle for a compiled kernel in torch's context on GPU `index`."""
+    """Load a function handle for a compiled kernel in torch's context on GPU `index`."""
     attribute = load_driver().CUfunction_attribute
     with torch.cuda.device(index):
         bind_thread(index)
@@ -73,26 +73,26 @@ def load_function(code: Code, index: int) -> Any:
         return function
 
 
-# Stands for an argument that is given at each launch, where others are settled.
+# Stands for an argument that each launch gives, while others are settled.
 OPEN: Any = object()
 
 
 def _layout(parameters: Iterable[Parameter]) -> struct.Struct:
-    """Address and length of an array, the value of a scalar."""
+    """Return the format: address and length of an array, the value of a scalar."""
     return struct.Struct("<" + "".join("qq" if p.is_array else _PACK[p.code] for p in parameters))
 
 
 class _ParameterBlock:
-    """The parameters of a kernel where the driver reads them; each stream of each thread has its own.
+    """Parameters of a kernel in memory that the driver reads; each stream of each thread has its own.
 
     Args:
-        parameters: Of the kernel.
-        is_short: Whether an array is passed in 5 values rather than 7.
-        args: What is written once, and `OPEN` for what `write` takes at each launch.
+        parameters: Parameters of the kernel.
+        is_short: True if an array is passed in 5 values, False for 7.
+        args: Arguments that are written once, and `OPEN` for arguments that `write` takes at each launch.
     """
 
     def __init__(self, parameters: Sequence[Parameter], is_short: bool, args: Sequence[Any]) -> None:
-        # What differs between calls lies together, so that it is written at once.
+        # Arguments that differ between calls lie together, so that they are written at once.
         order = sorted(range(len(args)), key=lambda i: args[i] is not OPEN)
         changing = _layout(parameters[i] for i in order if args[i] is OPEN)
         settled = [i for i in order if args[i] is not OPEN]
@@ -117,8 +117,8 @@ class _ParameterBlock:
         self.write = functools.partial(changing.pack_into, self._buffer, 0)
 
 
-# All that a launch does, for one kernel: its names are bound beforehand and its arguments written out, as looking them
-# up in an object and in a loop would cost as much as all the rest.
+# Source of a launch, for one kernel. Its names are bound beforehand and its arguments written out: look-ups in an
+# object and a loop would cost as much as all the rest.
 _LAUNCH = """
 def make(bound, bind):
     def launch(grid, block, args, stream=None):
@@ -133,7 +133,7 @@ def make(bound, bind):
     return launch
 """
 
-# (stream, thread) -> the stream's handle, how to write parameters, and where the driver reads them.
+# (stream, thread) -> the stream's handle, the writer of parameters, and the address that the driver reads.
 _Bound = dict[tuple[int, int], tuple[Any, Callable[..., None], int]]
 
 
@@ -141,8 +141,8 @@ class Launcher:
     """Launches one specialisation of a kernel on one GPU; a call takes about 1 us more than the driver's own.
 
     Attributes:
-        launch: (grid, block, arguments, stream) -> None: enqueues on `stream`, or on torch's current stream without it;
-            arrays must be contiguous and on this GPU. Its `bound` holds what it has written where.
+        launch: (grid, block, arguments, stream) -> None: enqueues on `stream`, or on torch's current stream without it.
+            Arrays must be contiguous and on this GPU. Its `bound` holds the parameter blocks by stream and thread.
         function: The driver's handle.
     """
 
@@ -153,16 +153,16 @@ class Launcher:
         self._parameters = tuple(parameters)
         self.function = load_function(code, index)
         num_passed = code.ptx.split(".entry", 1)[1].split(")", 1)[0].count(".param")
-        # The compiler of the code shows in the number of values it takes.
+        # The number of values shows which compiler made the code.
         self._is_short = num_passed == sum(5 if p.is_array else 1 for p in parameters)
         self._makers: dict[tuple[int, ...], Callable[..., Callable[..., None]]] = {}
         self.launch = self.settle([OPEN] * len(parameters))
 
     def settle(self, args: Sequence[Any]) -> Callable[..., None]:
-        """`launch` with some arguments written once and for all, as far as they stay the same: it takes the others.
+        """Return `launch` with some arguments written once, as long as they stay the same; it takes the others.
 
         Args:
-            args: Of the kernel, all of them, with `OPEN` for those that each launch gives. Arrays are kept.
+            args: All arguments of the kernel, with `OPEN` for those that each launch gives. Arrays are kept alive.
         """
         changing = tuple(i for i, arg in enumerate(args) if arg is OPEN)
         make = self._makers.get(changing)
@@ -182,7 +182,7 @@ class Launcher:
         return make(bound, bind)
 
     def _write_out(self, changing: Sequence[int]) -> Callable[..., Callable[..., None]]:
-        """What makes a launch that takes these arguments."""
+        """Return a maker of launches that take these arguments."""
         values = (f"args[{n}].data_ptr(), args[{n}].numel()" if self._parameters[i].is_array else f"args[{n}]"
                   for n, i in enumerate(changing))  # fmt: skip
         names: dict[str, Any] = {"enqueue": load_driver().cuLaunchKernel, "get_ident": get_ident, "index": self.index,
@@ -193,7 +193,7 @@ class Launcher:
         return make
 
     def _repeat(self, grid: int, block: int, handle: Any, address: int, code: Any) -> None:
-        """What to do about an error: numbers of threads are given again, and a new one has no context."""
+        """Handle an error of a launch: thread ids are reused, and a new thread has no context."""
         if bind_thread(self.index):
             code = load_driver().cuLaunchKernel(self.function, grid, 1, 1, block, 1, 1, 0, handle, address, 0)[0]
         if code:
@@ -217,23 +217,23 @@ def set_stream(stream: torch.cuda.Stream) -> None:
 
 
 def is_current(stream: torch.cuda.Stream) -> bool:
-    """Whether a stream is the current one of its GPU, and its GPU the current one."""
+    """Report whether a stream is the current one of its GPU, and its GPU the current one."""
     index = stream.device_index
     return bool(torch._C._cuda_getCurrentRawStream(index) == stream.cuda_stream and torch._C._cuda_getDevice() == index)
 
 
 @functools.cache
 def side_streams(index: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Two streams of GPU `index` for what is made ahead, the same ones in all of a process.
+    """Return two streams of GPU `index` for work ahead of the program, the same two in the whole process.
 
-    Torch's allocator keeps the memory of each stream apart: of new ones, every piece would be asked of the driver anew.
-    Their blocks come first where others could start too.
+    Torch's allocator keeps the memory of each stream apart: new streams would request every block from the driver
+    again. Their thread blocks are scheduled first.
     """
     return torch.cuda.Stream(index, priority=-1), torch.cuda.Stream(index, priority=-1)
 
 
 class kept_stream:  # noqa: N801
-    """`with kept_stream(index):` whatever is set inside, the current stream and GPU are afterwards as they were."""
+    """`with kept_stream(index):` restores the current stream and GPU after the block, whatever it sets."""
 
     def __init__(self, index: int) -> None:
         self._index = index

@@ -45,10 +45,10 @@ from pyg_direct.runtime.host.tensor_views import as_bytes, view_address
 from pyg_direct.typing import Device
 
 PLACEMENTS = ("cuda", "unified", "pinned", "cpu", "mmap")
-# What is tried when a placement cannot be had, in this order.
+# Placements to try if one cannot be allocated, in this order.
 FALLBACK = {"unified": ("pinned", "cpu"), "pinned": ("cpu",)}
 _FILL_BYTES = 256 << 20
-# Smaller tensors may share pages with others of the allocator, so theirs are not given back early.
+# Smaller tensors may share pages with others of the allocator, so their pages are not released early.
 _RELEASE_BYTES = 64 << 20
 
 
@@ -72,7 +72,8 @@ class Block:
         self._keep: Any = None
         self._address = 0
         self._users: set[int] = set()
-        # Set by a pool that takes the memory when this block goes, after what these streams still do with it.
+        # Set by a pool that takes the memory over when this block is freed, after the work that these streams still do
+        # with it.
         self.recycle: Callable[[Block], None] | None = None
         self.streams: dict[int, torch.cuda.Stream] = {}
 
@@ -116,9 +117,9 @@ class Block:
         """A CUDA tensor over the same bytes, without copying; keeps this block alive.
 
         Args:
-            dtype, shape: Of the tensor, which takes the first bytes.
-            device: The GPU that reads them, by default the one that the block was made for. Of a block in the memory of
-                another GPU, its kernels read over NVLink or PCIe.
+            dtype, shape: Dtype and shape of the tensor, which takes the first bytes.
+            device: The GPU that reads them; by default the one that the block was made for. If the block lies in the
+                memory of another GPU, kernels read it over NVLink or PCIe.
 
         Raises:
             ArgumentError: a GPU cannot read this placement (`cpu`, `mmap`).
@@ -160,8 +161,8 @@ class Block:
         raise ArgumentTypeError(f"a block of {self.placement} memory cannot be pickled; send its CPU view instead")
 
     def __del__(self, suppress: Any = contextlib.suppress, getpid: Any = os.getpid) -> None:
-        # In a forked child, and while the interpreter goes down, the memory is not ours to free; then names of modules
-        # are gone before objects are, so they are given.
+        # In a forked child, and while the interpreter ends, this process may not free the memory. Names of modules are
+        # then gone before objects are, so they are passed in.
         if getattr(self, "_address", 0) and self._process == getpid():
             with suppress(Exception), tolerate_captures():
                 if self.recycle is not None:
@@ -170,7 +171,7 @@ class Block:
                     self._free()
 
     def hand_over(self) -> Block:
-        """The same memory in a new block; this one is left without."""
+        """Move the memory to a new block; this one keeps none."""
         block = Block(self.placement, self.num_bytes, self.device)
         block._address, self._address = self._address, 0
         block._users = self._users
@@ -207,7 +208,7 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
         path: For `mmap`: the file, made with this size when it does not exist.
 
     Raises:
-        ArgumentError, DeviceError, MemoryLimitError, CudaError: see the message; nothing stays allocated.
+        ArgumentError, DeviceError, MemoryLimitError, CudaError: see the message; no memory stays allocated.
     """
     if placement not in PLACEMENTS:
         raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
@@ -238,7 +239,7 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
 def _allocate_on_host(block: Block, shared: bool) -> None:
     driver = load_driver()
     assert block.device is not None
-    # What is free is not asked: the system frees what it can.
+    # Free memory is not checked: the system can free more.
     most = total_bytes()
     if block.num_bytes > most:
         raise MemoryLimitError(f"num_bytes must fit the {most} bytes of host memory, got {block.num_bytes} for "
@@ -251,7 +252,7 @@ def _allocate_on_host(block: Block, shared: bool) -> None:
         advise(block._address, block.num_bytes, "SetPreferredLocation", -1)
         nodes = choose_nodes(block.num_bytes, block.device.index)
         if len(nodes) == 1:
-            # Older drivers know the CPU as a whole alone.
+            # Older drivers know the CPU only as a whole.
             with contextlib.suppress(CudaError, AttributeError):
                 advise(block._address, block.num_bytes, "SetPreferredLocation", -1, nodes[0])
         block.let_use(block.device)
@@ -291,7 +292,9 @@ def _map_file(path: str | os.PathLike[str] | None, num_bytes: int) -> Tensor:
 
 
 def allocate_or_fall_back(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False) -> Block:
-    """As `allocate`, but unified falls back to pinned and pinned to cpu, with one warning that says why."""
+    """Allocate as `allocate` does, but unified falls back to pinned and pinned to cpu, with one warning that says
+    why.
+    """
     reasons = []
     for attempt in (placement, *FALLBACK.get(placement, ())):
         try:
@@ -307,7 +310,7 @@ def allocate_or_fall_back(num_bytes: int, placement: str, device: Device = None,
 
 
 def find_block(tensor: Tensor) -> Block | None:
-    """The unified or page-locked block that a CPU tensor is a whole view of, if there is one."""
+    """Return the unified or page-locked block that a CPU tensor is a whole view of, if there is one."""
     if tensor.is_cuda or not tensor.is_contiguous():
         return None
     block = _BLOCKS.get(tensor.data_ptr())
@@ -317,14 +320,14 @@ def find_block(tensor: Tensor) -> Block | None:
 
 
 def fill(target: Tensor, source: Tensor, *, what: str = "rows", release: bool = False) -> None:
-    """Copy `source` into `target` chunk by chunk, on all cores; shows a bar when it takes long.
+    """Copy `source` into `target` chunk by chunk, on all cores; shows a bar if it takes long.
 
     Args:
         target: Tensor over the destination; same shape and dtype as `source`.
         source: CPU tensor, possibly over a file.
         what: Noun for the bar.
-        release: Give the pages of `source` back as they are copied, so that both are never held whole; its
-            contents are undefined afterwards.
+        release: Release the pages of `source` as they are copied, so that both are never held whole; its contents are
+            undefined afterwards.
     """
     if target.shape != source.shape or target.dtype != source.dtype:
         raise ArgumentError(
@@ -354,7 +357,9 @@ def fill(target: Tensor, source: Tensor, *, what: str = "rows", release: bool = 
 
 
 def _owns_storage(tensor: Tensor) -> bool:
-    """Whether this tensor alone sees its memory, and torch allocated it (NumPy or a file may see it otherwise)."""
+    """Report whether only this tensor views its memory, and torch allocated it (NumPy or a file may view it
+    otherwise).
+    """
     storage = tensor.untyped_storage()
     count = getattr(torch._C, "_storage_Use_Count", None)
     return (
@@ -363,7 +368,7 @@ def _owns_storage(tensor: Tensor) -> bool:
         and not tensor.is_shared()
         and tensor.is_contiguous()
         and storage.nbytes() == tensor.numel() * tensor.element_size() >= _RELEASE_BYTES
-        # One count for the tensor and one for the storage object in hand.
+        # One count for the tensor and one for the local storage object.
         and count(storage._cdata) <= 2
     )
 
@@ -371,8 +376,8 @@ def _owns_storage(tensor: Tensor) -> bool:
 def move(tensor: Tensor, placement: str, device: Device = None, *, what: str = "rows") -> Block:
     """Move a CPU tensor's bytes into host memory that a GPU reads; the tensor itself becomes a view of them.
 
-    So rows are not held twice. Memory that only this tensor sees is given back while it is copied; if another
-    tensor or array sees it, that one keeps the old bytes. A tensor that already is a view of such memory stays.
+    So rows are not held twice. Memory that only this tensor views is released while it is copied; if another tensor or
+    array views it, that one keeps the old bytes. A tensor that already is a view of such memory stays.
 
     Args:
         tensor: CPU tensor without gradient; `tensor.data` is replaced.
@@ -383,7 +388,7 @@ def move(tensor: Tensor, placement: str, device: Device = None, *, what: str = "
         return known
     block = allocate_or_fall_back(tensor.numel() * tensor.element_size(), placement, device)
     if block.placement == "cpu":
-        # Ordinary memory is what the tensor has already.
+        # The tensor is in ordinary memory already.
         block._keep = as_bytes(tensor.detach().contiguous())
         return block
     target = block.view_on_cpu(tensor.dtype, tensor.shape)
@@ -398,16 +403,16 @@ def move(tensor: Tensor, placement: str, device: Device = None, *, what: str = "
     return block
 
 
-# Larger blocks are given back to the driver: they are tables, not temporary tensors.
+# Larger blocks go back to the driver: they are tables, not temporary tensors.
 _MOST_BYTES = 1 << 30
-# All that lies unused, at most.
+# Most bytes that lie unused.
 _MOST_KEPT = 2 << 30
 _LEAST_BYTES = 4096
 _STEP = 2 << 20
 
 
 def round_size(num_bytes: int) -> int:
-    """The size that a request is given: powers of two up to 2 MiB, the pages of a GPU, then whole ones of these."""
+    """Round up the size of a request: powers of two up to 2 MiB, the pages of a GPU, then multiples of 2 MiB."""
     if num_bytes <= _STEP:
         return max(_LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
     return -(-num_bytes // _STEP) * _STEP
@@ -434,7 +439,7 @@ class UnifiedPool:
         self.num_allocated = self.num_recycled = 0
 
     def take(self, num_bytes: int, device: torch.device | None) -> Block:
-        """A block of at least so many bytes: unified, or what it falls back to.
+        """Return a block of at least so many bytes: unified, or its fallback.
 
         Raises:
             MemoryLimitError: host memory does not hold it.
@@ -444,7 +449,7 @@ class UnifiedPool:
         size = round_size(num_bytes)
         with self._lock:
             freed = self._lists[device, size]
-            # The one that was given back first is most likely no longer read.
+            # The block that was freed first is most likely no longer read.
             found = freed.pop(0) if freed else None
             self._kept -= size if found else 0
         if found is None:
@@ -464,7 +469,7 @@ class UnifiedPool:
         return block
 
     def _put(self, block: Block) -> None:
-        """Keep the memory of a block that is about to go, in a block of its own."""
+        """Keep the memory of a block that is about to be freed, in a new block."""
         assert block.device is not None
         with self._lock:
             if self._kept + block.num_bytes > _MOST_KEPT or torch.cuda.is_current_stream_capturing():

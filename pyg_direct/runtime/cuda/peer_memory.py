@@ -1,12 +1,11 @@
 """Range of addresses over the memories of several GPUs, read by any of them as its own memory.
 
-Chunks of GPU memory, each on the GPU chosen for it, are mapped one behind the other (CUDA's virtual memory
-management). A kernel sees one array and needs not know of peers. Chunks belong to no process. They are freed when
-the last mapping and the last handle to them are gone. So the end of the process that made them leaves the others'
-chunks whole.
+Chunks of GPU memory, each on the GPU chosen for it, are mapped one after the other (CUDA's virtual memory management).
+A kernel sees one array and is not aware of peers. Chunks belong to no process. They are freed when the last mapping and
+the last handle to them are gone. So if the process that made them ends, the others' chunks stay whole.
 
-`find_cliques` finds which GPUs of this host read each other's memory, and over what: the cliques that share a
-cache. Quiver names these `p2pCliqueTopo` and `init_p2p`; graphlearn-for-pytorch names one `DeviceGroup`.
+`find_cliques` finds which GPUs of this host read each other's memory: the cliques that share a cache. Quiver names
+these `p2pCliqueTopo` and `init_p2p`; graphlearn-for-pytorch names one `DeviceGroup`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from pyg_direct.runtime.cuda.device import bind_thread, resolve_device
 from pyg_direct.runtime.cuda.driver import call, load_driver, tolerate_captures
 from pyg_direct.runtime.host.tensor_views import view_address
 
-# What chunks are a multiple of on every GPU so far; asked of the driver, too.
+# Granularity of chunks on every GPU so far; the driver is also asked.
 GRANULE = 2 << 20
 
 
@@ -43,7 +42,7 @@ class Chunk:
     Args:
         num_bytes: A multiple of `GRANULE`.
         owner: GPU index.
-        handle: The driver's, of memory that another process made; None makes new memory.
+        handle: The driver's handle of memory that another process made; None makes new memory.
     """
 
     def __init__(self, num_bytes: int, owner: int, handle: Any = None) -> None:
@@ -53,14 +52,14 @@ class Chunk:
 
     @property
     def descriptor(self) -> int:
-        """A file descriptor that stands for this chunk; it belongs to it."""
+        """Return a file descriptor of this chunk; the chunk owns it."""
         if self._descriptor is None:
             self._descriptor = int(call("cuMemExportToShareableHandle", self.handle, _fd_type(), 0))
         return self._descriptor
 
     @classmethod
     def open(cls, descriptor: int, num_bytes: int, owner: int) -> Chunk:
-        """The chunk that a descriptor stands for, in this process or another; the descriptor is closed."""
+        """Open the chunk of a descriptor, in this process or another; the descriptor is closed."""
         try:
             handle = call("cuMemImportFromShareableHandle", descriptor, _fd_type())
         finally:
@@ -72,7 +71,7 @@ class Chunk:
         return _open_sent, (reduction.DupFd(self.descriptor), self.num_bytes, self.owner)
 
     def __del__(self, suppress: Any = contextlib.suppress, getpid: Any = os.getpid) -> None:
-        # Names are given: as the interpreter ends, those of modules are gone before objects are.
+        # Names are passed in: at interpreter exit, names of modules are gone before objects are.
         if getattr(self, "handle", None) is not None and self.process == getpid():
             with suppress(Exception), tolerate_captures():
                 if self._descriptor is not None:
@@ -109,10 +108,10 @@ def _create(num_bytes: int, owner: int) -> Any:
 
 
 class _Mapping:
-    """Chunks behind one another in the addresses of one process, readable by kernels of one GPU."""
+    """Chunks one after the other in the addresses of one process, readable by kernels of one GPU."""
 
     def __init__(self, chunks: Sequence[Chunk], index: int) -> None:
-        # Torch takes the device of the first byte for that of a tensor: memory of the reader's own comes first.
+        # Torch derives the device of a tensor from its first byte: the reader's own memory comes first.
         self.chunks = [Chunk(GRANULE, index), *chunks]
         self.process, self.index, self.mapped = os.getpid(), index, 0
         self.num_bytes = sum(chunk.num_bytes for chunk in self.chunks)
@@ -134,11 +133,11 @@ class _Mapping:
                                          "version": 3, "strides": None}  # fmt: skip
 
     def close(self) -> None:
-        """Give the addresses back."""
+        """Release the addresses."""
         address, self.address = self.address, 0
         if address and self.process == os.getpid():
             if self.mapped:
-                # Unlike memory that is freed, memory that is unmapped is not waited for by the driver.
+                # The driver waits for kernels before it frees memory, but not before it unmaps memory.
                 with torch.cuda.device(self.index):
                     call("cuCtxSynchronize")
                 call("cuMemUnmap", address, self.mapped)
@@ -154,7 +153,7 @@ class Spread:
     """Memory over several GPUs.
 
     Args:
-        chunks: One behind the other, of any owners.
+        chunks: Chunks one after the other, of any owners.
         num_bytes: Bytes of them that are used.
     """
 
@@ -163,11 +162,11 @@ class Spread:
 
     @classmethod
     def allocate(cls, num_bytes: int, chunk_bytes: int, owners: Sequence[int]) -> Spread:
-        """New memory: chunk after chunk on these GPUs."""
+        """Allocate new memory: chunk after chunk on these GPUs."""
         return cls([Chunk(chunk_bytes, owner) for owner in owners], num_bytes)
 
     def view(self, index: int) -> Tensor:
-        """All bytes as a tensor of GPU `index`, uint8 `[num_bytes]`; keeps the memory.
+        """Return all bytes as a tensor of GPU `index`, uint8 `[num_bytes]`, which keeps the memory alive.
 
         Raises:
             CudaError: this GPU cannot read the memory of one of the owners.
@@ -177,7 +176,7 @@ class Spread:
                                      "start it with the 'spawn' method")  # fmt: skip
         device = torch.device("cuda", index)
         with torch.cuda.device(device):
-            # The context of the reader must be there before memory is mapped for it.
+            # The context of the reader must exist before memory is mapped for it.
             torch.empty(0, device=device)
             bind_thread(index)
             flat = torch.as_tensor(_Mapping(self.chunks, index), device=device)
@@ -193,7 +192,7 @@ _ALREADY_ENABLED = 704
 
 
 class Link(NamedTuple):
-    """How one GPU reaches another.
+    """Access of one GPU to another.
 
     Attributes:
         can_read: Its kernels can read the other's memory in place.
@@ -212,7 +211,7 @@ class DeviceGroup:
         device_list: GPU indices.
 
     Raises:
-        ArgumentError, ArgumentTypeError: `device_list` is none of different GPU indices.
+        ArgumentError, ArgumentTypeError: `device_list` is no list of different GPU indices.
     """
 
     def __init__(self, group_id: int, device_list: Sequence[int]) -> None:
@@ -230,7 +229,7 @@ class DeviceGroup:
 class p2pCliqueTopo:  # noqa: N801 (Quiver's name)
     """The cliques among some GPUs: groups in which each reads every other's memory over NVLink.
 
-    Any number of any size; a GPU that is linked to no other is alone in one.
+    There may be any number of any size; a GPU without a link to another is a clique of its own.
 
     Args:
         device_list: GPU indices.
@@ -252,7 +251,7 @@ class p2pCliqueTopo:  # noqa: N801 (Quiver's name)
             device_id: Index of the GPU.
 
         Raises:
-            ArgumentError: the GPU is none of those of the topology.
+            ArgumentError: the GPU is not in the topology.
         """
         for number, clique in self.p2p_clique.items():
             if device_id in clique:
@@ -268,10 +267,10 @@ class p2pCliqueTopo:  # noqa: N801 (Quiver's name)
 
 
 def check_devices(device_list: Sequence[int], name: str = "device_list") -> list[int]:
-    """A list of different GPU indices, as it was given, an argument of this name.
+    """Return a list of different GPU indices, from an argument of this name.
 
     Raises:
-        ArgumentError, ArgumentTypeError: it is none.
+        ArgumentError, ArgumentTypeError: it is no such list.
     """
     devices = list(device_list) if isinstance(device_list, (Sequence, set, frozenset)) else []
     if not devices or any(isinstance(d, bool) or not isinstance(d, int) or d < 0 for d in devices):
@@ -282,9 +281,10 @@ def check_devices(device_list: Sequence[int], name: str = "device_list") -> list
 
 
 def find_cliques(devices: Sequence[int], is_linked: Callable[[int, int], bool]) -> list[list[int]]:
-    """Disjoint groups of `devices`, largest first, in which every one is linked to every other in both directions.
+    """Return disjoint groups of `devices`, largest first, in which each GPU is linked to every other in both
+    directions.
 
-    Of groups of one size, the one with the first devices is taken, so that all processes find the same.
+    Among groups of one size, the one with the first devices is taken, so that all processes find the same.
     """
     both = {frozenset(pair) for pair in combinations(devices, 2) if is_linked(*pair) and is_linked(*reversed(pair))}
     left, cliques = list(devices), []
@@ -312,7 +312,7 @@ def _largest(devices: Sequence[int], linked: set[frozenset[int]]) -> list[int]:
 
 
 def read_link(reader: int, owner: int) -> Link:
-    """How GPU `reader` reaches the memory of GPU `owner`, from the driver."""
+    """Read from the driver how GPU `reader` reaches the memory of GPU `owner`."""
     attribute = load_driver().CUdevice_P2PAttribute
     pair = call("cuDeviceGet", reader), call("cuDeviceGet", owner)
 
@@ -343,7 +343,7 @@ def init_p2p(device_list: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def open_pair(reader: int, owner: int) -> bool:
-    """Let kernels of a GPU read the memory of another one, in this process; whether they can."""
+    """Let kernels of a GPU read the memory of another one, in this process; return False if they cannot."""
     if not read_link(reader, owner).can_read:
         return False
     with torch.cuda.device(owner):
@@ -357,7 +357,7 @@ def open_pair(reader: int, owner: int) -> bool:
 
 
 def see_peer(flat: Tensor, device: torch.device) -> Tensor:
-    """Memory of a GPU as a tensor of another one, uint8 `[n]`.
+    """View memory of a GPU as a tensor of another one, uint8 `[n]`.
 
     Raises:
         DeviceError: it cannot read the other's memory.

@@ -1,8 +1,8 @@
 """How a GPU's multiprocessors are shared between reads over the link and a model's matrix products.
 
-A read over the link lasts as long as a training step and keeps a few multiprocessors to itself. Products are made for
-all of them: a block that finds no place starts when others end, and a product of one wave takes the time of two. cuBLAS
-makes them for fewer where it is told so (`cublasSetSmCountTarget`).
+A read over the link lasts as long as a training step and occupies a few multiprocessors. By default cuBLAS plans
+products for all of them. A block without a free multiprocessor starts when others end, and a product of one wave takes
+the time of two. cuBLAS plans for fewer if it is given a target (`cublasSetSmCountTarget`).
 """
 
 from __future__ import annotations
@@ -21,30 +21,35 @@ from pyg_direct.runtime.cuda.device import abilities
 
 T = TypeVar("T")
 
-# Multiprocessors that products leave for each that a read takes, as kernels that sample come beside both; how many they
-# leave at least, and the share of all that they leave at most. On an H200, a replayed step of GraphSAGE with 20 % of
-# the rows cached, which 4 of its 132 multiprocessors read, takes 2.32 ms where products are made for all, 2.11 ms where
-# they leave 4, 6 or 8, 2.04 ms where they leave 10; beside 6 that read 2.31, 2.15 (6 or 8) and 2.10 ms (10). Alone it
-# takes 1.85 to 1.88 ms. On an H100, where 6 read: 2.94 ms (4), 2.37 (6 or 8), 2.35 (10), 2.31 (12), 2.31 to 2.36 (14 to
-# 24).
+# Multiprocessors that products leave for each that a read takes, because sampling kernels run beside both. Then the
+# least that they leave, and the largest share of all that they leave. Measured on an H200 of 132 multiprocessors with a
+# replayed step of GraphSAGE, 20 % of the rows cached (ms a step):
+# - Without a reader: 1.85 to 1.88.
+# - 4 read: products leave none 2.32; 4, 6 or 8 2.11; 10 2.04.
+# - 6 read: none 2.31; 6 or 8 2.15; 10 2.10.
+# - On an H100, 6 read: 4 2.94; 6 or 8 2.37; 10 2.35; 12 2.31; 14 to 24 2.31 to 2.36.
 _LEFT_FOR_EACH, _LEAST_LEFT, _MOST_LEFT = 2, 10, 1 / 8
 
-# Who reads -> (GPU, multiprocessors that a read takes).
+# Reader -> (GPU, multiprocessors that a read takes).
 _READERS: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
 
 
 def note_reader(reader: Any, index: int, multiprocessors: int) -> None:
-    """Say that `reader` keeps `multiprocessors` of GPU `index` while it reads over the link, as long as it lives."""
+    """Record that `reader` occupies `multiprocessors` of GPU `index` while it reads over the link, as long as it
+    lives.
+    """
     _READERS[reader] = index, multiprocessors
 
 
 def forget_reader(reader: Any) -> None:
-    """Say that it reads no more."""
+    """Remove a reader that reads no more."""
     _READERS.pop(reader, None)
 
 
 def count_spared(index: int | None) -> int:
-    """Multiprocessors of GPU `index` that products had better leave to reads over the link, which follow each other."""
+    """Return the multiprocessors of GPU `index` that products should leave to reads over the link, which follow each
+    other.
+    """
     taken = max((count for place, count in list(_READERS.values()) if place == index), default=0)
     wanted = max(_LEFT_FOR_EACH * taken, _LEAST_LEFT)
     return min(wanted, int(_MOST_LEFT * abilities(index).multiprocessors)) if taken else 0
@@ -52,8 +57,8 @@ def count_spared(index: int | None) -> int:
 
 @contextlib.contextmanager
 def products_leave(count: int, device: torch.device) -> Iterator[None]:
-    """Inside, cuBLAS makes the products of this thread and of its backward passes for `count` multiprocessors of a GPU
-    fewer. Where there is no cuBLAS, or `count` is 0, for all.
+    """Make cuBLAS plan the products of this thread and of its backward passes for `count` multiprocessors fewer. If
+    there is no cuBLAS, or `count` is 0, it plans for all.
     """
     if count == 0 or _find_cublas() is None:
         yield
@@ -69,7 +74,9 @@ def products_leave(count: int, device: torch.device) -> Iterator[None]:
 
 
 def _set_target(multiprocessors: int) -> int:
-    """Set what products of the calling thread are made for, 0 for all; returns what it was."""
+    """Set the multiprocessors that products of the calling thread are planned for, 0 for all; returns the old
+    number.
+    """
     cublas, handle, before = _find_cublas(), torch.cuda.current_blas_handle(), ctypes.c_int()
     assert cublas is not None, "asked before"
     for status in (cublas.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(before)),
@@ -79,7 +86,7 @@ def _set_target(multiprocessors: int) -> int:
 
 
 def _run_in_backward(device: torch.device, function: Callable[[], T]) -> T:
-    """Call a function in the thread of a GPU that runs backward passes, which has a handle of its own."""
+    """Call a function in the thread of a GPU that runs backward passes; that thread has its own cuBLAS handle."""
     results: list[T] = []
     with torch.enable_grad():
         number = torch.zeros((), device=device, requires_grad=True) * 1
@@ -90,7 +97,7 @@ def _run_in_backward(device: torch.device, function: Callable[[], T]) -> T:
 
 @functools.cache
 def _find_cublas() -> ctypes.CDLL | None:
-    """The library that torch has loaded; None where there is none, or one that knows no targets."""
+    """Return the cuBLAS library that torch has loaded; None if there is none, or if it has no such target."""
     major = str(torch.version.cuda or "").partition(".")[0]
     name = f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
     try:

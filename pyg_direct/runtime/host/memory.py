@@ -18,31 +18,31 @@ import numpy as np
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 
-# Share of the host memory that is free which copies for GPUs may take.
+# Share of the free host memory that copies for GPUs may take.
 HOST_SHARE = 0.8
-# The part of the time in which freed memory is given back: to touch it anew takes four to five times as much.
+# Largest share of the time that returning freed memory may take: touching it again takes four to five times as long.
 _BACK_SHARE = 1e-3
-# The largest block that glibc learns from, less what it adds: a page and what tells of the block.
+# The largest block that glibc adapts its threshold to, less its overhead: a page and the header of the block.
 _LARGEST_KEPT = (32 << 20) - (16 << 10)
 _MEMINFO, _ZONES = Path("/proc/meminfo"), Path("/proc/zoneinfo")
 _GROUP, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Version 1 of control groups tells of no limit by the largest number of pages, in bytes.
+# Version 1 of control groups reports no limit as the largest number of pages, in bytes.
 _NO_LIMIT = 1 << 62
 
 
 def total_bytes() -> int:
-    """Host memory, no more than which can be had.
+    """Host memory in bytes, at most as much as can be allocated.
 
-    Some virtual machines get memory as they use it, and begin with little: what their kernel knows of, or the limit of
-    their container, tells of all.
+    Some virtual machines start with little memory and grow as they use it. Their kernel's maximum, or the limit of
+    their container, then gives the total.
     """
     return max(_known_bytes(), _present_bytes(), _limit_bytes() or 0)
 
 
 def available_bytes() -> int:
-    """Host memory that can still be had: of the machine, or of the container's or job's limit where that is less.
+    """Host memory that can still be allocated: of the machine, or of the container's or job's limit if that is less.
 
-    Where the limit of the container is more than the machine has yet, the machine grows up to it.
+    If the limit of the container is above the present memory of the machine, the machine grows up to it.
     """
     free = _read_available()
     groups = _list_groups("memory")
@@ -54,22 +54,24 @@ def available_bytes() -> int:
 
 
 def has_room(num_bytes: int, count: int) -> bool:
-    """Whether so many copies of so many bytes may be made."""
+    """Report whether the host can hold so many copies of so many bytes."""
     return count * num_bytes <= HOST_SHARE * available_bytes()
 
 
 def give_back_freed() -> None:
-    """Let the system have what this process has freed; where the C library is glibc, which else keeps much of it."""
+    """Return memory that this process has freed to the system; only glibc needs it, which otherwise keeps much of
+    it.
+    """
     # Other libraries have no such function, and Windows no such handle.
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_blocks() -> None:
-    """Let freed blocks of up to 32 MiB wait for the next ones, 64 MiB together: touching new memory takes longer than
-    many a loop over it does. glibc else gives back what is more than twice the largest block freed before.
+    """Keep freed blocks of up to 32 MiB for the next ones, 64 MiB together. Touching new memory takes longer than many
+    a loop over it. By default glibc returns free memory beyond twice the largest block freed before.
     """
-    # Nothing of it is touched. Windows has no such handle.
+    # Its memory is not touched. Windows has no such handle.
     with contextlib.suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
         allocate, free = library.malloc, library.free
@@ -78,20 +80,20 @@ def keep_blocks() -> None:
 
 
 class _GivesBack:
-    """Gives back what was freed, in a small part of the time."""
+    """Caller of `give_back_freed` that uses a small part of the time."""
 
     def __init__(self) -> None:
         self._due = -math.inf
 
     def __call__(self) -> None:
-        """The same as `give_back_freed`, unless that was done so shortly before that it would cost more than its part.
+        """Call `give_back_freed`, unless the last call was so recent that this one would exceed its share of the time.
 
-        Each thread of glibc allocates in an arena, which keeps what was freed in it: together they come to hold the
-        most that ever was in use in each of them, though hardly anything may be left in any. What is free at the end
-        of an arena of threads stays even so.
+        Each thread of glibc allocates in an arena, which keeps the memory freed in it. Together the arenas come to hold
+        the peak of each, even if hardly any of it is in use. Free memory at the end of a thread's arena stays even
+        after this call.
         """
         if time.monotonic() >= self._due:
-            # Not of a clock, which runs on while others have the core.
+            # CPU time: a clock runs on while others have the core.
             begin = time.thread_time()
             give_back_freed()
             self._due = time.monotonic() + (time.thread_time() - begin) / _BACK_SHARE
@@ -101,10 +103,12 @@ give_back_now_and_then = _GivesBack()
 
 
 def count_cores() -> int:
-    """Cores that this process may use: those it is bound to, and no more than the share of time of its groups."""
+    """Return the number of cores that this process may use: those it is bound to, and no more than the CPU share of its
+    control groups.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for group in _list_groups("cpu"):
-        # `max`, or -1 in version 1, where there is no limit.
+        # `max`, or -1 in version 1, if there is no limit.
         with contextlib.suppress(OSError, ValueError):
             quota, period = map(int, _read_either(group, ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]))
             if quota > 0:
@@ -113,9 +117,10 @@ def count_cores() -> int:
 
 
 def page_lock_limit() -> int | None:
-    """Bytes that the system lets this process lock (`ulimit -l`); None for no limit, or none that it tells.
+    """Bytes that the system lets this process lock (`ulimit -l`); None for no limit, or if the system does not report
+    one.
 
-    CUDA's page-locked memory does not count, that of network cards does.
+    CUDA's page-locked memory does not count, but memory of network cards does.
     """
     try:
         import resource
@@ -126,14 +131,16 @@ def page_lock_limit() -> int | None:
 
 
 def _known_bytes() -> int:
-    """What the machine has now."""
+    """Return the present memory of the machine."""
     import psutil
 
     return int(psutil.virtual_memory().total)
 
 
 def _present_bytes() -> int:
-    """What the machine has, with what a host has taken back for a while; 0 where the kernel does not tell."""
+    """Return the memory of the machine, including memory that its host has reclaimed for a while; 0 if the kernel does
+    not report it.
+    """
     with contextlib.suppress(OSError, ValueError):
         lines = (line.split() for line in _ZONES.read_text().splitlines())
         return sum(int(words[1]) for words in lines if words[:1] == ["present"]) * mmap.PAGESIZE
@@ -150,27 +157,27 @@ def _read_available() -> int:
 
 
 def _list_groups(controller: str) -> list[Path]:
-    """Folders of the control groups that this process is in, its own first: that of all in a container, where that is
-    all it sees, or as a scheduler made it for a job; of version 1 where the controller is of that.
+    """Return folders of the control groups of this process, its own first. In a container without sight of others this
+    is the group of the container; a scheduler may have made one for a job. They are of version 1 if the controller is.
     """
     lines: list[list[str]] = []
     with contextlib.suppress(OSError):
         lines = [line.split(":", 2) for line in _OWN.read_text().splitlines() if line.count(":") > 1]
     paths = {name: path for _, names, path in lines for name in names.split(",")}
     top, own = (_GROUP / controller, paths[controller]) if controller in paths else (_GROUP, paths.get("", "/"))
-    # One outside of what a container sees is none of its folders.
+    # A group outside the container's view has no folder.
     folder = top if ".." in own else top / own.lstrip("/")
     return [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))]
 
 
 def _read_either(group: Path, new: list[str], old: list[str]) -> list[str]:
-    """The words of the files of version 2 of control groups, or of those of version 1 where it has none of these."""
+    """Read the words of the files of control groups version 2, or of version 1 if there are none."""
     names = new if (group / new[0]).exists() else old
     return [word for name in names for word in (group / name).read_text().split()]
 
 
 def _limit_of(group: Path) -> int:
-    """Bytes that a group may take; ValueError where there is no limit, OSError at the top of a machine."""
+    """Return bytes that a group may take; ValueError without a limit, OSError at the top of a machine."""
     limit = int(_read_either(group, ["memory.max"], ["memory.limit_in_bytes"])[0])
     if limit >= _NO_LIMIT:
         raise ValueError("there is no limit")
@@ -178,16 +185,16 @@ def _limit_of(group: Path) -> int:
 
 
 def _limit_bytes() -> int | None:
-    """The limit of the container."""
+    """Return the limit of the container."""
     with contextlib.suppress(OSError, ValueError):
         return _limit_of(_list_groups("memory")[-1])
     return None
 
 
 def _used_bytes(group: Path) -> int:
-    """What a group has taken, without what it can give back at once."""
+    """Return bytes that a group has taken, without memory that it can free at once."""
     statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    # In version 1 that of the group alone has another name than that of all below it.
+    # In version 1 the value of the group alone has another name than the value of its subtree.
     cached = statistics.get("total_inactive_file", statistics.get("inactive_file", 0))
     return int(_read_either(group, ["memory.current"], ["memory.usage_in_bytes"])[0]) - int(cached)
 
@@ -198,7 +205,7 @@ _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*")
 
 
 def parse_size(size: int | str, whole: int | None = None, name: str = "device_cache_size") -> int:
-    """Bytes meant by 1000, `"200M"`, `"0.9G"`, `"3GB"` or, given the `whole` in bytes, `"20%"`.
+    """Return the bytes meant by 1000, `"200M"`, `"0.9G"`, `"3GB"` or, given the `whole` in bytes, `"20%"`.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -219,7 +226,7 @@ def parse_size(size: int | str, whole: int | None = None, name: str = "device_ca
         like = "1000, '200M', '0.9G' or '3GB'" if whole is None else "1000, '200M', '0.9G', '3GB' or '20%'"
         raise ArgumentError(f"{name} must look like {like}, got {size!r}")
     if whole is not None and size.strip()[-1] in "0123456789." and float(match[1]) > 0:
-        # Whoever writes "20" where "20%" may stand hardly means 20 bytes.
+        # If a percentage is allowed, "20" hardly means 20 bytes.
         number = size.strip()
         raise ArgumentError(f"{name} must have a unit where it is a string, got {size!r}: write '{number}%', "
                             f"'{number}MB' or '{number}B'")  # fmt: skip

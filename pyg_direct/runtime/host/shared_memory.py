@@ -1,7 +1,6 @@
 """Host memory that several processes see: it has no name, and is freed when its last user is gone.
 
-Its size is bounded by the memory of the host, not by that of `/dev/shm`, and whatever way processes end, nothing stays
-behind.
+Its size is bounded by the memory of the host, not by `/dev/shm`. However processes end, no memory leaks.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ class _Map(mmap.mmap):
     descriptor: int
 
     def __del__(self, suppress: Any = contextlib.suppress) -> None:
-        # Names are given: as the interpreter ends, those of modules are gone before objects are.
+        # Names are passed in: at interpreter exit, names of modules are gone before objects are.
         with suppress(OSError, AttributeError):
             os.close(self.descriptor)
 
 
 _KNOWN: weakref.WeakValueDictionary[int, _Map] = weakref.WeakValueDictionary()
-# One object for each, so that what is pickled twice at once is sent once.
+# One object for each memory, so that memory that is pickled twice at once is sent once.
 _OBJECTS: weakref.WeakValueDictionary[int, SharedMemory] = weakref.WeakValueDictionary()
 # Memory that is page-locked here, which the driver refuses to lock twice.
 _PINNED: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
@@ -48,8 +47,8 @@ _PINNED: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
 class SharedMemory:
     """A piece of host memory, sent to other processes by pickling it for them.
 
-    It can be sent while `spawn` starts a process, and later through queues and pipes of `multiprocessing`. What was
-    pickled can be read once, while the sender lives; what was read stays whole whoever ends.
+    It can be sent while `spawn` starts a process, and later through queues and pipes of `multiprocessing`. A pickle can
+    be read once, while the sender lives; memory that was read stays whole even if the sender ends.
 
     Args:
         num_bytes: Its size.
@@ -100,7 +99,7 @@ class SharedMemory:
 
 
 def _open_nameless() -> int:
-    """A descriptor of a file that no folder lists: of memory, or where a system has no such thing, of a disk."""
+    """Open a file that no folder lists: in memory, or on a disk if the system has no such memory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("pyg_direct", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
@@ -112,13 +111,13 @@ def _open_sent(descriptor: Any, num_bytes: int) -> SharedMemory:
 
 
 def open_shared(process: int, descriptor: int, num_bytes: int) -> SharedMemory:
-    """Memory of another process of this host and user, which waits meanwhile.
+    """Open memory of another process of this host and user, which waits meanwhile.
 
     Args:
-        process, descriptor, num_bytes: Its number, and what it says of its memory.
+        process, descriptor, num_bytes: Number of the process, and its description of the memory.
 
     Raises:
-        OSError: it is out of sight, or not what was said.
+        OSError: the process is not visible, or the memory does not match the description.
     """
     found = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     if os.fstat(found).st_size < num_bytes:
@@ -128,7 +127,7 @@ def open_shared(process: int, descriptor: int, num_bytes: int) -> SharedMemory:
 
 
 def find_shared(tensor: Tensor) -> SharedMemory | None:
-    """The shared memory that a CPU tensor is a view of the first bytes of, if there is one."""
+    """Return the shared memory whose first bytes a CPU tensor is a view of, if there is one."""
     if tensor.is_cuda or not tensor.is_contiguous():
         return None
     address = tensor.data_ptr()
@@ -167,7 +166,7 @@ def share(tensor: Tensor, *, what: str = "rows") -> SharedMemory:
 
 
 def pin(memory: SharedMemory, device: torch.device) -> Block:
-    """Shared memory page-locked for this process, for its GPUs to read in place; once, whichever of them asks."""
+    """Page-lock shared memory for this process, for its GPUs to read in place; once for all of them."""
     assert device.index is not None
     known = _PINNED.get(memory.bytes.data_ptr())
     if known is not None:

@@ -1,8 +1,8 @@
 """Tensor views over memory: on a named device, as bytes, or outside inference mode.
 
-`view_address` makes a tensor over memory whose device is named, through DLPack, which names the device beside the
-address. Torch takes the device of the address. If one GPU was given the memory and another reads it, torch makes a
-tensor of the first. It copies the tensor whole if the second is requested.
+`view_address` makes a tensor over memory with a given device, through DLPack, which carries the device beside the
+address. Torch otherwise derives the device from the address. If one GPU owns the memory and another reads it, torch
+makes a tensor of the first GPU. It then copies the whole tensor if the second is requested.
 
 `as_bytes` views tensors as the bytes that they lie in. `ordinary_tensors` makes tensors that outlive a user's
 `torch.inference_mode`.
@@ -23,23 +23,23 @@ _KINDS = {"cpu": 1, "cuda": 2}
 
 
 class _Head(ctypes.Structure):
-    """How a `DLManagedTensor` begins."""
+    """First fields of a `DLManagedTensor`."""
 
     _fields_ = (("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
 
 
 def view_address(address: int, num_bytes: int, device: torch.device, owner: Any) -> Tensor:
-    """All bytes from an address on as a tensor of `device`, uint8 `[num_bytes]`, without touching them.
+    """View all bytes from an address on as a tensor of `device`, uint8 `[num_bytes]`, without touching them.
 
     Args:
-        address: Of memory that `device` reads.
+        address: Address of memory that `device` reads.
         num_bytes: At least 1.
         device: The CPU, or a GPU with its index.
         owner: Kept as long as the tensor or a view of it.
     """
     buffer = (ctypes.c_uint8 * num_bytes).from_address(address)
     buffer._owner = owner  # type: ignore[attr-defined]
-    # Torch's own capsule, whose end lets the buffer go.
+    # Torch's own capsule, whose destructor releases the buffer.
     capsule = torch.utils.dlpack.to_dlpack(torch.frombuffer(buffer, dtype=torch.uint8))  # type: ignore[attr-defined]
     head = _Head.from_address(_find_pointer(capsule, b"dltensor"))
     assert head.data == address, f"DLPack begins with {head.data:#x}, not with the address {address:#x}"
@@ -58,12 +58,12 @@ _Sizes = TypeVar("_Sizes", int, np.ndarray)
 
 
 def align(num_bytes: _Sizes) -> _Sizes:
-    """How far the next array begins behind one of so many bytes."""
+    """Return the offset of the next array after one of so many bytes."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor of any dtype, uint8 `[n]`, over the same memory."""
+    """View a contiguous tensor of any dtype as bytes, uint8 `[n]`, over the same memory."""
     flat = tensor.detach().view(-1)
     if flat.numel() == 1:
         # torch calls one item contiguous whatever its stride.
@@ -72,7 +72,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 class ordinary_tensors(ContextDecorator):  # noqa: N801
-    """`with ordinary_tensors():` what is made inside can be written, and kept for a backward, anywhere.
+    """`with ordinary_tensors():` makes tensors of the block writable, and usable in any later backward.
 
     Buffers, plans and placed rows are often first needed by an evaluation in `torch.inference_mode`, whose tensors
     training could not use.
@@ -90,12 +90,14 @@ class ordinary_tensors(ContextDecorator):  # noqa: N801
             mode.__exit__(*error)
 
     def _recreate_cm(self) -> ordinary_tensors:
-        # One for each call: calls nest.
+        # One for each call, because calls nest.
         return ordinary_tensors()
 
 
 def version_of(tensor: Any) -> int:
-    """Changes with every write to a tensor; 0 for those of `torch.inference_mode`, which do not count them."""
+    """Return a number that changes with every write to a tensor; 0 for tensors of `torch.inference_mode`, which do not
+    count writes.
+    """
     if not isinstance(tensor, torch.Tensor) or tensor.is_inference():
         return 0
     return tensor._version

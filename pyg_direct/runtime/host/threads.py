@@ -18,22 +18,22 @@ from typing import Any
 
 import torch
 
-# Threads that live, and what each takes its work from.
+# Threads that live, and the queue of each.
 _LIVE: dict[threading.Thread, queue.SimpleQueue[Any]] = {}
 # Set by the end of the program, after which no thread is given work.
 _ENDED = threading.Event()
 
 
 class Pool:
-    """Threads that do what is submitted, in its order; each starts when there is work that no other one is free for.
+    """Threads that run submitted work, in order; a new one starts if there is work and no thread is free.
 
-    Python closes a `ThreadPoolExecutor` with the main thread. This works on, in other threads of the program and in
-    `atexit` handlers; where no thread can start any more, the caller does the work as it is submitted. At the end of
-    the program what was submitted is still done.
+    Python closes a `ThreadPoolExecutor` with the main thread. This pool works on, in other threads of the program and
+    in `atexit` handlers. If no thread can start any more, the caller does the work as it is submitted. Submitted work
+    is still done at the end of the program.
 
     Args:
         most: Threads at most.
-        name: What their names begin with.
+        name: Prefix of their names.
         begin: Called in each thread before its work.
     """
 
@@ -41,14 +41,14 @@ class Pool:
         self._most, self._name, self._begin, self._process = most, name, begin, os.getpid()
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        # Work that was submitted and is not done: as many threads have some.
+        # Work that was submitted and is not done: as many threads are busy.
         self._unfinished: set[Future[Any]] = set()
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _end_threads, self._work, self._threads)
         self._end.atexit = False
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have a function called in a thread.
+        """Submit a function call to a thread.
 
         Raises:
             RuntimeError: the system starts no more threads.
@@ -87,14 +87,14 @@ class Pool:
         return True
 
     def finish(self) -> None:
-        """Take no more work for the threads, which end once they have done what they were given."""
+        """Take no more work; the threads end after the work that they were given."""
         self._end()
 
     def close(self, *, wait: bool = True) -> None:
-        """Forget what no thread has begun, and wait for what they do, unless told not to.
+        """Forget work that no thread has begun, and wait for running work, unless `wait` is False.
 
-        A thread of the pool waits for the others alone: Python collects what nobody holds in whatever thread it is that
-        makes something new, so that an iterator may end in a thread of its own.
+        A thread of the pool waits only for the others. Python collects garbage in whichever thread allocates next, so
+        an iterator may end in one of its own threads.
         """
         while True:
             try:
@@ -103,7 +103,7 @@ class Pool:
                 break
             if work is not None:
                 work[1].cancel()
-        # Once more where the pool was closed before: what told the threads to end may have been taken out just now.
+        # Once more if the pool was closed before: the stop word of the threads may just have been taken out.
         self._end.detach()
         _end_threads(self._work, self._threads)
         for thread in list(self._threads) if wait else ():
@@ -112,7 +112,7 @@ class Pool:
 
 
 def _run(work: queue.SimpleQueue[Any], begin: Callable[[], Any] | None) -> None:
-    """What a thread does: it holds the queue, and not the pool, which may be dropped."""
+    """Run work in a thread: it holds the queue, and not the pool, which may be dropped."""
     try:
         if begin is not None:
             begin()
@@ -136,7 +136,7 @@ def _do(unfinished: set[Future[Any]], done: Future[Any], fn: Callable[..., Any],
     except BaseException as error:
         unfinished.discard(done)
         done.set_exception(error)
-        # The error knows this frame.
+        # The error refers to this frame.
         del done
     else:
         unfinished.discard(done)
@@ -149,7 +149,7 @@ def _end_threads(work: queue.SimpleQueue[Any], threads: list[threading.Thread]) 
 
 
 def _end_all() -> None:
-    """End all threads before the interpreter goes, which would cut them off inside of loops in C++."""
+    """End all threads before the interpreter ends, which would cut them off inside loops in C++."""
     _ENDED.set()
     live = list(_LIVE.items())
     for _, work in live:
@@ -168,14 +168,14 @@ _MANY = 2**30
 
 
 class few_threads:  # noqa: N801
-    """Loops of torch that the calling thread runs in this block keep to so many threads, where they can be told to.
+    """Limit of the threads for torch loops that the calling thread runs in this block, if it can be set.
 
-    `torch.set_num_threads` would be heard by other threads too. With GNU OpenMP a loop of 1,000 searches wakes all 64
-    threads of a large host, which takes milliseconds where they sleep; and all wait for each, however long a virtual
-    machine has to do without its core.
+    `torch.set_num_threads` would also affect other threads. With GNU OpenMP a loop of 1,000 searches wakes all 64
+    threads of a large host, which takes milliseconds if they sleep. The loop then waits for all of them, even if a
+    virtual machine does not run one's core.
 
     Args:
-        most: How many.
+        most: Number of threads.
     """
 
     __slots__ = "before", "most"
@@ -195,7 +195,7 @@ class one_thread(few_threads):  # noqa: N801
     """The same for one thread.
 
     Args:
-        is_on: Whether; so that a caller need not ask.
+        is_on: False has no effect, so that a caller needs no branch.
     """
 
     __slots__ = ()
@@ -205,7 +205,7 @@ class one_thread(few_threads):  # noqa: N801
 
     @property
     def is_on(self) -> bool:
-        """Whether they keep to one."""
+        """Report whether loops run on one thread."""
         return self.most == 1
 
 
@@ -216,11 +216,13 @@ def _set_threads(before: int, count: int) -> None:
 
 @functools.cache
 def _find_setter() -> Callable[[int], None] | None:
-    """Sets how many threads the calling one begins loops with; None where torch's are not OpenMP's."""
+    """Return a function that sets the number of threads of the calling thread's loops; None if torch does not use
+    OpenMP.
+    """
     try:
         tell = ctypes.CDLL(None).omp_set_num_threads
     except (AttributeError, OSError, TypeError):
-        # No such library, or none that all others see.
+        # There is no such library, or it is not visible to others.
         return None
     tell.argtypes, tell.restype = [ctypes.c_int], None
     # There may be several copies of it, of which torch uses one.
