@@ -1,6 +1,7 @@
 """Which tests run where, and the rule that no skip goes unseen.
 
-`pytest` runs on the CPU and, where there is a GPU, on the GPU (`-m gpu` runs that half alone).
+`pytest` runs on the CPU and, where there is a GPU, on the GPU (`-m gpu` runs that half alone), with a process a core.
+It leaves out what is marked slow; `pytest --full`, as CI does, and `pytest FILE` run that too.
 `NUMBA_ENABLE_CUDASIM=1 pytest -m sim` runs the GPU kernels in Numba's simulator, on CPU tensors.
 """
 
@@ -70,15 +71,32 @@ def _all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_kernel, "FEW_ITEMS", 0)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run tests marked slow too, as CI does; so do files by name")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A worker has the options of the process that started it.
+    if not hasattr(config, "workerinput") and config.args_source is pytest.Config.ArgsSource.ARGS:
+        config.option.full = True
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return a process a core for the whole suite, and none for files by name, which workers would delay."""
+    return 0 if config.args_source is pytest.Config.ArgsSource.ARGS else len(os.sched_getaffinity(0))
+
+
 def pytest_report_header() -> str:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return f"torch {torch.__version__}, GPU: {gpu}, CUDA simulator: {'on' if SIMULATED else 'off'}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leaves_slow = SIMULATED or not config.option.full
+
     def runs_here(item: pytest.Item) -> bool:
         is_for_sim = item.get_closest_marker("sim") is not None
-        return is_for_sim == SIMULATED and not (SIMULATED and item.get_closest_marker("slow"))
+        return is_for_sim == SIMULATED and not (leaves_slow and item.get_closest_marker("slow"))
 
     elsewhere = [item for item in items if not runs_here(item)]
     if elsewhere:
