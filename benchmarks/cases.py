@@ -1,4 +1,4 @@
-"""The standard benchmark cases: each yields rows of this machine, at a factor of the products-shaped graph's size."""
+"""Standard benchmark cases: each yields rows of this machine, at a factor of the products-shaped graph's size."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.graphsage_sampler import GraphSageSampler
 
-# Of PyG's loader beside a GPU and 16 cores: more are not always faster.
+# Workers of PyG's loader beside a GPU and 16 cores: more are not always faster.
 PEER_WORKERS = (0, 1, 2, 4, 8, 16)
 
 Case = Callable[[float], Iterator[Row]]
@@ -84,12 +84,12 @@ def _name(scale: float) -> str:
 
 
 def memory(scale: float) -> Iterator[Row]:
-    """Host memory at its highest while features and topology are placed."""
+    """Measure the peak of host memory while features and topology are placed."""
     yield from measure_host_memory(int(8_000_000 * scale), 256, int(64_000_000 * scale))
 
 
 def sampling(scale: float) -> Iterator[Row]:
-    """Edges a second, on the GPU if there is one."""
+    """Measure edges a second, on the GPU if there is one."""
     device = resolve_device(None).type
     graph = synthetic_graph("products", scale=scale, topology_only=True, device=device)
     measure = measure_gpu_sampling if device == "cuda" else measure_cpu_sampling
@@ -97,13 +97,13 @@ def sampling(scale: float) -> Iterator[Row]:
 
 
 def launch(scale: float) -> Iterator[Row]:
-    """Host time of a launch from Python; takes a few seconds."""
+    """Measure the host time of a launch from Python; takes a few seconds."""
     resolve_device("cuda")
     yield from measure_launch(beside_torch=True)
 
 
 def gather(scale: float) -> Iterator[Row]:
-    """Bytes a second of rows in GPU and in host memory."""
+    """Measure bytes a second of rows in GPU memory and in host memory."""
     resolve_device("cuda")
     yield from measure_hot_rows()
     yield from measure_cached_rows()
@@ -112,7 +112,7 @@ def gather(scale: float) -> Iterator[Row]:
 
 
 def loader(scale: float) -> Iterator[Row]:
-    """A training step with its loader beside the step alone."""
+    """Measure a training step with its loader beside the step alone."""
     on_gpu = torch.cuda.is_available()
     graph = synthetic_graph("products", scale=scale, device="cuda" if on_gpu else "cpu").to("cpu")
     # Attributes, topology and cache.
@@ -127,7 +127,7 @@ def loader(scale: float) -> Iterator[Row]:
 
 
 def aggregate(scale: float) -> Iterator[Row]:
-    """Aggregation over the edges of a sampled batch."""
+    """Measure aggregation over the edges of a sampled batch."""
     graph = _make_graph(scale)
     batch = _sample_batch(graph)
     yield from measure_aggregation(batch, _name(scale))
@@ -137,19 +137,21 @@ def aggregate(scale: float) -> Iterator[Row]:
 
 
 def convolutions(scale: float) -> Iterator[Row]:
-    """Convolutions one by one beside PyG's ways to compute them, `torch.compile` among them."""
+    """Measure convolutions one by one beside PyG's implementations and `torch.compile`."""
     yield from measure_convolutions(_sample_batch(_make_graph(scale)), _name(scale))
 
 
 def link_share(scale: float) -> Iterator[Row]:
-    """What rows read from the host take from a replayed step beside them, by the blocks that read."""
+    """Measure the slowdown of a replayed step by simultaneous reads of rows on the host, by the number of reading
+    blocks.
+    """
     resolve_device("cuda")
     graph = _make_graph(scale)
     yield from measure_link_share(graph.to_data(), graph.train_idx, graph.num_classes, _name(scale))
 
 
 def whole_graphs(scale: float) -> Iterator[Row]:
-    """Models trained on whole graphs, without batches: one of Cora's shape, and a twentieth of products."""
+    """Measure models trained on whole graphs, without batches: one of Cora's shape, and a twentieth of products."""
     device = resolve_device(None)
     nodes = max(10, int(2708 * min(1.0, scale)))
     edge_index = torch.randint(nodes, (2, 4 * nodes), device=device)
@@ -160,7 +162,7 @@ def whole_graphs(scale: float) -> Iterator[Row]:
 
 
 def models(scale: float) -> Iterator[Row]:
-    """Training of PyG's models as they are and accelerated."""
+    """Measure training of PyG's models, plain and accelerated."""
     graph, name = _make_graph(scale), _name(scale)
     batch = _sample_batch(graph)
     yield from measure_accelerated_steps(batch, graph.num_classes, name)
@@ -183,7 +185,7 @@ def _sample_batch(graph: NodeDataset) -> Data:
 
 
 def hetero(scale: float) -> Iterator[Row]:
-    """Types, times, weights, separate trees, links and a hundred relations."""
+    """Measure types, times, weights, separate trees, links and a hundred relations."""
     on_gpu = torch.cuda.is_available()
     yield from measure_types(scale) if on_gpu else measure_types_on_cpu(scale)
     yield from measure_relations(scale)
@@ -195,14 +197,16 @@ def hetero(scale: float) -> Iterator[Row]:
 
 
 def sets_and_walks(scale: float) -> Iterator[Row]:
-    """Batches of clusters, of parts of all nodes and of GraphSAINT, and random walks, on a tenth of the graph."""
+    """Measure batches of clusters, of parts of all nodes and of GraphSAINT, and random walks, on a tenth of the
+    graph.
+    """
     graph = synthetic_graph("products", scale=scale / 10, device=resolve_device(None).type).to("cpu")
     yield from measure_sets(graph.to_data(), _name(scale / 10))
     yield from measure_walks(graph.edge_index, graph.num_nodes, _name(scale / 10))
 
 
 def unified(scale: float) -> Iterator[Row]:
-    """The microbenchmarks of PyTorch-Direct."""
+    """Measure the microbenchmarks of PyTorch-Direct."""
     resolve_device("cuda")
     yield from measure_figure_6()
     yield from measure_figure_7()
@@ -210,7 +214,7 @@ def unified(scale: float) -> Iterator[Row]:
 
 
 def power(scale: float) -> Iterator[Row]:
-    """Training with features in host memory: steps, CPU cores and GPU power."""
+    """Measure training with features in host memory: steps, CPU cores and GPU power."""
     resolve_device("cuda")
     graph = synthetic_graph("products", scale=scale, device="cuda").to("cpu")
     assert graph.x is not None
@@ -219,7 +223,7 @@ def power(scale: float) -> Iterator[Row]:
 
 
 def disk(scale: float) -> Iterator[Row]:
-    """Rows in files."""
+    """Measure rows in files."""
     yield from measure_disk_rows(int(1_500_000 * scale))
     graph = synthetic_graph("products", scale=0.2 * scale, device=resolve_device(None)).to("cpu")
     assert graph.x is not None
@@ -231,8 +235,9 @@ def disk(scale: float) -> Iterator[Row]:
 
 
 def hotness(scale: float) -> Iterator[Row]:
-    """How well hot rows are chosen, on a graph like ogbn-products, on a very skewed one, and while reads drift; and
-    what choosing them takes of an epoch.
+    """Measure the choice of hot rows on a graph like ogbn-products, on a very skewed one, and with drifting reads.
+
+    Also the share of an epoch that the choice takes.
     """
     graph = _make_graph(scale)
     yield from measure_ranking(graph.to_data(), graph.train_idx, graph.num_classes, _name(scale),
@@ -245,30 +250,30 @@ def hotness(scale: float) -> Iterator[Row]:
 
 
 def small_graphs(scale: float) -> Iterator[Row]:
-    """Batches of many small graphs, ours and PyG's."""
+    """Measure batches of many small graphs, ours and PyG's."""
     yield from measure_small_graphs(scale, workers=PEER_WORKERS if torch.cuda.is_available() else (0,))
 
 
 def startup(scale: float) -> Iterator[Row]:
-    """Seconds to the first batch in fresh processes."""
+    """Measure seconds to the first batch in fresh processes."""
     yield from measure_startup(0.1 * scale)
 
 
 def sampling_growth(scale: float) -> Iterator[Row]:
-    """Sampling on graphs of papers100M's size, and as edges, batches, degrees and ids grow."""
+    """Measure sampling on graphs of papers100M's size, and with growing edges, batches, degrees and ids."""
     resolve_device("cuda")
     yield from measure_papers()
     yield from measure_growth()
 
 
 def gather_growth(scale: float) -> Iterator[Row]:
-    """Rows in host memory as tables grow to 64 GiB and rows to 8 KiB."""
+    """Measure rows in host memory with tables up to 64 GiB and rows up to 8 KiB."""
     resolve_device("cuda")
     yield from measure_cold_growth(int((64 << 30) * scale))
 
 
 def labor(scale: float) -> Iterator[Row]:
-    """Bytes fetched, and steps, with LABOR and super-batches."""
+    """Measure fetched bytes, and steps, with LABOR and super-batches."""
     device = resolve_device(None).type
     graph = synthetic_graph("products", scale=scale, device=device)
     train_idx = graph.train_idx.cpu()
@@ -280,14 +285,14 @@ def labor(scale: float) -> Iterator[Row]:
 
 
 def accuracy(scale: float) -> Iterator[Row]:
-    """Test accuracy with fewer bytes; of a folder's graph too, where PYG_DIRECT_DATA names one."""
+    """Measure test accuracy with fewer bytes; also on the graph of a folder named by PYG_DIRECT_DATA."""
     kinds: dict[str, dict[str, Any]] = {"uniform, fp32": {}, "uniform, fp32, accelerated": {"accelerate": True}}
     for name in ("labor", "labor, dependent layers"):
         kinds[f"{name}, bf16"] = {"dtype": torch.bfloat16, **SAMPLINGS[name]}
     folder = os.environ.get("PYG_DIRECT_DATA")
     graph = partial(synthetic_graph, "products", scale=scale)
     if resolve_device(None).type == "cpu":
-        # A smaller graph, of which there are few batches, and of a folder's what an hour has room for.
+        # A smaller graph has few batches; the folder's graph is limited to an hour's work.
         if folder:
             yield from measure_accuracy(load_folder(folder), {"uniform, fp32": {}}, seeds=1, epochs=4)
         yield from measure_accuracy(graph(), kinds, epochs=8, learning_rate=0.005, batch_size=256)
@@ -298,7 +303,7 @@ def accuracy(scale: float) -> Iterator[Row]:
 
 
 def peers(scale: float) -> Iterator[Row]:
-    """Other samplers, tables and loaders on the same graph, those that are installed."""
+    """Measure installed samplers, tables and loaders of other packages on the same graph."""
     on_gpu = torch.cuda.is_available()
     graph = synthetic_graph("products", scale=scale, topology_only=True, device="cuda" if on_gpu else "cpu")
     topology = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
@@ -312,38 +317,38 @@ def peers(scale: float) -> Iterator[Row]:
 
 
 def mixed(scale: float) -> Iterator[Row]:
-    """Sampling by CPU cores, by the GPU if there is one, and by both together."""
+    """Measure sampling by CPU cores, by the GPU if there is one, and by both together."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     graph = synthetic_graph("products", scale=scale, topology_only=True, device=device)
     yield from measure_mixed(graph.edge_index, graph.num_nodes, _name(scale))
 
 
 def multi_gpu_rows(scale: float) -> Iterator[Row]:
-    """Of `multi_gpu`, rows of features over all GPUs, read from several numbers of places of a list at once."""
+    """Measure, of `multi_gpu`, rows of features over all GPUs, with several numbers of simultaneous reads."""
     resolve_device("cuda")
     yield from measure_multi_gpu(scale, ("rows",))
 
 
 def multi_gpu_papers(scale: float) -> Iterator[Row]:
-    """Of `multi_gpu`, epochs with features on the host."""
+    """Measure, of `multi_gpu`, epochs with features on the host."""
     resolve_device("cuda")
     yield from measure_multi_gpu(scale, ("papers",))
 
 
 def multi_gpu(scale: float) -> Iterator[Row]:
-    """Rows and epochs on all GPUs of this host, and on fewer."""
+    """Measure rows and epochs on all GPUs of this host, and on fewer."""
     resolve_device("cuda")
     yield from measure_multi_gpu(scale)
 
 
 def shared_start(scale: float) -> Iterator[Row]:
-    """Start of several processes over rows of papers100M's shape, a quarter of them at scale 1."""
+    """Measure the start of several processes over rows of papers100M's shape, a quarter of them at scale 1."""
     num_gpus = torch.cuda.device_count()
     yield from measure_shared_start(scale / 4, (num_gpus,) if num_gpus > 1 else (4,))
 
 
 def clique(scale: float) -> Iterator[Row]:
-    """Worker mode of 1, 2, 4 and 8 processes of this host that keep the graph in one memory: GPUs in each other's."""
+    """Measure 1, 2, 4 and 8 worker processes of this host that keep the graph in one memory, GPUs in peer memory."""
     num_gpus = torch.cuda.device_count()
     graph = synthetic_graph("products", scale=0.2 * scale, device="cuda" if num_gpus else "cpu").to("cpu")
     counts = [n for n in (1, 2, 4, 8) if n <= (num_gpus or 2)]
@@ -351,16 +356,16 @@ def clique(scale: float) -> Iterator[Row]:
 
 
 def distributed(scale: float) -> Iterator[Row]:
-    """Loading a graph in parts from 1, 2 and 4 processes of this host, a model of more hosts, rows shared out over
-    processes, and clients of servers.
+    """Measure loading of a graph in parts in 1, 2 and 4 processes of this host.
 
-    Where PYG_DIRECT_DATA names a folder, its graph is trained in both modes.
+    Also a model of more hosts, rows shared out over processes, and clients of servers. If PYG_DIRECT_DATA names a
+    folder, its graph is trained in both modes.
     """
     num_gpus = torch.cuda.device_count()
     graph = synthetic_graph("products", scale=scale, device="cuda" if num_gpus else "cpu").to("cpu")
     if num_gpus > 1:
         yield from measure_distributed(graph, _name(scale), "cuda", [n for n in (1, 2, 4) if n <= num_gpus])
-    # Four also where there are fewer cores, as the model knows of.
+    # Four processes even with fewer cores; the model takes this into account.
     yield from measure_distributed(graph, _name(scale), "cpu", [1, 2, 4])
     yield from measure_sharded(graph, _name(scale), "cpu", 4 if (os.cpu_count() or 1) >= 4 else 2)
     yield from measure_clients(graph, _name(scale))
@@ -370,7 +375,7 @@ def distributed(scale: float) -> Iterator[Row]:
 
 
 def partition(scale: float) -> Iterator[Row]:
-    """A file of 100 M edges cut into parts by hash; where PYG_DIRECT_DATA names a folder, its graph by METIS and in a
+    """Measure partitioning of a file of 100 M edges by hash; and of PYG_DIRECT_DATA's graph by METIS and as a
     stream.
     """
     yield from measure_partitioning(scale)

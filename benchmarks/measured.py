@@ -1,7 +1,8 @@
-"""Write the figures of the README anew from the rows in `benchmarks/results`: `python benchmarks/measured.py`.
+"""Update the figures of the README from the rows in `benchmarks/results`: `python benchmarks/measured.py`.
 
-`measured.md` names a row where a figure stands: `{file | case | metric}` for its median, `{... | limit}` for the limit
-beside it, `{... | of limit}` for the median as a share of that, `{... | least}` and `{... | most}` for its ends.
+`measured.md` names a row in place of each figure: `{file | case | metric}` for its median, `{... | limit}` for the
+limit beside it, `{... | of limit}` for the median as a share of the limit, `{... | least}` and `{... | most}` for its
+ends.
 """
 
 import json
@@ -12,25 +13,25 @@ from typing import Any
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
-# Of a summary of several cases the ends are the least and the most of them.
+# In a summary of several cases the ends are their least and their most.
 FIGURES = {"median": "p50", "limit": "limit", "least": "p20", "most": "p80"}
 BEGIN, END = "<!-- figures of benchmarks/measured.py -->\n", "<!-- end of figures -->\n"
 
 
 @cache
 def read_rows(name: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """The rows of a file by case and metric."""
+    """Read the rows of a file by case and metric."""
     rows = json.loads((HERE / "results" / f"{name}.json").read_text())
     return {(row["case"], row["metric"]): row for row in rows}
 
 
 def show(value: float) -> str:
-    """Three digits, and all those before the point."""
+    """Format with three digits, and all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".removesuffix(".")
 
 
 def fill(found: re.Match[str]) -> str:
-    """The figure that stands for the name of a row."""
+    """Replace the name of a row by its figure."""
     name, case, metric, *what = (part.strip() for part in found[1].split(" | "))
     row = read_rows(name)[case, metric]
     if what == ["of limit"]:
@@ -41,12 +42,12 @@ def fill(found: re.Match[str]) -> str:
 
 
 def render() -> str:
-    """`measured.md` with its figures."""
+    """Fill `measured.md` with its figures."""
     return re.sub(r"\{(\w+ \| [^{}]+)\}", fill, (HERE / "measured.md").read_text())
 
 
 def update(readme: str) -> str:
-    """The README with the figures of the rows."""
+    """Replace the figures in the README."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{render()}\n{END}{after}"

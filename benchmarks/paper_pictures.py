@@ -1,7 +1,7 @@
-"""Pictures of PyTorch-Direct's experiments beside what its paper publishes: figures 6 and 7, and training.
+"""Pictures of PyTorch-Direct's experiments beside the paper's published figures: figures 6 and 7, and training.
 
-The published numbers are of other GPUs, of PCIe 3 and 4 and of a CPU that gathers rows by one program, so that only
-ratios are set beside each other.
+The published numbers are from other GPUs, from PCIe 3 and 4, and from a CPU that gathers rows by one program. So only
+ratios are compared.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from pyg_direct.bench.picture import describe_origin
 from pyg_direct.profiling import open_picture
 
-# arXiv 2101.07956 and 2103.03330: time over that of a page-locked copy, gain of rows off the lines of 128 bytes over
-# the baseline, of a training over the baseline, and power of the whole machine, at the wall, over the baseline's.
+# arXiv 2101.07956 and 2103.03330: time over a page-locked copy's; gain of rows not aligned to lines of 128 bytes over
+# the baseline; gain of training over the baseline; and power of the whole machine, at the wall, over the baseline's.
 PUBLISHED_IDEAL = (1.03, 1.20)
 PUBLISHED_UNALIGNED = 1.93
 PUBLISHED_TRAINING = 1.6
@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 
 def read_figure_6(rows: Rows) -> dict[int, list[Line]]:
-    """Time over that of a page-locked copy, by thousands of rows, for each number of bytes of a row."""
+    """Read time over a page-locked copy's, by thousands of rows, for each number of bytes per row."""
     found: dict[int, dict[str, dict[float, float]]] = {}
     for row in rows:
         if row["case"].startswith("fig6/") and row["limit"]:
@@ -49,7 +49,7 @@ def read_figure_6(rows: Rows) -> dict[int, list[Line]]:
 
 
 def read_figure_7(rows: Rows) -> tuple[list[Line], list[Line]]:
-    """(rate over that of aligned rows, rate over the baseline's), by bytes of a row."""
+    """Read (rate over aligned rows, rate over the baseline), by bytes per row."""
     found: dict[str, dict[float, float]] = {}
     for row in rows:
         if row["case"].startswith("fig7/"):
@@ -67,9 +67,9 @@ def read_figure_7(rows: Rows) -> tuple[list[Line], list[Line]]:
 
 
 def read_training(rows: Rows) -> dict[str, dict[str, dict[str, float]]]:
-    """Ratios to the baseline of each model and way: {"speed": {"GraphSAGE": {"unified": 1.8, ...}}, "cores": ..., ...}.
+    """Read ratios to the baseline of each model and way: {"speed": {"GraphSAGE": {"unified": 1.8, ...}}, "cores": ...}.
 
-    Speed is above 1 where steps are shorter; cores, power and energy are below 1 where less is used.
+    Speed is above 1 if steps are shorter; cores, power and energy are below 1 if less is used.
     """
     medians = {(row["case"].rsplit("/", 1)[-1], row["metric"]): row["p50"] for row in rows
                if row["case"].startswith("training/")}  # fmt: skip
@@ -89,7 +89,7 @@ def read_training(rows: Rows) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def draw_figure_6(rows: Rows, path: Path) -> None:
-    """Draw figure 6 into a PNG: times over the ideal one, and the band that the paper publishes."""
+    """Draw figure 6 into a PNG: times over the ideal one, and the band published in the paper."""
     panels = read_figure_6(rows)
     low, high = PUBLISHED_IDEAL
     with open_picture(path, 1, len(panels), figsize=(3.6 * len(panels), 4.2), sharey=True,
@@ -109,7 +109,7 @@ def draw_figure_6(rows: Rows, path: Path) -> None:
 
 
 def draw_figure_7(rows: Rows, path: Path) -> None:
-    """Draw figure 7 into a PNG: rows beside the lines of 128 bytes, and the gain that the paper publishes."""
+    """Draw figure 7 into a PNG: rows by alignment to lines of 128 bytes, and the gain published in the paper."""
     beside_aligned, over_baseline = read_figure_7(rows)
     with open_picture(path, 1, 2, figsize=(11, 4.5)) as (figure, (left, right)):
         _draw_lines(left, beside_aligned)
@@ -125,7 +125,7 @@ def draw_figure_7(rows: Rows, path: Path) -> None:
 
 
 def draw_training(rows: Rows, path: Path) -> None:
-    """Draw what a training takes of the machine over the baseline into a PNG, beside what the paper publishes."""
+    """Draw the cost of training for the machine over the baseline into a PNG, beside the published figures."""
     found = read_training(rows)
     words = {"speed": "steps a second", "cores": "CPU cores busy", "power": "power of the GPU",
              "energy": "energy of the GPU a step"}  # fmt: skip
@@ -160,7 +160,7 @@ def _add_titles(figure: Any, places: Sequence[Any], rows: Rows, title: str) -> N
     figure.suptitle(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
 
 
-# The beginning of the cases that a picture is of, its name, and what draws it.
+# Prefix of the cases of a picture, its name, and the function that draws it.
 PICTURES: tuple[tuple[str, str, Callable[[Rows, Path], None]], ...] = (
     ("fig6/", "figure_6", draw_figure_6),
     ("fig7/", "figure_7", draw_figure_7),
@@ -169,7 +169,7 @@ PICTURES: tuple[tuple[str, str, Callable[[Rows, Path], None]], ...] = (
 
 
 def draw_beside_paper(rows: Rows, path: Path) -> list[Path]:
-    """Draw what a results file holds of the paper's experiments, PNGs beside it; returns the pictures."""
+    """Draw the paper's experiments in a results file as PNGs beside it; return the pictures."""
     pictures = []
     for begin, name, draw in PICTURES:
         part = [row for row in rows if row["case"].startswith(begin)]

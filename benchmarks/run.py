@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-# A script finds the modules beside it, but not the folder that they are a package of.
+# A script finds modules in its own folder, but not the package of this folder.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cases import LONG_CASES, SHORT_CASES
@@ -52,18 +52,18 @@ def main(
             sentence = f"{name} is measured on a GPU: {error}"
             if names:
                 raise typer.BadParameter(sentence) from error
-            # Of all cases, those that this machine can measure.
+            # With all cases, continue with those that this machine can measure.
             print(sentence, file=sys.stderr, flush=True)
             continue
         finally:
-            # Also of a run that Ctrl-C ends.
+            # Also after Ctrl-C.
             if rows:
                 save_rows(file, rows, machine)
         _draw(file)
 
 
 def _choose_files(names: list[str], scale: float, out: Path, machine: str) -> dict[str, Path]:
-    """Where the rows of each case go, once it is clear that they can: some take many minutes."""
+    """Choose the file of each case's rows, and check first that it can be written: some cases take many minutes."""
     if not 0 < scale < math.inf:
         raise typer.BadParameter(f"--scale must be a finite number above 0, got {scale}")
     for name in names:

@@ -4,8 +4,9 @@ On one host, with a server for each of two parts (needs `pip install ".[ray]"` i
 
     python examples/distributed_server_client.py
 
-On a cluster, start Ray on its hosts (`ray start --head` on one, `ray start --address HOST:6379` on the others), let all
-of them see the partition, and name the cluster; `--client 0/2` and `--client 1/2` in two programs share the batches:
+On a cluster, start Ray on its hosts (`ray start --head` on one, `ray start --address HOST:6379` on the others), make
+the partition visible to all of them, and name the cluster. `--client 0/2` and `--client 1/2` in two programs share the
+batches:
 
     python examples/distributed_server_client.py --address auto --partition /data/products
 
@@ -26,7 +27,7 @@ from pyg_direct.distributed.server.client_graph import ClientGraph
 
 
 def train(graph: ClientGraph, dataset: NodeDataset, args: argparse.Namespace) -> None:
-    """Train with batches that the servers answer for."""
+    """Train with batches from the servers."""
     torch.manual_seed(args.seed)
     loader = DistNeighborLoader(graph, [15, 10, 5], dataset.train_idx, batch_size=args.batch_size, shuffle=True,
                                 seed=args.seed, prefetch=2)  # fmt: skip
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.005)
     args = parser.parse_args()
-    # Ray is an extra, which `--help` needs not.
+    # Ray is an extra, which `--help` does not need.
     from pyg_direct.distributed.server.ray_servers import connect, serve
 
     dataset = load_dataset(args.data, args.scale, torch.device("cpu"))

@@ -1,11 +1,11 @@
-"""Train GraphSAGE with a graph that is in parts: each process holds one, and samples and fetches from all of them.
+"""Train GraphSAGE on a graph in parts: each process holds one part, and samples and fetches from all of them.
 
 On one host, with two processes on the CPU, which partitions the data first:
 
     python examples/distributed_worker.py --processes 2 --device cpu
 
 On a cluster: partition once, copy to each host its own part (`manifest.json`, `book-*.npy` and `part-0000R`, or use a
-shared folder), and start one process a part, for example on two hosts with one GPU each:
+shared folder), and start one process per part, for example on two hosts with one GPU each:
 
     python examples/distributed_worker.py --partition-only --parts 2 --partition /data/products
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
@@ -48,7 +48,7 @@ def write_parts(args: argparse.Namespace, folder: Path, num_parts: int) -> None:
 
 
 def gather_all(graph: DistGraph, name: str) -> torch.Tensor:
-    """A short attribute of all nodes, in every process."""
+    """Gather a short attribute of all nodes in every process."""
     whole = torch.zeros(graph.num_nodes, dtype=torch.int64, device=graph.device)
     whole[graph.own_nodes()] = graph.own_rows(name).long().to(graph.device)
     dist.all_reduce(whole)
@@ -64,7 +64,7 @@ def train(graph: DistGraph, args: argparse.Namespace) -> dict[str, float]:
     model = GraphSAGE(num_features, hidden, num_layers=3, out_channels=int(labels.max()) + 1, dropout=0.3).to(device)
     parallel = DistributedDataParallel(model, [device] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(parallel.parameters(), lr=args.lr)
-    # All processes have as many batches: DDP waits for all of them in every step.
+    # All processes need equally many batches: DDP waits for all of them in every step.
     loader = DistNeighborLoader(graph, FANOUTS, (split == 0).nonzero().view(-1), batch_size=args.batch_size,
                                 shuffle=True, seed=args.seed, uneven="pad", prefetch=2)  # fmt: skip
     for epoch in range(1, args.epochs + 1):
@@ -82,7 +82,7 @@ def train(graph: DistGraph, args: argparse.Namespace) -> dict[str, float]:
             print(f"epoch {epoch}: loss {totals[0] / totals[1]:.4f}, {seconds:.2f} s", flush=True)
 
     parallel.eval()
-    # Numbers of batches may differ: nobody waits.
+    # Numbers of batches may differ here, as no step waits for other processes.
     counts = torch.zeros(2, len(SPLITS), device=device)
     with torch.no_grad():
         for batch in DistNeighborLoader(graph, FANOUTS, batch_size=1024, seed=args.seed, prefetch=2):
@@ -110,7 +110,7 @@ def run(rank: int, count: int, args: argparse.Namespace, folder: Path, address: 
         if rank == 0:
             print(f"part 0 holds {graph.num_bytes / 2**20:.1f} MiB of the graph")
             print("GraphSAGE: train {train:.2%}, valid {valid:.2%}, test {test:.2%}".format(**scores))
-    # Models of DDP refer to themselves: one that goes after its group may wait for ever for gloo's thread.
+    # DDP models are part of a cycle: if one is freed after its group, it may wait forever for a thread of Gloo.
     gc.collect()
     dist.destroy_process_group()
 

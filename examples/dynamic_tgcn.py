@@ -2,7 +2,8 @@
 
     python examples/dynamic_tgcn.py
 
-uses the file given by `--data` (such as `england_covid.json` of PyTorch Geometric Temporal), else a generated graph.
+uses the file given by `--data` (such as `england_covid.json` of PyTorch Geometric Temporal), otherwise a generated
+graph.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python examples/from_graphbolt.py
 
-There, from the seeds on: an ItemSampler makes batches of seeds, a stage samples neighbors (with fanouts from the
-outermost layer inwards), another fetches features, another copies to the GPU, and the batch is turned into PyG's. Here
-batches are on the device and are PyG's, fanouts go from the seeds outwards, and parallel edges stay. There times of
-neighbors are below the seed's; here that is `time_comparison="<"`, and its window `time_window=`.
+There, an ItemSampler makes batches of seeds, and a stage samples neighbors, with fanouts from the outermost layer
+inwards. Further stages fetch features, copy to the GPU, and convert the batch to PyG's. Here batches are PyG's, on the
+device. Fanouts go from the seeds outwards, and parallel edges are kept. There, times of neighbors are below the seed's;
+here this is `time_comparison="<"`, with a window by `time_window=`.
 """
 
 import torch
@@ -26,7 +26,7 @@ def main() -> None:
         num_neighbors=[10, 5],  # [5, 10] there
         input_nodes=dataset.train_idx, batch_size=args.batch_size, shuffle=True, seed=args.seed,  # the ItemSampler
         sampling="labor",  # the stage that samples layers; "uniform" is the one that samples neighbors
-        layer_dependency=True,  # of that name there, too; "batch dependency" is not offered, `super_batch=` is
+        layer_dependency=True,  # same name there; "batch dependency" is not supported, but `super_batch=` is
         topology_cache="20%",  # edges cached on the GPU
         feature_cache="20%",  # features cached on the GPU; `Feature(host_cache_size=).from_file()` caches those on disk
         prefetch=2,  # fetching beside training needs no stage of its own

@@ -2,7 +2,7 @@
 
     python examples/hetero.py
 
-Fanouts are those of every relation; a dict gives each its own. Rows of authors are an embedding, looked up by `n_id`.
+Fanouts apply to every relation; a dict sets them separately. Rows of authors are an embedding, looked up by `n_id`.
 """
 
 import torch
@@ -17,7 +17,7 @@ from pyg_direct.datasets import NodeDataset, synthetic_graph
 
 
 def add_authors(papers: NodeDataset) -> HeteroData:
-    """Papers of some classes, each with two authors, most of whom write about one class."""
+    """Make papers of some classes, each with two authors, most of whom write about one class."""
     data = HeteroData()
     data["paper"].update({name: value for name, value in papers.to_data() if name != "edge_index"})
     data["paper", "cites", "paper"].edge_index = papers.edge_index
@@ -52,8 +52,8 @@ def main() -> None:
     test_loader = NeighborLoader(data, [10, 5], ("paper", data["paper"].test_mask), **options)
 
     model = Model(data, papers.num_classes).to(train_loader.device)
-    pyg_direct.accelerate(model)  # its convolutions aggregate these batches without a tensor of messages
-    model(next(iter(train_loader)))  # which tells the model its sizes
+    pyg_direct.accelerate(model)  # convolutions aggregate these batches without a tensor of messages
+    model(next(iter(train_loader)))  # initializes the lazy sizes of the model
 
     def predict(batch: HeteroData) -> tuple[torch.Tensor, torch.Tensor]:
         return model(batch), batch["paper"].y[: batch["paper"].batch_size]

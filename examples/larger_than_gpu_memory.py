@@ -2,9 +2,9 @@
 
     python examples/larger_than_gpu_memory.py
 
-Three steps down from a graph that fits the GPU: `NeighborLoader(data, ...)` leaves on the host what does not fit,
-`feature_cache="20%"` gives hot rows GPU memory, and a `Feature` over a file, as here, adds the disk. On a machine
-without a GPU the cache in its memory is left out.
+If a graph does not fit the GPU, there are three steps. `NeighborLoader(data, ...)` leaves the excess on the host.
+`feature_cache="20%"` gives hot rows GPU memory. A `Feature` over a file, as here, adds the disk. On a machine without a
+GPU, there is no cache in GPU memory.
 """
 
 import argparse
@@ -24,13 +24,13 @@ NUM_FEATURES = 100
 
 
 def write_features(path: Path, dataset: NodeDataset) -> None:
-    """Rows written through a memory map: they are never in memory all at once."""
+    """Write rows through a memory map: they are never in memory all at once."""
     rows = np.lib.format.open_memmap(path, "w+", np.float32, (dataset.num_nodes, NUM_FEATURES))
     fill_features(torch.from_numpy(rows), dataset.y, seed=0, num_classes=dataset.num_classes, feature_signal=2.5)
 
 
 def train(path: Path, dataset: NodeDataset, args: argparse.Namespace) -> None:
-    csr_topo = CSRTopo(dataset.edge_index, num_nodes=dataset.num_nodes)  # ranks rows: the most listed ones are hot
+    csr_topo = CSRTopo(dataset.edge_index, num_nodes=dataset.num_nodes)  # ranks rows by their number of listings
     feature = Feature(device_cache_size=args.device_cache, host_cache_size=args.host_cache, csr_topo=csr_topo,
                       device=args.device).from_file(path)  # fmt: skip
     feature.count_served()

@@ -1,8 +1,8 @@
-"""Predict links: batches around links, with negatives that are surely none, and without the links that are asked for.
+"""Predict links: batches around links, with strict negatives, and without the predicted links as edges.
 
     python examples/link_prediction.py
 
-trains on 90 % of the links of a generated graph, and tells the others from pairs that are not linked.
+trains on 90 % of the links of a generated graph, and separates the others from pairs that are not linked.
 """
 
 import torch
@@ -19,7 +19,7 @@ def main() -> None:
     args = parse(__doc__, epochs=3, batch_size=1024, scale=0.001).parse_args()
 
     torch.manual_seed(args.seed)
-    # Most edges lie inside a class, so that features tell of them.
+    # Most edges lie inside a class, so that features are informative.
     dataset = synthetic_graph("products", scale=args.scale, homophily=0.8)
     links = dataset.edge_index[:, dataset.edge_index[0] < dataset.edge_index[1]]
     links = links[:, torch.randperm(links.shape[1])]
@@ -28,7 +28,7 @@ def main() -> None:
 
     options = {"neg_sampling": "binary", "strict_negatives": True, "batch_size": args.batch_size,
                "device": args.device, "seed": args.seed}  # fmt: skip
-    # A link that is asked for is taken out of the edges of its batch, in both directions.
+    # A predicted link is excluded from the edges of its batch, in both directions.
     train_loader = LinkNeighborLoader(data, [10, 5], links, shuffle=True, exclude_target_edges="reverse", **options)
     test_loader = LinkNeighborLoader(data, [10, 5], held_out, **options)
     model = GraphSAGE(data.num_features, 64, num_layers=2).to(train_loader.device)

@@ -1,4 +1,4 @@
-"""What the examples share: the data set and its options, models, a training loop, and an MLP to compare with."""
+"""Code shared by the examples: the data set and its options, models, a training loop, and an MLP for comparison."""
 
 import argparse
 import os
@@ -15,12 +15,12 @@ from tqdm import tqdm
 
 from pyg_direct.datasets import NodeDataset, load_folder, load_ogb, synthetic_graph
 
-# Of ogbn-products: about a minute of training on two cores.
+# Scale of ogbn-products for about a minute of training on two cores.
 CPU_SCALE = 0.02
 
 
 def parse(doc: str, epochs: int, batch_size: int, scale: float | None = None) -> argparse.ArgumentParser:
-    """The options that all examples have."""
+    """Make the parser of the options of all examples."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if scale is None:
         parser.add_argument("--data", help="folder with graph.npz and features")
@@ -33,14 +33,14 @@ def parse(doc: str, epochs: int, batch_size: int, scale: float | None = None) ->
 
 
 def stay_on_host() -> None:
-    """Have Gloo and NCCL of the processes that are started listen on the loopback, unless they are told where."""
+    """Let Gloo and NCCL of child processes listen on the loopback interface, unless the environment names another."""
     if sys.platform == "linux":
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")
 
 
 def count_processes(asked: int | None, device: str, on_cpu: int = 1) -> int:
-    """As many as are asked for; each has a GPU of its own, and where nothing is said all are taken."""
+    """Count the processes: as requested, otherwise one per GPU, or `on_cpu` on a CPU."""
     if device == "cpu":
         return asked or on_cpu
     num_gpus = torch.cuda.device_count()
@@ -52,7 +52,9 @@ def count_processes(asked: int | None, device: str, on_cpu: int = 1) -> int:
 
 
 def load_dataset(folder: str | None, scale: float | None, device: torch.device) -> NodeDataset:
-    """The folder if one is named, else ogbn-products if `ogb` has it and no scale is given, else a generated graph."""
+    """Load the folder if one is given, otherwise ogbn-products through `ogb` without a scale, otherwise a generated
+    graph.
+    """
     folder = folder or os.environ.get("PYG_DIRECT_DATA")
     if folder:
         return load_folder(folder)
@@ -67,7 +69,7 @@ def load_dataset(folder: str | None, scale: float | None, device: torch.device) 
 
 
 def describe(dataset: NodeDataset, device: torch.device) -> str:
-    """One line about the data set."""
+    """Describe the data set in one line."""
     return (
         f"{dataset.name}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {dataset.num_features} features, "
         f"{dataset.num_classes} classes; training on {device}"
@@ -75,7 +77,7 @@ def describe(dataset: NodeDataset, device: torch.device) -> str:
 
 
 class LayerSAGE(torch.nn.Module):
-    """GraphSAGE over bipartite layers, as PyG's `NeighborSampler` examples and Quiver's write it."""
+    """GraphSAGE over bipartite layers, as in the `NeighborSampler` examples of PyG and of Quiver."""
 
     def __init__(self, num_features: int, hidden: int, num_classes: int, num_layers: int) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class LayerSAGE(torch.nn.Module):
 
 
 def classify_seeds(model: torch.nn.Module, batch: Data) -> torch.Tensor:
-    """What one of PyG's models says of the seeds; layers leave out the nodes that later ones do not need."""
+    """Classify the seeds by one of PyG's models; layers leave out the nodes that later ones do not need."""
     out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
                 num_sampled_edges_per_hop=batch.num_sampled_edges)  # fmt: skip
     return out[: batch.batch_size]
@@ -99,7 +101,7 @@ def classify_seeds(model: torch.nn.Module, batch: Data) -> torch.Tensor:
 
 def fit(model: torch.nn.Module, loader: Iterable, predict: Callable, epochs: int, lr: float = 0.005,
         loss_of: Callable = F.cross_entropy) -> None:  # fmt: skip
-    """Train; `predict(batch)` gives what the model says of a batch and what is right."""
+    """Train; `predict(batch)` returns the model's output and the target of a batch."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     for epoch in range(1, epochs + 1):
         model.train()
@@ -117,13 +119,13 @@ def fit(model: torch.nn.Module, loader: Iterable, predict: Callable, epochs: int
 
 
 def classify_all(predict: Callable, dataset: NodeDataset) -> torch.Tensor:
-    """Class of every node, 1,024 nodes at a time, by the `predict` of `fit`."""
+    """Return the class of every node, 1,024 nodes at a time, by the `predict` of `fit`."""
     with torch.no_grad():
         return torch.cat([predict(seeds)[0].argmax(1).cpu() for seeds in torch.arange(dataset.num_nodes).split(1024)])
 
 
 def train_mlp(dataset: NodeDataset, device: torch.device, hidden: int, epochs: int = 40) -> dict[str, float]:
-    """Accuracies of an MLP on the same features and split."""
+    """Train an MLP on the same features and split, and return its accuracies."""
     model = torch.nn.Sequential(
         torch.nn.Linear(dataset.num_features, hidden), torch.nn.ReLU(), torch.nn.Dropout(0.3),
         torch.nn.Linear(hidden, hidden), torch.nn.ReLU(), torch.nn.Dropout(0.3),
@@ -144,13 +146,13 @@ def train_mlp(dataset: NodeDataset, device: torch.device, hidden: int, epochs: i
 
 
 def score(predicted: torch.Tensor, dataset: NodeDataset) -> dict[str, float]:
-    """Share of right classes in each part, from the class predicted for every node."""
+    """Compute the share of right classes in each part, from the class predicted for every node."""
     parts = {"train": dataset.train_idx, "valid": dataset.val_idx, "test": dataset.test_idx}
     return {name: float((predicted[nodes] == dataset.y[nodes]).float().mean()) for name, nodes in parts.items()}
 
 
 def print_scores(predicted: torch.Tensor, dataset: NodeDataset, device: torch.device, hidden: int) -> None:
-    """The accuracies beside those of an MLP."""
+    """Print the accuracies beside the MLP's."""
     print("accuracy    train    valid     test")
     for name, scores in (("GraphSAGE", score(predicted, dataset)), ("MLP", train_mlp(dataset, device, hidden))):
         print(f"{name:9}  {scores['train']:6.2%}   {scores['valid']:6.2%}   {scores['test']:6.2%}")

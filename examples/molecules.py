@@ -1,8 +1,8 @@
-"""Classify many small graphs, as molecules are: all of them lie collated in memory, and batches are cut out of it.
+"""Classify many small graphs, such as molecules: they are collated in memory once, and batches are cut out of it.
 
     python examples/molecules.py
 
-Any list of `Data` or `InMemoryDataset` (ZINC, QM9, TUDataset, ...) goes in as it does in PyG.
+Any list of `Data` or `InMemoryDataset` (ZINC, QM9, TUDataset, ...) can be used, as in PyG.
 """
 
 import torch
@@ -20,7 +20,7 @@ KINDS = 3
 
 
 def make_molecule() -> Data:
-    """A tree of atoms of some kinds; its class is the kind that most bonds begin and end at."""
+    """Make a tree of atoms of some kinds; its class is the kind at most ends of bonds."""
     count = int(torch.randint(10, 30, ()))
     bonds = torch.stack([torch.arange(1, count), (torch.rand(count - 1) * torch.arange(1, count)).long()])
     kinds = torch.randint(KINDS, (count,))

@@ -2,8 +2,8 @@
 
     python examples/multi_gpu_lightning.py
 
-The loaders share out the batches themselves, so Lightning is told to leave their samplers alone. On a machine without
-a GPU, `--processes 2` trains on the CPU. Data as in `ogbn_products_sage.py`.
+The loaders divide the batches themselves, so Lightning must not replace their samplers. On a machine without a GPU,
+`--processes 2` trains on the CPU. Data as in `ogbn_products_sage.py`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pyg_direct.datasets import NodeDataset
 try:
     import lightning
 except ModuleNotFoundError:
-    # `--help` needs none.
+    # `--help` works without it.
     lightning = None
 
 
@@ -31,7 +31,7 @@ class Module(lightning.LightningModule if lightning else torch.nn.Module):
         self.model = GraphSAGE(dataset.num_features, 64, num_layers=3, out_channels=dataset.num_classes, dropout=0.3)
 
     def make_loader(self, nodes: torch.Tensor, **options) -> NeighborLoader:
-        # The process group is there by now: its rank and size are those of the loader.
+        # The process group exists by now: the loader takes its rank and size.
         return NeighborLoader(self.data, [15, 10, 5], nodes, batch_size=self.args.batch_size, seed=self.args.seed,
                               device=self.device, ranks="auto", **options)  # fmt: skip
 

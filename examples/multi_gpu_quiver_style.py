@@ -2,8 +2,8 @@
 
     python examples/multi_gpu_quiver_style.py
 
-Hot rows are shared out over GPUs that NVLink joins (`--policy device_replicate` gives each GPU its own). With one GPU
-there is one process; without any, `--processes 2` trains on the CPU. Data as in `ogbn_products_sage.py`.
+Hot rows are divided over GPUs joined by NVLink (`--policy device_replicate` gives each GPU its own). With one GPU there
+is one process; without any, `--processes 2` trains on the CPU. Data as in `ogbn_products_sage.py`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def train(rank: int, count: int, dataset, sampler, feature, args: argparse.Names
     model = DistributedDataParallel(model, [rank] if on_gpu else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     y = dataset.y.to(device)
-    # Every process trains on a part of the nodes, as in Quiver's example; all have as many batches.
+    # Every process trains on a part of the nodes, as in Quiver's example; all have equally many batches.
     train_idx = dataset.train_idx[: len(dataset.train_idx) // count * count].chunk(count)[rank]
     seed_loader = torch.utils.data.DataLoader(train_idx, batch_size=args.batch_size, shuffle=True)
 
@@ -38,7 +38,7 @@ def train(rank: int, count: int, dataset, sampler, feature, args: argparse.Names
         model.train()
         begin, total_loss = time.perf_counter(), torch.zeros((), device=device)
         for number, seeds in enumerate(seed_loader):
-            # Processes draw differently: the key says which batch of which process and epoch this is.
+            # Processes must draw differently: the key identifies the batch, process and epoch.
             key = (epoch * len(seed_loader) + number) * count + rank
             n_id, batch_size, adjs = sampler.sample(seeds, key=key)
             optimizer.zero_grad()
@@ -60,7 +60,7 @@ def run(rank: int, count: int, dataset, sampler, feature, args: argparse.Namespa
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method=address, rank=rank, world_size=count)
     train(rank, count, dataset, sampler, feature, args)
-    # Models of DDP refer to themselves: one that goes after its group may wait for ever for gloo's thread.
+    # DDP models are part of a cycle: if one is freed after its group, it may wait forever for a thread of Gloo.
     gc.collect()
     dist.destroy_process_group()
 

@@ -1,10 +1,10 @@
-"""Train GraphSAGE on all GPUs of this host with PyTorch's DDP: `ranks="auto"` is all that the loader needs to know.
+"""Train GraphSAGE on all GPUs of this host with PyTorch's DDP: `ranks="auto"` is all that the loader needs.
 
     torchrun --nproc-per-node=gpu examples/multi_gpu_sage.py
     python examples/multi_gpu_sage.py
 
-do the same; the second starts a process for each GPU itself and loads the graph once for all of them. With one GPU, or
-none, there is one process; `--processes 2 --device cpu` trains with two on the CPU. Data as in `ogbn_products_sage.py`.
+do the same; the second starts a process for each GPU itself and loads the graph once for all of them. With at most one
+GPU there is one process; `--processes 2 --device cpu` trains with two on the CPU. Data as in `ogbn_products_sage.py`.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from pyg_direct.datasets import NodeDataset
 
 
 def train(rank: int, count: int, dataset: NodeDataset, args: argparse.Namespace) -> None:
-    """What one process does; its process group is there."""
+    """Train in one process, whose process group exists."""
     torch.manual_seed(args.seed)
     device = torch.device("cuda", rank) if args.device == "cuda" else torch.device("cpu")
     data: Data = dataset.to_data()
     options = {"device": device, "placement": args.placement, "feature_cache": args.feature_cache, "seed": args.seed}
-    # Batches as for one process, dealt out in turn. A global step is of `count` batches.
+    # Batches are made as for one process, and dealt out in turn. A global step has `count` batches.
     train_loader = NeighborLoader(data, num_neighbors=[15, 10, 5], input_nodes=data.train_mask, shuffle=True,
                                   batch_size=args.batch_size, ranks="auto", **options)  # fmt: skip
 
@@ -58,7 +58,7 @@ def train(rank: int, count: int, dataset: NodeDataset, args: argparse.Namespace)
             loss, seconds = float(totals[0] / totals[1]), time.perf_counter() - begin
             print(f"epoch {epoch}: loss {loss:.4f}, {seconds:.2f} s, {len(train_loader)} steps of {count} batches")
 
-    # Every process finds the classes of its share of the nodes, whatever their number: nobody waits within.
+    # Every process classifies its share of the nodes, with any number of batches, as no step waits for other processes.
     parallel.eval()
     loader = NeighborLoader(data, num_neighbors=[15, 10, 5], batch_size=1024, ranks="auto", uneven="keep", **options)
     predicted = torch.zeros(dataset.num_nodes, dtype=torch.int64, device=device)
@@ -84,9 +84,9 @@ def run(rank: int, count: int, dataset: NodeDataset | None, args: argparse.Names
     if rank == 0:
         print(f"{describe(dataset, torch.device(args.device))} with {count} processes")
     train(rank, count, dataset, args)
-    # Models of DDP refer to themselves: one that goes after its group may wait for ever for gloo's thread.
+    # DDP models are part of a cycle: if one is freed after its group, it may wait forever for a thread of Gloo.
     gc.collect()
-    # Not where an error ends a process: the launcher then ends the others.
+    # Not after an error: the launcher then ends the other processes.
     dist.destroy_process_group()
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     dataset = load_dataset(args.data, args.scale, torch.device(args.device))
     stay_on_host()
     with tempfile.TemporaryDirectory() as folder:
-        # Tensors go through shared memory: every process sees the same edges and features.
+        # Tensors go through shared memory: every process has the same edges and features.
         mp.spawn(run, args=(count, dataset, args, f"file://{folder}/group"), nprocs=count)
 
 

@@ -1,9 +1,9 @@
-"""Train GraphSAGE from the pieces, in Quiver's three steps: topology, sampler, feature.
+"""Train GraphSAGE with Quiver's three components: topology, sampler, feature.
 
     python examples/ogbn_products_quiver_style.py
 
 takes its data as `ogbn_products_sage.py` does. `n_id, batch_size, adjs` come in Quiver's order, with the edge ids that
-Quiver leaves empty. Neighbors are those that edges come from, as in PyG; `CSRTopo(..., direction="out")` has Quiver's.
+Quiver leaves empty. Neighbors are the sources of edges, as in PyG; `CSRTopo(..., direction="out")` has Quiver's.
 `multi_gpu_quiver_style.py` shares all three between processes.
 """
 

@@ -3,8 +3,8 @@
     python examples/ogbn_products_sage.py
 
 uses a folder given by `--data` or the environment variable PYG_DIRECT_DATA (see `pyg_direct.datasets.load_folder`);
-without one, ogbn-products where the `ogb` package can load it and no `--scale` is given, else a generated graph of the
-same shape.
+without one, ogbn-products if the `ogb` package can load it and no `--scale` is given, otherwise a generated graph of
+the same shape.
 """
 
 import sys

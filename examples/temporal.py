@@ -1,11 +1,11 @@
-"""Predict the next links of a graph whose edges have times, from the past alone.
+"""Predict the next links of a graph with times of edges, from the past alone.
 
     python examples/temporal.py
 
-A batch asks about links at their times, and `time_attr` names the times of the edges: only edges before a link are
-sampled around it (`time_comparison="<"`; PyG allows equal times), the latest ones (`temporal_strategy="last"`). Each
-link has a tree of its own, so that none sees the past of a later one. Trains on the first three quarters of the time,
-and tells the links of the rest from pairs drawn at random.
+A batch has links with their times, and `time_attr` names the times of the edges. Only edges before a link are sampled
+around it (`time_comparison="<"`; PyG allows equal times), the latest ones first (`temporal_strategy="last"`). Each link
+has its own tree, so that it does not see the past of a later link. The script trains on the first three quarters of the
+time, and separates the later links from pairs drawn at random.
 """
 
 import torch
@@ -21,7 +21,7 @@ NUM_TIMES = 16
 
 
 class Model(torch.nn.Module):
-    """Scores of links from embeddings of nodes and of those they met."""
+    """Scores of links from embeddings of nodes and of their neighbors."""
 
     def __init__(self, num_nodes: int, hidden: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def main() -> None:
     args = parse(__doc__, epochs=3, batch_size=512, scale=0.0005).parse_args()
 
     torch.manual_seed(args.seed)
-    # Pairs that meet, most of them again and again.
+    # Pairs of nodes, most of which meet repeatedly.
     num_nodes = max(50, int(2_449_029 * args.scale))
     snapshots = draw_snapshots(DynamicShape(num_nodes, 2 * num_nodes, NUM_TIMES, change=0.2), args.seed)
     links, time = torch.cat(snapshots, 1), torch.arange(NUM_TIMES).repeat_interleave(2 * num_nodes)

@@ -1,5 +1,6 @@
-"""Server-client mode beside worker mode, with as many servers and clients of this host as there are ranks; and what an
-answer takes from a server of another node, over a line beside Ray.
+"""Server-client mode beside worker mode, with equal numbers of servers, clients and ranks on this host.
+
+Also the time of an answer from a server on another node, over a line and over Ray.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from pyg_direct.distributed.server.local_channel import Channels
 from pyg_direct.runtime.comm.host_group import gather
 
 _BATCHES, _EPOCHS = 12, 5
-# KiB of answers, which are rows of so many bytes, each asked for so often in a row, in so many turns.
+# KiB of answers, bytes of their rows, questions per turn, and turns.
 _SIZES, _ROW_BYTES, _ASKED, _TURNS = (256, 1 << 10, 8 << 10), 4096, 20, 3
 
 
 def measure_clients(graph: NodeDataset, name: str, count: int = 2) -> Iterator[Row]:
-    """Batches a second of all clients beside those of all ranks, on the CPU; nothing where Ray is missing.
+    """Measure batches a second of all clients beside all ranks, on the CPU; no rows without Ray.
 
     Args:
-        graph: With features, on the CPU.
-        name: Of the rows.
+        graph: A graph with features, on the CPU.
+        name: Name of the rows.
         count: Ranks, and servers and clients.
     """
     if importlib.util.find_spec("ray") is None:
@@ -52,7 +53,7 @@ def measure_clients(graph: NodeDataset, name: str, count: int = 2) -> Iterator[R
 
 
 def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> tuple[Any, Any]:
-    """(a graph as a rank or as a client sees it, what to close after it); collective."""
+    """Open (the graph of a rank or a client, the object to close after it); collective."""
     if mode == "worker":
         return DistGraph(folder, device="cpu", share_graph=False, **options), None
     known: list[Any] = [None, None]
@@ -62,13 +63,13 @@ def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> 
         from pyg_direct.distributed.server.ray_servers import serve
 
         servers = serve(folder, "bench", num_cpus=0.5)
-        # Where Ray was started here, others need its token, which they look for if they are told to.
+        # A Ray that was started here has a token, which other processes use if the variable is set.
         known = [ray.get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE")]
     known = gather(known)[0]
     if rank > 0:
         if known[1] is not None:
             os.environ["RAY_AUTH_MODE"] = known[1]
-        # Not before: Ray reads it where it is imported.
+        # Imported late: Ray reads the variable at its import.
         from pyg_direct.distributed.server.ray_servers import connect
 
         servers = connect(count, "bench", address=known[0])
@@ -76,7 +77,7 @@ def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> 
 
 
 def _load(rank: int, count: int, device: torch.device, folder: str, num_nodes: int) -> dict[str, Any]:
-    """Batches a second of both modes, whose epochs take turns: what else the machine does meets both."""
+    """Measure batches a second of both modes in alternating epochs, so that other load affects both."""
     modes = ("worker", "client")
     opened = {mode: open_mode(mode, rank, count, folder) for mode in modes}
     rates: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -97,17 +98,17 @@ def _load(rank: int, count: int, device: torch.device, folder: str, num_nodes: i
     for _, servers in opened.values():
         if servers is not None:
             servers.close()
-    # The first ones compile.
+    # The first epoch compiles.
     return {mode: own[1:] for mode, own in rates.items()}
 
 
 def measure_answers(scale: float = 1.0) -> Iterator[Row]:
-    """Milliseconds of answers from a server on another node of Ray, over a line and Ray; nothing where Ray is missing.
+    """Measure milliseconds of answers from a server on another node, over a line and over Ray; no rows without Ray.
 
-    Both nodes are on this host, whose processes meet at the loopback.
+    Both nodes are on this host; its processes connect over the loopback interface.
 
     Args:
-        scale: Factor on their bytes.
+        scale: Factor on the bytes of answers.
     """
     if importlib.util.find_spec("ray") is None:
         return
@@ -126,7 +127,7 @@ def measure_answers(scale: float = 1.0) -> Iterator[Row]:
 
 
 def _ask_another_node(rank: int, count: int, device: torch.device, folder: str, sizes: list[int]) -> dict[str, Any]:
-    """Milliseconds of answers of each size and way."""
+    """Measure milliseconds of answers of each size and way."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -134,10 +135,10 @@ def _ask_another_node(rank: int, count: int, device: torch.device, folder: str, 
 
     about = {"node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **about})
-    # Where the server goes, as the first one has no room.
+    # The server starts on this node, as the first one has no room.
     cluster.add_node(num_cpus=1, **about)
     servers = serve(folder, "bench", num_cpus=0.5, address=cluster.address)
-    # As if it were on another host, in a network that carries lines, and in one that does not.
+    # As if the server were on another host, once in a network with lines, and once without.
     servers._channels = Channels(lambda *_: False, servers._timeout)
     ways = {"line": servers._lines, "ray": Lines(lambda _: None, ray.util.get_node_ip_address)}
     kind = servers.ask("describe", {0: ()})[0]["nodes"][0]["name"]
@@ -146,7 +147,7 @@ def _ask_another_node(rank: int, count: int, device: torch.device, folder: str, 
         servers._lines = ways[way]
         ids = np.arange(size // _ROW_BYTES, dtype=np.int32)
         found = []
-        # The first two open a line, and memory.
+        # The first two open a line, and allocate memory.
         for _ in range(_ASKED + 2):
             begin = time.perf_counter()
             servers.ask("read", {0: ([(kind, ["x"])], [len(ids)], ids)})

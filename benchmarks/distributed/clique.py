@@ -1,4 +1,6 @@
-"""A graph in parts that processes of one host keep in one memory, on GPUs of a clique in each other's: worker mode."""
+"""Worker mode with a graph in parts that processes of one host keep in one memory, on GPUs in the peer memory of a
+clique.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,23 @@ from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 
-# Of each process in an epoch, so many that its beginning counts little; and epochs, of which the first only warms up.
+# Batches of each process per epoch, enough to hide its start; and epochs, of which the first only warms up.
 _BATCHES, _EPOCHS = 96, 5
-# Global batches that are compared.
+# Global batches to compare.
 _COMPARED = 8
 
 
 def measure_clique(graph: NodeDataset, name: str, device: str, counts: list[int]) -> Iterator[Row]:
-    """Edges a second of batches with their rows, for each number of processes; beside `NeighborLoader` in one.
+    """Measure edges a second of batches with their rows, by number of processes, beside `NeighborLoader` in one.
 
     Args:
-        graph: With features, on the CPU.
-        name: Of the rows.
+        graph: A graph with features, on the CPU.
+        name: Name of the rows.
         device: `cpu` or `cuda`.
-        counts: Numbers of processes; on GPUs each has one of its own.
+        counts: Numbers of processes; on GPUs each has its own GPU.
 
     Raises:
-        AssertionError: numbers of processes do not have the batches of one.
+        AssertionError: the batches of several processes differ from the batches of one.
     """
     assert graph.x is not None
     seeds = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(0))
@@ -75,7 +77,7 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, seeds: li
 
 
 def _run(loader: Any, graph: DistGraph | None = None) -> list[float]:
-    """Edges a second over all processes, epoch by epoch."""
+    """Measure edges a second over all processes, epoch by epoch."""
     rates = []
     for _ in range(_EPOCHS + 1):
         _meet(graph)
@@ -95,7 +97,7 @@ def _meet(graph: DistGraph | None) -> None:
 
 
 def _hash(loader: Any, rank: int, count: int) -> int:
-    """One number for the first global batches of the next epoch that are this process's, below 2**59."""
+    """Hash this process's share of the next epoch's first global batches to a number below 2**59."""
     total = torch.zeros((), dtype=torch.int64)
     for step, batch in zip(range(_COMPARED // count), loader, strict=False):
         weights = torch.arange(1, batch.e_id.numel() + 1, device=batch.e_id.device)

@@ -1,4 +1,4 @@
-"""Epochs with DDP on one, two, four and eight GPUs of a host: all in GPU memory, and with features on the host."""
+"""Epochs with DDP on one, two, four and eight GPUs of a host: all data in GPU memory, or features on the host."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from pyg_direct.nn.accelerate import accelerate
 FANOUTS = [15, 10, 5]
 SEEDS, _MORE_SEEDS = 1024, 4096
 _MORE_BATCHES, _WARM_UP = 240, 24
-# Numbers of a row and how they are stored: of ogbn-papers100M and of MAG240M.
+# Width of a row and its dtype: in ogbn-papers100M and in MAG240M.
 _ROWS_OF_PAPERS = ((128, torch.float32), (768, torch.float16))
 
 
 def count_up(world: int) -> list[int]:
-    """Numbers of GPUs to measure, of so many."""
+    """List the numbers of GPUs to measure, up to `world`."""
     return [count for count in (1, 2, 4, 8) if count <= world]
 
 
 def _count_pieces() -> int:
-    """Pieces of GPU memory that torch's allocator has asked the driver for so far."""
+    """Count the blocks of GPU memory that torch's allocator has requested from the driver so far."""
     return int(torch.cuda.memory_stats()["num_device_alloc"])
 
 
@@ -46,19 +46,19 @@ class _Epochs:
         self.rank, self.data, self.train_idx, self.num_classes = rank, data, train_idx, num_classes
         self.hidden, self.is_replayed, self.seeds = hidden, is_replayed, seeds
         self.groups = groups
-        # Of the epochs of the latest run: seconds to the first batch, and pieces of memory asked of the driver.
+        # Per epoch of the latest run: seconds to the first batch, and blocks of memory requested from the driver.
         self.begins: list[float] = []
         self.pieces: list[int] = []
 
     def describe(self) -> str:
-        """How the epochs of the latest run begin, in words; empty in processes that waited."""
+        """Describe the start of the latest run's epochs; empty in processes that waited."""
         if not self.begins:
             return ""
         first, pieces = 1e3 * median(self.begins), median(self.pieces)
         return f"; first batch after {first:.1f} ms, {pieces} new pieces of memory"
 
     def run(self, count: int, epochs: int = 3, **options: Any) -> list[float]:
-        """Seconds of each epoch with `count` processes, nothing in those that wait."""
+        """Measure seconds of each epoch with `count` processes; empty in processes that wait."""
         seconds: list[float] = []
         self.begins, self.pieces = [], []
         if self.rank < count:
@@ -79,7 +79,7 @@ class _Epochs:
                         self.begins.append(time.perf_counter() - begin)
                     train(parallel, optimizer, batch)
                     if epoch == 0 and number == _WARM_UP:
-                        # Only to warm up.
+                        # Only a warm-up.
                         break
                 torch.cuda.synchronize()
                 dist.barrier(self.groups[count])
@@ -87,7 +87,7 @@ class _Epochs:
                     seconds.append(time.perf_counter() - begin)
                     self.pieces.append(_count_pieces() - pieces)
             del loader, model, parallel, optimizer
-            # A loader refers to itself: its host memory would else be given back amid the epochs that come next.
+            # A loader is part of a cycle: otherwise its host memory would be freed during the next epochs.
             gc.collect()
             torch.cuda.empty_cache()
         dist.barrier()
@@ -95,7 +95,7 @@ class _Epochs:
 
 
 def _hash_batches(rank: int, count: int, data: Data, train_idx: Tensor, num_batches: int = 8) -> int:
-    """One number for the first global batches, whoever made them."""
+    """Hash the first global batches to one number that does not depend on the processes."""
     total = torch.zeros((), dtype=torch.int64, device="cuda")
     if rank < count:
         loader = NeighborLoader(data, FANOUTS, train_idx, batch_size=1024, shuffle=True, seed=0, placement="cuda",
@@ -110,7 +110,7 @@ def _hash_batches(rank: int, count: int, data: Data, train_idx: Tensor, num_batc
 
 def measure_products(rank: int, world: int, scale: float, groups: dict[int, Any],
                       note: Callable[[Row], None]) -> None:  # fmt: skip
-    """Epochs on a graph of ogbn-products' shape: all in GPU memory, and features on the host."""
+    """Measure epochs on a graph of ogbn-products' shape: all data in GPU memory, and features on the host."""
     graph = synthetic_graph("products", scale=scale, device="cuda")
     train_idx, num_classes = graph.train_idx.cpu(), graph.num_classes
     on_gpu = graph.to_data()
@@ -125,12 +125,12 @@ def measure_products(rank: int, world: int, scale: float, groups: dict[int, Any]
 
 def measure_papers(rank: int, world: int, scale: float, groups: dict[int, Any],
                     note: Callable[[Row], None]) -> None:  # fmt: skip
-    """Epochs on a graph of ogbn-papers100M's shape, at scale 1 a twentieth, features on the host, 20 % of them cached.
+    """Measure epochs on a graph of ogbn-papers100M's shape, at scale 1 a twentieth, features on the host, 20 % cached.
 
-    Of a twentieth of its training nodes, and of so many nodes that filling the pipeline takes a share of an epoch that
-    is nearer to that of the whole graph, whose epochs have 1,179 batches; of these with rows of MAG240M's width too,
-    and with more seeds a batch. Models are accelerated and their passes replayed, so that steps wait for rows: those of
-    1,024 seeds still take what Python needs for a step where two fifths of the rows are cached.
+    Seeds are a twentieth of its training nodes, or more. With more seeds, filling the pipeline takes a share of an
+    epoch closer to the whole graph's, whose epochs have 1,179 batches. The latter are also measured with rows of
+    MAG240M's width, and with more seeds per batch. Models are accelerated and their passes replayed, so that steps wait
+    for rows. With 1,024 seeds and two fifths of the rows cached, a step still takes Python's time.
     """
     graph = synthetic_graph("papers100M", scale=0.05 * scale, device="cuda", topology_only=True)
     shape = f"papers100M x {0.05 * scale:g}"
@@ -163,7 +163,7 @@ def measure_papers(rank: int, world: int, scale: float, groups: dict[int, Any],
 
 
 def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[Row], None], **options: Any) -> float:
-    """Epochs with 1, 2, ... processes; returns the seconds of one with one process, in the first process."""
+    """Measure epochs with 1, 2, ... processes; return the seconds of one with one process, in the first process."""
     alone = 0.0
     for count in count_up(world):
         seconds = epochs.run(count, **options)
@@ -176,7 +176,9 @@ def _compare(rank: int, world: int, epochs: _Epochs, name: str, note: Callable[[
 
 def _note_epochs(name: str, count: int, seconds: list[float], alone: float, note: Callable[[Row], None],
                  words: str) -> None:  # fmt: skip
-    """Rows of epochs with so many processes, one of which takes `alone` seconds with one process; `words` tell more."""
+    """Note rows of epochs with `count` processes; with one process an epoch takes `alone` seconds. `words` add
+    details.
+    """
     case = f"multi_gpu/epoch/{name}"
     note(Row.of(case, f"{count} GPUs", "s", seconds, alone / count, "one GPU over N",
                 f"{alone / median(seconds):.2f} times as fast as one GPU{words}"))  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a GraphSAGE learns in several processes, in either mode, beside one process; and the bytes that each holds."""
+"""Accuracy of a GraphSAGE trained in several processes, in either mode, beside one process; and the bytes of each."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _COUNT, _FANOUTS, _HIDDEN, _BATCH = 2, [5, 5], 64, 512
 
 
 def measure_dist_accuracy(dataset: NodeDataset, epochs: int = 4, seeds: int = 2) -> Iterator[Row]:
-    """Test accuracy of one process, of two ranks and of two clients of servers, with the seeds of a step in common.
+    """Measure test accuracy of one process, of two ranks and of two clients of servers, with equal seeds per step.
 
     Args:
-        dataset: With features and classes, on the CPU.
+        dataset: A graph with features and classes, on the CPU.
         epochs: Passes over the training nodes.
         seeds: Runs of each mode.
     """
@@ -102,6 +102,6 @@ def _train(rank: int, count: int, device: torch.device, dataset: NodeDataset, fo
 
 
 def _resident() -> int:
-    """Bytes of memory that this process has to itself."""
+    """Count the bytes of memory that only this process uses."""
     pages = Path("/proc/self/statm").read_text().split()
     return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")

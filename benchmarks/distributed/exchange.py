@@ -28,23 +28,23 @@ from pyg_direct.runtime.comm.gloo_sockets import stay_on_host
 
 FANOUTS, BATCH = [15, 10, 5], 512
 _BATCHES, _EXCHANGES = 12, 20
-# A process, where batches need no exchange.
+# Batches per process without an exchange.
 _MORE_BATCHES = 48
 _BIG = 1 << 22
 
 
 def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list[int]) -> Iterator[Row]:
-    """Edges, rows and bytes for each number of processes; what copies of others' rows and prefetching save.
+    """Measure edges, rows and bytes by number of processes, and the savings of copied rows and of prefetching.
 
     Args:
-        graph: With features, on the CPU.
-        name: Of the rows.
+        graph: A graph with features, on the CPU.
+        name: Name of the rows.
         device: `cpu` or `cuda`.
-        counts: Numbers of processes; on GPUs each has one of its own.
+        counts: Numbers of processes; on GPUs each has its own GPU.
     """
     assert graph.x is not None
     found: dict[int, dict[str, Any]] = {}
-    # A core each as far as there are, also for one process alone.
+    # One core per process if there are enough, also for a single process.
     cores = os.cpu_count() or 1
     threads = max(1, cores // max(counts))
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
 
 
 def _describe_whole(found: Mapping[int, Mapping[str, Any]], count: int, case: str) -> Iterator[Row]:
-    """What processes do with the graph in one memory, where they can have it so."""
+    """Describe rows of processes with the graph in one memory, if that is possible."""
     result = found[count]
     if "whole" not in result:
         return
@@ -105,7 +105,7 @@ def _describe_whole(found: Mapping[int, Mapping[str, Any]], count: int, case: st
 
 
 def describe_cut(cut: Mapping[int, float], name: str) -> Iterator[Row]:
-    """What `measure_cut` found, beside parts by a hash."""
+    """Describe the result of `measure_cut`, beside parts by a hash."""
     case = f"distributed/{name}"
     for count, share in cut.items():
         common: dict[str, Any] = {"curve": f"nodes of other parts in {name}", "at": count, "at_name": "parts"}
@@ -116,9 +116,9 @@ def describe_cut(cut: Mapping[int, float], name: str) -> Iterator[Row]:
 
 
 def measure_cut(edge_index: torch.Tensor, num_nodes: int, hosts: Sequence[int]) -> dict[int, float]:
-    """Share of the nodes of batches that are of other parts, for parts by METIS and seeds of the own part.
+    """Measure the share of a batch's nodes that lie in other parts, for parts by METIS and seeds of the own part.
 
-    For the numbers of hosts of which each has seeds for a batch.
+    Only for numbers of hosts with enough seeds per host for a batch.
     """
     if importlib.util.find_spec("pymetis") is None:
         return {}
@@ -136,10 +136,12 @@ def measure_cut(edge_index: torch.Tensor, num_nodes: int, hosts: Sequence[int]) 
 
 
 def run_processes(work: Any, count: int, device: str, *args: Any, threads: int | None = None) -> dict[str, Any]:
-    """What rank 0 of `count` processes of one group measures, which have an equal share of the cores by default."""
+    """Run `work` in `count` processes of one group, by default with equal shares of the cores; return rank 0's
+    result.
+    """
     with tempfile.TemporaryDirectory() as folder:
         share = threads or max(1, (os.cpu_count() or 1) // count)
-        # Read where a process imports Numba, not later.
+        # Numba reads the variable at its import.
         before = os.environ.get("NUMBA_NUM_THREADS")
         os.environ["NUMBA_NUM_THREADS"] = str(share)
         context = spawn(_enter, args=(work, count, device, folder, share, args), nprocs=count, join=False)
@@ -156,7 +158,9 @@ def run_processes(work: Any, count: int, device: str, *args: Any, threads: int |
 
 
 def end_processes(context: Any) -> None:
-    """End those of a `spawn` that still run, as after Ctrl-C: they would keep GPUs, and this process from its end."""
+    """Kill running processes of a `spawn`, for example after Ctrl-C: they would hold GPUs, and block this process's
+    exit.
+    """
     for process in context.processes:
         if process.is_alive():
             process.kill()
@@ -185,7 +189,7 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
         seconds = [rate["seconds"] for rate in rates]
         result["seconds"], result["spread"] = median(seconds), rates[-1]["spread"]
         if count == 1:
-            # As several do it, for the model of several.
+            # As in several processes, for the model of several.
             graph.part.is_whole = False
             result["shared_seconds"] = median(
                 [_run_epoch(graph, num_nodes, epoch)["seconds"] for epoch in range(4)][1:]
@@ -216,7 +220,9 @@ def _make_loader(graph: DistGraph, num_nodes: int, prefetch: int, seed: int, bat
 
 
 def _run_epoch(graph: DistGraph, num_nodes: int, epoch: int | DistNeighborLoader) -> dict[str, float]:
-    """Rates over all processes, and bytes that this one sent, a batch; of a loader, or of a new one for an epoch."""
+    """Measure rates over all processes, and bytes per batch that this one sent; of a loader, or of a new one per
+    epoch.
+    """
     loader = _make_loader(graph, num_nodes, 2, epoch) if isinstance(epoch, int) else epoch
     sent, remote = graph.communicator.sent.copy(), graph.rows.num_remote
     sizes, rows = [], 0
@@ -242,7 +248,7 @@ def _synchronize(graph: DistGraph) -> None:
 
 
 def _measure_hidden(graph: DistGraph, num_nodes: int) -> float:
-    """Share of the time of loading that steps of 1.3 times its length hide."""
+    """Measure the share of loading time that steps of 1.3 times its length hide."""
 
     def run(prefetch: int, step: float) -> float:
         _synchronize(graph)

@@ -1,6 +1,6 @@
 """Several GPUs of one host: rows by cache policy, sampling, and epochs (`ddp`), beside NVLink and PCIe of the same run.
 
-One process a GPU; with fewer GPUs than there are, the others wait.
+One process per GPU; in runs with fewer GPUs, the remaining processes wait.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from pyg_direct.runtime.comm.gloo_sockets import stay_on_host
 
 _NUM_ROWS, _WIDTH, _NUM_READS = 1 << 21, 128, 1 << 19
 CACHES = ("20%", "40%", "60%")
-# Places of a list of ids that are read from at once, beside the number that features take.
+# Numbers of simultaneous read positions in a list of ids, in addition to the feature's own choice.
 PLACES = (1, 16, 64, 256, 1024)
-# What is measured, in this order.
+# Parts of the measurement, in this order.
 PARTS = ("rows", "batches", "products", "papers")
 _NUM_SAMPLES = 60
 
 
 def measure_multi_gpu(scale: float, parts: Sequence[str] = PARTS) -> Iterator[Row]:
-    """Rows of 1, 2, 4, ... GPUs, as many as there are.
+    """Measure rows of 1, 2, 4, ... GPUs, up to all.
 
     Args:
         scale: Factor on the sizes of graphs.
@@ -53,7 +53,7 @@ def measure_multi_gpu(scale: float, parts: Sequence[str] = PARTS) -> Iterator[Ro
         file, given, is_done = Path(folder) / "rows", 0, False
         try:
             while not is_done:
-                # As they come, so that a run that is ended early leaves what it has measured.
+                # As they arrive, so that an interrupted run leaves its rows.
                 is_done = context.join(1)
                 rows = torch.load(file, weights_only=False) if file.exists() else []
                 yield from rows[given:]
@@ -88,7 +88,7 @@ def _work(rank: int, world: int, folder: str, scale: float, parts: Sequence[str]
 
 
 def _together(work: Callable[[], Any], repeats: int = 5) -> list[float]:
-    """Seconds of the slowest process for `work`, which all do at once."""
+    """Measure the seconds of the slowest process for `work`, which all processes do at once."""
     work()
     times = []
     for _ in range(repeats):
@@ -105,8 +105,10 @@ def _together(work: Callable[[], Any], repeats: int = 5) -> list[float]:
 
 
 def _measure_limits(rank: int, world: int) -> dict[str, float]:
-    """Bytes a second of one copy between two GPUs, of copies from the next GPU to all at once, for each, and of
-    page-locked copies to all at once.
+    """Measure bytes a second of three copies.
+
+    One runs between two GPUs, one from the next GPU to each GPU at once, and one from page-locked memory to all at
+    once.
     """
     num_bytes = 1 << 30
     on_gpu = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
@@ -133,7 +135,7 @@ def _measure_limits(rank: int, world: int) -> dict[str, float]:
 
 
 def count_peer_bytes(feature: Feature, ids: Tensor) -> int:
-    """Bytes of the rows `ids` that lie in the memory of other GPUs than the feature's."""
+    """Count the bytes of the rows `ids` in the memory of other GPUs than the feature's."""
     handle = feature.share_ipc()
     number = handle.find_hot(feature.device)
     if number is None or handle.hot[number].spread is None:
@@ -156,7 +158,7 @@ def count_peer_bytes(feature: Feature, ids: Tensor) -> int:
 
 
 def _measure_rows(rank: int, world: int, scale: float, limits: dict[str, float], note: Callable[[Row], None]) -> None:
-    """Distinct nodes drawn by degree, ascending."""
+    """Measure rows of distinct nodes, drawn by degree, ascending."""
     num_rows = int(_NUM_ROWS * scale)
     torch.manual_seed(5)
     listing = SkewedListing(num_rows, 8 * num_rows)
@@ -167,7 +169,9 @@ def _measure_rows(rank: int, world: int, scale: float, limits: dict[str, float],
 
 def _measure_rows_of_batches(rank: int, world: int, scale: float, limits: dict[str, float],
                              note: Callable[[Row], None]) -> None:  # fmt: skip
-    """Sampling of a graph of ogbn-products' shape, and the nodes of a batch of it, another batch for each GPU."""
+    """Measure sampling of a graph of ogbn-products' shape, and rows of the nodes of a batch, a different one for each
+    GPU.
+    """
     graph = synthetic_graph("products", scale=scale, device="cuda", topology_only=True)
     data = Data(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
     loader = NeighborLoader(data, FANOUTS, graph.train_idx.cpu(), batch_size=1024, shuffle=True, seed=rank)
@@ -180,7 +184,7 @@ def _measure_rows_of_batches(rank: int, world: int, scale: float, limits: dict[s
 
 
 def _measure_sampling(world: int, data: Data, train_idx: Tensor, seed: int, note: Callable[[Row], None]) -> None:
-    """Edges that all GPUs at once sample, of a topology in the memory of each, and of one that they share."""
+    """Measure edges that all GPUs sample at once, from a topology in the memory of each, and from a shared one."""
     for placement in ("cuda", "peer")[: 1 + (world > 1)]:
         loader = NeighborLoader(data, FANOUTS, train_idx, batch_size=1024, shuffle=True, seed=seed,
                                 topology_placement=placement)  # fmt: skip
@@ -201,10 +205,10 @@ def _measure_sampling(world: int, data: Data, train_idx: Tensor, seed: int, note
 
 def _compare_policies(rank: int, world: int, name: str, table: tuple[Any, int], ids: Tensor, caches: Sequence[str],
                       limits: dict[str, float], note: Callable[[Row], None]) -> None:  # fmt: skip
-    """Rates of reading rows, all GPUs at once, for each policy and cache.
+    """Measure rates of reading rows, all GPUs at once, for each policy and cache.
 
     Args:
-        table: What ranks its rows, and their number.
+        table: Ranking of its rows, and their number.
     """
     listing, num_rows = table
     num_bytes = len(ids) * _WIDTH * 4
@@ -238,7 +242,7 @@ def _compare_policies(rank: int, world: int, name: str, table: tuple[Any, int], 
 
 
 def _try_places(feature: Feature, ids: Tensor, case: str, limit: float, note: Callable[[Row], None]) -> None:
-    """Rates of rows that all lie in the memory of a clique, read from so many places of the list at once."""
+    """Measure rates of rows that all lie in the memory of a clique, by the number of simultaneous read positions."""
     table = feature.whole
     assert table is not None, "rows on the host have no places to be read from"
     num_bytes = len(ids) * table[0].numel() * table.element_size()

@@ -1,4 +1,4 @@
-"""Cutting a graph's file into parts: time and memory, beside a copy of the file; and edges cut, beside pymetis."""
+"""Partitioning of a graph's file: time and memory, beside a copy of the file; and cut edges, beside pymetis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EDGES_OF_A_NODE, _PARTS, _CHUNK = 30, 4, 1 << 22
 
 
 def measure_partitioning(scale: float) -> Iterator[Row]:
-    """Seconds and memory of a process that partitions 100 M edges in a file by hash.
+    """Measure seconds and memory of a process that partitions 100 M edges in a file by hash.
 
     Args:
         scale: Factor on the edges and nodes.
@@ -53,8 +53,9 @@ def measure_partitioning(scale: float) -> Iterator[Row]:
 
 
 def measure_cuts(graph: NodeDataset, counts: tuple[int, ...] = (2, 4, 8)) -> Iterator[Row]:
-    """Edges between parts by each method that looks at edges, and nodes of the largest part as a share of equal parts,
-    beside pymetis called directly; none without pymetis.
+    """Measure edges between parts, and the largest part as a share of equal parts, for each method that reads edges.
+
+    Beside pymetis called directly; no rows without pymetis.
     """
     if importlib.util.find_spec("pymetis") is None:
         return
@@ -83,7 +84,7 @@ def _write_edges(file: Path, num_edges: int, num_nodes: int) -> None:
     generator = np.random.default_rng(0)
     for begin in range(0, num_edges, _CHUNK):
         count = min(_CHUNK, num_edges - begin)
-        # Skewed sources, as in graphs of people and of pages.
+        # Skewed sources, as in social and web graphs.
         edges[0, begin : begin + count] = generator.random(count) ** 3 * num_nodes
         edges[1, begin : begin + count] = generator.integers(0, num_nodes, count)
     edges.flush()
@@ -96,10 +97,10 @@ def _partition(file: Path, folder: Path, num_nodes: int, answers: Any) -> None:
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has had; 0 where the system does not tell."""
+    """Return the peak memory of this process; 0 if the system does not report it."""
     try:
         import resource
     except ImportError:
         return 0
-    # In kilobytes, but for macOS.
+    # In kilobytes, except on macOS.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

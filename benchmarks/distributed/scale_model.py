@@ -1,13 +1,13 @@
-"""How loading in parts grows to hosts that are not here: a model from rates measured on one host.
+"""Model of loading in parts on more hosts than are here, from rates measured on one host.
 
-A batch takes the time of its own work and of its exchanges. The work is that of one process that groups nodes by owner,
-packs answers and joins them as several do, though all are its own; one host alone is spared that. Hosts go in step: the
-work is that of the largest of their batches, whose sizes are taken for normally distributed. An exchange is a header
-and a body, each of which takes a message to every other host, one after the other, and the bytes over one link, for
-which hosts do not compete. Bytes are those measured with two processes, times the share of nodes that are of other
-hosts: (P - 1) / P by a hash, and what real batches around the nodes of one part meet where METIS cut the graph. The
-model is compared with what was measured with several processes on this host, over the link that `measure_distributed`
-found.
+A batch takes the time of its own work and of its exchanges. The work is measured in one process that groups nodes by
+owner, packs answers and joins them as several do, though it owns all nodes; a single host needs none of this. Hosts run
+in lockstep: a step takes the work of the largest batch, with batch sizes assumed to be normally distributed. An
+exchange is a header and a body. Each takes a message to every other host, one after the other, and the bytes over one
+link, without competition between hosts. Bytes are measured with two processes, and scaled by the share of nodes on
+other hosts. This share is (P - 1) / P for a hash. For METIS it is measured with real batches around the nodes of one
+part. The model is compared with measurements of several processes on this host, over the link that
+`measure_distributed` found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from pyg_direct.bench.result_row import Row
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-# Exchanges of a batch: two for each of three hops, two for rows; each is a header and a body; and one to begin with.
+# Exchanges of a batch: two for each of three hops, two for rows, each with a header and a body; and one at the start.
 _MESSAGES = 2 * (2 * 3 + 2) + 1
 
 
@@ -39,14 +39,15 @@ NETWORKS = (Network("25 Gb/s", 4e-6, 3.1e9), Network("100 Gb/s", 2e-6, 12.5e9), 
 
 @dataclass(frozen=True)
 class Load:
-    """What a batch costs.
+    """Cost of a batch.
 
     Attributes:
-        own_seconds: Of one process that holds the whole graph and exchanges nothing.
-        bytes_if_remote: That would be sent for it if all its nodes were of others.
-        edges: That it has.
-        spread: Standard deviation of these over their mean, from batch to batch.
-        shared_seconds: Of one process that holds the whole graph and answers itself as several do; None: as much.
+        own_seconds: Seconds of one process that holds the whole graph and exchanges nothing.
+        bytes_if_remote: Bytes sent for it if all its nodes were remote.
+        edges: Edges of the batch.
+        spread: Standard deviation of the edges over their mean, between batches.
+        shared_seconds: Seconds of one process that holds the whole graph and answers its own requests; None: as
+            `own_seconds`.
     """
 
     own_seconds: float
@@ -57,18 +58,18 @@ class Load:
 
 
 def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandwidth: float) -> float:
-    """Seconds of a batch on each of so many hosts, without anything hidden behind training.
+    """Predict the seconds of a batch on each of `hosts` hosts, with nothing hidden behind training.
 
     Args:
         load: The batch.
-        hosts: P.
-        remote: Share of its nodes that belong to others.
+        hosts: Number of hosts P.
+        remote: Share of its nodes on other hosts.
         message: Seconds of a message to one host.
         bandwidth: Bytes a second of a link.
     """
     if hosts == 1:
         return load.own_seconds
-    # Of so many normally distributed sizes the largest.
+    # Expected maximum of as many normally distributed sizes.
     largest = 1 + load.spread * math.sqrt(2 * math.log(hosts))
     own = load.own_seconds if load.shared_seconds is None else load.shared_seconds
     return largest * own + _MESSAGES * (hosts - 1) * message + remote * load.bytes_if_remote / bandwidth
@@ -76,18 +77,17 @@ def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandw
 
 def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding: Callable[[int], float] = lambda _: 1,
                   cut: Mapping[int, float] | None = None) -> Iterator[Row]:  # fmt: skip
-    """Rows of the model: compared with what was measured, and drawn to 1,024 hosts.
+    """Yield rows of the model: compared with measurements, and extended to 1,024 hosts.
 
     Args:
-        found: What `measure_distributed` found by number of processes; one process among them.
-        case: Of the rows.
-        crowding: How many times longer the work of one of so many processes took here, as there were fewer cores.
-        cut: Share of the nodes of batches that are of other parts, by number of parts, with parts by METIS and seeds of
-            the own part.
+        found: Results of `measure_distributed` by number of processes, including one process.
+        case: Case of the rows.
+        crowding: Slowdown of a process here by the number of processes, if there were fewer cores.
+        cut: Share of a batch's nodes in other parts, by number of parts, with parts by METIS and seeds of the own part.
     """
     measured = sorted(count for count in found if count > 1)
     first = found[measured[0]]
-    # By a hash, a share (P - 1) / P of the nodes is of others.
+    # With a hash, a share (P - 1) / P of the nodes is remote.
     sent = first["row_bytes"] + first["other_bytes"]
     own = found[1]["seconds"]
     shared = found[1].get("shared_seconds", own)

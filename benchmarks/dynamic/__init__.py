@@ -1,1 +1,1 @@
-"""Snapshots and frames, beside PyTorch Geometric Temporal and PiPAD's own figures."""
+"""Snapshots and frames, beside PyTorch Geometric Temporal and PiPAD's published figures."""

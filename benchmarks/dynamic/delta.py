@@ -1,4 +1,4 @@
-"""What snapshots share with those before: bytes saved by sending only what changed, and rows that stay the same."""
+"""Overlap of consecutive snapshots: bytes saved by sending only changes, and unchanged rows."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ CHANGES = (0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 def measure_delta(shape: DynamicShape, name: str, count: int = 8) -> Iterator[Row]:
-    """Bytes of `count` unweighted snapshots for each share of edges that change a step, and on a GPU the seconds.
+    """Measure bytes of `count` unweighted snapshots by the share of edges that change per step, and on a GPU seconds.
 
-    Times begin in page-locked memory and end with matrices on the GPU.
+    Times are from page-locked memory to matrices on the GPU.
     """
     num_nodes, on_gpu = shape.num_nodes, torch.cuda.is_available()
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
@@ -87,10 +87,10 @@ def _pin_matrices(matrices: SnapshotMatrices) -> SnapshotMatrices:
 
 
 def measure_unchanged_rows(sets: Mapping[str, Sequence[Data]]) -> Iterator[Row]:
-    """Share of the rows that a first layer aggregates which are those of the snapshot before, to the last bit.
+    """Measure the share of a first layer's aggregated rows that equal the previous snapshot's rows bit for bit.
 
-    So much of the first epoch's aggregation, which later epochs do not repeat, is what reuse of rows could save; told
-    too of the time of ten epochs of T-GCN.
+    Reuse of rows could save at most this share of the first epoch's aggregation, which later epochs do not repeat. The
+    share of ten epochs of T-GCN is reported too.
     """
     for name, signal in sets.items():
         seconds = _time_epochs(signal)
@@ -110,7 +110,7 @@ def measure_unchanged_rows(sets: Mapping[str, Sequence[Data]]) -> Iterator[Row]:
 
 
 def _time_epochs(signal: Sequence[Data], count: int = 10) -> float:
-    """Seconds of epochs of T-GCN by `FrameTrainer`, the preparing ones among them; kernels are compiled before."""
+    """Measure seconds of epochs of T-GCN by `FrameTrainer`, including preparing ones; kernels are compiled before."""
     num_nodes, num_features = signal[0].x.shape
     times = []
     for length in (min(2, len(signal)), len(signal)):

@@ -1,4 +1,4 @@
-"""The benchmark cases of dynamic graphs: each yields rows of this machine, at a factor of its graphs' sizes."""
+"""Benchmark cases of dynamic graphs: each yields rows of this machine, at a factor of its graphs' sizes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from pyg_direct.runtime.cuda.device import resolve_device
 
 
 def snapshots(scale: float) -> Iterator[Row]:
-    """Several snapshots aggregated at once, all of whose edges, or nine in ten, are shared from step to step; narrow
-    ones in larger groups too, as the choice of groups takes them.
+    """Measure several snapshots aggregated at once, with all edges shared from step to step, or nine in ten.
+
+    Narrow ones are measured in larger groups too, as the choice of groups allows.
     """
     for name, shape in PRESETS.items():
         small = shape._replace(num_nodes=int(shape.num_nodes * scale), num_edges=int(shape.num_edges * scale))
@@ -36,7 +37,7 @@ def snapshots(scale: float) -> Iterator[Row]:
 
 
 def sweeps(scale: float) -> Iterator[Row]:
-    """Figures 9, 11 and 12 of PiPAD: sweeps of overlap, snapshots at once and width; Fig. 11 by counting."""
+    """Measure figures 9, 11 and 12 of PiPAD: sweeps of overlap, snapshots at once and width; Fig. 11 by counting."""
     if not torch.cuda.is_available():
         scale /= 100
     shapes = {name: shape._replace(num_nodes=int(shape.num_nodes * scale), num_edges=int(shape.num_edges * scale))
@@ -46,16 +47,16 @@ def sweeps(scale: float) -> Iterator[Row]:
     yield from measure_overlap_sweep(shapes[first], first)
     yield from measure_slices(shapes)
     for name, shape in PRESETS.items():
-        # Shares of reads hardly depend on the size: by 2 % at most from four times as much.
+        # Shares of reads hardly depend on the size: they differ by 2 % at most from four times the size.
         small = shape._replace(num_nodes=shape.num_nodes // 200, num_edges=shape.num_edges // 200)
         yield from measure_reads(small, name)
 
 
 def dynamic(scale: float) -> Iterator[Row]:
-    """Epochs of dynamic graph networks; files of PYG_DIRECT_DATA, and generated graphs, which are named so.
+    """Measure epochs of dynamic graph networks, on files of PYG_DIRECT_DATA and on generated graphs, named as such.
 
-    Of each the first snapshots, of papers the last: epochs of all would take PyTorch Geometric Temporal many minutes.
-    On a CPU only small graphs, and no ways that differ in what they send or launch.
+    Only the first snapshots of each graph, the last ones of papers: PyTorch Geometric Temporal would take many minutes
+    for all. On a CPU only small graphs, without ways that differ only in transfers or launches.
     """
     device = resolve_device(None).type
     sets = _read_dynamic()
@@ -70,12 +71,12 @@ def dynamic(scale: float) -> Iterator[Row]:
         for row in measure_dynamic_epochs({name: signal}, ways=ways, device=device):
             rows.append(row)
             yield row
-        # Of the sets so far, as whoever ends this early should have them.
+        # Over the sets so far, for interrupted runs.
         yield from mean_ratios(rows)
 
 
 def dynamic_compiled(scale: float) -> Iterator[Row]:
-    """The same beside `torch.compile`, which takes a minute for each model and graph, of two graphs."""
+    """Measure the same beside `torch.compile`, which takes a minute per model and graph, on two graphs."""
     sets = {name: signal for name, signal in _read_dynamic().items() if name in ("england_covid", "as733")}
     sets = sets or {"generated 1000": synthetic_dtdg(1000, int(10_000 * scale), 20, 0.1, weighted=True)}
     yield from measure_dynamic_epochs(sets, ways=[way for way in WAYS if way.startswith("resident")],
@@ -83,12 +84,14 @@ def dynamic_compiled(scale: float) -> Iterator[Row]:
 
 
 def dynamic_losses(scale: float) -> Iterator[Row]:
-    """How far losses of dynamic graph networks are from PyTorch Geometric Temporal's; files of PYG_DIRECT_DATA."""
+    """Measure the distance of losses of dynamic graph networks to PyTorch Geometric Temporal's; files of
+    PYG_DIRECT_DATA.
+    """
     yield from measure_losses(_read_dynamic(), device=resolve_device(None).type)
 
 
 def dynamic_delta(scale: float) -> Iterator[Row]:
-    """What snapshots share with those before: bytes saved by sending changes, and rows that stay as they are."""
+    """Measure the overlap of consecutive snapshots: bytes saved by sending changes, and unchanged rows."""
     for name, shape in PRESETS.items():
         nodes, edges = int(shape.num_nodes * scale), int(shape.num_edges * scale)
         yield from measure_delta(shape._replace(num_nodes=nodes, num_edges=edges), f"{name} x {scale:g}")
@@ -96,13 +99,13 @@ def dynamic_delta(scale: float) -> Iterator[Row]:
 
 
 def dynamic_tuner(scale: float) -> Iterator[Row]:
-    """The choice of groups beside exhaustive search; files of PYG_DIRECT_DATA, and generated graphs."""
+    """Measure the choice of groups beside exhaustive search; files of PYG_DIRECT_DATA, and generated graphs."""
     sets = _read_dynamic()
     nodes, edges = int(50_000 * scale), int(500_000 * scale)
     for change in (0.0, 0.02, 0.1, 0.2, 0.5, 1.0):
         sets[f"generated, {change:.0%} change"] = synthetic_dtdg(nodes, edges, 8, change)
     sets["generated, 10% change, weights"] = synthetic_dtdg(nodes, edges, 8, 0.1, weighted=True)
-    # Of these a GPU takes little longer than the host needs to ask for it.
+    # On these small graphs the host's launches take nearly as long as the GPU's work.
     for nodes in (int(50_000 * scale) // 50, int(50_000 * scale) // 10):
         for change in (0.02, 0.1, 0.5):
             name = f"generated, {nodes} nodes, {change:.0%} change"
@@ -111,10 +114,11 @@ def dynamic_tuner(scale: float) -> Iterator[Row]:
 
 
 def dynamic_memory(scale: float) -> Iterator[Row]:
-    """Epochs of dynamic graph networks under caps on GPU memory; where there is a GPU, of graphs of published shapes.
+    """Measure epochs of dynamic graph networks under caps on GPU memory; with a GPU, on graphs of published shapes.
 
-    These are a twentieth as large, as all of their structures are made three times on the host; one has more snapshots
-    than the others, as frames of eight hold most of ten, and a cap that does not hold what models of one layer read.
+    These are a twentieth as large, as all of their structures are made three times on the host. One has more snapshots
+    than the others, as frames of eight cover most of ten. It also has a cap below the rows that models of one layer
+    read.
     """
     if torch.cuda.is_available():
         sets = {name: signal[-10:] for name, signal in _read_dynamic("graph.npz").items()}
@@ -131,21 +135,21 @@ def dynamic_memory(scale: float) -> Iterator[Row]:
 
 
 def dynamic_large(scale: float) -> Iterator[Row]:
-    """Epochs of dynamic graph networks on graphs of published sizes, under caps on GPU memory.
+    """Measure epochs of dynamic graph networks on graphs of published sizes, under caps on GPU memory.
 
-    On a CPU of a hundredth as large.
+    On a CPU the graphs are a hundredth as large.
     """
     device = resolve_device(None).type
     scale = scale if device == "cuda" else scale / 100
     ways = ("PyGT", "PyGT-A", "PyGT-R", "PyGT-G", "resident PyGT")
     for name, shape in _scale_presets(scale):
         sets = {f"generated, {name}": synthetic_dtdg(shape.num_nodes, shape.num_edges, 10, shape.change)}
-        # Half the width of other cases: what a frame leaves for its gradients grows with it, in PyGT the most.
+        # Half the width of other cases: the memory that a frame keeps for backward grows with it, in PyGT the most.
         yield from measure_dynamic_memory(sets, ways=ways if device == "cuda" else ways[:1], hidden=16, device=device)
 
 
 def gated(scale: float) -> Iterator[Row]:
-    """Steps of T-GCN for as many nodes as graphs of published sizes have; on a CPU for a hundredth of them."""
+    """Measure steps of T-GCN with the numbers of nodes of published graphs; on a CPU with a hundredth."""
     device = resolve_device(None).type
     scale = scale if device == "cuda" else scale / 100
     for name, shape in _scale_presets(scale):
@@ -154,7 +158,7 @@ def gated(scale: float) -> Iterator[Row]:
 
 
 def _scale_presets(scale: float) -> Iterator[tuple[str, DynamicShape]]:
-    """Graphs of published sizes, so many times as large, which their names tell."""
+    """Iterate over graphs of published sizes times `scale`, which their names contain."""
     for name, shape in PRESETS.items():
         nodes, edges = max(1, int(shape.num_nodes * scale)), max(1, int(shape.num_edges * scale))
         yield name if scale == 1 else f"{name} x {scale:g}", shape._replace(num_nodes=nodes, num_edges=edges)
@@ -164,7 +168,7 @@ _NAMES = {"graph.npz": "papers by year", "snapshots.npz": "as733"}
 
 
 def _read_dynamic(*names: str) -> dict[str, list[Data]]:
-    """Dynamic graphs of PYG_DIRECT_DATA, or those whose files have these names: papers are slow on a CPU."""
+    """Read dynamic graphs of PYG_DIRECT_DATA, or those in files of these names: papers are slow on a CPU."""
     folder = os.environ.get("PYG_DIRECT_DATA")
     if not folder:
         return {}

@@ -1,4 +1,4 @@
-"""Epochs of dynamic graph networks over frames: ours beside PyTorch Geometric Temporal and what can be made of it."""
+"""Epochs of dynamic graph networks over frames: ours beside PyTorch Geometric Temporal and variants of it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from pyg_direct.dynamic.frame_trainer import run_recurrent
 from pyg_direct.dynamic.timeline import LANES
 from pyg_direct.errors import needs_extra
 
-# How often `FrameTrainer` is made and prepares.
+# Number of `FrameTrainer` objects for the time of preparation.
 _PREPARED = 5
-# Epoch whose losses are compared, or the last that all have: ways prepare in one or in two.
+# Epoch of the compared losses, or the last that all ways have: they prepare in one epoch or in two.
 _COMPARED = 3
-# Ways with which our stream in a script is compared too.
+# Ways that are also compared with our stream in a script.
 _BESIDE_STREAM = ("PyGT", "PyGT-R", "PyGT-G", "resident PyGT")
 
 
 class _Streamed:
-    """The loop of a script, over our stream and layers."""
+    """Training loop of a script, over our stream and layers."""
 
     def __init__(self, model: Model, signal: Sequence[Data], window: int, device: torch.device) -> None:
         self.way = WAYS["resident PyGT"](model, signal, window, device)
@@ -43,7 +43,7 @@ class _Streamed:
 
 
 class Trained:
-    """`FrameTrainer`."""
+    """Training by `FrameTrainer`."""
 
     def __init__(self, model: Model, signal: Any, window: int, device: torch.device) -> None:
         optimizer = make_optimizer(model, device)
@@ -55,19 +55,19 @@ class Trained:
 
 
 class Course:
-    """The epochs of one way: those that prepare, with the making of all that they need, and those measured.
+    """Epochs of one way: preparing epochs, with the construction of all they need, and measured ones.
 
-    Two prepare, or as many as what is made tells by `preparing_epochs`.
+    There are two preparing epochs, or `preparing_epochs` of the made object.
 
     Attributes:
-        making: Seconds until it was made.
-        preparing: Seconds of each epoch that prepares, of the first with the making.
-        measured: Seconds of each that follows.
-        losses: Of all of them.
+        making: Seconds of the construction.
+        preparing: Seconds of each preparing epoch; the first includes the construction.
+        measured: Seconds of each later epoch.
+        losses: Losses of all epochs.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        # What ways before have left is not to be collected in its time.
+        # Garbage of earlier ways must not be collected during this one.
         gc.collect()
         wait_for_gpu()
         begin = time.perf_counter()
@@ -83,38 +83,38 @@ class Course:
             begin = now
 
     def train(self) -> None:
-        """An epoch."""
+        """Run an epoch."""
         self.losses.append(self.run.epoch())
         wait_for_gpu()
 
     def measure(self) -> None:
-        """An epoch by the clock."""
+        """Run and time an epoch."""
         begin = time.perf_counter()
         self.train()
         self.measured.append(time.perf_counter() - begin)
 
     @property
     def median(self) -> float:
-        """Seconds of an epoch."""
+        """Return the median seconds of an epoch."""
         return statistics.median(self.measured)
 
     def prepare_in(self, median: float) -> float:
-        """Seconds that all before the measured epochs took beyond as many epochs of `median`."""
+        """Return the seconds before the measured epochs in excess of as many epochs of `median`."""
         return max(0.0, sum(self.preparing) - len(self.preparing) * median)
 
     def count_to(self, other: Course) -> int:
-        """Epochs after which this has taken no more in all than another, for good; 0 for never."""
+        """Count the epochs until the total time stays at most another way's; 0 for never."""
         late = self.prepare_in(self.median) - other.prepare_in(other.median)
         gain = other.median - self.median
         return max(1, math.ceil(late / gain)) if gain > 0 else 0
 
 
 def take_turns(makers: Mapping[str, Callable[[], Any]], epochs: int, seconds: float) -> dict[str, Course | str]:
-    """The courses of several ways, whose measured epochs take turns; of those that fail, why.
+    """Run several ways with alternating measured epochs; return their courses, or the error of a failed way.
 
     Args:
-        makers: What gives something with `epoch()`, by name.
-        epochs, seconds: Epochs of each, at most; after so long no more than one.
+        makers: Functions that make an object with `epoch()`, by name.
+        epochs, seconds: Limit of epochs of each; after `seconds` only one.
     """
     courses: dict[str, Course | str] = {}
 
@@ -122,7 +122,8 @@ def take_turns(makers: Mapping[str, Callable[[], Any]], epochs: int, seconds: fl
         try:
             return work()
         except RuntimeError as error:
-            # Not every model can be captured, nor every machine compile one, nor memory hold what a frame leaves.
+            # Some models cannot be captured, some machines cannot compile, and memory may not hold the tensors of a
+            # frame.
             if not way.startswith("resident PyGT, ") and not isinstance(error, torch.OutOfMemoryError):
                 raise
             wait_for_gpu()
@@ -147,14 +148,14 @@ def take_turns(makers: Mapping[str, Callable[[], Any]], epochs: int, seconds: fl
 def measure_dynamic_epochs(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = MODELS,
                            ways: Sequence[str] | None = None, window: int = 8, hidden: int = 32, epochs: int = 5,
                            seconds_each: float = 20.0, device: str = "cuda") -> Iterator[Row]:  # fmt: skip
-    """Seconds of epochs after those that prepare, their ratios to ours of the same turn, and what preparing takes.
+    """Measure seconds of epochs after preparation, their ratios to ours of the same turn, and the preparation.
 
     Args:
         sets: Snapshots by the name of their graph.
-        models, ways: Which to run; None takes every way.
+        models, ways: Models and ways to run; None takes every way.
         window, hidden: Snapshots of a frame, and width of the state.
-        epochs, seconds_each: Epochs measured of each way, which take turns; after so long no more than one.
-        device: Where to train.
+        epochs, seconds_each: Measured epochs of each way, in turns; after `seconds_each` only one.
+        device: Device that trains.
     """
     with needs_extra("a comparison with PyTorch Geometric Temporal", "temporal"):
         from torch_geometric_temporal.nn import recurrent as theirs
@@ -171,7 +172,7 @@ def measure_dynamic_epochs(sets: Mapping[str, Sequence[Data]], models: Sequence[
                 model = Model(kind, nn if is_ours else theirs, num_features, num_nodes, hidden).to(where)  # noqa: B023
                 return (ours[way] if is_ours else WAYS[way])(model, signal, window, where)  # noqa: B023
 
-            # Kernels are compiled, and speeds measured, once for a machine: two frames will do.
+            # Kernels are compiled, and speeds measured, once per machine: two frames suffice.
             Course(partial(make, "ours, FrameTrainer", signal=signal[: window + 1]))
             others = [_forget(Course(partial(make, "ours, FrameTrainer"))) for _ in range(_PREPARED - 1)]
             makers = {way: partial(make, way) for way in [*(WAYS if ways is None else ways), *ours]}
@@ -180,7 +181,7 @@ def measure_dynamic_epochs(sets: Mapping[str, Sequence[Data]], models: Sequence[
 
 
 def _forget(course: Course) -> Course:
-    """The same without what it ran."""
+    """Release the object that the course ran."""
     course.run = None
     return course
 
@@ -214,7 +215,7 @@ def _tell(case: str, courses: Mapping[str, Course | str], frames: str, others: S
 
 
 def _tell_losses(losses: Mapping[str, Sequence[float]]) -> dict[str, str]:
-    """The loss of one epoch of each way, and its relative distance to that of the first, such as PyGT."""
+    """Describe the loss of one epoch of each way, and its relative distance to the first way, such as PyGT."""
     epoch = min(_COMPARED, *map(len, losses.values()))
     first, expected = next((way, given[epoch - 1]) for way, given in losses.items())
     told = {}
@@ -227,13 +228,13 @@ def _tell_losses(losses: Mapping[str, Sequence[float]]) -> dict[str, str]:
 
 
 def _compare(case: str, metric: str, theirs: Course, ours: Course) -> Row:
-    """How many times as long epochs take as ours of the same turn."""
+    """Compare epochs: their time over ours of the same turn."""
     turns = zip(theirs.measured, ours.measured, strict=False)
     return Row.of(case, metric, "x", [slow / fast for slow, fast in turns])
 
 
 def _tell_preparation(case: str, prepared: Sequence[Course]) -> Iterator[Row]:
-    """Where the time before the measured epochs of `FrameTrainer` went; stages are those of the last."""
+    """Break down the time before the measured epochs of `FrameTrainer`; stages are from the last."""
     costs = prepared[-1].run.trainer.costs
     stages = {lane: sum(cost.seconds.get(lane, 0.0) for cost in costs) for lane in LANES}
     told = ", ".join(f"{lane} {1e3 * seconds:.1f} ms" for lane, seconds in stages.items() if seconds)
@@ -244,7 +245,7 @@ def _tell_preparation(case: str, prepared: Sequence[Course]) -> Iterator[Row]:
 
 
 def mean_ratios(rows: Sequence[Row]) -> Iterator[Row]:
-    """Geometric mean, least and largest of each ratio over all cases."""
+    """Compute geometric mean, least and largest of each ratio over all cases."""
     ratios: dict[str, list[float]] = {}
     for row in rows:
         if " over ours" in row.metric:

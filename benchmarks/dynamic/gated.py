@@ -17,13 +17,13 @@ from pyg_direct.ops.snapshots.recurrent_cells import is_narrow, step_folded, ste
 
 def measure_gated_steps(num_nodes: int, name: str, channels: int, features: int = 4,
                         device: str = "cuda") -> Iterator[Row]:  # fmt: skip
-    """A step of so many nodes, forwards and with the gradients of state and weights.
+    """Measure a step of `num_nodes` nodes, forward and with the gradients of state and weights.
 
     Args:
-        num_nodes: N.
-        name: Of the graph that has as many.
-        channels, features: Width of a state, and of what is aggregated.
-        device: On a CPU there are torch's functions alone.
+        num_nodes: Number of nodes N.
+        name: Name of a graph with as many nodes.
+        channels, features: Width of a state, and of the aggregated features.
+        device: A device; on a CPU only torch's functions are measured.
     """
     generator = torch.Generator(device).manual_seed(0)
     shapes = [(num_nodes, features), (num_nodes, channels), (channels + features + 1, 3 * channels)]

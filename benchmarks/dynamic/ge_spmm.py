@@ -1,10 +1,10 @@
-"""GE-SpMM (Huang et al., SC 2020), beside which sums of one snapshot after the other are measured.
+"""GE-SpMM (Huang et al., SC 2020), a peer for sums of one snapshot after the other.
 
 Written after the paper: a warp multiplies a row of CSR, each lane for a column of the dense matrix. Column ids are read
-in one piece and kept in shared memory, 32 at a time, for all lanes (coalesced row caching); where the dense matrix has
-more than 32 columns a lane takes two of them, so that ids are staged once for both (coarse-grained warp merging).
-Of our own is what becomes of at most 16 columns, where lanes would be idle: neighboring rows share a warp, which
-stages the ids of all of them side by side, 32 for each row. Values are ones, which nobody needs to read.
+together and kept in shared memory, 32 at a time, for all lanes (coalesced row caching). With more than 32 columns a
+lane takes two of them, so that ids are staged once for both (coarse-grained warp merging). The case of at most 16
+columns, with idle lanes, is our own. Neighboring rows then share a warp, which stages the ids of all of them, 32 for
+each row. Values are ones, and not read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pyg_direct.ops.run_kernel import run_gpu
 # Threads of a warp.
 TEAM = min(THREADS, 32)
 _TEAMS = THREADS // TEAM
-# Fewest lanes of a row, which bound what rows that share a warp stage.
+# Minimum of lanes per row, which limits the staging memory of rows that share a warp.
 _FEWEST = 2
 _STAGED = THREADS * TEAM // _FEWEST
 
 
 @body
 def wait_for_team():
-    """Return when all threads of the warp are here; in the simulator it is a block."""
+    """Wait for all threads of the warp; in the simulator, of the block."""
     if SIMULATED:
         cuda.syncthreads()
     else:
@@ -34,7 +34,7 @@ def wait_for_team():
 
 @gpu_kernel("i4[] i4[] f4[] i4 f4[]")
 def multiply_wide_rows_gpu(indptr, indices, z, width, out):
-    """A warp a row and 64 columns of it."""
+    """Multiply a row and 64 of its columns per warp."""
     staged = cuda.shared.array(THREADS, np.int32)
     lane = np.int32(cuda.threadIdx.x % TEAM)
     base = np.int32(cuda.threadIdx.x) - lane
@@ -44,7 +44,7 @@ def multiply_wide_rows_gpu(indptr, indices, z, width, out):
     if row < indptr.shape[0] - 1:
         column = (team - row * tiles) * (2 * TEAM) + lane
         is_two = column - lane + TEAM < width
-        # Lanes without a column read what others read, since a branch would keep loads apart.
+        # Lanes without a column read another lane's data, since a branch would separate loads.
         one, two = min(column, np.int64(width - 1)), min(column + TEAM, np.int64(width - 1))
         total = other = out.dtype.type(0)
         end = indptr[row + 1]
@@ -70,7 +70,7 @@ def multiply_wide_rows_gpu(indptr, indices, z, width, out):
 
 @gpu_kernel("i4[] i4[] f4[] i4 i4 f4[]")
 def multiply_narrow_rows_gpu(indptr, indices, z, width, lane_bits, out):
-    """A warp as many neighboring rows as it has times 2**lane_bits threads."""
+    """Multiply several neighboring rows per warp, with 2**lane_bits threads each."""
     staged = cuda.shared.array(_STAGED, np.int32)
     lane = np.int32(cuda.threadIdx.x % TEAM)
     sharing = np.int32(TEAM >> lane_bits)
@@ -86,7 +86,7 @@ def multiply_narrow_rows_gpu(indptr, indices, z, width, lane_bits, out):
         if is_one:
             mine, until = indptr[row], indptr[row + 1]
         end = indptr[min(first_row + sharing, num_rows)]
-        # All lanes go through these windows, and wait for each other.
+        # All lanes iterate over these windows, and wait for each other.
         first = indptr[first_row]
         while first < end:
             last = min(first + window, end)
@@ -102,12 +102,13 @@ def multiply_narrow_rows_gpu(indptr, indices, z, width, lane_bits, out):
 
 
 def multiply_csr(indptr: Tensor, indices: Tensor, x: Tensor) -> Tensor:
-    """Product of a matrix of ones with a dense one.
+    """Multiply a matrix of ones in CSR with a dense matrix.
 
     Args:
         indptr: Row offsets, int32 `[N + 1]`.
         indices: Columns, int32 `[E]`.
         x: The dense matrix, fp32 `[M, F]`, on the same GPU.
+
     Returns:
         fp32 `[N, F]`.
     """

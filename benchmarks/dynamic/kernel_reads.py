@@ -1,7 +1,7 @@
-"""What the kernels of snapshots read, counted from structures as the kernels walk through them (PiPAD, Fig. 11).
+"""Reads of the kernels of snapshots, counted by walking through the structures as the kernels do (PiPAD, Fig. 11).
 
-No GPU is asked: a request is one instruction by which a warp reads rows, a sector 32 bytes of memory that the rows of
-one edge lie in, and threads at work are those of a warp that a request brings numbers. Caches are left aside.
+No GPU is needed. A request is one instruction by which a warp reads rows. A sector is 32 bytes of memory with rows of
+one edge. Active threads are the threads of a warp for which a request brings numbers. Caches are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_direct.ops.snapshots.sliced_csr import SlicedCSR
 
 _WARP, _SECTOR = 32, 8
-# Slices that the narrow kernel works on at once, and numbers that a thread of the wide one reads.
+# Slices that the narrow kernel processes at once, and numbers that a thread of the wide kernel reads.
 _COALESCED, _PIECE = 16, 4
 
 
@@ -25,7 +25,7 @@ class Reads(NamedTuple):
         requests: Instructions of warps.
         sectors: 32-byte sectors.
         numbers: fp32 numbers that are needed.
-        places: Numbers that so many requests could bring, if every thread of each took part.
+        places: Numbers that as many requests could bring, with all threads active.
     """
 
     requests: int
@@ -39,13 +39,13 @@ class Reads(NamedTuple):
 
 
 def count_reads(piece: SlicedCSR, size: int, channels: int, kernel: str, whole: bool = False) -> Reads:
-    """Reads of rows `[N, size, channels]` by a structure.
+    """Count reads of rows `[N, size, channels]` by a structure.
 
     Args:
-        piece: Of snapshots 0 to `size`.
+        piece: Structure of snapshots 0 to `size`.
         size, channels: S, F.
-        kernel: "plain", "narrow", "wide" or "rows", as `ops.snapshots.aggregate.choose_kernel` tells.
-        whole: Whether one group of threads sees to all slices of a row, as with CSR.
+        kernel: "plain", "narrow", "wide" or "rows", a result of `ops.snapshots.aggregate.choose_kernel`.
+        whole: True if one group of threads processes all slices of a row, as with CSR.
     """
     counts = piece.offsets.diff().long()
     is_wide = kernel in ("wide", "rows")
@@ -58,7 +58,7 @@ def count_reads(piece: SlicedCSR, size: int, channels: int, kernel: str, whole: 
     else:
         lanes = min(_WARP, 1 << max(0, width // per_thread - 1).bit_length())
         slices, tiles = _WARP // lanes, -(-(width // per_thread) // lanes)
-    # Groups of threads of a wide row stand side by side in a warp, those of a plain one follow each other.
+    # In a warp, groups of threads of a wide row are parallel; groups of a plain row are consecutive.
     groups = counts.repeat_interleave(tiles) if is_wide else counts
     warps = torch.nn.functional.pad(groups, (0, -groups.numel() % slices)).view(-1, slices)
     requests = int(warps.amax(1).sum()) * (1 if is_wide else tiles) if warps.numel() else 0
@@ -69,7 +69,7 @@ def count_reads(piece: SlicedCSR, size: int, channels: int, kernel: str, whole: 
 
 
 def _join_runs(piece: SlicedCSR, counts: Tensor) -> Tensor:
-    """Edges of the slices of one row, or of one row in one snapshot, at the first of them; 0 at the others."""
+    """Count edges of the slices of one row, or of one row in one snapshot, at the first of them; 0 at the others."""
     key = piece.rows.long() & (2**31 - 1)
     if piece.snapshot is not None:
         key = key * piece.num_snapshots + piece.snapshot
@@ -81,7 +81,7 @@ def _join_runs(piece: SlicedCSR, counts: Tensor) -> Tensor:
 
 
 def _find_patterns(piece: SlicedCSR, size: int) -> Tensor:
-    """Bits of the snapshots that each edge is read for."""
+    """Find the bits of the snapshots for which each edge is read."""
     if piece.presence is not None:
         return piece.presence.long()
     if piece.snapshot is None:
@@ -90,7 +90,7 @@ def _find_patterns(piece: SlicedCSR, size: int) -> Tensor:
 
 
 def _count_sectors(sources: Tensor, patterns: Tensor, size: int, channels: int) -> int:
-    """Sectors of the rows of edges: of all whose rows begin at one place of a sector and that bring equal snapshots as
+    """Count sectors of the rows of edges; rows with the same offset in a sector and the same snapshots take equally
     many.
     """
     begin = sources * (size * channels) % _SECTOR

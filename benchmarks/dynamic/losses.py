@@ -1,9 +1,9 @@
 """Losses of dynamic graph networks beside PyTorch Geometric Temporal's, epoch by epoch, from equal parameters.
 
-Steps amplify rounding: how far apart two runs of that package itself are that begin a few roundings apart, or that add
-the same edges up in another order, is measured too, and is the limit of what can be told in fp32; and how far it and we
-are from what it gives in double precision, in which losses must be equal. Of edges without weights its EvolveGCN has
-fp32 factors even then.
+Steps amplify rounding. So two runs of that package itself are compared too: with parameters a few roundings apart, or
+with edges summed in another order. Their distance is the limit of a comparison in fp32. Both packages are also compared
+with its result in double precision, in which losses must be equal. Without edge weights, its EvolveGCN has fp32 factors
+even then.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from pyg_direct.bench.result_row import Row
 from pyg_direct.dynamic import nn, stream
 from pyg_direct.errors import needs_extra
 
-# Two roundings of fp32 and of float64, up or down: a common factor would leave rows that are normalised later as they
-# are.
+# Two roundings of fp32 and of float64, up or down: a common factor would cancel in rows that are normalised later.
 _NUDGE, _NUDGE_DOUBLE = 2**-22, 2**-51
 _TINY = 1e-12
-# Relative distance after the last epoch that is the goal.
+# Target of the relative distance after the last epoch.
 _GOAL = 1e-3
-# The same in double precision, which is more than roundings make of equal steps.
+# The same in double precision, above the roundings of equal steps.
 _EXACT = 1e-9
 
 
 class _Script(Resident):
-    """The loop of that package's examples: the mean loss of all snapshots, and a step an epoch."""
+    """Training loop of that package's examples: the mean loss of all snapshots, and one step per epoch."""
 
     def epoch(self) -> float:
         """Train over all snapshots."""
@@ -62,7 +61,9 @@ class _StreamedScript(_Script):
 def measure_losses(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = MODELS, window: int = 8,
                    hidden: int = 32, epochs: int = 10, device: str = "cuda",
                    loops: Sequence[str] = ("script", "frames")) -> Iterator[Row]:  # fmt: skip
-    """Relative distance of the loss of each epoch, in the loop of a script and over frames (a step each)."""
+    """Measure the relative distance of the loss of each epoch, in the loop of a script and over frames (a step
+    each).
+    """
     with needs_extra("a comparison with PyTorch Geometric Temporal", "temporal"):
         from torch_geometric_temporal.nn import recurrent as theirs
 
@@ -121,11 +122,11 @@ def measure_losses(sets: Mapping[str, Sequence[Data]], models: Sequence[str] = M
 
 
 def _tell_all(cells: Mapping[str, Sequence[tuple[float, float]]]) -> Iterator[Row]:
-    """How many cells are within the goal, and how far the others are beside that package from itself.
+    """Summarise how many cells are within the target, and the distances of the others beside that package's own.
 
     Args:
-        cells: Last and largest distance of ours, of the two other runs, of PyGT from itself in double precision, of
-            ours from that, and in double precision of PyGT begun two roundings apart and of ours.
+        cells: Pairs of last and largest distance. In fp32: of ours, of the two other runs, of PyGT from its double
+            precision, and of ours from it. In double precision: of PyGT begun two roundings apart, and of ours.
     """
     beyond = {cell: far for cell, far in cells.items() if far[0][0] > _GOAL}
     within = len(cells) - len(beyond)
@@ -147,7 +148,7 @@ def _tell_all(cells: Mapping[str, Sequence[tuple[float, float]]]) -> Iterator[Ro
 
 
 def _mix(snapshot: Data, key: int) -> Data:
-    """A copy with its edges in another order."""
+    """Copy a snapshot with its edges in another order."""
     order = torch.randperm(snapshot.edge_index.shape[1], generator=torch.Generator().manual_seed(key))
     mixed = snapshot.clone()
     mixed.edge_index = snapshot.edge_index[:, order]
@@ -157,5 +158,5 @@ def _mix(snapshot: Data, key: int) -> Data:
 
 
 def _widen(snapshot: Data) -> Data:
-    """A copy with numbers of double precision."""
+    """Copy a snapshot in double precision."""
     return snapshot.clone().apply(lambda value: value.double() if value.is_floating_point() else value)

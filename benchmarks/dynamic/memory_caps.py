@@ -1,4 +1,4 @@
-"""Training over frames where part of the data does not fit: epochs and bytes copied under caps on GPU memory."""
+"""Training over frames with data that does not fit: epochs and bytes copied under caps on GPU memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
                            caps: Sequence[str] = CAPS, ways: Sequence[str] = ("PyGT", "PyGT-A"), window: int = 8,
                            hidden: int = 32, epochs: int = 5, seconds_each: float = 20.0,
                            device: str = "cuda") -> Iterator[Row]:  # fmt: skip
-    """Epochs under caps on what our caches hold, as shares of the data's bytes, beside ways that hold nothing.
+    """Measure epochs under caps on our caches, as shares of the data's bytes, beside ways without caches.
 
     All models of a cap train on one stream, whose structures are made once. The rows of a frame's snapshots lie on the
-    GPU beside what the cap holds, of however many snapshots there are.
-    Bytes are those copied to the GPU in an epoch after the preparing ones; PyGT copies every snapshot of each frame.
+    GPU in addition to the cap. Bytes are those copied to the GPU in an epoch after the preparing ones; PyGT copies
+    every snapshot of each frame.
     """
     with needs_extra("a comparison with PyTorch Geometric Temporal", "temporal"):
         from torch_geometric_temporal.nn import recurrent as theirs
@@ -36,9 +36,9 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
     for name, signal in sets.items():
         num_nodes, num_features = signal[0].x.shape
         visited = sum(map(_count_bytes, _visit(signal, window)))
-        # What each snapshot takes as CSR with 32-bit columns, sent once.
+        # Bytes of each snapshot as CSR with 32-bit columns, sent once.
         once = sum(4 * (num_nodes + 1) + _edge_bytes(s) + _count_bytes(s, ("x", "y")) for s in signal)
-        # Of the snapshots that come into frames, behind the last of which is the first.
+        # Rows of the snapshots that enter frames; the first one follows the last.
         rows = count_entering(len(signal), window) * num_nodes * num_features * 4
         streams: dict[str, Any] = {cap: stream(list(signal), where, memory=cap, keep="host") for cap in caps}
         for kind in models:
@@ -69,7 +69,7 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
                 yield Row.of(limited, "moved an epoch", "MB", [moved / 1e6],
                              note=f"frames of {window} of {len(signal)} snapshots")  # fmt: skip
                 yield Row.of(limited, "moved over PyGT-A's", "x", [moved / visited])
-                # Models of one layer read these and nothing of the edges.
+                # Models of one layer read these rows, and no edges.
                 least = max(0, rows - (streams[cap].plan.budget.limit or 0)) / once
                 limit = least if least and kind != "MPNN-LSTM" else None
                 yield Row.of(limited, "moved over CSR snapshots sent once", "x", [moved / once], limit,
@@ -81,7 +81,7 @@ def measure_dynamic_memory(sets: Mapping[str, Sequence[Data]], models: Sequence[
 
 
 def count_entering(num_snapshots: int, window: int) -> int:
-    """Snapshots that come into a frame in an epoch; those of the frame before it are there."""
+    """Count the snapshots that enter a frame in an epoch; the previous frame's are there already."""
     later = num_snapshots - window
     return later + min(window, later)
 

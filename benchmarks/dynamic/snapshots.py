@@ -26,7 +26,9 @@ WIDTHS = (2, 4, 8, 16, 64)
 
 def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tuple[int, ...] = WIDTHS,
                       scattered: bool = True, backward: bool = True) -> Iterator[Row]:  # fmt: skip
-    """Sums of `count` snapshots of each width, unweighted; the limit is what moves if each row is read once an edge."""
+    """Measure sums of `count` snapshots of each width, unweighted; the limit is the traffic with each row read once per
+    edge.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     measure = partial(time_on_gpu, repeats=5, queued=3) if device == "cuda" else partial(time_on_clock, repeats=3)
     shape = shape._replace(num_snapshots=count)
@@ -59,7 +61,7 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
         for way, run in ways.items():
             if way in (*FORMS, "deterministic"):
                 torch.testing.assert_close(run(), expected, rtol=1e-3, atol=1e-3)
-            # Hundred times as slow as others, and as steady in one call as in three.
+            # Hundred times slower than others, and as steady in one call as in three.
             is_slow = device == "cuda" and way.startswith("PyG")
             seconds[way] = time_on_gpu(run, repeats=5, warm_up=1, queued=1) if is_slow else measure(run)
         for way, times in seconds.items():
@@ -68,7 +70,7 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
         best, moved = seconds[form], count_bytes(groups[form], x)
         yield Row.of(f"{case}/F={width}", "best form, with ids", "TB/s", [moved / s / 1e12 for s in best], limit,
                      "device copy", "a row, an id and bits for each edge, and results, read and written")  # fmt: skip
-        # Narrow rows: a read at a random place takes 32 bytes of memory, however few are needed.
+        # Narrow rows: a read at a random position takes 32 bytes of memory, even if fewer are needed.
         read = sum(piece.num_edges for piece in groups[form].pieces)
         reads = random_read_rate("cuda", 8 * (x.numel() // 2)) / 1e9 if device == "cuda" else None
         yield Row.of(f"{case}/F={width}", "best form, rows read", "G/s", [read / s / 1e9 for s in best], reads,
@@ -91,8 +93,10 @@ def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tu
 
 
 def count_bytes(group: SnapshotMatrices, x: Tensor) -> int:
-    """Bytes that an aggregation of `x` moves if no cache holds a row: the numbers that an edge brings, its id and bits,
-    what a slice is told by, or a row of CSR, and results, read and written.
+    """Count the bytes that an aggregation of `x` moves if no cache holds a row.
+
+    These are the numbers, id and bits of each edge, the description of a slice or a CSR row, and results, read and
+    written.
     """
     count, width = x.shape[1:]
     total = 8 * x.numel()
@@ -104,7 +108,7 @@ def count_bytes(group: SnapshotMatrices, x: Tensor) -> int:
         total += 4 * piece.num_edges + 4 * width * had
         of_one = piece.snapshot is not None
         if x.is_cuda and choose_kernel(x, piece, False) == "rows":
-            # Bits are those of the ids.
+            # Bits are part of the ids.
             total += 4 * piece.num_rows * (count if of_one else 1)
         else:
             total += piece.num_edges * (piece.presence is not None) + piece.num_slices * (8 + of_one)
@@ -112,7 +116,7 @@ def count_bytes(group: SnapshotMatrices, x: Tensor) -> int:
 
 
 def _factorise(shape: DynamicShape, device: str) -> list[Factors]:
-    """Unweighted snapshots, parallel edges taken once."""
+    """Make unweighted snapshots, with parallel edges merged."""
     out = []
     for edges in draw_snapshots(shape, device=device):
         factors = Sum().factorise(order_edges(edges, None, shape.num_nodes))
@@ -121,7 +125,7 @@ def _factorise(shape: DynamicShape, device: str) -> list[Factors]:
 
 
 def to_csr(factors: Factors, num_nodes: int) -> Tensor:
-    """The matrix of a snapshot for torch, edges of ones."""
+    """Convert a snapshot to torch's CSR matrix, with edges of ones."""
     indptr, cols = build_group([factors], num_nodes).pieces[0].to_csr()
     ones = torch.ones(cols.numel(), device=cols.device)
     return torch.sparse_csr_tensor(indptr.int(), cols, ones, (num_nodes, num_nodes))
@@ -133,12 +137,12 @@ def sum_apart(groups: list[SnapshotMatrices], rows: list[Tensor]) -> list[Tensor
 
 
 def multiply_apart(matrices: list[Tensor], rows: list[Tensor]) -> list[Tensor]:
-    """The same by torch (cuSPARSE on a GPU)."""
+    """Aggregate snapshots one after the other by torch (cuSPARSE on a GPU)."""
     return [torch.sparse.mm(matrix, x) for matrix, x in zip(matrices, rows, strict=True)]
 
 
 def _multiply_rows(matrices: list[Tensor], rows: list[Tensor]) -> list[Tensor]:
-    """The same by GE-SpMM."""
+    """Aggregate snapshots one after the other by GE-SpMM."""
     return [multiply_csr(m.crow_indices(), m.col_indices(), x) for m, x in zip(matrices, rows, strict=True)]
 
 

@@ -1,5 +1,5 @@
-"""The sweeps of PiPAD's figures: overlap, snapshots at once and width (Fig. 9), reads (Fig. 11), slices beside CSR
-(Fig. 12).
+"""Sweeps of PiPAD's figures: overlap, snapshots at once and width (Fig. 9), reads (Fig. 11), slices beside CSR (Fig.
+12).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDTHS = (2, 4, 8, 16, 64)
 
 
 def draw_overlapping(shape: DynamicShape, count: int, rate: float, device: str = "cpu") -> list[Factors]:
-    """Unweighted snapshots of which about a share `rate` of the edges is in all, and the others in one each."""
+    """Draw unweighted snapshots with about a share `rate` of the edges in all of them, and the others in one each."""
     shared = int(rate * shape.num_edges)
     own = shape.num_edges - shared
     edges = draw_snapshots(shape._replace(num_edges=shared + count * own, num_snapshots=1), device=device)[0]
@@ -36,7 +36,7 @@ def draw_overlapping(shape: DynamicShape, count: int, rate: float, device: str =
     for t in range(count):
         part = edges[:, shared + t * own : shared + (t + 1) * own]
         ordered = order_edges(torch.cat([edges[:, :shared], part], 1), None, shape.num_nodes)
-        # Parallel edges are taken once.
+        # Parallel edges are merged.
         out.append(Sum().factorise(ordered)._replace(weight=None))
     return out
 
@@ -49,7 +49,7 @@ def _measure(ways: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]
 
 def measure_overlap_sweep(shape: DynamicShape, name: str, rates: Sequence[float] = RATES,
                           counts: Sequence[int] = COUNTS, widths: Sequence[int] = WIDTHS) -> Iterator[Row]:  # fmt: skip
-    """Fig. 9: seconds of snapshots one after the other over those of all at once, by the edges that they share."""
+    """Measure Fig. 9: seconds of snapshots one after the other over seconds of all at once, by the shared edges."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for count in counts:
         for rate in rates:
@@ -78,7 +78,7 @@ def measure_overlap_sweep(shape: DynamicShape, name: str, rates: Sequence[float]
 
 def measure_reads(shape: DynamicShape, name: str, count: int = 4, rate: float = 0.7,
                   widths: Sequence[int] = WIDTHS) -> Iterator[Row]:  # fmt: skip
-    """Fig. 11: what an edge of a snapshot costs in requests and sectors, and threads at work, by counting."""
+    """Measure Fig. 11: requests and sectors per edge of a snapshot, and active threads, by counting."""
     factors = draw_overlapping(shape, count, rate)
     alone = [build_group([f], shape.num_nodes) for f in factors]
     ways: dict[str, tuple[list[SnapshotMatrices], bool]] = {"one by one": (alone, False)}
@@ -104,7 +104,9 @@ def measure_reads(shape: DynamicShape, name: str, count: int = 4, rate: float = 
 
 def measure_slices(shapes: Mapping[str, DynamicShape], count: int = 4, rate: float = 0.7,
                    widths: Sequence[int] = WIDTHS) -> Iterator[Row]:  # fmt: skip
-    """Fig. 12: seconds where one group of threads sees to all edges of a row, as with CSR, over those of slices."""
+    """Measure Fig. 12: seconds with one group of threads for all edges of a row, as with CSR, over seconds of
+    slices.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for name, shape in shapes.items():
         (union,) = build_group(draw_overlapping(shape, count, rate, device), shape.num_nodes, "mask").pieces
@@ -118,7 +120,7 @@ def measure_slices(shapes: Mapping[str, DynamicShape], count: int = 4, rate: flo
 
 
 def check_forms(shape: DynamicShape, count: int = 4, width: int = 4) -> None:
-    """Compare what is timed with torch's products.
+    """Compare the timed results with torch's products.
 
     Raises:
         AssertionError: they differ.

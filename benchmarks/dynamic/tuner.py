@@ -21,7 +21,7 @@ from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
 from pyg_direct.ops.snapshots.overlap import MAX_GROUP
 
 WIDTHS = (2, 8, 32, 64)
-# Two plans take turns for so long, and so often at most.
+# Seconds for which two plans take turns, and the limit of turns.
 _SECONDS, _MOST = 0.25, 99
 # Snapshots [first, last) and their form.
 Group = tuple[int, int, str]
@@ -29,10 +29,10 @@ Group = tuple[int, int, str]
 
 def measure_tuner(sets: Mapping[str, Sequence[Data]], widths: Sequence[int] = WIDTHS, rounds: int = 9,
                   device: str = "cuda") -> Iterator[Row]:  # fmt: skip
-    """Seconds of the chosen groups over those of the best ones, of the first eight snapshots of each set.
+    """Measure seconds of the chosen groups over the best groups, for the first eight snapshots of each set.
 
-    What is timed is what a plan does once: features are put side by side, matrices sent to the device if they are not
-    made there, and multiplied with them, and rows laid apart.
+    Timed is one pass of a plan: features are joined, matrices are multiplied, and rows are separated. Matrices are sent
+    to the device unless they are made there.
     """
     where = torch.device(device, 0) if device == "cuda" else torch.device(device)
     ratios = []
@@ -51,7 +51,7 @@ def measure_tuner(sets: Mapping[str, Sequence[Data]], widths: Sequence[int] = WI
             chosen = [(o.first, o.last, o.form if o.last - o.first > 1 else "mask") for o in options]
             seconds = _time_groups(x, built, rounds)
             best = find_best(seconds, 0, len(signal))
-            # Measured again: of many that are alike the least is the luckiest.
+            # Measured again: the minimum of many equal groups is the luckiest one.
             ratio = compare_plans(x, built, chosen, best, rounds) if set(chosen) != set(best) else 1.0
             ratios.append(ratio)
             yield Row.of(f"tuner/{name}/F={width}", "chosen groups over the best", "x", [ratio],
@@ -63,7 +63,7 @@ def measure_tuner(sets: Mapping[str, Sequence[Data]], widths: Sequence[int] = WI
 
 
 def _build(factors: Sequence[Factors], num_nodes: int) -> dict[Group, SnapshotMatrices]:
-    """The matrices of every group that the tuner may choose, where edges are put in order."""
+    """Build the matrices of every group that the tuner may choose, if edges are sorted."""
     made = {}
     for size in GROUP_SIZES:
         for first in range(0, len(factors), size):
@@ -78,7 +78,7 @@ def _run(x: Sequence[Tensor], group: Group, matrices: SnapshotMatrices) -> None:
 
 
 def _time_groups(x: Sequence[Tensor], built: Mapping[Group, SnapshotMatrices], rounds: int) -> dict[Group, float]:
-    """Median seconds of each group; all take turns."""
+    """Measure median seconds of each group; all take turns."""
     times: dict[Group, list[float]] = {group: [] for group in built}
     for number in range(rounds + 1):
         for group, matrices in built.items():
@@ -93,7 +93,7 @@ def _time_groups(x: Sequence[Tensor], built: Mapping[Group, SnapshotMatrices], r
 
 def _time_plans(x: Sequence[Tensor], built: Mapping[Group, SnapshotMatrices],
                 plans: Sequence[Sequence[Group]]) -> list[float]:  # fmt: skip
-    """Seconds of each plan, one after the other."""
+    """Measure seconds of each plan, one after the other."""
     out = []
     for plan in plans:
         wait_for_gpu()
@@ -107,9 +107,9 @@ def _time_plans(x: Sequence[Tensor], built: Mapping[Group, SnapshotMatrices],
 
 def compare_plans(x: Sequence[Tensor], built: Mapping[Group, SnapshotMatrices], one: Sequence[Group],
                   other: Sequence[Group], rounds: int) -> float:  # fmt: skip
-    """Seconds of one plan over those of another: the median of rounds in which either comes first once.
+    """Compare seconds of one plan with another's: the median ratio of rounds in which either comes first once.
 
-    Of plans that are done soon there are more, as what else a machine does is longer than they.
+    Short plans get more rounds, as disturbances of the machine last longer than they do.
     """
     ratios: list[float] = []
     begin = time.perf_counter()
@@ -120,11 +120,12 @@ def compare_plans(x: Sequence[Tensor], built: Mapping[Group, SnapshotMatrices], 
 
 
 def find_best(seconds: Mapping[Group, float], first: int, last: int) -> list[Group]:
-    """The groups of snapshots [first, last) that together take the least, of all that nest.
+    """Find the groups of snapshots [first, last) with the least total time, among all nested groups.
 
     Args:
-        seconds: Of every group of 1, 2, 4 and 8 snapshots that begins at a multiple of its size, cut off at `last`.
-        first, last: Of which snapshots.
+        seconds: Seconds of every group of 1, 2, 4 and 8 snapshots that begins at a multiple of its size, cut off at
+            `last`.
+        first, last: Range of snapshots.
     """
     whole = min((group for group in seconds if group[:2] == (first, last)), key=lambda group: seconds[group])
     if last - first == 1:
@@ -137,7 +138,7 @@ def find_best(seconds: Mapping[Group, float], first: int, last: int) -> list[Gro
 
 
 def _sum_up(options: Sequence[Option], groups: Sequence[Group], seconds: Mapping[Group, float]) -> str:
-    """What groups were expected to take, and took one by one."""
+    """Describe the expected and the measured time of groups, one by one."""
     expected = sum(option.seconds for option in options)
     return f"expected {1e6 * expected:.0f} us, took {1e6 * sum(seconds[group] for group in groups):.0f} us"
 

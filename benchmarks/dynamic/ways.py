@@ -1,9 +1,9 @@
-"""Ways to train a dynamic graph network over frames: PyTorch Geometric Temporal's own, and others made of it.
+"""Ways to train a dynamic graph network over frames: PyTorch Geometric Temporal's own, and variants of it.
 
-All train the same model with the same steps: frames of W snapshots, the loss of the last, one step a frame. The names
-are those of the paper: PyGT, -A with transfers ahead of use, -R that also keeps the first aggregation on the GPU, -G
-that also multiplies with cuSPARSE; and PyGT with everything on the GPU, as it is, and with edges normalised once and
-the model compiled by `torch.compile` or each frame captured as a CUDA graph.
+All train the same model with the same steps: frames of W snapshots, the loss of the last, one step per frame. The names
+are the paper's: PyGT; -A with transfers ahead of use; -R that also keeps the first aggregation on the GPU; -G that also
+multiplies with cuSPARSE. In addition there is PyGT with all data on the GPU, unchanged or with edges normalised once.
+In the latter the model is compiled by `torch.compile`, or each frame is captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODELS = ("T-GCN", "EvolveGCN-O", "MPNN-LSTM")
 
 
 class Model(torch.nn.Module):
-    """A cell and a linear layer behind it."""
+    """A cell followed by a linear layer."""
 
     def __init__(self, kind: str, recurrent: Any, num_features: int, num_nodes: int, hidden: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Model(torch.nn.Module):
         self.linear = torch.nn.Linear(width, 1)
 
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Any, state: Any = None) -> tuple[Tensor, Any]:
-        """Prediction and state."""
+        """Return prediction and state."""
         if self.keeps_state:
             state = out = self.cell(x, edge_index, edge_weight, state)
         else:
@@ -46,17 +46,17 @@ class Model(torch.nn.Module):
 
 
 def make_optimizer(model: Model, device: torch.device) -> torch.optim.Optimizer:
-    """Adam, the same for every way: on a GPU in one kernel, and such that a CUDA graph can hold its steps."""
+    """Make Adam, equal for every way: on a GPU in one kernel, and capturable in a CUDA graph."""
     if device.type == "cuda":
         return torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01, device=device), fused=True, capturable=True)
     return torch.optim.Adam(model.parameters(), lr=0.01, foreach=True)
 
 
 class Way:
-    """One way to run an epoch; `epoch()` gives its mean loss.
+    """One way to run an epoch; `epoch()` returns its mean loss.
 
     Attributes:
-        preparing_epochs: Epochs after which all are alike.
+        preparing_epochs: Epochs before the time per epoch is constant.
     """
 
     preparing_epochs = 1
@@ -64,11 +64,11 @@ class Way:
     def __init__(self, model: Model, signal: Sequence[Data], window: int, device: torch.device) -> None:
         self.model, self.signal, self.window, self.device = model, signal, window, device
         self.optimizer = make_optimizer(model, device)
-        # What a frame starts with.
+        # Initial state of a frame.
         self.state: Tensor | None = None
 
     def frames(self) -> range:
-        """First snapshots of the frames."""
+        """Return the first snapshots of the frames."""
         return range(len(self.signal) - self.window + 1)
 
     def epoch(self) -> float:
@@ -83,7 +83,7 @@ class Way:
         return float(total) / len(self.frames())
 
     def compute(self, first: int) -> Tensor:
-        """Loss of the frame that begins at `first`."""
+        """Compute the loss of the frame that begins at `first`."""
         if hasattr(self.model.cell, "reinitialize_weight"):
             self.model.cell.reinitialize_weight()
         state, y_hat, y = self.state, torch.empty(0), torch.empty(0)
@@ -93,23 +93,23 @@ class Way:
         return F.mse_loss(y_hat, y)
 
     def call(self, *inputs: Any) -> Any:
-        """The model."""
+        """Call the model."""
         return self.model(*inputs)
 
     def read(self, first: int) -> Iterator[Any]:
-        """Snapshots of a frame, on the device."""
+        """Iterate over the snapshots of a frame, on the device."""
         raise NotImplementedError
 
 
 class Plain(Way):
-    """PyGT: every snapshot is made of NumPy arrays and copied whenever it is visited."""
+    """PyGT: every snapshot is created from NumPy arrays and copied at every visit."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.arrays = [{k: v.numpy() for k, v in s.items() if isinstance(v, Tensor)} for s in self.signal]
 
     def read(self, first: int) -> Iterator[Any]:
-        """Snapshots of a frame, on the device."""
+        """Iterate over the snapshots of a frame, on the device."""
         for arrays in self.arrays[first : first + self.window]:
             tensors = {key: (torch.LongTensor if value.dtype.kind == "i" else torch.FloatTensor)(value)
                        for key, value in arrays.items()}  # fmt: skip
@@ -117,8 +117,8 @@ class Plain(Way):
 
 
 class Ahead(Way):
-    """PyGT-A: snapshots lie in page-locked memory, and the one visited next is copied while this one is computed, be it
-    of the next frame or epoch.
+    """PyGT-A: snapshots lie in page-locked memory, and the next one is copied during computation, also across frames
+    and epochs.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -127,20 +127,20 @@ class Ahead(Way):
         names = self.needed()
         given = [{name: s[name] for name in names if isinstance(s.get(name), Tensor)} for s in self.signal]
         self.pinned = [{k: v.pin_memory() for k, v in part.items()} for part in given] if on_gpu else given
-        # Targets alone take less time than streams that wait for each other.
+        # Targets alone take less time than the synchronization of streams.
         self.stream = torch.cuda.Stream(self.device) if on_gpu and names != ("y",) else None
         self.coming: tuple[int, Data, Any] | None = None
 
     def needed(self) -> tuple[str, ...]:
-        """What of a snapshot is copied."""
+        """List the parts of a snapshot to copy."""
         return ("x", "edge_index", "edge_attr", "y")
 
     def copy(self, time: int) -> tuple[int, Data, Any]:
-        """Begin to copy a snapshot; last is the event of its end."""
+        """Begin to copy a snapshot; the last item is the event of its end."""
         part = self.pinned[time]
         if self.stream is None:
             return time, Data(**{name: v.to(self.device, non_blocking=True) for name, v in part.items()}), None
-        # Of memory of the stream that computes, which is waited for here, and waits before it uses what comes.
+        # Allocated on the computing stream, which is waited for here, and which waits before it uses the copy.
         moved = {name: torch.empty_like(v, device=self.device) for name, v in part.items()}
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
@@ -149,12 +149,12 @@ class Ahead(Way):
         return time, Data(**moved), self.stream.record_event()
 
     def read(self, first: int) -> Iterator[Any]:
-        """Snapshots of a frame, on the device."""
+        """Iterate over the snapshots of a frame, on the device."""
         last = first + self.window - 1
         for time in range(first, last + 1):
             begun, snapshot, copied = self.coming or self.copy(time)
             assert begun == time, "frames come in order"
-            # Frames overlap; behind the last of them is the first.
+            # Frames overlap; the first one follows the last.
             self.coming = self.copy(time + 1 if time < last else (first + 1) % len(self.frames()))
             if copied is not None:
                 torch.cuda.current_stream(self.device).wait_event(copied)
@@ -162,14 +162,14 @@ class Ahead(Way):
 
 
 class _Reused(torch.nn.Module):
-    """Stands for a convolution of features whose aggregation is kept."""
+    """Stand-in for a convolution of features whose aggregation is kept."""
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
         self.conv, self.aggregated = conv, torch.empty(0)
 
     def forward(self, first: Tensor, *rest: Any) -> Tensor:
-        """`(x, edge_index, edge_weight)`, or of EvolveGCN `(weight, x, edge_index, edge_weight)`."""
+        """Take `(x, edge_index, edge_weight)`, or for EvolveGCN `(weight, x, edge_index, edge_weight)`."""
         if hasattr(self.conv, "lin"):
             return F.linear(self.aggregated, self.conv.lin.weight, self.conv.bias)
         return self.aggregated @ first
@@ -190,17 +190,17 @@ class Reusing(Ahead):
                 self.reused.append(module)
 
     def read(self, first: int) -> Iterator[Any]:
-        """Snapshots of a frame, on the device."""
+        """Iterate over the snapshots of a frame, on the device."""
         for time, snapshot in enumerate(super().read(first), first):
             for module in self.reused:
                 module.aggregated = self.kept[time]
             if snapshot.x is None:
-                # Cells ask for its shape.
+                # Cells read its shape.
                 snapshot.x = self.kept[time]
             yield snapshot
 
     def needed(self) -> tuple[str, ...]:
-        """Features and edges only where something else than the first aggregation reads them."""
+        """List features and edges only if more than the first aggregation reads them."""
         return super().needed() if self.model.kind == "MPNN-LSTM" else ("y",)
 
 
@@ -216,7 +216,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Multiplied(torch.nn.Module):
-    """Stands for a convolution that is a product with a sparse matrix and its transpose, normalised beforehand."""
+    """Stand-in for a convolution as a product with a sparse matrix and its transpose, normalised beforehand."""
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class _Multiplied(torch.nn.Module):
         self.matrices: tuple[Tensor, ...] = ()
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """The convolution of the snapshot whose matrices are set."""
+        """Compute the convolution of the snapshot whose matrices are set."""
         matrix, turned = self.matrices
         out: Tensor = _Product.apply(self.conv.lin(x), matrix, turned) + self.conv.bias
         return out
@@ -241,11 +241,11 @@ class Sparse(Reusing):
             self.products = [_to_matrices(s, self.device) for s in self.signal]
 
     def needed(self) -> tuple[str, ...]:
-        """No edges."""
+        """List no edges."""
         return ("x", "y") if self.model.kind == "MPNN-LSTM" else ("y",)
 
     def read(self, first: int) -> Iterator[Any]:
-        """Snapshots of a frame, on the device."""
+        """Iterate over the snapshots of a frame, on the device."""
         for time, snapshot in enumerate(super().read(first), first):
             if self.multiplied is not None:
                 self.multiplied.matrices = self.products[time]
@@ -260,12 +260,12 @@ class Resident(Way):
         self.moved = [s.clone().to(self.device) for s in self.signal]
 
     def read(self, first: int) -> Iterator[Any]:
-        """Snapshots of a frame, on the device."""
+        """Iterate over the snapshots of a frame, on the device."""
         yield from self.moved[first : first + self.window]
 
 
 class Normalised(Resident):
-    """The same, edges normalised once."""
+    """PyGT with every snapshot on the GPU, and edges normalised once."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -276,27 +276,27 @@ class Normalised(Resident):
             if hasattr(module, "add_self_loops") and hasattr(module, "normalize"):
                 module.normalize = False
         if self.model.keeps_state:
-            # PyGT makes zeros on the host and copies them, which no graph can hold.
+            # PyGT creates zeros on the host and copies them, which no graph can hold.
             self.state = torch.zeros(self.signal[0].num_nodes, self.model.linear.in_features, device=self.device)
 
 
 class Compiled(Normalised):
-    """The same, with a model compiled by `torch.compile` for edges of any number."""
+    """As `Normalised`, with a model compiled by `torch.compile` for any number of edges."""
 
     preparing_epochs = 2
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        # Kept apart, since Adam has the parameters of the model itself.
+        # Kept separately, since Adam has the parameters of the model itself.
         self.compiled = torch.compile(self.model, dynamic=True)
 
     def call(self, *inputs: Any) -> Any:
-        """The compiled model."""
+        """Call the compiled model."""
         return self.compiled(*inputs)
 
 
 class Captured(Normalised):
-    """The same, and the passes and the step of every frame one CUDA graph of its own."""
+    """As `Normalised`, with the passes and the step of every frame in one CUDA graph each."""
 
     preparing_epochs = 2
 
@@ -316,7 +316,7 @@ class Captured(Normalised):
             for first in self.frames():
                 graph = torch.cuda.CUDAGraph()
                 for parameter in self.model.parameters():
-                    # One place for the gradients of all graphs.
+                    # All graphs share the memory of the gradients.
                     parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 with torch.cuda.graph(graph, pool=self.pool):
                     torch._foreach_zero_([p.grad for p in self.model.parameters() if p.grad is not None])

@@ -1,1 +1,1 @@
-"""Rows: on disk, shared or sharded between processes, and how hot ones are chosen."""
+"""Rows: on disk, shared or sharded between processes, and the choice of hot rows."""

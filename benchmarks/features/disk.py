@@ -1,4 +1,4 @@
-"""Rows in files: beside a thread that reads the same rows in order, and under a training."""
+"""Rows in files: beside a thread that reads the same rows in order, and during training."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.ops.rows.gather import rows_in_units
 from pyg_direct.runtime.cuda.device import resolve_device
 
-# Rows of a read.
+# Rows per read.
 _BATCH = 1 << 17
-# Of a table, how many rows a read takes: each is waited for alone, or the system reads on from one to the next.
+# Shares of a table per read: either the system waits for each row, or it reads ahead from one to the next.
 _SHARES = (0.005, 0.05, 0.5)
 _FIRST_STEPS, _COLD_STEPS = 6, 12
-# Rows that are looked for once the system should have forgotten them.
+# Rows to test if the system has dropped its cache.
 _PROBES = 256
 
 
 def _forget(file: RowFile) -> None:
-    """Have the system forget what it keeps of a file."""
+    """Drop the system's cache of a file."""
     file.forget()
     handle = os.open(file.path, os.O_RDONLY)
     try:
@@ -49,7 +49,7 @@ def _forget(file: RowFile) -> None:
 
 
 def _read_in_order(file: RowFile, ids: Tensor, out: Tensor) -> float:
-    """Seconds that this thread takes for rows of ascending ids, one by one; what lies ahead is the system's to read."""
+    """Measure the seconds of this thread for rows of ascending ids, one by one; only the system reads ahead."""
     numbers, places, target = ids.numpy(), torch.arange(len(ids)).numpy(), rows_in_units(out, torch.uint8).numpy()
     begin = time.perf_counter()
     file.read_rows(numbers, places, target)
@@ -57,7 +57,9 @@ def _read_in_order(file: RowFile, ids: Tensor, out: Tensor) -> float:
 
 
 def measure_disk_rows(num_rows: int, row_bytes: int = 512, folder: str | None = None) -> Iterator[Row]:
-    """Random rows of a file, in the page cache and out of it, in turn with a thread that reads them in order."""
+    """Measure random rows of a file, in the page cache and outside of it, in turns with a thread that reads them in
+    order.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as place:
         table = torch.arange(num_rows, dtype=torch.float32)[:, None].expand(num_rows, row_bytes // 4)
         tier = DiskTier(RowFile(save_rows(Path(place) / "rows.safetensors", table)))
@@ -83,7 +85,7 @@ def _measure_rows(tier: DiskTier, ids: Tensor, row_bytes: int, name: str, is_col
     num_left, rates = 0, ([], [])  # type: tuple[int, tuple[list[float], list[float]]]
     ways = (lambda: _read_in_order(tier.file, ids, out)), read
     for repeat in range((7 if is_cold else 10) + 1):
-        # A disk may have more to give to whoever comes first.
+        # The first of both may get more from a disk.
         for number in (0, 1) if repeat % 2 else (1, 0):
             if is_cold:
                 _forget(tier.file)
@@ -99,7 +101,7 @@ def _measure_rows(tier: DiskTier, ids: Tensor, row_bytes: int, name: str, is_col
 
 
 def measure_disk_feature(x: Tensor, n_ids: list[Tensor], name: str, folder: str | None = None) -> Iterator[Row]:
-    """Rows of the batches of a training from a file with a tenth in memory, beside host memory."""
+    """Measure rows of training batches from a file with a tenth in memory, beside host memory."""
     device = resolve_device(None)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         path = save_rows(Path(place) / "x.npy", x)
@@ -127,10 +129,10 @@ def measure_disk_feature(x: Tensor, n_ids: list[Tensor], name: str, folder: str 
 
 def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 48,
                           folder: str | None = None) -> Iterator[Row]:  # fmt: skip
-    """Training steps of a GraphSAGE whose features lie in a file, a tenth of them in memory, beside host memory.
+    """Measure training steps of a GraphSAGE with features in a file, a tenth of them in memory, beside host memory.
 
-    Once as the system caches the file, and a few with its pages forgotten at every step, beside the time in which one
-    thread reads what such a step misses.
+    Once with the system's cache of the file, and a few steps with its pages dropped at every step. The latter are
+    compared with the time in which one thread reads the missing rows of such a step.
     """
     device = resolve_device(None)
     x, y, size = data.x, data.y.to(device), min(1024, len(train_idx))
@@ -162,7 +164,7 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
         assert spilled.locate is not None
         case, in_file = f"disk/{name}/training", "a file, 10 % in memory"
         in_memory = Feature().from_cpu_tensor(x)
-        # Whichever came first would be slower for it.
+        # The first one would be slower.
         run_steps(load(in_memory), step, _FIRST_STEPS)
         limit = run_steps(load(in_memory), step, batches)
         yield Row.of(case, "step, features in host memory", "ms", limit)

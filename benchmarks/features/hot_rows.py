@@ -1,6 +1,4 @@
-"""How well hot rows are chosen, and what that takes: share of the reads of an epoch that hits them, beside the best
-choice in hindsight.
-"""
+"""Quality and cost of the choice of hot rows: hit rate in an epoch, beside the best choice in hindsight."""
 
 from __future__ import annotations
 
@@ -28,8 +26,10 @@ _SHARES = (0.05, 0.2)
 
 
 def make_skewed_graph(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
-    """Edges `[2, E]` of a graph like web crawls (cnr-2000): pages of a site list each other, and few pages of all
-    sites are listed by very many; who lists much is listed little.
+    """Make edges `[2, E]` of a graph like web crawls (cnr-2000).
+
+    Pages of a site link to each other, and a few pages of all sites are linked by very many. Pages with many links have
+    few links to them.
     """
     draws = torch.Generator().manual_seed(seed)
     target = torch.randint(num_nodes, (num_edges,), generator=draws)
@@ -42,11 +42,13 @@ def make_skewed_graph(num_nodes: int, num_edges: int, seed: int = 0) -> Tensor:
 
 def measure_hit_rates(edge_index: Tensor, num_nodes: int, train_idx: Tensor, name: str, fanouts: tuple[int, ...],
                       batch_size: int = 1024, share: float = 0.05) -> Iterator[Row]:  # fmt: skip
-    """Hit rates of an epoch, ranked by degree, by the chance that a batch meets a row, and by that chance blended with
-    reads counted in a part of an epoch and in a whole one.
+    """Measure hit rates of an epoch for several rankings.
+
+    These are by degree, by the probability that a batch reads a row, and by this probability blended with counted
+    reads. Reads are counted in a part of an epoch, and in a whole one.
 
     Args:
-        share: Of an epoch, that is sampled beforehand.
+        share: Part of an epoch that is sampled for counting.
     """
     topology = CSRTopo(edge_index, num_nodes=num_nodes)
     device = resolve_device(None)
@@ -61,7 +63,7 @@ def measure_hit_rates(edge_index: Tensor, num_nodes: int, train_idx: Tensor, nam
     reads = count_reads(sample(1), num_nodes)
     placed = topology.place("cuda" if device.type == "cuda" else "cpu", device)
     rankings, seconds = {"degree": count_listings(topology, num_nodes).to(reads.device)}, {}
-    # The second time, when what it runs is compiled.
+    # The second time, with compiled kernels.
     for _ in range(2):
         wait_for_gpu()
         begin = time.perf_counter()
@@ -88,7 +90,7 @@ def measure_hit_rates(edge_index: Tensor, num_nodes: int, train_idx: Tensor, nam
 
 
 def measure_ranking(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 60) -> Iterator[Row]:
-    """What a loader takes to rank rows before its first epoch, beside an epoch of training with it."""
+    """Measure the time for a loader's ranking of rows before its first epoch, beside an epoch of training with it."""
     batch_size, fanouts = min(1024, len(train_idx)), [15, 10, 5]
 
     loader = NeighborLoader(data, fanouts, train_idx, batch_size=batch_size, shuffle=True, drop_last=True, seed=0)
@@ -103,10 +105,10 @@ def measure_ranking(data: Data, train_idx: Tensor, num_classes: int, name: str, 
 
 def measure_drift(num_rows: int, changes: tuple[float, ...] = (0.01, 0.05, 0.2), num_batches: int = 400,
                   device: torch.device | None = None) -> Iterator[Row]:  # fmt: skip
-    """Hit rates of a tenth of the rows while popular ones change: kept as they were ranked at first, and chosen anew by
-    `follow_reads`, whose moved rows count as missed.
+    """Measure hit rates of a tenth of the rows while popular rows change.
 
-    A batch reads a tenth of the rows, popular ones more often; `changes` of them change places in each batch.
+    Rows are kept in their first ranking, or chosen again by `follow_reads`, whose moved rows count as misses. A batch
+    reads a tenth of the rows, popular ones more often; a share `changes` of them swaps places per batch.
     """
     device = resolve_device(None) if device is None else device
     count, first, period = num_rows // 10, 20, 25

@@ -1,7 +1,7 @@
-"""What reads of host memory take from a replayed step that runs beside them, by the blocks that read.
+"""Slowdown of a replayed step by simultaneous reads of host memory, by the number of reading blocks.
 
-Three things could: blocks in the place of the step's own, memory that both read, and the link itself, over which a GPU
-also fetches what it is to launch. A chain of kernels that compute nothing tells the last from the others.
+There are three possible causes: blocks that replace the step's own, common memory bandwidth, and the link, over which a
+GPU also fetches its launches. A chain of kernels that compute nothing isolates the last one.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from pyg_direct.profiling import time_on_stream
 _FANOUTS = [15, 10, 5]
 _WARM_UP = 8
 _CHAIN = 100
-# Of the blocks that a feature chooses.
+# Shares of the blocks that a feature chooses.
 SHARES = (1.0, 0.5, 0.25, 0.125)
 
 
 def measure_link_share(data: Data, train_idx: Tensor, num_classes: int, name: str, cache: str = "20%",
                        batches: int = 48) -> Iterator[Row]:  # fmt: skip
-    """Replayed epochs of SAGE with a part of the rows on the GPU, and what they are made of, for fewer blocks each.
+    """Measure replayed epochs of SAGE with a part of the rows on the GPU, and their parts, with fewer and fewer blocks.
 
     Args:
         data: A graph; its rows are moved to unified memory.
         train_idx: Seeds.
-        num_classes: Of the model.
-        name: Of the graph.
+        num_classes: Classes of the model.
+        name: Name of the graph.
         cache: GPU memory for hot rows.
         batches: Steps measured.
     """
@@ -82,7 +82,7 @@ def measure_link_share(data: Data, train_idx: Tensor, num_classes: int, name: st
 
 
 def _make_chain(device: torch.device) -> Callable[[], object]:
-    """A replay of kernels that each add one to one number."""
+    """Make a replay of kernels that each add one to one number."""
     number = torch.zeros(1, device=device)
 
     def work() -> None:
@@ -95,7 +95,7 @@ def _make_chain(device: torch.device) -> Callable[[], object]:
 
 
 def _time_beside(chain: Callable[[], object], read: Callable[[], Any], repeats: int = 10) -> list[float]:
-    """Microseconds of the chain while rows are read on another stream."""
+    """Measure microseconds of the chain while rows are read on another stream."""
     side, times = torch.cuda.Stream(priority=-1), []
     for _ in range(repeats):
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Batches with rows of which every process holds a part, beside one copy that all processes of the host share."""
+"""Batches with rows divided over the processes, beside one copy shared by all processes of the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 
 _BATCHES = 12
-# Names of the ways, and what loaders are told.
+# Names of the ways, and the options of their loaders.
 _WAYS: dict[str, dict[str, Any]] = {
     "one copy that all share": {"cold_policy": "pinned"},
     "rows shared out": {"cold_policy": "shard"},
@@ -26,13 +26,13 @@ _WAYS: dict[str, dict[str, Any]] = {
 
 
 def measure_sharded(graph: NodeDataset, name: str, device: str, count: int) -> Iterator[Row]:
-    """Batches a second of all processes, and the bytes of rows that each holds and sends.
+    """Measure batches a second of all processes, and the bytes of rows that each holds and sends.
 
     Args:
-        graph: With features, on the CPU.
-        name: Of the rows.
+        graph: A graph with features, on the CPU.
+        name: Name of the rows.
         device: `cpu` or `cuda`.
-        count: Processes; on GPUs each has one of its own.
+        count: Processes; on GPUs each has its own GPU.
     """
     assert graph.x is not None
     found = run_processes(_measure, count, device, graph.edge_index, graph.x)

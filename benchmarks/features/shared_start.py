@@ -1,4 +1,4 @@
-"""Start of several processes over one table: from rows in memory to the first that every process has read."""
+"""Start of several processes over one table: from rows in memory to the first read of every process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch.multiprocessing.spawn import spawn
 from pyg_direct.bench.result_row import Row
 from pyg_direct.features.feature import Feature
 
-# Of ogbn-papers100M: 57 GB of float32.
+# Shape of ogbn-papers100M: 57 GB of float32.
 PAPERS_NODES, PAPERS_WIDTH = 111_059_956, 128
 _READS = 1 << 18
 
 
 def measure_shared_start(scale: float, counts: tuple[int, ...]) -> Iterator[Row]:
-    """Seconds until processes that share one copy of the rows have each read some, and the host memory they all have.
+    """Measure seconds until all processes over one copy of the rows have read some, and their total host memory.
 
-    The rows lie in the memory of the process that starts the others, which gives them up once they are moved. Starting
-    Python and CUDA is part of it.
+    The rows lie in the memory of the process that starts the others, and are freed there after they are moved. The
+    start of Python and CUDA is included.
 
     Args:
         scale: Factor on the rows of papers100M's shape.
-        counts: Processes; on GPUs each has one of its own.
+        counts: Processes; on GPUs each has its own GPU.
     """
     num_rows, on_gpu = max(1, int(PAPERS_NODES * scale)), torch.cuda.is_available()
     num_bytes = num_rows * PAPERS_WIDTH * 4
@@ -55,7 +55,7 @@ def _start(num_rows: int, count: int, on_gpu: bool) -> tuple[float, int]:
     started = spawn(_read, args=(handle, on_gpu, answers, is_measured), nprocs=count, join=False)
     ends: list[float] = []
     while len(ends) < count:
-        # Raises what a process has raised.
+        # Raises an error of a process here.
         started.join(0.01)
         if not answers.empty():
             ends.append(answers.get())
@@ -66,9 +66,9 @@ def _start(num_rows: int, count: int, on_gpu: bool) -> tuple[float, int]:
 
 
 def _count_bytes(processes: Sequence[int]) -> int:
-    """Host memory of processes; what several of them have in common is counted once."""
+    """Count the host memory of processes; memory shared by several of them counts once."""
     found = [psutil.Process(process).memory_full_info() for process in processes]
-    # Only Linux tells a process's part of what it shares.
+    # Only Linux reports a process's part of shared memory.
     return sum(getattr(one, "pss", one.uss) for one in found)
 
 

@@ -1,4 +1,4 @@
-"""The microbenchmarks of PyTorch-Direct (its figures 6 and 7): rows of a table in host memory brought to the GPU."""
+"""Microbenchmarks of PyTorch-Direct (its figures 6 and 7): rows of a table in host memory read by the GPU."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LINE = 128
 _COUNTS = (8 << 10, 64 << 10, 256 << 10)
 _ROW_BYTES = (256, 1 << 10, 4 << 10, 16 << 10)
 _WIDTHS = (2048, 2052, 2056, 2060, 2064, 2068, 2072, 2076)
-# What the paper publishes, on its GPUs and PCIe 3 and 4: time over a pinned copy's, and speed-up over the baseline.
+# Published figures, on the paper's GPUs and PCIe 3 and 4: time over a pinned copy's, and speed-up over the baseline.
 _PAPER_IDEAL, _PAPER_ALIGNED = "the paper: 1.03 to 1.20", "the paper: 1.93 x over the baseline"
 
 
 def _pinned_seconds(num_bytes: int) -> float:
-    """Seconds of one page-locked copy of so many bytes, which the paper calls ideal."""
+    """Measure seconds of one page-locked copy of `num_bytes`, which the paper calls ideal."""
     source = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
     return sorted(time_on_gpu(lambda: target.copy_(source, non_blocking=True), 9, 2, 2, is_ahead=True))[4]
@@ -38,7 +38,7 @@ def _make_table(row_bytes: int, num_bytes: int) -> Tensor:
 
 
 def _ways(rows: Tensor, pinned_rows: Tensor, ids: Tensor) -> dict[str, tuple[Callable[[], Tensor], bool]]:
-    """What is timed, by name, and whether the CPU takes part. `rows` lie in unified memory."""
+    """List the timed ways by name, and True if the CPU takes part. `rows` lie in unified memory."""
     table, host_ids = to_unified(rows), ids.cpu()
     on_gpu = table.on_gpu()
     return {"baseline: torch on the CPU, then a copy": (lambda: rows[host_ids].cuda(), True),
@@ -49,7 +49,7 @@ def _ways(rows: Tensor, pinned_rows: Tensor, ids: Tensor) -> dict[str, tuple[Cal
 
 def _measure(row_bytes: int, counts: tuple[int, ...], table_bytes: int = _TABLE_BYTES
              ) -> Iterator[tuple[int, str, list[float]]]:  # fmt: skip
-    """(rows, way, seconds of each repeat)."""
+    """Measure (rows, way, seconds of each repeat)."""
     rows = _make_table(row_bytes, table_bytes)
     block = allocate(rows.numel() * 4, "pinned", "cuda")
     block.view_on_cpu(rows.dtype, rows.shape).copy_(rows)
@@ -68,7 +68,7 @@ def _measure(row_bytes: int, counts: tuple[int, ...], table_bytes: int = _TABLE_
 
 
 def measure_figure_6() -> Iterator[Row]:
-    """8 K to 256 K rows of 256 B to 16 KB; what a call takes of Python is a row of its own (`measure_indexing`)."""
+    """Measure 8 K to 256 K rows of 256 B to 16 KB; Python's time for a call is a separate row (`measure_indexing`)."""
     for row_bytes in _ROW_BYTES:
         for count, name, seconds in _measure(row_bytes, _COUNTS):
             num_bytes = count * row_bytes
@@ -78,13 +78,14 @@ def measure_figure_6() -> Iterator[Row]:
 
 
 def count_line_requests(row_bytes: int, access_bytes: int, *, is_shifted: bool) -> float:
-    """Lines of 128 bytes that the accesses of a group of threads ask for in a row, on average over rows that lie one
-    behind the other from a line's begin on, each access counted by itself: arithmetic, which no profiler has confirmed.
+    """Count the lines of 128 bytes that the accesses of a group of threads request per row.  This is an average over
+    consecutive rows that begin at a line, with each access counted separately. It is computed, and not confirmed by a
+    profiler.
 
     Args:
-        row_bytes: Of a row.
-        access_bytes: What the threads of a group read at once, such as 32 x 4 or 32 x 16 bytes.
-        is_shifted: Whether accesses begin with the line in which the row begins (section 4.5), not with the row.
+        row_bytes: Bytes of a row.
+        access_bytes: Bytes that the threads of a group read at once, such as 32 x 4 or 32 x 16.
+        is_shifted: True if accesses begin with the line in which the row begins (section 4.5), not with the row.
     """
     requests, num_rows = 0, _LINE // math.gcd(row_bytes, _LINE)
     for begin in range(0, num_rows * row_bytes, row_bytes):
@@ -102,7 +103,7 @@ def _tell_requests(row_bytes: int) -> str:
 
 
 def measure_figure_7(count: int = 64 << 10) -> Iterator[Row]:
-    """Rows of 2,048 to 2,076 bytes in steps of 4: where they begin beside the lines of 128 bytes."""
+    """Measure rows of 2,048 to 2,076 bytes in steps of 4, by their alignment to lines of 128 bytes."""
     for row_bytes in _WIDTHS:
         for _, name, seconds in _measure(row_bytes, (count,), _TABLE_BYTES // 4):
             num_bytes = count * row_bytes
@@ -113,7 +114,7 @@ def measure_figure_7(count: int = 64 << 10) -> Iterator[Row]:
 
 
 def measure_indexing(counts: tuple[int, ...] = (1, 1024), repeats: int = 200) -> Iterator[Row]:
-    """What `unified[ids]` takes of Python, beside an index of torch's on the device of the ids."""
+    """Measure Python's time for `unified[ids]`, beside torch's indexing on the device of the ids."""
     device = resolve_device(None)
     rows = _make_table(512, 1 << 20)
     plain, table = rows.to(device), to_unified(rows.clone())

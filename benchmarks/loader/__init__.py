@@ -1,1 +1,1 @@
-"""Batches: typed, timed and weighted ones, sets of nodes, walks, LABOR, growth, start, memory, power and accuracy."""
+"""Batches: with types, times and weights, sets of nodes, walks, LABOR, growth, start-up, memory, power and accuracy."""

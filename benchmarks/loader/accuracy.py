@@ -1,4 +1,4 @@
-"""What a GraphSAGE learns from batches of each kind, and an MLP without edges: test accuracy over several seeds."""
+"""Accuracy of a GraphSAGE trained on batches of each kind, and of an MLP without edges, over several seeds."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from pyg_direct.runtime.cuda.device import resolve_device
 def measure_accuracy(dataset: NodeDataset, kinds: Mapping[str, Mapping[str, Any]], seeds: int = 5, epochs: int = 20,
                      dropout: float = 0.3, learning_rate: float = 0.003,
                      batch_size: int = 1024) -> Iterator[Row]:  # fmt: skip
-    """Test accuracy at the epoch of best validation, in percent: all seeds of a kind are one row.
+    """Measure test accuracy at the epoch of best validation, in percent; all seeds of a kind are one row.
 
     Args:
-        dataset: With features and classes.
-        kinds: Options of `NeighborLoader` by name, `dtype` for that of the features, and `accelerate` for accelerated
-            models; the first is compared with.
+        dataset: A graph with features and classes.
+        kinds: Options of `NeighborLoader` by name, `dtype` of the features, and `accelerate` for accelerated models;
+            the first kind is the reference.
         seeds: Runs of each kind; run s of every kind starts from the same weights and order.
         epochs: Passes over the training nodes; the second half of them is validated.
-        dropout, learning_rate, batch_size: Of training.
+        dropout, learning_rate, batch_size: Options of training.
     """
     device = resolve_device(None)
     known = dataset.to(device)
@@ -67,7 +67,7 @@ def measure_accuracy(dataset: NodeDataset, kinds: Mapping[str, Mapping[str, Any]
 
 def _compare_with_mlp(dataset: NodeDataset, scores: list[float], dropout: float, batch_size: int,
                       epochs: int = 40, learning_rate: float = 0.003) -> Iterator[Row]:  # fmt: skip
-    """What an MLP learns of the same features, with passes enough, and how far the first kind is above it."""
+    """Measure the accuracy of an MLP on the same features, with enough passes, and its distance to the first kind."""
     case = f"accuracy/{dataset.name}/MLP, no edges"
     apart = []
     for seed in range(len(scores)):
@@ -116,7 +116,7 @@ def _train(model: GraphSAGE, loader: NeighborLoader, dataset: NodeDataset, topol
 
 @torch.no_grad()
 def predict(model: GraphSAGE, topology: CSRTopo, x: Tensor) -> Tensor:
-    """Classes of all nodes from all their neighbors, layer by layer: a product with the adjacency each."""
+    """Predict classes of all nodes from all their neighbors, layer by layer, with one sparse product each."""
     model.eval()
     size = (topology.node_count, topology.node_count)
     indptr, indices = topology.indptr.to(x.device), topology.indices.to(x.device)

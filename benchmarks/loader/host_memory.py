@@ -1,4 +1,4 @@
-"""Host memory that a loader takes while it places a graph, of the whole machine, as unified memory is the driver's."""
+"""Host memory of a loader while it places a graph, of the whole machine, as unified memory belongs to the driver."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pyg_direct.loader.neighbor_loader import NeighborLoader
 
 
 def used_bytes() -> int:
-    """Host memory in use on this machine."""
+    """Return the host memory in use on this machine."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return (int(lines["MemTotal"].split()[0]) - int(lines["MemAvailable"].split()[0])) * 1024
 
 
 class PeakWatch:
-    """Remembers the highest use of host memory while it is entered, looking every few milliseconds."""
+    """Watch of the peak of host memory, sampled every few milliseconds."""
 
     def __enter__(self) -> PeakWatch:
         self.before = self.peak = used_bytes()
@@ -47,7 +47,7 @@ class PeakWatch:
 def measure_host_memory(
     num_nodes: int = 8_000_000, num_features: int = 256, num_edges: int = 64_000_000
 ) -> Iterator[Row]:
-    """Peak while features and topology on the host are placed in unified memory, over what they hold."""
+    """Measure the peak while features and topology on the host are placed in unified memory, over their size."""
     graph = synthetic_graph("products", num_nodes=num_nodes, num_edges=num_edges, topology_only=True, device="cuda")
     y = graph.y
     torch.ones(1, device="cuda")

@@ -1,4 +1,4 @@
-"""Moving fewer bytes: rows that batches need with LABOR and super-batches, and what a step takes with them."""
+"""Fewer bytes: rows that batches need with LABOR and super-batches, and the time of a step with them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 def measure_fetched_bytes(edge_index: Tensor, num_nodes: int, num_features: int, seeds: Tensor,
                           name: str) -> Iterator[Row]:  # fmt: skip
-    """Bytes of rows a batch, each row once in a super-batch, beside those of uniform batches in float32.
+    """Measure bytes of rows per batch, each row once in a super-batch, beside uniform batches in float32.
 
     Args:
         edge_index: int64 or int32 `[2, E]`, on the device that samples.
@@ -60,7 +60,7 @@ def measure_fetched_bytes(edge_index: Tensor, num_nodes: int, num_features: int,
 
 
 def measure_sampling(edge_index: Tensor, num_nodes: int, seeds: Tensor, name: str) -> Iterator[Row]:
-    """Time to sample a batch on a GPU, which LABOR does in O(degree) a node."""
+    """Measure the time to sample a batch on a GPU, which LABOR does in O(degree) per node."""
     topology = CSRTopo(edge_index, num_nodes=num_nodes)
     batches = seeds[: 8 * _BATCH_SIZE].split(_BATCH_SIZE)
     for placement in ("cuda", "unified"):
@@ -74,7 +74,7 @@ def measure_sampling(edge_index: Tensor, num_nodes: int, seeds: Tensor, name: st
 
 
 def _time_batches(plan: Plan, batches: Sequence[Tensor]) -> list[float]:
-    """Milliseconds of a batch."""
+    """Measure milliseconds per batch."""
     numbers = count()
 
     def sample() -> None:
@@ -85,7 +85,7 @@ def _time_batches(plan: Plan, batches: Sequence[Tensor]) -> list[float]:
 
 
 def measure_hubs(degrees: tuple[int, ...] = (10**2, 10**4, 10**6)) -> Iterator[Row]:
-    """Time to pick 10 neighbors of one node, by its degree."""
+    """Measure the time to pick 10 neighbors of one node, by its degree."""
     for degree in degrees:
         indptr = torch.tensor([0, degree], device="cuda")
         indices = torch.arange(degree, dtype=torch.int32, device="cuda")
@@ -96,7 +96,9 @@ def measure_hubs(degrees: tuple[int, ...] = (10**2, 10**4, 10**6)) -> Iterator[R
 
 
 def measure_steps(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 96) -> Iterator[Row]:
-    """Time of a step with all features in unified host memory, the loader alone and under a training GraphSAGE."""
+    """Measure the time of a step with all features in unified host memory, the loader alone and with a training
+    GraphSAGE.
+    """
     wide, narrow = data.x, data.x.bfloat16()
     cases = [("uniform", "fp32", 1, "cuda"), ("uniform", "fp32", 4, "cuda"), ("uniform", "fp32", 8, "cuda"),
              ("labor", "fp32", 1, "cuda"), ("labor", "bf16", 1, "cuda"), ("labor, dependent layers", "bf16", 1, "cuda"),

@@ -1,4 +1,4 @@
-"""Sampling by a GPU and CPU cores together, beside each alone: what `MixedGraphSageSampler` is worth."""
+"""Sampling by a GPU and CPU cores together, beside each alone: the benefit of `MixedGraphSageSampler`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.sampling.mixed_cpu_gpu import MixedGraphSageSampler, SampleJob
 
 _FANOUTS, _SEEDS, _EPOCHS = (15, 10, 5), 1024, 5
-# Epochs that compile and find out what a batch takes, and with how many cores; those of cores alone compile in one.
+# Epochs that compile, and measure the time of a batch and the best number of cores; cores alone compile in one.
 _FIRST = 15
 
 
@@ -24,8 +24,8 @@ class RandomSeeds(SampleJob):
     """Batches of seeds, equal in every epoch.
 
     Args:
-        num_nodes: Of the graph.
-        count: Batches.
+        num_nodes: Nodes of the graph.
+        count: Number of batches.
     """
 
     def __init__(self, num_nodes: int, count: int) -> None:
@@ -41,14 +41,14 @@ class RandomSeeds(SampleJob):
 
 def measure_mixed(edge_index: Tensor, num_nodes: int, name: str, cores: Sequence[int] = (), batches: int = 24,
                   batches_on_gpu: int = 480) -> Iterator[Row]:  # fmt: skip
-    """Edges a second of each mode, whose epochs take turns.
+    """Measure edges a second of each mode, in alternating epochs.
 
     Args:
         edge_index, num_nodes: The graph.
-        name: Of the rows.
-        cores: Numbers of cores that sample; by default one, and all but the one that the caller needs.
-        batches, batches_on_gpu: Of an epoch, of the cores alone and with a GPU, which has done as few before a core has
-            one.
+        name: Name of the rows.
+        cores: Numbers of cores that sample; by default one, and all except one for the caller.
+        batches, batches_on_gpu: Batches per epoch, of the cores alone and with a GPU. The GPU makes many while a core
+            makes one.
     """
     cores = cores or sorted({1, max(1, (os.cpu_count() or 1) - 1)})
     topology = CSRTopo(edge_index, num_nodes=num_nodes)

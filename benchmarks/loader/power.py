@@ -1,6 +1,6 @@
-"""What a training takes of the machine: time of a step, share of the CPU cores, and power of the GPU as NVML tells it.
+"""Cost of training for the machine: time of a step, share of the CPU cores, and power of the GPU, reported by NVML.
 
-The power is that of the GPU alone; PyTorch-Direct's authors measured the whole machine at the wall.
+This is the power of the GPU only; PyTorch-Direct's authors measured the whole machine at the wall.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PERIOD_MS = 50
 
 
 class PowerMeter:
-    """Samples the power of a GPU while it is open, by `nvidia-smi`, which asks NVML.
+    """Sampler of the power of a GPU while it is open, by `nvidia-smi`, which reads NVML.
 
     Attributes:
         watts: The samples.
@@ -51,7 +51,9 @@ class PowerMeter:
 
 def measure_training(x: Tensor, y: Tensor, topology: CSRTopo, train_idx: Tensor, name: str, steps: int = 150,
                      batch_size: int = 1024) -> Iterator[Row]:  # fmt: skip
-    """Steps of GraphSAGE and GAT with features brought from host memory in three ways, one batch after the other."""
+    """Measure steps of GraphSAGE and GAT with features read from host memory in three ways, one batch after the
+    other.
+    """
     import psutil
 
     sampler = GraphSageSampler(topology, list(_FANOUTS), seed=0)
@@ -98,7 +100,7 @@ def measure_training(x: Tensor, y: Tensor, topology: CSRTopo, train_idx: Tensor,
 
 class _Nothing:
     def __enter__(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     def __exit__(self, *error: object) -> None:
-        """Nothing to end."""
+        """Do nothing."""

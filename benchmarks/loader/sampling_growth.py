@@ -1,4 +1,4 @@
-"""How sampling grows: with edges, batch size, the degree of hubs, and the number of node ids."""
+"""Growth of sampling with edges, batch size, the degree of hubs, and the number of node ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUM_IDS = (10**6, 10**7, 10**8, 10**9)
 
 
 def measure_papers() -> Iterator[Row]:
-    """A graph of papers100M's size, in GPU memory and on the host."""
+    """Measure a graph of papers100M's size, in GPU memory and on the host."""
     topology = draw_papers(1.0)
     for placement, fanouts in (("cuda", FANOUTS), ("cuda", (20, 15, 10)), ("unified", FANOUTS)):
         placed = topology.place(placement, "cuda")
@@ -35,7 +35,7 @@ def measure_papers() -> Iterator[Row]:
 
 
 def measure_growth() -> Iterator[Row]:
-    """The four curves, all with topology in GPU memory."""
+    """Measure the four curves, all with topology in GPU memory."""
     yield from measure_edges()
     yield from measure_batch_sizes()
     yield from measure_hubs()
@@ -45,7 +45,7 @@ def measure_growth() -> Iterator[Row]:
 def measure_times(placed: PlacedTopology, recipe: Recipe, case: str, num_seeds: int, *, curve: str = "",
                   at: float | None = None, at_name: str = "", seeds: Callable[[], torch.Tensor] | None = None,
                   ) -> Iterator[Row]:  # fmt: skip
-    """Time a batch, alone and one batch ahead, the edges a second and the plan's memory."""
+    """Measure the time of a batch, alone and one batch ahead, the edges a second and the plan's memory."""
     plan = open_plan(placed, recipe)
     assert isinstance(plan, GpuPlan)
     draw = seeds or (lambda: torch.randint(placed.num_nodes, (num_seeds,)))
@@ -71,7 +71,7 @@ def measure_times(placed: PlacedTopology, recipe: Recipe, case: str, num_seeds: 
 
 
 def measure_edges() -> Iterator[Row]:
-    """1 M to 1.6 G edges in papers100M's shape."""
+    """Measure 1 M to 1.6 G edges in papers100M's shape."""
     for num_edges in _NUM_EDGES:
         topology = draw_papers(num_edges / PRESETS["papers100M"].num_edges)
         yield from measure_times(topology.place("cuda", "cuda"), Recipe(FANOUTS), f"growth/edges/{num_edges}", 1024,
@@ -79,7 +79,7 @@ def measure_edges() -> Iterator[Row]:
 
 
 def measure_batch_sizes() -> Iterator[Row]:
-    """64 to 65,536 seeds on a graph of 134 M edges."""
+    """Measure 64 to 65,536 seeds on a graph of 134 M edges."""
     placed = draw_papers(2**27 / PRESETS["papers100M"].num_edges).place("cuda", "cuda")
     for num_seeds in _BATCH_SIZES:
         yield from measure_times(placed, Recipe(FANOUTS), f"growth/batch/{num_seeds}", num_seeds,
@@ -87,7 +87,7 @@ def measure_batch_sizes() -> Iterator[Row]:
 
 
 def measure_hubs() -> Iterator[Row]:
-    """Rows of degree 10^2 to 10^7 at equal fanout: 128 of them, each eight times among the seeds."""
+    """Measure rows of degree 10^2 to 10^7 at equal fanout: 128 of them, each eight times among the seeds."""
     num_hubs, num_nodes = 128, 1 << 22
     for degree in _DEGREES:
         indptr = torch.full((num_nodes + 1,), num_hubs * degree, device="cuda")
@@ -100,7 +100,7 @@ def measure_hubs() -> Iterator[Row]:
 
 
 def measure_id_spaces() -> Iterator[Row]:
-    """10^6 to 10^9 node ids, a million of which, spread over all, have a hundred edges each among themselves."""
+    """Measure 10^6 to 10^9 node ids; a million of them, spread over all, have a hundred edges each among themselves."""
     num_alive, degree = 10**6, 100
     for num_nodes in _NUM_IDS:
         spread = num_nodes // num_alive
@@ -118,7 +118,7 @@ def measure_id_spaces() -> Iterator[Row]:
 
 
 def draw_papers(scale: float) -> CSRTopo:
-    """Topology of papers100M's shape at a scale, drawn and compressed on the GPU."""
+    """Draw a topology of papers100M's shape at a scale, compressed on the GPU."""
     preset = PRESETS["papers100M"]
     num_nodes, num_edges = int(preset.num_nodes * scale), int(preset.num_edges * scale)
     generator = torch.Generator("cuda").manual_seed(1)

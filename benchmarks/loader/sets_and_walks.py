@@ -1,4 +1,4 @@
-"""Batches of sets of nodes with the edges among them, and random walks, in turns with PyG's where these run."""
+"""Batches of sets of nodes with the edges among them, and random walks, in turns with PyG's if these run."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from pyg_direct.loader.walk_models import MetaPath2Vec
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.random_walks import random_walk
 
-# Turns of ours and PyG's, and batches of each turn.
+# Turns of ours and PyG's, and batches per turn.
 _TURNS, _BATCHES = 5, 24
 _STEPS = 20
 
 
 def measure_sets(data: Data, name: str) -> Iterator[Row]:
-    """Milliseconds of a batch of each loader of sets of nodes.
+    """Measure milliseconds per batch of each loader of sets of nodes.
 
     Args:
         data: The graph, on the CPU.
-        name: Of the graph.
+        name: Name of the graph.
     """
     num_nodes = int(data.num_nodes or 0)
     clusters = ClusterData(data, max(2, num_nodes // 100), log=False)
@@ -52,17 +52,18 @@ def measure_sets(data: Data, name: str) -> Iterator[Row]:
 
 
 def measure_walks(edge_index: Tensor, num_nodes: int, name: str) -> Iterator[Row]:
-    """Steps a second of uniform walks and node2vec's from all nodes, and milliseconds of a batch of MetaPath2Vec.
+    """Measure steps a second of uniform walks and node2vec's from all nodes, and milliseconds per batch of
+    MetaPath2Vec.
 
     Args:
         edge_index: int64 `[2, E]`, on the CPU.
-        num_nodes: N.
-        name: Of the graph.
+        num_nodes: Number of nodes N.
+        name: Name of the graph.
     """
     device = resolve_device(None)
     topology = CSRTopo(edge_index, num_nodes=num_nodes, direction="out")
     start = torch.arange(num_nodes, device=device)
-    # As many reads of an offset and a neighbor, without what chooses them.
+    # As many reads of an offset and a neighbor, without the choice of the neighbor.
     places = torch.randint(max(1, edge_index.shape[1]), (start.numel() * _STEPS,), device=device)
     neighbors = topology.place("auto", device).indices
     read = time_on_clock(lambda: neighbors[places], 5)
@@ -81,7 +82,7 @@ def measure_walks(edge_index: Tensor, num_nodes: int, name: str) -> Iterator[Row
 
 
 def _compare(case: str, ours: Callable[[], Any], theirs: Callable[[], Any] | None) -> Iterator[Row]:
-    """Rows of two loaders that take turns."""
+    """Yield rows of two loaders that take turns."""
     made = {"pyg_direct": ours()} | ({} if theirs is None else {"PyG": theirs()})
     times: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(1 + _TURNS):
@@ -97,7 +98,7 @@ def _compare(case: str, ours: Callable[[], Any], theirs: Callable[[], Any] | Non
 
 
 def _time_batches(loader: Any) -> float:
-    """Milliseconds of a batch, the first of an epoch left out."""
+    """Measure milliseconds per batch, without the first of an epoch."""
     batches = iter(loader)
     next(batches)
     wait_for_gpu()

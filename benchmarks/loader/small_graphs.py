@@ -1,4 +1,4 @@
-"""Batches of many small graphs of ZINC's shape, ours beside PyG's `DataLoader`; milliseconds a batch."""
+"""Batches of many small graphs of ZINC's shape, ours beside PyG's `DataLoader`; milliseconds per batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Molecules(InMemoryDataset):
 
 def measure_small_graphs(scale: float, sizes: Sequence[int] = (128, 1024), batches: int = 40,
                          workers: Sequence[int] = (0,)) -> Iterator[Row]:  # fmt: skip
-    """A batch of the data set in memory and of a list of its graphs, on one thread of a CPU, or on a GPU."""
+    """Measure a batch of the data set in memory and of a list of its graphs, on one thread of a CPU, or on a GPU."""
     device = resolve_device(None)
     dataset = _Molecules(max(4, int(12_000 * scale)))
     forms = {"in memory": dataset, "list": [dataset[number] for number in range(len(dataset))]}
@@ -62,7 +62,7 @@ def _measure_form(case: str, graphs: Any, size: int, batches: int, workers: Sequ
         name = f"PyG's DataLoader, {count} workers"
         loaders[name] = PygDataLoader(graphs, num_workers=count, persistent_workers=count > 0, **options)
     epochs = {name: chain.from_iterable(repeat(loader)) for name, loader in loaders.items()}
-    # PyG cuts each graph of a data set in memory out once: an epoch goes by before it is timed.
+    # PyG caches each graph of a data set in memory: one epoch runs before the timed ones.
     for name, loader in loaders.items():
         _time(epochs[name], len(loader), device)
     seconds: dict[str, list[float]] = {name: [] for name in loaders}
@@ -79,7 +79,7 @@ def _measure_form(case: str, graphs: Any, size: int, batches: int, workers: Sequ
 
 
 def _time(epochs: Iterator[Any], batches: int, device: torch.device) -> float:
-    """Seconds a batch, on the device."""
+    """Measure seconds per batch, on the device."""
     wait_for_gpu()
     begin = time.perf_counter()
     for batch in islice(epochs, batches):

@@ -1,4 +1,4 @@
-"""Seconds until a program has its first batch, each time in a process that has imported torch and PyG only."""
+"""Seconds until a program has its first batch, each time in a process that has imported only torch and PyG."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyg_direct.bench.result_row import Row
 from pyg_direct.compiler.code_cache import ARCHIVE
 from pyg_direct.datasets import synthetic_graph
 
-# Imports torch and PyG, which takes longer than what is measured, and waits: with neither this package nor CUDA so far.
+# Imports torch and PyG, which takes longer than the measurement, and waits: without this package and CUDA so far.
 _PROGRAM = """
 import json, os, sys, time
 import torch, torch_geometric.loader
@@ -38,7 +38,7 @@ print(json.dumps([imported - begin, time.perf_counter() - loaded]))
 
 
 def measure_startup(scale: float = 0.1, repeats: int = 3) -> Iterator[Row]:
-    """Import and first batch: with the PTX of the wheel, with all to compile, and with all kept from an earlier run."""
+    """Measure import and first batch: with the wheel's PTX, without any cache, and with an earlier run's cache."""
     on_gpu = torch.cuda.is_available()
     graph = synthetic_graph("products", scale=scale, device="cuda" if on_gpu else "cpu").to("cpu")
     states = (["wheel"] if on_gpu and ARCHIVE.exists() else []) + ["nothing compiled", "all cached"]
@@ -46,7 +46,7 @@ def measure_startup(scale: float = 0.1, repeats: int = 3) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         file = Path(folder) / "data.pt"
         torch.save(graph.to_data(), file)
-        # All import at once, and the first that has done so waits for the others.
+        # All import at once; each waits until the last has finished.
         waiting = [stack.enter_context(_Program(file, number)) for number in range(repeats * len(states) + 1)]
         for program in waiting:
             program.wait()
@@ -65,7 +65,7 @@ def measure_startup(scale: float = 0.1, repeats: int = 3) -> Iterator[Row]:
 
 
 class _Program:
-    """The program over the graph of a file, which runs once, when it is told to."""
+    """Program over the graph of a file; it runs once, on request."""
 
     def __init__(self, file: Path, number: int) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
@@ -82,16 +82,16 @@ class _Program:
         self._process.communicate()
 
     def wait(self) -> None:
-        """Until everything is imported that is not measured."""
+        """Wait until all imports that are not measured have finished."""
         self._read("imports")
 
     def run(self, cache: Path, state: str) -> tuple[float, float]:
-        """Seconds of the import and of the first batch with this cache, which holds the driver's too."""
-        # A compiler that is asked for is used, whatever the wheel carries.
+        """Run with this cache, which includes the driver's, and return seconds of the import and of the first batch."""
+        # A requested compiler is used even if the wheel has PTX.
         compiler = {} if state == "wheel" else {"PYG_DIRECT_COMPILER": "numba"}
         settings = {"PYG_DIRECT_CACHE": str(cache), "CUDA_CACHE_PATH": str(cache / "driver"), **compiler}
         assert self._process.stdin is not None
-        # One that has ended already says why in its log.
+        # If the process has ended already, its log has the reason.
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(settings), file=self._process.stdin, flush=True)
         imported, first = json.loads(self._read(state))

@@ -1,4 +1,4 @@
-"""The general sampler: types, times, weights, separate trees, links and many relations; edges a second of each."""
+"""General sampler: types, times, weights, separate trees, links and many relations; edges a second of each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WINDOWS = 5
 
 
 def measure_types(scale: float, batches: int = 20, sizes: tuple[int, ...] = (1024, 8192)) -> Iterator[Row]:
-    """Sampling around papers of a graph like ogbn-mag: uniform, in separate trees, by weight, and by time."""
+    """Measure sampling around papers of a graph like ogbn-mag: uniform, in separate trees, by weight, and by time."""
     device = resolve_device(None)
     data = make_mag(scale, device)
     for name, topology, recipe in _open_options(data, device):
@@ -46,7 +46,7 @@ def measure_types(scale: float, batches: int = 20, sizes: tuple[int, ...] = (102
 
 
 def measure_types_on_cpu(scale: float, size: int = 1024) -> Iterator[Row]:
-    """The same on a thread of a CPU, ours and pyg-lib's."""
+    """Measure the same on one thread of a CPU, ours and pyg-lib's."""
     data = make_mag(scale, "cpu")
     batches = [torch.randperm(int(data["paper"].num_nodes))[:size] for _ in range(10)] * 5
     before, torch_before = set_cpu_threads(1), torch.get_num_threads()
@@ -65,7 +65,7 @@ def measure_types_on_cpu(scale: float, size: int = 1024) -> Iterator[Row]:
 
 
 def _open_options(data: HeteroData, device: torch.device) -> Iterator[tuple[str, HeteroTopo, GeneralRecipe]]:
-    """(name, graph, what is sampled) of each way to choose neighbors."""
+    """Open (name, graph, recipe) of each way to choose neighbors."""
     num_nodes, edges = dict(data.num_nodes_dict), dict(data.edge_index_dict)
     generator = torch.Generator(device).manual_seed(2)
     weights = {kind: torch.rand(pairs.shape[1], generator=generator, device=device) for kind, pairs in edges.items()}
@@ -88,7 +88,7 @@ def _sample_each(plan: GeneralPlan, batches: Sequence[Tensor]) -> int:
 
 
 def _open_pyg_lib(topo: HeteroTopo, recipe: GeneralRecipe) -> Callable[[Sequence[Tensor]], int]:
-    """pyg-lib's sampler over the same rows, which samples batches around papers and counts their edges."""
+    """Open pyg-lib's sampler over the same rows; it samples batches around papers and counts their edges."""
     hetero_neighbor_sample = import_module("pyg_lib").sampler.hetero_neighbor_sample
     indptr, indices, edge_ids, edge_weight = {}, {}, {}, {}
     for number, kind in enumerate(topo.edge_types):
@@ -109,7 +109,7 @@ def _open_pyg_lib(topo: HeteroTopo, recipe: GeneralRecipe) -> Callable[[Sequence
         edges = 0
         for seeds in batches:
             found = hetero_neighbor_sample(indptr, indices, {"paper": seeds}, fanouts, **options)[3]
-            # As PyG's loader does for edges that were not sorted.
+            # As PyG's loader does for unsorted edges.
             edges += sum(edge_ids[kind][places].numel() for kind, places in found.items())
         return edges
 
@@ -117,7 +117,7 @@ def _open_pyg_lib(topo: HeteroTopo, recipe: GeneralRecipe) -> Callable[[Sequence
 
 
 def measure_relations(scale: float, batches: int = 10, size: int = 1000) -> Iterator[Row]:
-    """A hundred relations beside one, at equal edges: of one, a node has ten times the fanout."""
+    """Measure a hundred relations beside one, at equal edges: in the latter a node has ten times the fanout."""
     device = resolve_device(None)
     seconds: dict[int, list[float]] = {}
     for count, fanouts in ((1, [20, 10]), (100, [2, 1])):
@@ -139,17 +139,17 @@ def measure_relations(scale: float, batches: int = 10, size: int = 1000) -> Iter
 
 
 def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, size: int = 512) -> Iterator[Row]:
-    """Batches a second of `NeighborLoader` over tables with times, features included; beside PyG's loader."""
+    """Measure batches a second of `NeighborLoader` over tables with times, including features, beside PyG's loader."""
     device = resolve_device(None)
     data = make_tables(scale, device, num_features=64)
-    # So many that an epoch, at whose beginning PyG's workers start anew, is longer than what is measured.
+    # Enough for an epoch longer than the measurement: PyG's workers restart at its start.
     seeds = torch.randint(data["user"].num_nodes, (300 * size,))
     times = torch.randint(LAST_DAY * 9 // 10, LAST_DAY, (len(seeds),))
     common: dict[str, Any] = {"num_neighbors": [128, 128], "input_nodes": ("user", seeds), "time_attr": "time",
                               "input_time": times, "batch_size": size, "shuffle": True, "drop_last": True}  # fmt: skip
     case = f"hetero/tables{_scaled(scale)}/{size}"
-    # One by one, as many sampled in one call as a loader comes to at most, and as many as it comes to; on a CPU one by
-    # one on two threads too.
+    # One by one, up to a loader's largest group in one call, and in a loader's own groups; on a CPU also one by one on
+    # two threads.
     own: dict[str, list[float]] = {}
     for group, prefetch in ((1, 1), *[(1, 2)] * (device.type == "cpu"), (16, 1), (None, 1)):
         ours = NeighborLoader(data, seed=0, super_batch=group, prefetch=prefetch, **common)
@@ -160,17 +160,17 @@ def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, siz
     if not WITH_PYG_LIB:
         # torch-sparse has no times.
         return
-    # PyG's workers are forked, and ours must hold nothing then that a GPU reads.
+    # PyG's workers are forked: at that time ours must not hold memory that a GPU reads.
     del ours
     on_host = data.cpu()
     best: tuple[list[float], int] | None = None
     for count in workers:
         peer = PygNeighborLoader(on_host, num_workers=count, **common)
         try:
-            # Windows of more batches than the workers have made ahead.
+            # Windows of more batches than the workers prefetch.
             edges, seconds = _time_loader(peer, max(2, batches // 4, 3 * count), 3 * count + 2)
         except RuntimeError as error:
-            # A worker has died, which is not ours to repair.
+            # A worker of PyG's has died.
             warnings.warn(f"PyG's loader with {count} workers: {error}", stacklevel=2)
             continue
         yield Row.of(case, f"PyG's loader, pyg-lib, {count} workers", "ms", [1e3 * t for t in seconds],
@@ -186,9 +186,9 @@ def measure_times(scale: float, workers: tuple[int, ...], batches: int = 20, siz
 
 
 def measure_links(data: Data, name: str, batches: int = 30, size: int = 1024) -> Iterator[Row]:
-    """Edges a second of `LinkNeighborLoader` with as many negatives as links, and of `NeighborLoader`.
+    """Measure edges a second of `LinkNeighborLoader` with as many negatives as links, and of `NeighborLoader`.
 
-    A batch of L links has 4 L ends, of which each node is a seed: beside batches of L nodes, and of 4 L.
+    A batch of L links has 4 L ends, whose nodes are the seeds: so batches of L and of 4 L nodes are compared.
     """
     common: dict[str, Any] = {"num_neighbors": [15, 10, 5], "shuffle": True, "drop_last": True, "seed": 0}
     device = resolve_device(None)
@@ -213,9 +213,10 @@ def measure_links(data: Data, name: str, batches: int = 30, size: int = 1024) ->
 
 
 def measure_typed_links(scale: float, batches: int = 30, size: int = 1024) -> Iterator[Row]:
-    """Edges a second of `LinkNeighborLoader` around authors and papers of a graph like ogbn-mag, with as many negatives
-    as links, and of `NeighborLoader` around as many papers as there are ends; without and with times, and without the
-    edges of the links.
+    """Measure edges a second of `LinkNeighborLoader` around authors and papers of a graph like ogbn-mag.
+
+    It has as many negatives as links, and is compared with `NeighborLoader` around as many papers as there are ends.
+    Measured with and without times, and without the edges of the links.
     """
     device = resolve_device(None)
     data = make_mag(scale, device)
@@ -254,7 +255,7 @@ def measure_typed_links(scale: float, batches: int = 30, size: int = 1024) -> It
 
 
 def measure_hgt(scale: float, batches: int = 10, size: int = 1024) -> Iterator[Row]:
-    """Batches of `HGTLoader` around papers of a graph like ogbn-mag; on a GPU beside the same loader on the host's CPU.
+    """Measure batches of `HGTLoader` around papers of a graph like ogbn-mag; on a GPU beside the host's CPU.
 
     PyG's class needs torch-sparse.
     """
@@ -284,7 +285,7 @@ def _rate_row(case: str, metric: str, plan: GeneralPlan, seeds: Sequence[Mapping
 
 
 def _time_batches(sample: Callable[..., Any], seeds: Sequence[Any]) -> tuple[list[int], list[float]]:
-    """(edges, seconds) of each batch, one after the other with the GPU idle between."""
+    """Measure (edges, seconds) of each batch, one after the other with the GPU idle between."""
     edges, seconds = [], []
     for number, own in enumerate([*seeds[:3], *seeds]):
         wait_for_gpu()
@@ -298,7 +299,7 @@ def _time_batches(sample: Callable[..., Any], seeds: Sequence[Any]) -> tuple[lis
 
 
 def _time_loader(loader: Any, batches: int, warm_up: int) -> tuple[float, list[float]]:
-    """(edges a batch, seconds a batch of each window)."""
+    """Measure (edges per batch, seconds per batch of each window)."""
     source = chain.from_iterable(repeat(loader))
     edges = [_count_edges(batch) for batch in islice(source, warm_up)]
     seconds = []

@@ -1,4 +1,4 @@
-"""Random graphs with types, times and weights to measure with: their shape matters, not what could be learnt."""
+"""Random graphs with types, times and weights for measurements: only their shape matters, not their content."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LAST_DAY = 1000
 
 
 def make_mag(scale: float, device: str | torch.device, num_features: int = 0) -> HeteroData:
-    """A graph of ogbn-mag's sizes with 3 node types and 4 relations, degrees skewed.
+    """Make a graph of ogbn-mag's sizes with 3 node types and 4 relations, with skewed degrees.
 
     Args:
         scale: Factor on nodes and edges.
-        device: Where it is drawn and stays.
+        device: Device of the graph.
         num_features: Width of `x` of each type; 0 leaves it out.
     """
     sizes = {"paper": 736_389, "author": 1_134_649, "field": 59_965}
@@ -29,14 +29,14 @@ def make_mag(scale: float, device: str | torch.device, num_features: int = 0) ->
 
 
 def make_tables(scale: float, device: str | torch.device, num_features: int = 0) -> HeteroData:
-    """A relational database: 5 tables of entities and 5 of events, with times; 30 relations.
+    """Make a relational database: 5 tables of entities and 5 of events, with times; 30 relations.
 
-    Every row of an event refers to three entities, each a relation in both directions. Entities are there from the
-    first tenth of the time on, events happen throughout.
+    Every row of an event refers to three entities, each a relation in both directions. Entities exist from the first
+    tenth of the time on, events are spread over all of it.
 
     Args:
         scale: Factor on nodes and edges.
-        device: Where it is drawn and stays.
+        device: Device of the graph.
         num_features: Width of `x` of each type; 0 leaves it out.
     """
     entities = {"country": 5_000, "product": 12_500, "shop": 25_000, "user": 50_000, "device": 100_000}
@@ -60,13 +60,13 @@ def make_tables(scale: float, device: str | torch.device, num_features: int = 0)
 
 
 def make_relations(count: int, scale: float, device: str | torch.device, num_types: int = 10) -> HeteroData:
-    """A graph of 300 k nodes and 30 M edges in `count` relations between all pairs of its types; one has one type.
+    """Make a graph of 300 k nodes and 30 M edges in `count` relations between all pairs of types; one has one type.
 
     Args:
         count: Relations: a square, of the number of types.
         scale: Factor on nodes and edges.
-        device: Where it is drawn and stays.
-        num_types: Node types where there is more than one relation.
+        device: Device of the graph.
+        num_types: Node types if there is more than one relation.
     """
     kinds = [f"type{number}" for number in range(num_types if count > 1 else 1)]
     sizes = dict.fromkeys(kinds, 300_000 // len(kinds))

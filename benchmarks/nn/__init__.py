@@ -1,1 +1,1 @@
-"""Convolutions, models, whole graphs and inference, as PyG has them and accelerated."""
+"""Convolutions, models, whole graphs and inference, of plain PyG and accelerated."""

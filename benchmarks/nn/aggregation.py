@@ -1,4 +1,4 @@
-"""Aggregation over sorted edges beside other ways to do it."""
+"""Aggregation over sorted edges beside other implementations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyg_direct.ops.aggregate.sum import aggregate
 from pyg_direct.runtime.cuda.graph_capture import waits_refused
 
 WIDTHS = (1, 8, 32, 64, 100, 128, 256, 512)
-# What is measured of which widths, None for all that are asked for. A minimum is a maximum with another sign, and
+# Measured reduces and widths by dtype, None for all requested widths. A minimum is a maximum with another sign, and
 # float16 as wide as bfloat16.
 _MEASURED: tuple[tuple[torch.dtype, tuple[str, ...], tuple[int, ...] | None], ...] = (
     (torch.float32, ("sum", "mean", "max"), None),
@@ -34,11 +34,11 @@ _OTHERS = ("PyG's scatter", "torch.sparse.mm")
 
 
 def measure_aggregation(batch: Data, name: str, widths: tuple[int, ...] = WIDTHS) -> Iterator[Row]:
-    """Forward, and forward with backward, of each reduce, width and dtype over the edges of a sampled batch.
+    """Measure forward, and forward with backward, of each reduce, width and dtype over the edges of a sampled batch.
 
-    On a GPU it is its own time, that of calls replayed as a CUDA graph. The rate counts the rows of all edges and
-    targets once, and the ids. Rows that several edges share may be found in the GPU's cache, and the compulsory share
-    of the bytes, each row of `x` once, says how far that may go.
+    On a GPU it is GPU time, of calls replayed as a CUDA graph. The rate counts the rows of all edges and targets once,
+    and the ids. Rows shared by several edges may be in the GPU's cache. The compulsory share of the bytes, each row of
+    `x` once, is the bound of this effect.
     """
     edges = read_batch(batch)
     num_nodes, num_edges = int(batch.num_nodes), edges.row.numel()
@@ -62,7 +62,7 @@ def measure_aggregation(batch: Data, name: str, widths: tuple[int, ...] = WIDTHS
                     if way != "fused" and not _takes(compute, x):
                         continue
                     with torch.no_grad():
-                        # Others add 16-bit items up in 16 bits.
+                        # Other ways accumulate 16-bit values in 16 bits.
                         if way == "fused" or dtype == torch.float32:
                             torch.testing.assert_close(compute(x).float(), expected, rtol=2e-2, atol=2e-2)
                         seconds = _measure(partial(compute, x), on_gpu)
@@ -81,7 +81,7 @@ def measure_aggregation(batch: Data, name: str, widths: tuple[int, ...] = WIDTHS
 
 @torch.no_grad()
 def _takes(compute: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Whether a way of others knows the dtype of `x` on its device."""
+    """Check if another way supports the dtype of `x` on its device."""
     try:
         compute(x)
     except (NotImplementedError, RuntimeError, ValueError):
@@ -93,12 +93,12 @@ def _measure(work: Callable[[], object], on_gpu: bool) -> list[float]:
     if not on_gpu:
         return time_on_clock(work, repeats=5, warm_up=1)
     replay = capture(work)
-    # What is measured first would else meet a GPU that has not sped up yet.
+    # Otherwise the first measurement would run before the GPU's clock has risen.
     return time_on_gpu(work if replay is None else replay, repeats=10, warm_up=20, queued=3)
 
 
 def capture(work: Callable[[], object]) -> Callable[[], object] | None:
-    """A replay of the work as a CUDA graph; None where it waits for the GPU and so cannot be captured."""
+    """Capture the work as a CUDA graph; None if it waits for the GPU, which cannot be captured."""
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     try:
@@ -108,7 +108,7 @@ def capture(work: Callable[[], object]) -> Callable[[], object] | None:
         return None
     finally:
         torch.cuda.synchronize()
-    # Whatever the collector, or a thread of a compiler, does on the GPU meanwhile would end the capture.
+    # Any GPU work of the collector, or of a compiler's thread, would end the capture.
     gc.collect()
     collects = gc.isenabled()
     gc.disable()
@@ -122,7 +122,7 @@ def capture(work: Callable[[], object]) -> Callable[[], object] | None:
 
 
 def read_batch(batch: Data) -> SortedEdges:
-    """The sorted edges of a batch of our loader."""
+    """Read the sorted edges of a batch of our loader."""
     edges = find_sorted(batch.edge_index)
     assert edges is not None, "the loader has not told of the edges"
     return edges
@@ -133,7 +133,7 @@ def _run_both(compute: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> N
 
 
 def _ways(edges: SortedEdges, num_nodes: int, reduce: str, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
-    """The ways to aggregate, by name."""
+    """List the ways to aggregate, by name."""
     weight = None
     if reduce == "weighted sum":
         reduce, weight = "sum", torch.rand(edges.row.numel(), device=edges.row.device).to(dtype)
@@ -151,7 +151,7 @@ def _ways(edges: SortedEdges, num_nodes: int, reduce: str, dtype: torch.dtype) -
 
     def segment(x: Tensor) -> Tensor:
         out = torch.segment_reduce(bring(x), reduce, offsets=edges.indptr)
-        # Of no edges a mean is none, and a maximum minus infinity.
+        # Without edges a mean is undefined, and a maximum minus infinity.
         return out if reduce == "sum" else out.masked_fill(has_none, 0)
 
     ways = {"fused": ours, "PyG's scatter": pyg}

@@ -1,4 +1,4 @@
-"""Convolutions one by one, forward and backward over the edges of a sampled batch, beside each way that PyG has."""
+"""Convolutions one by one, forward and backward over the edges of a sampled batch, beside PyG's implementations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.nn.sorted_edges import find_batch, register_sorted
 
 OURS = "accelerated"
-# Of as many numbers as rows have, so that weights take the same share of the time.
+# Square weights, so that products take the same share of the time.
 KINDS: dict[str, Callable[[int], torch.nn.Module]] = {
     "SAGE mean": lambda width: SAGEConv(width, width),
     "SAGE max": lambda width: SAGEConv(width, width, aggr="max"),
@@ -34,21 +34,21 @@ KINDS: dict[str, Callable[[int], torch.nn.Module]] = {
     "GAT": lambda width: GATConv(width, width // 4, heads=4),
     "GATv2": lambda width: GATv2Conv(width, width // 4, heads=4),
 }
-# `torch.compile` takes many seconds for each, and is asked for one width and dtype.
+# `torch.compile` takes many seconds for each, so it is measured for one width and dtype.
 _COMPILED = "torch.compile(dynamic=True)"
 
 
 def measure_convolutions(batch: Data, name: str, widths: Sequence[int] = (64, 256),
                          dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16), *, compiles: bool = True,
                          kinds: Sequence[str] = tuple(KINDS)) -> Iterator[Row]:  # fmt: skip
-    """Forward and backward of each convolution, as PyG has it and accelerated.
+    """Measure forward and backward of each convolution, of plain PyG and accelerated.
 
-    On a GPU it is its own time, of calls replayed as a CUDA graph where nothing in them waits, else that of the clock.
-    Edges are new to each call, as those of a batch are to its first layer: what a way finds of them is in its time.
+    On a GPU it is GPU time of calls replayed as a CUDA graph if nothing in them waits, otherwise wall time. Edges are
+    new to each call, as a batch's edges are to its first layer: preparation of edges is included.
 
     Args:
         batch: A batch of our loader.
-        compiles: Also what `torch.compile` makes of PyG's code, for the first width and dtype.
+        compiles: Also measure `torch.compile` of PyG's code, for the first width and dtype.
     """
     edge_index, num_nodes = batch.edge_index, int(batch.num_nodes)
     known = find_batch(edge_index)
@@ -62,14 +62,14 @@ def measure_convolutions(batch: Data, name: str, widths: Sequence[int] = (64, 25
                 conv = KINDS[kind](width).to(edge_index.device, dtype)
                 case = f"convolutions/{name}/{kind}/{width} {str(dtype).removeprefix('torch.')}"
                 has_compiled = compiles and (width, dtype) == (widths[0], dtypes[0])
-                # What belongs to edges gets no gradient, as attributes that are given get none.
+                # Edge attributes get no gradient, as given attributes get none.
                 rows = [torch.randn(edge_index.shape[1], width).to(x)] if isinstance(conv, GINEConv) else []
                 yield from _compare(case, _ways(conv, edge_index, num_nodes, renew, has_compiled, rows), x)
 
 
 def _ways(conv: Any, edge_index: Tensor, num_nodes: int, renew: Callable[[], None], compiles: bool,
           rows: list[Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:  # fmt: skip
-    """The ways to compute a convolution, by name; the first is what the others are compared with."""
+    """List the ways to compute a convolution, by name; the first is the reference."""
     plain, size = edge_index.clone(), (num_nodes, num_nodes)
 
     def make_edge_index() -> EdgeIndex:
@@ -85,7 +85,7 @@ def _ways(conv: Any, edge_index: Tensor, num_nodes: int, renew: Callable[[], Non
     fast = copy.deepcopy(conv)
     accelerate(fast)
     ways = {"PyG's edge_index": _call(conv, lambda: plain, rows), "PyG's EdgeIndex": _call(conv, make_edge_index, rows)}
-    # There rows of edges are values of the matrix, and sorted with it.
+    # Rows of edges would be values of the matrix, and sorted with it.
     if not rows and WITH_TORCH_SPARSE and (torch.ops.torch_sparse.cuda_version() > 0 or not plain.is_cuda):
         ways["PyG's SparseTensor"] = _call(conv, make_sparse, rows)
     if compiles:
@@ -108,10 +108,10 @@ def _compare(case: str, ways: dict[str, Callable[[Tensor], Tensor]], x: Tensor) 
         try:
             out = compute(x).detach()
             work = partial(_run_both, compute, x, torch.ones_like(out))
-            # `torch.compile` makes the backward pass when it is first run.
+            # `torch.compile` compiles the backward pass at its first run.
             work()
         except (NotImplementedError, RuntimeError, ValueError) as error:
-            # A way of others that does not take this dtype or kind of edges is told of, and not timed.
+            # A peer that does not support this dtype or kind of edges is reported, and not timed.
             if way in (OURS, next(iter(ways))):
                 raise
             print(f"{case}: {way} refuses: {(str(error).splitlines() or [type(error).__name__])[0]}", flush=True)
@@ -131,7 +131,7 @@ def _run_both(compute: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> N
 
 
 def _measure(work: Callable[[], object], on_gpu: bool, captures: bool) -> tuple[list[float], str]:
-    """(seconds, how they were measured)."""
+    """Measure (seconds, method of measurement)."""
     if not on_gpu:
         return time_on_clock(work, repeats=5, warm_up=1), "by the clock"
     if not captures:

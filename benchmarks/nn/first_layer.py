@@ -1,8 +1,8 @@
-"""The layer over raw features: rows brought into a batch and then summed, or summed where they lie.
+"""First layer over raw features: rows gathered into a batch and then summed, or summed in place.
 
-Brought, each row of a batch is read once from its place; where it lies, it is read once for each of its edges, and only
-rows of targets are brought. So the second way saves GPU memory's bytes of the batch, and adds those of edges that share
-a source to what goes over the link.
+Gathered, each row of a batch is read once from its memory. In place, it is read once for each of its edges, and only
+rows of targets are gathered. So the second way saves the batch's bytes in GPU memory, and adds reads over the link for
+edges that share a source.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from pyg_direct.ops.aggregate.sum import aggregate
 
 
 def measure_first_layer(x: Tensor, n_id: Tensor, edges: SortedEdges, num_targets: int, name: str) -> Iterator[Row]:
-    """Both ways for a mean over the sorted edges of a batch, with features on its device and, for a GPU, on the host.
+    """Measure both ways for a mean over a batch's sorted edges, with features on its device and, for a GPU, on the
+    host.
 
     Args:
-        x: Features of all nodes `[N, F]` on the CPU; they are moved to where they are read.
+        x: Features of all nodes `[N, F]` on the CPU; they are moved to the measured memory.
         n_id: Nodes of the batch, int64 `[n]`.
         edges: The edges that the first layer sums over.
-        num_targets: Nodes that have sums, the first ones of the batch: all but those of the last hop.
+        num_targets: Nodes with sums, the first ones of the batch: all nodes except the last hop's.
     """
     on_gpu = n_id.is_cuda
     source = n_id.index_select(0, edges.row.long())

@@ -25,7 +25,7 @@ _LAYERS = 3
 
 
 def inference(scale: float) -> Iterator[Row]:
-    """What a model computes for all nodes, layer by layer, with rows on the host."""
+    """Measure a model's output for all nodes, layer by layer, with rows on the host."""
     graph = synthetic_graph("products", scale=scale / 5, device=resolve_device(None)).to("cpu")
     workers = 8 if torch.cuda.is_available() else 0
     yield from measure_inference(graph.to_data(), graph.num_classes, f"products x {scale / 5:g}", workers)
@@ -33,20 +33,20 @@ def inference(scale: float) -> Iterator[Row]:
 
 def measure_inference(data: Data, num_classes: int, name: str, workers: int, hidden: int = 256, repeats: int = 3,
                       batch_size: int = 4096) -> Iterator[Row]:  # fmt: skip
-    """Seconds of a pass of GraphSAGE over all nodes and all their neighbors.
+    """Measure seconds of a pass of GraphSAGE over all nodes and all their neighbors.
 
-    The limit of rows on the host is the longer of two: their bytes, read and written, over the rate of a copy over the
-    link, and the same pass with all in GPU memory.
+    The limit of rows on the host is the longer of two times. One is their bytes, read and written, at the rate of a
+    copy over the link. The other is the same pass with all data in GPU memory.
 
     Args:
         data: A graph on the host.
         num_classes: Width of the result.
-        name: Of the graph.
-        workers: Of PyG's loader, which makes one pass.
-        batch_size: Of PyG's loader, nodes.
+        name: Name of the graph.
+        workers: Workers of PyG's loader, which makes one pass.
+        batch_size: Nodes per batch of PyG's loader.
     """
     device = resolve_device(None)
-    # Workers of PyG's loader are forked, and could not read what was moved to unified memory.
+    # Workers of PyG's loader are forked, and could not read unified memory.
     theirs = data.clone() if WITH_PYG_LIB else None
     model = GraphSAGE(data.num_features, hidden, _LAYERS, num_classes).to(device).eval()
     case = f"inference/{name}/{_LAYERS} layers"
@@ -73,7 +73,7 @@ def measure_inference(data: Data, num_classes: int, name: str, workers: int, hid
 
 
 def _count_bytes(data: Data, hidden: int, num_classes: int) -> int:
-    """Bytes of the rows of float32 that layers read and write, those of a batch once."""
+    """Count bytes of float32 rows that layers read and write, each batch's rows once."""
     widths: list[Any] = [data.num_features, *[hidden] * (_LAYERS - 1), num_classes]
     read = sum(batch.n_id.numel() for batch in inference_loader(data))
     return 4 * (read * sum(widths[:-1]) + int(data.num_nodes or 0) * sum(widths[1:]))

@@ -1,4 +1,4 @@
-"""Training of PyG's models as they are and accelerated: steps on one batch, epochs with the loader."""
+"""Training of PyG's models, plain and accelerated: steps on one batch, epochs with the loader."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _FANOUTS = [15, 10, 5]
 _WARM_UP = 8
 _WINDOWS = 6
 _TURNS = 15
-# (placement, topology placement, feature cache) of an epoch, and what that is.
+# (placement, topology placement, feature cache) of an epoch, by description.
 _PLACES = {"GPU": ("cuda", None, None), "20 % cached": ("unified", "cuda", "20%"),
            "features on the host": ("unified", "cuda", None), "host": ("unified", None, None)}  # fmt: skip
-# What replays the passes of a model within steps that stay ordinary.
+# Replay of a model's passes within steps that are not captured.
 _MODEL = "accelerated, model replayed"
-# Batches whose rows on the host are read together, where there are any.
+# Batches whose rows on the host are read together, if there are any.
 _GROUP = 8
 
 
 def measure_accelerated_steps(batch: Data, num_classes: int, name: str, hidden: int = 256) -> Iterator[Row]:
-    """Training steps of trimmed models of as many layers as hops: as they are and accelerated.
+    """Measure training steps of trimmed models with as many layers as hops, plain and accelerated.
 
-    GPU time is that of a step replayed as a CUDA graph, wall time that of a step launched from Python.
+    GPU time is measured with a step replayed as a CUDA graph, wall time with a step launched from Python.
     """
     device = batch.x.device
     for kind, model_class in MODELS.items():
@@ -58,9 +58,9 @@ def measure_accelerated_steps(batch: Data, num_classes: int, name: str, hidden: 
             steps["model replayed"] = _make_step(replayed, batch)
         wall: dict[str, list[float]] = {way: [] for way in steps}
         for turn in range(_TURNS):
-            # A host is not always as fast; who begins takes turns too.
+            # A host's speed varies; the first way takes turns too.
             for way in list(steps) if turn % 2 else reversed(steps):
-                # Passes are recorded after as many.
+                # Passes are recorded after this many.
                 wall[way] += time_on_clock(steps[way], 4 if device.type == "cuda" else 1, 1 if turn else 2 * _WARM_UP)
         ways = list(steps)[:2] if device.type == "cuda" else []
         alone = {way: _time_graph(steps[way]) for way in ways}
@@ -78,13 +78,13 @@ def _make_step(model: torch.nn.Module, batch: Data) -> Callable[[], None]:
 
 
 def _time_graph(step: Callable[[], Any]) -> list[float]:
-    """Seconds of each replay of a step; empty where it waits for the GPU and so cannot be captured."""
+    """Measure seconds of each replay of a step; empty if it waits for the GPU, which cannot be captured."""
     replay = capture(step)
     return [] if replay is None else time_on_gpu(replay, 20)
 
 
 def _compare(case: str, metric: str, times: dict[str, list[float]]) -> Iterator[Row]:
-    """Rows of PyG's times and of ours, and their ratios."""
+    """Yield rows of PyG's times and of ours, and their ratios."""
     for way, seconds in times.items():
         if seconds:
             yield Row.of(case, f"{way}, {metric}", "ms", [1e3 * s for s in seconds])
@@ -94,21 +94,21 @@ def _compare(case: str, metric: str, times: dict[str, list[float]]) -> Iterator[
 
 
 def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, batches: int = 48) -> Iterator[Row]:
-    """A training step with our loader, of models as they are and accelerated, for features on the GPU and the host; and
-    of SAGE as it is with PyG's loader, where that can sample.
+    """Measure a training step with our loader, of models plain and accelerated, for features on the GPU and on the
+    host.
 
-    The limit is the slowest of the parts alone: the same step on as many batches that are there already, each for the
-    first time, as what is sorted for a batch is kept with it; loading; and as many bytes over the link as the rows of a
-    batch that are not in GPU memory have.
+    Also of plain SAGE with PyG's loader, if it can sample. The limit is the slowest of three parts alone. The first is
+    the same step on as many batches in memory, each for the first time, as sorted edges are cached in a batch. The
+    second is loading. The third is a copy over the link of a batch's rows outside of GPU memory.
     """
     on_gpu = torch.cuda.is_available()
     places = _PLACES if on_gpu else {"CPU": ("cpu", None, None)}
-    # Its workers read rows that nobody has moved.
+    # Its workers must read rows before they are moved.
     peers = measure_pyg_epochs(data, train_idx, num_classes) if WITH_PYG_LIB or WITH_TORCH_SPARSE else {}
     for title, seconds in peers.items():
         yield Row.of(f"models/{name}/SAGE epoch, PyG's loader", title, "ms", seconds)
     for place, (placement, topology, cache) in places.items():
-        # Those that move their rows are told of once.
+        # Ways that move their rows are measured once.
         kinds = MODELS if place == next(iter(places)) else {"SAGE": GraphSAGE}
         make = partial(NeighborLoader, num_neighbors=_FANOUTS, input_nodes=train_idx,
                        batch_size=min(1024, len(train_idx)), shuffle=True, drop_last=True, seed=0, placement=placement,
@@ -132,7 +132,7 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
                     loading = _time_alone(used, count)
                 step = _make_epoch_step(model, is_replayed=way.startswith("accelerated, replayed"))
                 if "replayed" in way:
-                    # Learns how large batches are.
+                    # Learns the sizes of batches.
                     run_steps(without_end(used), step, 2 * _WARM_UP, 2)
                 compute = median(run_steps(list(islice(without_end(loader), batches)), step, batches))
                 times[way] = run_steps(without_end(used), step, count)
@@ -150,12 +150,12 @@ def measure_epochs(data: Data, train_idx: Tensor, num_classes: int, name: str, b
 
 
 def _time_alone(loader: NeighborLoader, batches: int) -> float:
-    """Milliseconds of a batch that nobody trains on."""
+    """Measure milliseconds per batch without training."""
     return median(run_steps(without_end(loader), lambda batch: None, batches))
 
 
 def measure_pyg_epochs(data: Data, train_idx: Tensor, num_classes: int, turns: int = 9) -> dict[str, list[float]]:
-    """Milliseconds of a training step of SAGE with PyG's own loader and kernels, by the workers of the loader."""
+    """Measure milliseconds of a training step of SAGE with PyG's own loader and kernels, by workers of the loader."""
     device, size = resolve_device(None), min(1024, len(train_idx))
     model = GraphSAGE(data.num_features, 256, len(_FANOUTS), num_classes).to(device)
     step, times = _make_epoch_step(model), {}
@@ -164,14 +164,14 @@ def measure_pyg_epochs(data: Data, train_idx: Tensor, num_classes: int, turns: i
                                    num_workers=count, persistent_workers=count > 0,
                                    filter_per_worker=True)  # fmt: skip
         batches = (batch.to(device) for batch in without_end(loader))
-        # What the workers have prepared before they are asked, two batches each, is gone after a window.
+        # Batches that workers prefetched, two each, are used up after a window.
         title = f"step, {'pyg-lib' if WITH_PYG_LIB else 'torch-sparse'}, {count} workers"
         times[title] = run_steps(batches, step, turns * max(1, count), 3)
     return times
 
 
 def count_host_bytes(loader: NeighborLoader, batch: Data, batches: int) -> float:
-    """Bytes of the rows of a batch that are read from the host, as often as they are in the mean of some batches."""
+    """Count the bytes of a batch's rows read from the host, at the mean rate of some batches."""
     feature: Feature = loader._list_places()[1]["x"]
     feature.count_served()
     run_steps(without_end(loader), lambda batch: None, batches)
@@ -181,7 +181,7 @@ def count_host_bytes(loader: NeighborLoader, batch: Data, batches: int) -> float
 
 
 def _make_epoch_step(model: torch.nn.Module, is_replayed: bool = False) -> Callable[[Any], Any]:
-    # Of one launch, where torch has that.
+    # One launch, if torch supports it.
     optimizer = torch.optim.Adam(model.parameters(), fused=next(model.parameters()).is_cuda)
     if is_replayed:
         return GraphedStep(model, partial(find_loss, model), optimizer, warm_up=_WARM_UP)

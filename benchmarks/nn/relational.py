@@ -1,4 +1,4 @@
-"""Layers over relations as PyG has them, with pyg-lib's products of segments and without, and accelerated."""
+"""Layers over relations: plain PyG, with and without pyg-lib's products of segments, and accelerated."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from pyg_direct.nn.accelerate import accelerate
 
 _RELATIONS, _HEADS, _WIDTH = 8, 4, 128
 _OURS, _PLAIN, _SEGMENTS = "accelerated", "PyG", "PyG, products of segments"
-# Layers wait for the host, which is not always as fast: they take turns.
+# Layers wait for the host, whose speed varies: they take turns.
 _TURNS = 5
 
 
 def measure_relations(batch: Data, data: HeteroData, node_type: str, name: str) -> Iterator[Row]:
-    """Forward and backward of one layer by the clock: RGCNConv on a batch of which each edge has one of eight
-    relations, HGTConv and HeteroConv on a batch of a graph with types.
+    """Measure forward and backward of one layer in wall time.
 
-    Where pyg-lib has its products of segments, PyG is measured with them too. It takes means of other edges then, so
-    RGCNConv adds up.
+    RGCNConv runs on a batch with one of eight relations per edge, HGTConv and HeteroConv on a batch of a graph with
+    types. If pyg-lib has its products of segments, PyG is measured with them too. It then takes means over other edges,
+    so RGCNConv adds up.
     """
     device, width = batch.x.device, batch.x.shape[1]
     edge_type = torch.randint(_RELATIONS, (batch.num_edges,), device=device)
@@ -75,7 +75,7 @@ def _compare(case: str, plain: torch.nn.Module, args: tuple[Any, ...]) -> Iterat
 
 @contextmanager
 def _segments(asked: bool) -> Iterator[None]:
-    """PyG's own switch."""
+    """Set PyG's own switch."""
     before = torch_geometric.backend.use_segment_matmul
     torch_geometric.backend.use_segment_matmul = asked
     try:

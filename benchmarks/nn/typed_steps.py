@@ -1,4 +1,4 @@
-"""Training over types: epochs of a HeteroConv model as it is, accelerated, and replayed as a CUDA graph."""
+"""Training over types: epochs of a HeteroConv model, plain, accelerated, and replayed as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class _Model(torch.nn.Module):
     def __init__(self, data: HeteroData, width: int) -> None:
         super().__init__()
         with warnings.catch_warnings():
-            # Types that no relation leads to are told of.
+            # PyG warns about types that no relation leads to.
             warnings.simplefilter("ignore", UserWarning)
             self.layers = torch.nn.ModuleList(HeteroConv({kind: SAGEConv((size, size), _HIDDEN) for kind in
                                                           data.edge_types}) for size in (width, _HIDDEN))  # fmt: skip
 
     def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> dict[str, Tensor]:
-        """Rows of each type that relations lead to."""
+        """Compute rows of each type that relations lead to."""
         for layer in self.layers:
             x = {kind: rows.relu() for kind, rows in layer(x, edges).items()}
             edges = {kind: ids for kind, ids in edges.items() if kind[0] in x and kind[-1] in x}
@@ -45,12 +45,12 @@ class _Model(torch.nn.Module):
 
 
 def measure_typed_steps(data: HeteroData, node_type: str, name: str, batches: int = 48) -> Iterator[Row]:
-    """A training step with our loader over a graph with types; every type has rows of one width.
+    """Measure a training step with our loader over a graph with types; every type has rows of one width.
 
     Args:
         data: The graph.
         node_type: Type of the seeds; relations lead to it.
-        name: Of the graph.
+        name: Name of the graph.
         batches: Steps measured for each way.
     """
     size = min(1024, int(data[node_type].num_nodes))

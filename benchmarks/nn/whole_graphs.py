@@ -1,4 +1,4 @@
-"""Training and inference on whole graphs, without batches, of PyG's models as they are and accelerated."""
+"""Training and inference on whole graphs, without batches, of PyG's models, plain and accelerated."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pyg_direct.nn.accelerate import accelerate
 _LAYERS = 2
 # Calls until edges are sorted, and a few more.
 _WARM_UP = 40
-# Calls take turns one by one, of a small graph as many as take so many seconds: a host is not always as fast.
+# Calls take turns one by one, on a small graph for as many seconds: a host's speed varies.
 _MOST_TURNS, _SECONDS = 600, 3.0
 
 
 def measure_whole_graphs(edge_index: Tensor, num_nodes: int, width: int, name: str, hidden: int = 64,
                          repeats: int = 20) -> Iterator[Row]:  # fmt: skip
-    """Steps (forward and backward) and inference by the clock, the same in both ways within rounding.
+    """Measure wall time of steps (forward and backward) and of inference, equal in both ways within rounding.
 
     Args:
         edge_index: (source, target), `[2, E]`, in any order; every layer is given this tensor.
-        num_nodes: N.
-        width: Numbers of a row of features.
-        name: Of the graph.
+        num_nodes: Number of nodes N.
+        width: Width of a row of features.
+        name: Name of the graph.
         hidden: Channels of the models.
     """
     x = torch.rand(num_nodes, width, device=edge_index.device)
@@ -45,7 +45,7 @@ def measure_whole_graphs(edge_index: Tensor, num_nodes: int, width: int, name: s
             for turn in range(_MOST_TURNS):
                 if turn >= repeats and sum(map(sum, times.values())) > _SECONDS:
                     break
-                # Who begins takes turns too.
+                # The first way takes turns too.
                 for way in list(works) if turn % 2 else reversed(works):
                     times[way] += time_on_clock(works[way], 1, 0)
             ratio = median(times["PyG"]) / median(times["accelerated"])

@@ -336,7 +336,7 @@ class EpochLoader(ReportedLoader):
         return name is not None
 
     def _is_told_by_batches(self) -> bool:
-        """True if only a batch shows a gradient of its rows: they come from the program's code."""
+        """Check if only a batch shows a gradient of its rows: they come from the program's code."""
         return self._is_filtered
 
     def _stages(self, key: EpochKey, record: EpochRecord | None, group: Any = None) -> Stages:

@@ -86,7 +86,7 @@ class StoreAttributes:
         return tables
 
     def on_host(self) -> dict[str, Any]:
-        """Rows that batches could share: none."""
+        """Return an empty dict: batches share no rows."""
         return {}
 
     def summarise(self) -> list[Any]:
