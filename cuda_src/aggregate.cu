@@ -1,19 +1,19 @@
 // Sums and extremes of table rows in 16-byte pieces over the edges of targets, which Numba cannot express.
 //
 // Called from pyg_direct/kernels/aggregate/sum.py. Functions follow Numba's calling convention: the first parameter is
-// the place for a result, and the return value 0 means success.
+// the address for a result, and the return value 0 means success.
 
 #include "items.cuh"
 
-// What is done with the rows of a target's edges.
+// Operations on the rows of a target's edges.
 enum Step { SUM, WEIGHTED, LARGEST, SMALLEST };
 
-// What no item is better than, two of 16 bits or one of 32.
+// Initial value, which every item beats, two of 16 bits or one of 32.
 __device__ __forceinline__ unsigned worst(Float32, Step step) { return step == LARGEST ? 0xff800000 : 0x7f800000; }
 __device__ __forceinline__ unsigned worst(Float16, Step step) { return step == LARGEST ? 0xfc00fc00 : 0x7c007c00; }
 __device__ __forceinline__ unsigned worst(Bfloat16, Step step) { return step == LARGEST ? 0xff80ff80 : 0x7f807f80; }
 
-// As `take_larger` of pyg_direct/kernels/aggregate/max_min.py: what is not a number wins.
+// As `take_larger` of pyg_direct/kernels/aggregate/max_min.py: a NaN wins.
 template <Step STEP>
 __device__ __forceinline__ float take_better(float best, float value)
 {
@@ -21,7 +21,7 @@ __device__ __forceinline__ float take_better(float best, float value)
     return best == best && !is_no_better ? value : best;
 }
 
-// The same of the items in a word, one of 32 bits or two of 16.
+// The same for the items in a word, one of 32 bits or two of 16.
 #if __CUDA_ARCH__ >= 800
 #define TAKE_BETTER(Kind, TYPE)                                                                                     \
     template <Step STEP> __device__ __forceinline__ unsigned take_better(Kind, unsigned best, unsigned value)       \
@@ -55,16 +55,16 @@ template <Step STEP> __device__ __forceinline__ unsigned take_better(Float32, un
 }
 #endif
 
-// Writes one piece of what comes of the rows of `count` targets in a row, one after the other. Their edges lie in a row
-// too, so that ids of the next edges are asked for while rows of these are on their way. Counters are 32 bits wide,
-// which leaves more registers to rows.
+// Writes one piece of the results of `count` consecutive targets, one after the other. Their edges are consecutive too,
+// so that ids of the next edges are requested while rows of these are in flight. Counters are 32 bits wide, which
+// leaves more registers to rows.
 template <class Kind, class Index, Step STEP>
 __device__ __forceinline__ void reduce_run(u64 to, const uint4 *x, const Index *ends, const Index *row,
                                            const float *weight, int num_edges, int e, int last, int count, int longest,
                                            int heads, unsigned pieces, int piece, float scale, bool to_fp32)
 {
-    // Rows that are asked for before the first is added: as many as registers hold without a detour over memory. Extremes
-    // need fewer registers, which a block more of them on each multiprocessor fills.
+    // Rows that are requested before the first is added: as many as registers hold without spilling to memory. Extremes
+    // need fewer registers, so that each multiprocessor holds one block more of them.
     const int ROWS = STEP == SUM ? 5 : 4;
     const bool IS_SUM = STEP == SUM || STEP == WEIGHTED;
     const unsigned none = IS_SUM ? 0 : worst(Kind(), STEP);
@@ -77,7 +77,7 @@ __device__ __forceinline__ void reduce_run(u64 to, const uint4 *x, const Index *
     for (int u = 0; u < ROWS; ++u)
         if (e + u < last) source[u] = row == nullptr ? e + u : (unsigned)row[e + u];
     float total[Kind::items] = {};
-    // Extremes stay as they are stored.
+    // Extremes stay in their stored format.
     uint4 best = make_uint4(none, none, none, none);
     while (true) {
         uint4 raw[ROWS];
@@ -122,7 +122,7 @@ __device__ __forceinline__ void reduce_run(u64 to, const uint4 *x, const Index *
                 // The sum of two zeros is the positive one.
                 else total[i] = degree == 0 ? 0.0f : total[i] + 0.0f;
             }
-            // Long rows are others'.
+            // Other threads compute long rows.
             if (degree <= longest) {
                 if constexpr (Kind::items == 4) {
                     store_fp32<4>(to, piece, total);
@@ -164,10 +164,10 @@ __device__ __forceinline__ void sum_run_of(u64 to, u64 x, u64 ends, u64 row, int
     }
 }
 
-// Piece `piece` of the weighted sums of rows row[e] of `x` for `count` targets: over edges [first, last) for the first,
-// whose offsets are ends[0] and ends[1], times `scale`; a `scale` of zero stands for their mean. Rows with more than
-// `longest` edges are left out. Kind 0 is fp32, 1 fp16, 2 bfloat16. A null `row` stands for row[e] = e, a null `weight` for ones.
-// Rows and edges are fewer than 2^31.
+// Piece `piece` of the weighted sums of rows row[e] of `x` for `count` targets, times `scale`; a `scale` of zero stands
+// for their mean. The first target has the edges [first, last), and its offsets are ends[0] and ends[1]. Rows with more
+// than `longest` edges are left out. Kind 0 is fp32, 1 fp16, 2 bfloat16. A null `row` stands for row[e] = e, a null
+// `weight` for ones. Rows and edges are fewer than 2^31.
 extern "C" __device__ int sum_run_16(int *, u64 to, u64 x, u64 ends, u64 row, int index_bytes, u64 weight,
                                      long long num_edges, long long first, long long last, int count, int longest,
                                      int heads, int pieces, int piece, float scale, int kind, int to_kind)
@@ -202,7 +202,7 @@ __device__ __forceinline__ void extreme_run_of(u64 to, u64 x, u64 ends, u64 row,
 }
 #undef REDUCE_RUN
 
-// As `sum_run_16`, of the largest items (`sign` 1) or of the smallest; zeros for a target without edges.
+// As `sum_run_16`, for the largest items (`sign` 1) or the smallest; zeros for a target without edges.
 extern "C" __device__ int extreme_run_16(int *, u64 to, u64 x, u64 ends, u64 row, int index_bytes, long long num_edges,
                                          long long first, long long last, int count, int longest, int pieces,
                                          int piece, int sign, int kind, int to_kind)
@@ -226,7 +226,7 @@ extern "C" __device__ int store_narrowed(int *, u64 to, long long at, float valu
     return 0;
 }
 
-// *result = number / divisor, in 32 bits where they do.
+// *result = number / divisor, in 32 bits if both fit.
 extern "C" __device__ int quotient(int *result, u64 number, int divisor)
 {
     *result = number >> 32 == 0 ? (unsigned)number / (unsigned)divisor : (int)(number / (u64)divisor);

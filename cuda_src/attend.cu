@@ -1,10 +1,11 @@
 // Sums of table rows in 16-byte pieces over the edges of targets, weighted by a softmax over them.
 //
-// Called from pyg_direct/kernels/aggregate/softmax.py, which says what is summed; see aggregate.cu for the calling convention.
+// Called from pyg_direct/kernels/aggregate/softmax.py, which has the formula; see aggregate.cu for the calling
+// convention.
 
 #include "items.cuh"
 
-// Less than every score, and a number: two of them are zero apart.
+// Less than every score, and finite: the difference of two of them is zero.
 #define LEAST -3.402823466e+38f
 #define NO_SCORE __uint_as_float(0xff800000)
 #define NOT_A_NUMBER __uint_as_float(0x7fffffff)
@@ -13,7 +14,7 @@
 
 __device__ __forceinline__ float bend(float score, float slope) { return score > 0.0f ? score : score * slope; }
 
-// What a kernel is given: addresses that stay in its constant memory, since registers are for rows on their way.
+// Arguments of a kernel: addresses stay in its constant memory, because registers are for rows in flight.
 template <class Index> struct Given {
     u64 to;
     const uint4 *x;
@@ -26,10 +27,10 @@ template <class Index> struct Given {
     float slope;
 };
 
-// The `rank`-th piece of a head of the sums of `count` targets in a row, of which `target`, the first, has edges
-// [e, last), and the weights of every `lanes`-th edge from the `rank`-th on. What is summed is divided by the sum of
-// the weights at the end, and multiplied anew whenever a larger score comes, so that rows are asked for at once, with
-// the scores, and each is read once. Rows and ids are on their way as in aggregate.cu.
+// The `rank`-th piece of a head of the sums of `count` consecutive targets, and the weights of every `lanes`-th edge
+// from the `rank`-th on. The first target, `target`, has edges [e, last). The sum is divided by the sum of the weights
+// at the end, and scaled again whenever a larger score comes. So rows are requested together with the scores, and each
+// is read once. Rows and ids are in flight as in aggregate.cu.
 template <class Kind, class Index, bool OF_EDGES>
 __device__ __forceinline__ void attend_run(const Given<Index> &given, int e, int last, int target, int count,
                                            int head, int rank)
@@ -85,7 +86,7 @@ __device__ __forceinline__ void attend_run(const Given<Index> &given, int e, int
             for (int i = 0; i < Kind::items; ++i) total[i] += share[u] * value[i];
         }
         if (ends_here) {
-            // Nothing but scores of minus infinity is no number, as those of the softmax are not.
+            // If all scores are minus infinity, the result is a NaN, as in the softmax.
             const bool is_empty = mine_at - rank == last;
             const float scale = sum == 0.0f && !is_empty ? NOT_A_NUMBER : 1.0f / (sum + TINY);
             if (given.alpha != nullptr && mine_at < last) {
@@ -131,11 +132,10 @@ __device__ __forceinline__ void attend_run_of(u64 to, u64 x, u64 ends, u64 row, 
     else attend_run<Kind, Index, false>(given, first, last, target, count, head, rank);
 }
 
-// Piece `piece` of the sums for `count` targets from `target` on, whose first has edges [first, last), and the weights
-// of their edges, where `alpha` is not null. Scores are those of sources, to which `own` of the targets are added, or
-// those of edges, where `own` is null. With `loops` the last edge of each target is its loop, and others weigh nothing.
-// A head has `lanes` pieces. Kind 0 is fp32, 1 fp16, 2 bfloat16. Rows, targets and edges, times heads, are fewer than
-// 2^31.
+// Piece `piece` of the sums for `count` targets from `target` on, and the weights of their edges, if `alpha` is not
+// null. The first target has edges [first, last). Scores are of sources, to which `own` of the targets are added, or of
+// edges, if `own` is null. With `loops` the last edge of each target is its loop, and other loops have weight 0. A head
+// has `lanes` pieces. Kind 0 is fp32, 1 fp16, 2 bfloat16. Rows, targets and edges, times heads, are fewer than 2^31.
 extern "C" __device__ int attend_run_16(int *, u64 to, u64 x, u64 ends, u64 row, int index_bytes, u64 scores, u64 own,
                                         u64 alpha, long long num_edges, long long first, long long last,
                                         long long target, int count, int heads, int lanes, int piece, int loops,

@@ -1,7 +1,7 @@
 // Scalar products of rows in 16-byte pieces, which Numba cannot express.
 //
 // Called from pyg_direct/kernels/aggregate/sum.py. Functions follow Numba's calling convention: the first parameter is
-// the place for a result, and the return value 0 means success.
+// the address for a result, and the return value 0 means success.
 
 #include "items.cuh"
 
@@ -51,7 +51,7 @@ __device__ __forceinline__ void dot_edges(float *out, const uint4 *grad, const u
     }
 }
 
-// The products of four edges from `e` on, or of those that there are; see `dot_wide_rows_gpu`.
+// The products of four edges from `e` on, or of the remaining ones; see `dot_wide_rows_gpu`.
 extern "C" __device__ int dot_edges_16(int *, u64 out, u64 grad, u64 x, u64 ends, u64 row, u64 target, int index_bytes,
                                        long long num_edges, long long e, int heads, int head, int pieces, int lane,
                                        int lanes, unsigned mask, int mean, int kind)

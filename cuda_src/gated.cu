@@ -1,7 +1,8 @@
-// The gated step of T-GCN in one pass over nodes, and its gradient in another; see pyg_direct/kernels/snapshots/recurrent_cells.py.
+// The gated step of T-GCN in one pass over nodes, and its gradient in another; see
+// pyg_direct/kernels/snapshots/recurrent_cells.py.
 //
-// Nothing but features, states and gradients is read, and nothing but states and gradients written. Functions follow
-// Numba's calling convention: the first parameter is the place for a result, and the return value 0 means success.
+// Only features, states and gradients are read, and only states and gradients are written. Functions follow Numba's
+// calling convention: the first parameter is the address for a result, and the return value 0 means success.
 
 #include "gates.cuh"
 
@@ -12,7 +13,7 @@ struct StepMemory {
     Weights<P> weights;
 };
 
-// States, what resets let through of them, and gradients of what goes into the gates and the proposal.
+// States, states times resets, and gradients before the activations of the gates and the proposal.
 template <int P>
 struct PullMemory {
     typedef Layout<P, PULL_THREADS> At;
@@ -31,7 +32,7 @@ __device__ __forceinline__ void step(StepMemory<P> &memory, const Given &given, 
          own.base += (long long)gridDim.x * nodes) {
         float before[ROUNDS][OWN], gates[3][ROUNDS][OWN];
         own.read(given.state, before);
-        // Rows of a warp are its own.
+        // Only its own warp uses these rows.
         __syncwarp();
         own.read_features(memory.x, given);
         own.put(memory.rows, before);
@@ -46,8 +47,8 @@ __device__ __forceinline__ void step(StepMemory<P> &memory, const Given &given, 
     }
 }
 
-// What the gradients of a tile's nodes add to those of the weights of states: a thread has four rows of four columns
-// of each gate, from every so many nodes.
+// Part of the gradients of the weights of states from a tile's nodes: a thread has four rows of four columns of each
+// gate, from every so many nodes.
 template <int P>
 __device__ __forceinline__ void add_products(const PullMemory<P> &memory, int row, int column, int slice, int slices,
                                              float (*sums)[4][4])
@@ -66,7 +67,7 @@ __device__ __forceinline__ void add_products(const PullMemory<P> &memory, int ro
     }
 }
 
-// The same of the weights of features, four rows of one column of each gate, and of the bias, the last.
+// The same for the weights of features, four rows of one column of each gate, and for the bias, the last.
 template <int P>
 __device__ __forceinline__ void add_inputs(const PullMemory<P> &memory, int row, int c, int slice, int slices,
                                            float (*sums)[5])
@@ -84,13 +85,13 @@ __device__ __forceinline__ void add_inputs(const PullMemory<P> &memory, int row,
     }
 }
 
-// Puts a number into its place among the sums of all threads, whose turns come one after the other.
+// Adds a number to its position in the sums of all threads, which take turns.
 __device__ __forceinline__ void add_to(float *place, float value, bool is_first)
 {
     *place = is_first ? value : *place + value;
 }
 
-// Rows `[rows, 3 * P]` in shared memory to `[rows, 3 * C]`.
+// Copies rows `[rows, 3 * P]` in shared memory to `[rows, 3 * C]`.
 template <int P>
 __device__ __forceinline__ void write_sums(const float *from, int rows, int channels, float *out)
 {
@@ -108,7 +109,7 @@ __device__ __forceinline__ void pull(PullMemory<P> &memory, const Given &given, 
 {
     GatedShare<P, PULL_THREADS> own(given);
     const int nodes = Layout<P, PULL_THREADS>::nodes, channels = given.channels, features = given.features;
-    // Threads that have all rows and columns between them, of states and of features.
+    // Threads that share all rows and columns, of states and of features.
     const int unit = P / 4 * (P / 4), slices = PULL_THREADS / unit, slice = threadIdx.x / unit;
     const int row = threadIdx.x % unit / (P / 4) * 4, column = threadIdx.x % (P / 4) * 4;
     const int input_unit = max(1, (features + 3) / 4) * P, input_slices = PULL_THREADS / input_unit;
@@ -124,7 +125,7 @@ __device__ __forceinline__ void pull(PullMemory<P> &memory, const Given &given, 
         __syncthreads();
         own.read_features(memory.x, given);
         own.put(memory.rows, before);
-        // Where it is not in the way until the gradient of the reset comes there.
+        // Its memory is free until the gradient of the reset is written there.
         own.put(memory.gates[1], after);
         __syncthreads();
         own.open(memory.rows, memory.shown, memory.x, memory.weights, features, gates);
@@ -174,7 +175,7 @@ __device__ __forceinline__ void pull(PullMemory<P> &memory, const Given &given, 
         if (input_slice < input_slices)
             add_inputs(memory, input_row, input_column, input_slice, input_slices, input_sums);
     }
-    // As the weights lie.
+    // In the layout of the weights.
     float *out = to_weights + (long long)blockIdx.x * (channels + features + 1) * 3 * channels;
     float *place = &memory.rows[0][0];
     for (int turn = 0; turn < slices; ++turn) {

@@ -1,22 +1,22 @@
-// What threads of a block share of the nodes of a gated step, and what both ways of it need.
+// Shared memory of a block for the nodes of a gated step, and code for its forward and backward.
 
 #pragma once
 
 #include "tiles.cuh"
 
-// As in pyg_direct/kernels/snapshots/recurrent_cells.py: threads of a block on the way to the next state, and back.
+// As in pyg_direct/kernels/snapshots/recurrent_cells.py: threads of a block, forward and backward.
 const int STEP_THREADS = 256, PULL_THREADS = 64;
 // Features at most.
 const int INPUTS = 8;
 
-// For up to P channels; what is beyond is zero. States go to update, reset and proposal. Rows have room behind them, so
-// that threads meet in no bank.
+// For up to P channels; channels beyond are zero. States go to update, reset and proposal. Rows are padded, so that
+// threads meet in no bank.
 template <int P>
 struct Weights {
     float state[3][P][P + 4], input[INPUTS][3 * P], bias[3 * P];
 };
 
-// Places of what goes in. Weights are `[C + F + 1, 3 * C]`: rows of states, of features, and the bias.
+// Addresses of inputs. Weights are `[C + F + 1, 3 * C]`: rows of states, of features, and the bias.
 struct Given {
     const float *x, *state, *weights;
     long long num_nodes;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void read_weights(Weights<P> &weights, const Given &g
     }
 }
 
-// What a thread sees to, of a gated step.
+// A thread's part of a gated step.
 template <int P, int THREADS>
 struct GatedShare : Share<P, THREADS> {
     typedef Layout<P, THREADS> At;
@@ -65,8 +65,7 @@ struct GatedShare : Share<P, THREADS> {
         }
     }
 
-    // Both gates and the proposal, in `gates`, and what the reset lets through of the state, in `shown`, which may be
-    // `rows`.
+    // Both gates and the proposal, in `gates`, and reset * state, in `shown`, which may be `rows`.
     __device__ __forceinline__ void open(const float (*rows)[At::row], float (*shown)[At::row],
                                          const float (*x)[INPUTS], const Weights<P> &weights, int features,
                                          float (*gates)[ROUNDS][OWN]) const

@@ -42,7 +42,7 @@ __device__ __forceinline__ unsigned narrow(Float16, float value)
     return bits;
 }
 
-// To the nearest, ties to even; what is not a number stays so.
+// To the nearest, ties to even; a NaN stays a NaN.
 __device__ __forceinline__ unsigned narrow(Bfloat16, float value)
 {
     const unsigned bits = __float_as_uint(value);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void store_fp32(u64 to, int piece, const float *value
         at[i] = make_float4(value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]);
 }
 
-// Adds four items to a row of fp32, whoever else adds to it.
+// Adds four items to a row of fp32, to which other threads may add at the same time.
 __device__ __forceinline__ void add_4(float *to, float a, float b, float c, float d)
 {
 #if __CUDA_ARCH__ >= 900

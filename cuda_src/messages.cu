@@ -1,7 +1,7 @@
-// Rows of sources and of edges in 16-byte pieces, added and cut off at zero, which Numba cannot express.
+// Sum and ReLU of rows of sources and of edges in 16-byte pieces, which Numba cannot express.
 //
-// Called from pyg_direct/kernels/aggregate/gine_messages.py. Functions follow Numba's calling convention: the first parameter is the
-// place for a result, and the return value 0 means success.
+// Called from pyg_direct/kernels/aggregate/gine_messages.py. Functions follow Numba's calling convention: the first
+// parameter is the address for a result, and the return value 0 means success.
 
 #include "items.cuh"
 
@@ -15,7 +15,7 @@ template <class Kind, class Index>
 __device__ __forceinline__ void sum_messages(u64 to, const uint4 *x, const uint4 *edge_rows, const Index *row,
                                              unsigned char *kept, int first, int last, unsigned pieces, float scale)
 {
-    // Edges whose rows are on their way at once.
+    // Edges whose rows are in flight at once.
     const int ROWS = 4;
     float total[Kind::items] = {};
     for (int e = first; e < last; e += ROWS) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void sum_messages(u64 to, const uint4 *x, const uint4
 #pragma unroll
             for (int i = 0; i < Kind::items; ++i) {
                 const float message = a[i] + b[i];
-                // What is not a number stays so.
+                // A NaN stays a NaN.
                 const bool stays = !(message <= 0.0f);
                 total[i] += stays ? message : 0.0f;
                 bits |= (unsigned)stays << i;
@@ -48,9 +48,9 @@ __device__ __forceinline__ void sum_messages(u64 to, const uint4 *x, const uint4
     store_piece(Kind(), to, total);
 }
 
-// Writes `scale` times the sum of relu(x[row[e]] + edge_rows[e]) over the edges [first, last), and to `kept`, unless it is
-// zero, a byte for each edge: bit i tells whether item i of its message is above zero. All addresses but those of `row`
-// are of the piece. Kind 0 is fp32, 1 fp16, 2 bfloat16. Edges are fewer than 2^31.
+// Writes `scale` times the sum of relu(x[row[e]] + edge_rows[e]) over the edges [first, last). Unless `kept` is zero,
+// it gets a byte for each edge: bit i is set if item i of its message is above zero. All addresses but `row` are
+// addresses of the piece. Kind 0 is fp32, 1 fp16, 2 bfloat16. Edges are fewer than 2^31.
 extern "C" __device__ int sum_messages_16(int *, u64 to, u64 x, u64 edge_rows, u64 row, int index_bytes, u64 kept,
                                           long long first, long long last, int pieces, float scale, int kind)
 {
@@ -88,8 +88,8 @@ __device__ __forceinline__ void pull_message(u64 to_x, u64 to_edge, u64 grad, un
     }
 }
 
-// The adjoint for one edge: `grad` of its target, where the bits of `kept` are set, is written to `to_edge` and added to
-// `to_x`, fp32, of its source; zero stands for neither. All addresses are of the piece.
+// The adjoint for one edge: `grad` of its target, masked by the bits of `kept`, is written to `to_edge` and added to
+// `to_x`, fp32, of its source. Zero stands for neither. All addresses are addresses of the piece.
 extern "C" __device__ int pull_message_16(int *, u64 to_x, u64 to_edge, u64 grad, u64 kept, int kind)
 {
     const unsigned bits = *reinterpret_cast<const unsigned char *>(kept);

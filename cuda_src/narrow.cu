@@ -9,7 +9,7 @@ template <typename T> __device__ T *at(u64 address)
     return static_cast<T *>(__cvta_global_to_generic(address));
 }
 
-// An item of 2^bits bytes; zeros where `from` is 0.
+// An item of 2^bits bytes; zeros if `from` is 0.
 __device__ uint4 load_item(u64 from, int bits)
 {
     uint4 item = {};
@@ -33,8 +33,8 @@ __device__ void store_item(u64 to, int bits, const uint4 &item)
     else *at<uint4>(to) = item;
 }
 
-// Item `from` of each table to place `to` of its output; `from` < 0 stands for zeros, an output at 0 for none. All are
-// asked for before the first is stored.
+// Copies item `from` of each table to item `to` of its output; `from` < 0 stands for zeros, an output at 0 for none.
+// All are requested before the first is stored.
 extern "C" __device__ int copy_items(int *, long long to, long long from, u64 table_a, u64 table_b, u64 table_c,
                                      u64 table_d, u64 out_a, u64 out_b, u64 out_c, u64 out_d, int bits_a, int bits_b,
                                      int bits_c, int bits_d)

@@ -1,31 +1,30 @@
-// Two LSTM layers, one behind the other, each from a state of zeros, in one pass over rows, and their gradient in
+// Two LSTM layers, one after the other, each from a state of zeros, in one pass over rows, and their gradient in
 // another; see pyg_direct/kernels/snapshots/recurrent_cells.py.
 //
-// What such a step forgets is nothing: three of four gates count, numbered here without the one that forgets. Functions
-// follow Numba's calling convention: the first parameter is the place for a result, and the return value 0 means
-// success.
+// Such a step forgets nothing: three of four gates count, numbered here without the forget gate. Functions follow
+// Numba's calling convention: the first parameter is the address for a result, and the return value 0 means success.
 
 #include "tiles.cuh"
 
-// As in pyg_direct/kernels/snapshots/recurrent_cells.py: threads of a block on the way to the states, and back.
+// As in pyg_direct/kernels/snapshots/recurrent_cells.py: threads of a block, forward and backward.
 const int OPEN_THREADS = 128, PULL_THREADS = 64;
-// Numbers of weights that a thread has on their way at once.
+// Numbers of weights that a thread has in flight at once.
 const int AHEAD = 8;
 
-// For up to P numbers of a state; what is beyond is zero. Rows have room behind them, so that threads meet in few banks;
-// four numbers of it where they are read four at a time. Matrices take the left half of a row, the right half, and
-// states of the first layer to the gates that admit, of the content, and that expose.
+// For up to P numbers of a state; numbers beyond are zero. Rows are padded, so that threads meet in few banks; by four
+// numbers if they are read four at a time. Matrices map the left half of a row, the right half, and states of the first
+// layer to three gates: admit, content and expose.
 template <int P, int PITCH>
 struct Weights {
     float part[3][3][P][PITCH], bias[2][3][P];
 };
 
-// Places of a layer's parameters as torch has them: weights of what goes in, and both biases.
+// Addresses of a layer's parameters as torch has them: weights of inputs, and both biases.
 struct Parameters {
     const float *weight, *bias, *state_bias;
 };
 
-// Rows of W snapshots of N nodes, of which those of S from `begin` on are gone through, a node's side by side.
+// Rows of W snapshots of N nodes; the S snapshots from `begin` on are processed, a node's side by side.
 struct Rows {
     const float *half[2];
     unsigned window, begin, seen;
@@ -85,7 +84,7 @@ struct RowShare : Share<P, THREADS> {
 
     __device__ __forceinline__ RowShare(int size, long long count) : Share<P, THREADS>(size, count) {}
 
-    // Sums that begin with what is added to the gates.
+    // Sums that begin with the biases of the gates.
     __device__ __forceinline__ void begin(const float (*bias)[P], float (*gates)[ROUNDS][OWN]) const
     {
 #pragma unroll
@@ -96,7 +95,7 @@ struct RowShare : Share<P, THREADS> {
                 for (int r = 0; r < ROUNDS; ++r) gates[gate][r][i] = bias[gate][channel(i)];
     }
 
-    // Gates of both halves of the rows, which are left in `seen` where it is a place, `[rows, 2 * H]`.
+    // Gates of both halves of the rows; unless `seen` is null, they are also left there, `[rows, 2 * H]`.
     template <int PITCH>
     __device__ __forceinline__ void open(Memory<P, THREADS, PITCH> &memory, const Rows &given, float *seen,
                                          float (*gates)[ROUNDS][OWN]) const
@@ -132,8 +131,8 @@ struct RowShare : Share<P, THREADS> {
         bend(gates);
     }
 
-    // Numbers into the rows of a warp, which are read before and after. Zeros beyond the last: what is not finite would
-    // leave no zero of their weights.
+    // Copies numbers into the rows of a warp, with barriers before and after. Zeros beyond the last: an infinity or NaN
+    // would not give zero with a weight of zero.
     __device__ __forceinline__ void fill(float (*rows)[At::row], const float (*from)[OWN]) const
     {
         __syncwarp();
@@ -156,7 +155,7 @@ struct RowShare : Share<P, THREADS> {
             }
     }
 
-    // The states that gates give.
+    // The states from the gates.
     __device__ __forceinline__ void expose(const float (*gates)[ROUNDS][OWN], float (*states)[OWN]) const
     {
 #pragma unroll
@@ -165,7 +164,7 @@ struct RowShare : Share<P, THREADS> {
             for (int i = 0; i < OWN; ++i) states[r][i] = gates[2][r][i] * tanhf(gates[0][r][i] * gates[1][r][i]);
     }
 
-    // Gates to gradients of what goes into them, of those of the states.
+    // Turns gates into the gradients before their activations, from the gradients of the states.
     __device__ __forceinline__ void pull(const float (*grad)[OWN], float (*gates)[ROUNDS][OWN]) const
     {
 #pragma unroll
@@ -181,7 +180,7 @@ struct RowShare : Share<P, THREADS> {
             }
     }
 
-    // Gradients of all four gates, `[rows, 4 * H]`; nothing reaches the one that forgets.
+    // Gradients of all four gates, `[rows, 4 * H]`; the forget gate gets none.
     __device__ __forceinline__ void write(const float (*gates)[ROUNDS][OWN], float *out) const
     {
         const int size = this->channels;
@@ -197,7 +196,7 @@ struct RowShare : Share<P, THREADS> {
     }
 };
 
-// States of both layers, and features `[W, N, F]` behind them, to `out` `[W, N, 2 * H + F]`.
+// States of both layers, followed by features `[W, N, F]`, to `out` `[W, N, 2 * H + F]`.
 template <int P>
 __device__ __forceinline__ void open(Memory<P, OPEN_THREADS, P + 1> &memory, const Rows &given,
                                      const Parameters &layer, const Parameters &layer_2,
@@ -233,8 +232,8 @@ __device__ __forceinline__ void open(Memory<P, OPEN_THREADS, P + 1> &memory, con
     }
 }
 
-// Places for gradients of both layers' gates, and of both halves of the rows; for the rows and states that the layers
-// saw.
+// Addresses for gradients of both layers' gates, and of both halves of the rows; for the rows and states that the
+// layers saw.
 struct Pulled {
     float *gates[2], *half[2], *rows, *states;
 };

@@ -1,25 +1,25 @@
 // Copies of table rows in pieces of 16 bytes, of any alignment or widened to float32, which Numba cannot express.
 //
 // Called from pyg_direct/kernels/rows/gather.py. Functions follow Numba's calling convention: the first parameter is
-// the place for a result, which is not used, and the return value 0 means success. All offsets count bytes of the
+// the address for a result, which is not used, and the return value 0 means success. All offsets count bytes of the
 // output; a row at address 0 stands for zeros.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// How a piece is read; the same numbers as in kernels/rows/gather.py and kernels/rows/gather.py.
+// Ways to read a piece; the same numbers as in kernels/rows/gather.py.
 enum Kind { ALIGNED, WORDS, BYTES, HALF, BFLOAT, FLOAT8 };
 
-// Bytes that the link brings at once.
+// Bytes that the link transfers at once.
 constexpr int LINE = 128;
 
-// Where a piece lies: at `offset` of a row, and from its byte `cut` on at the begin of the `next` row.
+// Position of a piece: at `offset` of a row, and from its byte `cut` on at the start of the `next` row.
 struct Place {
     u64 row, next;
     int offset, cut, exponent, next_exponent;
 };
 
-// What lies at an address, which is known to be one of global memory: a generic access takes longer.
+// Reads an address that is known to be global memory: a generic access takes longer.
 template <typename T> __device__ T *at(u64 address)
 {
     return static_cast<T *>(__cvta_global_to_generic(address));
@@ -46,7 +46,7 @@ template <int KIND> __device__ u32 widen(u32 bits, int exponent)
     return KIND == BFLOAT ? bits << 16 : widen_float8(bits, exponent);
 }
 
-// What was read for a piece, as it came: to look at it is to wait for it.
+// Raw words that were read for a piece: using them waits for the read.
 struct Raw {
     uint4 first, second;
 };
@@ -130,7 +130,7 @@ template <int KIND, bool PACKED> __device__ Raw load_piece(const Place &p)
     return raw;
 }
 
-// The 16 bytes of the output that were read for.
+// The 16 bytes of the output for these words.
 template <int KIND, bool PACKED> __device__ uint4 finish_piece(const Raw &raw, const Place &p)
 {
     if (KIND == BYTES) return align_bytes(raw, p.row + p.offset);
@@ -147,7 +147,7 @@ template <int KIND, bool PACKED> __device__ uint4 finish_piece(const Raw &raw, c
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// The first `size` bytes of a piece, all where it is at least 16.
+// Stores the first `size` bytes of a piece, all if `size` is at least 16.
 template <int KIND> __device__ void store_piece(u64 target, const uint4 &value, long long size)
 {
     if (KIND == ALIGNED || (size >= 16 && target % 16 == 0)) {
@@ -163,7 +163,7 @@ template <int KIND> __device__ void store_piece(u64 target, const uint4 &value, 
     }
 }
 
-// Both pieces are read before the first is stored, so that twice as many reads are under way.
+// Both pieces are read before the first is stored, so that twice as many reads are in flight.
 template <int KIND, bool PACKED>
 __device__ void copy_two(u64 target, long long left, const Place &a, const Place &b)
 {
@@ -194,7 +194,7 @@ template <int KIND> __device__ void copy_one(u64 target, long long left, const P
     if (left > 0) store_piece<KIND>(target, finish_piece<KIND, false>(raw, place), left);
 }
 
-// A piece of bytes of up to three rows, the others of which begin at `cut` and a row further on.
+// A piece of bytes of up to three rows; the others begin at `cut` and a row further on.
 __device__ void copy_bytes(u64 target, long long left, int row_bytes, const Place &p, u64 third)
 {
     const int end = p.cut + row_bytes;
@@ -249,7 +249,7 @@ template <int KIND> __device__ void widen_four(
     }
 }
 
-// As `copy_four`, in pieces that lie whole in lines of the table: a line is asked for once, not by two accesses.
+// As `copy_four`, in pieces that lie whole in lines of the table: a line is requested once, not by two accesses.
 template <int KIND> __device__ void copy_four_by_lines(
     u64 target, long long step, int count, int row_bytes, int lane, int lanes, const u64 *row)
 {
@@ -280,15 +280,15 @@ template <int KIND> __device__ void copy_four_by_lines(
     }
 }
 
-// `count` (at most four) rows to `target` and every `step` bytes from there, shared by the lanes of a group. A row is
-// asked for at once, which is what the link serves best, and four are under way.
+// Copies `count` (at most four) rows to `target` and every `step` bytes from there, shared by the lanes of a group. A
+// row is requested at once, which the link serves best, and four are in flight.
 extern "C" __device__ int copy_four_rows(
     int *, int kind, u64 target, long long step, int count, int row_bytes, int lane, int lanes, u64 row_a, u64 row_b,
     u64 row_c, u64 row_d, int exponent_a, int exponent_b, int exponent_c, int exponent_d)
 {
     const u64 row[4] = {row_a, row_b, row_c, row_d};
     const int exponent[4] = {exponent_a, exponent_b, exponent_c, exponent_d};
-    // One access asks for each line of a shorter row.
+    // One access requests each line of a shorter row.
     const bool by_lines = row_bytes > 16 * lanes;
     if (kind == ALIGNED && by_lines) copy_four_by_lines<ALIGNED>(target, step, count, row_bytes, lane, lanes, row);
     else if (kind == WORDS && by_lines) copy_four_by_lines<WORDS>(target, step, count, row_bytes, lane, lanes, row);
@@ -301,8 +301,8 @@ extern "C" __device__ int copy_four_rows(
     return 0;
 }
 
-// The rows that the lanes of a group have found, one each, to `target` on, where `left` are at most. All groups of a warp
-// come here together.
+// Copies the rows that the lanes of a group have found, one each and at most `left`, to `target` on. All groups of a
+// warp call this together.
 extern "C" __device__ int copy_found_rows(int *, int kind, u64 target, long long left, int row_bytes, int lane_bits,
                                           u64 found, int exponent_of_found)
 {

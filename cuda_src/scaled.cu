@@ -1,10 +1,11 @@
 // Sums over CSR of fp32 rows that several snapshots hold side by side, scaled before and after, in pieces of 16 bytes.
 //
-// Called from pyg_direct/kernels/snapshots/scaled_csr.py, which says what is summed; see aggregate.cu for the calling convention.
+// Called from pyg_direct/kernels/snapshots/scaled_csr.py, which has the formula; see aggregate.cu for the calling
+// convention.
 
 typedef unsigned long long u64;
 
-// Multiplies four neighboring numbers with those of their snapshots, `channels` numbers each.
+// Multiplies four neighboring numbers by the factors of their snapshots, `channels` numbers each.
 __device__ __forceinline__ float4 scale_4(float4 value, const float *scale, int number, int channels)
 {
     int snapshot = number / channels, rest = number - snapshot * channels;
@@ -18,7 +19,7 @@ __device__ __forceinline__ float4 scale_4(float4 value, const float *scale, int 
     return value;
 }
 
-// What a kernel is given: addresses that stay in its constant memory, since registers are for rows on their way.
+// Arguments of a kernel: addresses stay in its constant memory, because registers are for rows in flight.
 struct Given {
     float4 *out, *partials;
     const float4 *x, *own;
@@ -27,15 +28,16 @@ struct Given {
     int num_weights, size, channels, pieces, piece, longest, adds, shift, low;
 };
 
-// Who is asked whether they have an edge: nobody, the one snapshot that a piece belongs to, or those of its numbers.
+// Snapshots whose edge bits are tested: none, the one snapshot that a piece belongs to, or the snapshots of its
+// numbers.
 enum Mask { ALL, ONE, SEVERAL };
 
-// Ids of the next edges are asked for while rows of these are on their way, as in aggregate.cu.
+// Ids of the next edges are requested while rows of these are in flight, as in aggregate.cu.
 template <bool WEIGHTED, int MASK>
 __device__ __forceinline__ void sum_scaled(const Given &given, int place, int target, int e, int last, int count)
 {
     const int ROWS = WEIGHTED ? 4 : 5;
-    // The snapshot of the piece, and the bits of those of its numbers.
+    // The snapshot of the piece, and the bits of its numbers' snapshots.
     const int head = WEIGHTED || MASK ? 4 * given.piece / given.channels : 0;
     unsigned bit[4] = {}, bits = 0;
 #pragma unroll
@@ -87,7 +89,7 @@ __device__ __forceinline__ void sum_scaled(const Given &given, int place, int ta
 #pragma unroll
         for (int u = 0; u < ROWS; ++u) {
             if (MASK == SEVERAL) {
-                // What is not there brings nothing, not even what is not a number.
+                // An absent edge adds nothing, not even a NaN.
                 const unsigned there = present >> 4 * u;
                 if (there & bit[0]) total.x += share[u] * value[u].x;
                 if (there & bit[1]) total.y += share[u] * value[u].y;
@@ -101,7 +103,7 @@ __device__ __forceinline__ void sum_scaled(const Given &given, int place, int ta
             }
         }
         if (ends_here) {
-            // Long rows are others', and what nothing is added to stays.
+            // Other threads compute long rows, and a target without additions stays unchanged.
             if (place >= 0) {
                 given.partials[(long long)place * given.pieces + given.piece] = total;
             } else if (degree <= given.longest && (degree > 0 || !given.adds)) {
@@ -123,13 +125,12 @@ __device__ __forceinline__ void sum_scaled(const Given &given, int place, int ta
     }
 }
 
-// Piece `piece` of the sums of `count` targets in a row, of which `target`, the first, has edges [first, last); those of
-// more than `longest` edges are left out. A `place` of zero or more is that in `partials` of the plain sum of a slice,
-// of any length.
-// Null addresses stand for ones, a null `diagonal` for zeros; `size` times `channels` numbers are `pieces` pieces, and
-// where there are weights for each snapshot or a `column`, no piece belongs to two snapshots. With a `shift`, the bits of
-// `row` from there on tell which snapshots have an edge, bit `low` of these whether the first does; without, all have all.
-// With `adds`, `out` holds something already.
+// Piece `piece` of the sums of `count` consecutive targets; the first, `target`, has edges [first, last). Targets with
+// more than `longest` edges are left out. A `place` of zero or more is the position in `partials` for the plain sum of
+// a slice, of any length. Null addresses stand for ones, a null `diagonal` for zeros. `size` times `channels` numbers
+// are `pieces` pieces. If there are weights for each snapshot or a `column`, no piece belongs to two snapshots. With a
+// `shift`, the bits of `row` from there on mark the snapshots that have an edge; bit `low` of these stands for the
+// first. Without it, all have all edges. With `adds`, the sums are added to `out`.
 extern "C" __device__ int sum_scaled_16(int *, u64 out, u64 partials, u64 x, u64 own, u64 ends, u64 row, u64 weight,
                                         u64 column, u64 scale, u64 diagonal, int num_weights, int size, int channels,
                                         int pieces, int piece, int longest, int adds, int shift, int low, int place,

@@ -1,7 +1,7 @@
 // Sums of rows of several snapshots in 16-byte pieces, which Numba cannot express.
 //
-// Called from pyg_direct/kernels/snapshots/sliced_csr.py. Functions follow Numba's calling convention: the first parameter is
-// the place for a result, and the return value 0 means success.
+// Called from pyg_direct/kernels/snapshots/sliced_csr.py. Functions follow Numba's calling convention: the first
+// parameter is the address for a result, and the return value 0 means success.
 
 #include "items.cuh"
 
@@ -60,9 +60,9 @@ __device__ __forceinline__ void add_slice(const uint4 *z, const int *col, const 
     }
 }
 
-// Adds numbers [number, number + 4) of a slice's sum to its row `to`; `col`, `weight` and `presence` begin at the first
-// of `count` edges, `scale` at the target's; a null `weight`, `presence` or `scale` stands for ones. `write` is 1 where
-// others add to the same numbers, 2 where nobody does and they are zero.
+// Adds numbers [number, number + 4) of a slice's sum to its row `to`. `col`, `weight` and `presence` begin at the first
+// of `count` edges, `scale` at the target's; a null `weight`, `presence` or `scale` stands for ones. `write` is 1 if
+// other threads add to the same numbers, and 2 if none does and they are zero.
 extern "C" __device__ int sum_slice_16(int *, u64 to, u64 z, u64 col, u64 weight, int num_weights, u64 presence,
                                        u64 scale, int count, int items, int number, int channels, int low, int write)
 {

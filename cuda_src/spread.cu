@@ -1,7 +1,7 @@
-// Rows of targets in 16-byte pieces added to those of their sources, which Numba cannot express.
+// Rows of targets in 16-byte pieces, added to the rows of their sources, which Numba cannot express.
 //
-// Called from pyg_direct/kernels/aggregate/sum.py and extreme.py. Functions follow Numba's calling convention: the first parameter is
-// the place for a result, and the return value 0 means success.
+// Called from pyg_direct/kernels/aggregate/sum.py and max_min.py. Functions follow Numba's calling convention: the
+// first parameter is the address for a result, and the return value 0 means success.
 
 #include "items.cuh"
 
@@ -23,8 +23,8 @@ __device__ __forceinline__ void spread_span(u64 out, u64 grad, const Index *row,
     }
 }
 
-// The adjoint: adds piece `piece` of row `target` of `grad`, times weight[e] and `scale`, to rows row[e] of `out`, fp32,
-// for the edges [first, last).
+// The adjoint: adds piece `piece` of row `target` of `grad`, times weight[e] and `scale`, to rows row[e] of `out`,
+// fp32, for the edges [first, last).
 extern "C" __device__ int spread_span_16(int *, u64 out, u64 grad, u64 row, int index_bytes, u64 weight,
                                          long long first, long long last, long long target, int heads, int pieces,
                                          int piece, float scale, int kind)
@@ -49,10 +49,10 @@ extern "C" __device__ int spread_span_16(int *, u64 out, u64 grad, u64 row, int 
     return 0;
 }
 
-// As `is_best` of pyg_direct/kernels/aggregate/max_min.py: equal to the best, or not to be compared with it.
+// As `is_best` of pyg_direct/kernels/aggregate/max_min.py: equal to the best, or not comparable with it.
 __device__ __forceinline__ bool is_best(float value, float best) { return !(value < best) && !(value > best); }
 
-// Rows of `x` that are asked for at once; those behind `last` are the row before.
+// Rows of `x` that are requested at once; rows after `last` repeat the row before.
 template <int ROWS, class Index>
 __device__ __forceinline__ void load_rows(const uint4 *x, const Index *row, int e, int last, unsigned pieces,
                                           unsigned *source, uint4 *raw)
@@ -127,10 +127,10 @@ __device__ __forceinline__ void spread_equals(u64 out, const uint4 *x, u64 best,
     }
 }
 
-// The adjoint of the largest or smallest items `best` of target `target`: adds piece `piece` of row `target` of `grad`,
-// shared out among those that bring the item, to rows row[e] of `out`, fp32, for the edges [first, last); with
-// `to_edges` to rows e. `what` 0: of a whole row. Of a slice, 1 writes to `equals`, of int32, how many bring each item,
-// and 2 reads from there how many do in all slices.
+// The adjoint of the largest or smallest items `best` of target `target`, for the edges [first, last). It adds piece
+// `piece` of row `target` of `grad`, shared among the rows that hold the item, to rows row[e] of `out`, fp32; with
+// `to_edges` to rows e. `what` 0: of a whole row. For a slice, 1 writes to `equals`, of int32, how many rows hold each
+// item, and 2 reads from there how many do in all slices.
 extern "C" __device__ int spread_equals_16(int *, u64 out, u64 x, u64 best, u64 grad, u64 row, int index_bytes,
                                            u64 equals, long long first, long long last, long long target, int pieces,
                                            int piece, int kind, int what, int to_edges)

@@ -1,7 +1,7 @@
 // Products of rows with small matrices in shared memory, by threads of which a few in a warp share each row.
 //
-// A thread has every so many columns of a row, and the same of several rows, so that what it reads of a matrix serves
-// all of them. Rows of a warp are its own.
+// A thread has every so many columns of a row, and the same columns of several rows. So a number of the matrix is read
+// once for all of them. Only its own warp uses these rows.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 // Columns of a thread, and rows.
 const int OWN = 4, ROUNDS = 4;
 
-// Of a tile for rows of up to P columns: threads that share a row, rows that a warp sees to at once, room for a row,
-// whose end keeps threads out of each other's banks, and rows of a block.
+// For a tile with rows of up to P columns: threads that share a row, rows that a warp processes at once, numbers of a
+// padded row, and rows of a block. The padding keeps threads out of each other's banks.
 template <int P, int THREADS>
 struct Layout {
     static const int lanes = P / OWN, together = 32 / lanes, row = P + lanes, nodes = THREADS / lanes * ROUNDS;
@@ -26,7 +26,7 @@ __device__ __forceinline__ float4 four_of(const float *place) { return *reinterp
 
 __device__ __forceinline__ float sigmoid(float value) { return __fdividef(1.0f, 1.0f + expf(-value)); }
 
-// What a thread of a block for THREADS threads and P columns sees to, of rows of `channels` columns.
+// Part of a thread, in a block of THREADS threads and P columns, for rows of `channels` columns.
 template <int P, int THREADS>
 struct Share {
     typedef Layout<P, THREADS> At;
@@ -105,7 +105,7 @@ struct Share {
         }
     }
 
-    // Numbers of this thread's rows and columns into rows of a tile, and out of them.
+    // Copies numbers of this thread's rows and columns into rows of a tile, and out of them.
     __device__ __forceinline__ void put(float (*rows)[At::row], const float (*from)[OWN]) const
     {
 #pragma unroll

@@ -142,9 +142,9 @@ def read_years(edge_index: np.ndarray, node_year: np.ndarray, num_years: int = 1
         num_years: T, snapshots at most.
 
     Returns:
-        For each year `edge_index`, both ways; `x` fp32 `[N, 4]`: 1 if the paper has appeared, then the logarithms of 1
-        + count for its references, its citations so far, and its citations of this year; `y` fp32 `[N]`: the logarithm
-        for the citations of the next year.
+        For each year `edge_index`, both ways, `x` fp32 `[N, 4]` and `y` fp32 `[N]`. The columns of `x` are 1 if the
+        paper has appeared, then logarithms of 1 + count: its references, its citations so far, and its citations of
+        this year. `y` is the logarithm for the citations of the next year.
     """
     edges = torch.from_numpy(np.ascontiguousarray(edge_index, dtype=np.int64))
     year = torch.from_numpy(np.asarray(node_year, dtype=np.int64))

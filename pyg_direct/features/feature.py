@@ -66,8 +66,8 @@ class Feature:
             exist once, in shared memory, and the tensor of every process becomes a view of them.
         device_cache_size: GPU memory for hot rows: bytes, `"200M"`, `"0.9G"`, or a share of the rows such as `"20%"`.
         cache_policy: `device_replicate`: every GPU of `device_list` has the hottest rows in its memory.
-            `p2p_clique_replicate`: GPUs that NVLink joins each hold a part of them, and all read every part, so that a
-            clique of n GPUs caches n times more rows. A GPU without NVLink is a clique of its own.
+            `p2p_clique_replicate`: GPUs that NVLink joins each hold a part of them, and all read every part. A clique
+            of n GPUs then caches n times more rows; a GPU without NVLink is a clique of its own.
         csr_topo: The graph, to rank rows by.
         device: Instead of `rank`: the device that results are on, e.g. `"cpu"`.
         placement: Host memory for the rows: `unified` (default) or `pinned`.
@@ -545,10 +545,9 @@ class Feature:
     def update_(self, ids: Tensor | Sequence[int], rows: Tensor) -> Feature:
         """Replace the rows of ids by `rows`, wherever they lie; returns self.
 
-        Both the hot copy in GPU memory and the row on the host are written, so a tensor that the feature was made of
-        shows the new rows too. On a GPU it does so once the write has run: see `synchronize`. For node embeddings: read
-        the rows of a batch, compute the new ones from the gradient with any optimizer of sparse rows, and write them
-        back.
+        Both the hot copy in GPU memory and the row on the host are written. So a tensor that the feature was made of
+        shows the new rows too; on a GPU once the write has run (see `synchronize`). For node embeddings, read the rows
+        of a batch, compute the new ones with any optimizer of sparse rows, and write them back.
 
         Args:
             ids: int32 or int64 `[n]` on any device, or a list; of one that comes several times, the last row counts.

@@ -22,10 +22,10 @@ DEFAULT_BLOCKS = 4
 _CANDIDATES = (2, 3, 4, 6, 8, 12, 16)
 # The fewest blocks that come this close to the best rate are taken.
 _ENOUGH = 0.98
-# Lowest share of the read rows that is assumed to come from host memory. Then the multiple of the blocks without hot
-# rows up to which all needed blocks are taken, and the share of the blocks beyond that multiple.
+# Lowest share of the read rows that is assumed to come from host memory. If more blocks are needed beside hot rows than
+# without: the multiple up to which all are taken, and the share beyond it.
 _LEAST_MISSES, _ENOUGH_BESIDE_HOT, _MORE_BESIDE_HOT = 1 / 16, 1.15, 0.05
-# For rows from other GPUs too, whose latency is higher: the share of the needed blocks if few rows miss, and the
+# For rows from other GPUs too, whose latency is higher. The share of the needed blocks if few rows miss, and the
 # highest multiple of the blocks without hot rows.
 _ENOUGH_BESIDE_PEERS, _MOST_BESIDE_PEERS = 0.35, 5.3
 # Enough rows that all blocks take many turns, because some take one turn more than others.
@@ -62,8 +62,7 @@ def find_link_blocks(table: Tensor, placement: str) -> int:
 
 
 def blocks_for_rows(blocks: int, stored_bytes: int, row_bytes: int) -> int:
-    """Return the number of blocks for rows of this size with as many bytes in flight as `blocks` have for rows that
-    keep all threads busy.
+    """Return the number of blocks that have as many bytes in flight as `blocks` for rows that keep all threads busy.
 
     Args:
         blocks: As returned by `find_link_blocks`.
@@ -76,8 +75,8 @@ def blocks_for_rows(blocks: int, stored_bytes: int, row_bytes: int) -> int:
 
 
 def blocks_beside_hot(blocks: int, misses: float, has_peers: bool = False) -> int:
-    """Return the number of blocks for reads of which the share `misses` is on the host and the rest in GPU memory,
-    including peers' memory if `has_peers`.
+    """Return the number of blocks for reads with the share `misses` on the host. The rest is in GPU memory, including
+    peers' memory if `has_peers`.
 
     As many waits for the link take 1 / `misses` times as many blocks. But if few rows miss, the link does not limit a
     step, and each block takes a multiprocessor from the model. Measured in one run on an H200, with a replayed step of

@@ -169,8 +169,8 @@ def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
 
 
 def blend_reads(counts: Tensor, chances: Tensor) -> Tensor:
-    """Return the expected reads of each row, float64 `[N]`: its chance, corrected by the counts of a pre-sampling run
-    as far as these are credible.
+    """Return the expected reads of each row, float64 `[N]`: its chance, corrected by the credible part of the counts of
+    a pre-sampling run.
 
     The credibility of counts is after Buehlmann (1967). Let m be the expected count of a row. The squared error of a
     count is phi * m by chance within a run. It is v * m**2 if a row is read more or less often than computed. A line

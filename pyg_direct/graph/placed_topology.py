@@ -30,7 +30,7 @@ from pyg_direct.runtime.host.shared_memory import find_shared, pin
 # Memory places for attributes, and for topologies.
 AUTO_PLACEMENTS = ("auto", "cuda", "unified", "pinned", "cpu")
 PLACES = (*AUTO_PLACEMENTS, "peer")
-# An array beside the neighbors goes to GPU memory if it takes at most this share of the free memory, even if the
+# Largest share of the free memory that an array beside the neighbors may take to go to GPU memory, even if the
 # neighbors do not.
 SMALL_SHARE = 0.125
 

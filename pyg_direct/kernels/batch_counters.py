@@ -1,23 +1,23 @@
-"""The state of one batch on its way through the hops: int64 words that live where the kernels run.
+"""State of one batch through its hops: int64 words in the memory of the kernels' device.
 
-The host leaves the first `HEADER` words and the seeds in an inbox, which kernels read in place, and finds all `STATE`
-words in an outbox after the batch.
+The host writes the first `HEADER` words and the seeds to an inbox, which kernels read in place. After the batch it
+finds all `STATE` words in an outbox.
 """
 
 KEY = 0
 NUM_SEEDS = 1
-# Lowest position of a seed outside the graph; NO_POSITION when there is none.
+# Lowest position of a seed outside the graph; NO_POSITION if there is none.
 BAD_SEED = 2
-# Edges that were needed when they did not fit the plan; 0 when all fitted.
+# Edges that were needed when they did not fit the plan; 0 if all fitted.
 NEEDED_EDGES = 3
-# In the inbox: whether the seeds are on the GPU already instead of behind the header.
+# In the inbox: 1 if the seeds are on the GPU already instead of after the header.
 SEEDS_ON_GPU = 4
-# In the state of a batch with types: items of a hop that were needed when they did not fit the plan, else 0; and how
-# many edges are left out. In its inbox: whether seeds have their own times.
+# In the state of a batch with types: items of a hop that were needed if they did not fit the plan, otherwise 0; and the
+# number of excluded edges. In its inbox: 1 if seeds have their own times.
 NEEDED_ITEMS = 4
 NUM_EXCLUDED = 5
 OWN_TIMES = 5
-# In the inbox: links whose ends are the seeds, 0 for other seeds, and negatives to draw at their sources.
+# In the inbox: links whose ends are the seeds, 0 for other seeds, and negatives to draw for their sources.
 NUM_LINKS = 5
 MORE_SOURCES = 6
 HEADER = 8
@@ -34,17 +34,17 @@ NO_POSITION = 2**62
 # A local id above all others, for a minimum to start from.
 FAR = 2**31 - 1
 
-# Purposes of a draw, so that equal (key, node, slot) of different purposes never meet.
+# Purposes of a draw, so that equal (key, node, slot) of different purposes never collide.
 NEIGHBOR_DRAW = 1
 SHUFFLE_DRAW = 2
 LABOR_DRAW = 3
 # Slots that no neighbor of a row takes, for the keys of relations and of disjoint trees.
 RELATION_DRAW = 2**62
 TREE_DRAW = 2**62 + 1
-# In the place of an item, for the ends of negative links.
+# In place of an item, for the ends of negative links.
 NEGATIVE_DRAW = 2**62 + 2
-# Likewise, for the nodes that a layer of HGT chooses.
+# In place of an item, for the nodes that a layer of HGT chooses.
 BUDGET_DRAW = 2**62 + 3
-# Slots that no step of a walk takes, for the node that it begins at, and for walks that lead anywhere.
+# Slots that no step of a walk takes, for its first node, and for the destinations of random walks.
 WALK_START_DRAW = 2**62 + 4
 WALK_ANYWHERE_DRAW = 2**62 + 5

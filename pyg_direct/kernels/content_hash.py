@@ -1,7 +1,7 @@
-"""Sums of contents: each word of an array is mixed with its place, then added.
+"""Sums of contents: each word of an array is mixed with its position, then added.
 
 The mixing is the first half of SplitMix64's (Steele, Lea & Flood, OOPSLA 2014). A changed word, or a swap of two,
-changes the sum as good as certainly. Sums are equal for any number of threads.
+almost certainly changes the sum. Sums are equal for any number of threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STEP, _FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 @body
 def mix_word(word, place):
-    """A word of 64 bits mixed with its place."""
+    """Mix a word of 64 bits with its position."""
     mixed = np.uint64(word + (np.uint64(place) + np.uint64(1)) * _STEP)
     mixed = np.uint64((mixed ^ (mixed >> np.uint64(32))) * _FACTOR)
     return np.uint64(mixed ^ (mixed >> np.uint64(29)))
@@ -23,8 +23,8 @@ def mix_word(word, place):
 
 @body
 def sum_piece(words, begin, end):
-    """The sum of the mixed words [begin, end)."""
-    # From 0: a place that could be negative, counted from the end, would keep the loop from vector instructions.
+    """Sum the mixed words [begin, end)."""
+    # From 0: an index that could be negative, counted from the end, would prevent vector instructions.
     own, total = words[begin:end], np.uint64(0)
     place = np.uint64(begin)
     for i in range(own.shape[0]):
@@ -34,7 +34,7 @@ def sum_piece(words, begin, end):
 
 @cpu_kernel
 def sum_all_cpu(words, sums):
-    """The mixed words, uint64 `[n]`, added up; each chunk's in `sums`, uint64 `[C]`."""
+    """Add up the mixed words, uint64 `[n]`; each chunk's sum goes to `sums`, uint64 `[C]`."""
     chunks = sums.shape[0]
     share = (words.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
@@ -44,7 +44,9 @@ def sum_all_cpu(words, sums):
 
 @cpu_kernel
 def sum_some_cpu(words, pieces, length, sums):
-    """As `sum_all_cpu` for `pieces` runs of `length` words: one in each equal part of the words, at random in it."""
+    """As `sum_all_cpu`, for `pieces` runs of `length` words: one at a random position in each equal part of the
+    words.
+    """
     chunks, part = sums.shape[0], words.shape[0] // pieces
     share = (pieces + chunks - 1) // chunks
     for c in prange(chunks):

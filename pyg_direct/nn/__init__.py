@@ -1,10 +1,10 @@
-"""Aggregation of PyG's own convolutions by `ops`, for models that stay as they are.
+"""Aggregation of PyG's own convolutions by `ops`, for models that stay unchanged.
 
 - `accelerate.py`: `accelerate` overrides `propagate` and `forward` of convolutions.
-- `paths.py`: the path that each convolution took, ours or PyG's, and the reason.
+- `paths.py`: the path of each convolution, accelerated or PyG's, and the reason.
 - `sorted_edges.py`: the `edge_index` tensors that are known to be sorted by target.
-- `dispatch.py`: our operator if a batch allows it, otherwise PyG's code; for convolutions that add up rows.
-- `any_convolution.py`: any other `MessagePassing`; `known_targets.py`: its reductions over targets that are known.
+- `dispatch.py`: the accelerated operator if a batch allows it, otherwise PyG's code; for convolutions that add up rows.
+- `any_convolution.py`: any other `MessagePassing`; `known_targets.py`: its reductions over known targets.
 - `conv/`: a file for each convolution, and the table of them: GCN, GAT, SAGE, GIN, GINE, RGCN and HGT.
 - `hetero/`: layers over many relations, joined into one.
 - `trimming.py`: rows that the next layer drops; `linear.py`: products of rows with matrices.

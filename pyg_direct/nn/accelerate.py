@@ -1,10 +1,9 @@
-"""`accelerate`: PyG's convolutions aggregate through our operators where a batch is known to be sorted.
+"""`accelerate`: PyG's convolutions aggregate through accelerated operators if a batch is known to be sorted.
 
-A convolution with a `ConvSpec` is served by that, any other `MessagePassing` as `any_convolution.py` has it.
+A convolution with a `ConvSpec` is served by it, any other `MessagePassing` by `any_convolution.py`.
 
-A convolution keeps its class, parameters and hooks; its instance gets a `propagate` (and where PyG rebuilds the edges
-in `forward`, a `forward`) of its own, bound to it, which deep copies have and pickles do not. Whatever is out of the
-ordinary goes PyG's own way.
+A convolution keeps its class, parameters and hooks. Its instance gets its own bound `propagate`, and a `forward` if PyG
+rebuilds the edges there. Deep copies have these overrides, pickles do not. Every unusual case goes PyG's own way.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from pyg_direct.progress import announce
 
 
 class Acceleration:
-    """What `accelerate` changed, and what it did so far. It is no model: the model itself was changed.
+    """Changes that `accelerate` made, and counts of calls so far. It is no model: the model itself was changed.
 
     Attributes:
-        replay: What is replayed of the model's passes, with the numbers `replayed` and `ordinary`, and a `reason` where
-            none is; None unless that was asked for.
+        replay: Counts of replayed passes (`replayed`, `ordinary`), and a `reason` if none is replayed; None unless
+            replay was requested.
     """
 
     def __init__(self, model: torch.nn.Module, replay: Replay | None = None) -> None:
@@ -45,17 +44,17 @@ class Acceleration:
     def convolutions(self) -> dict[str, str]:
         """Class of each accelerated convolution, by its name in the model.
 
-        Those whose options, hooks or narrow rows leave them to PyG's code now are not among them.
+        Convolutions whose options, hooks or narrow rows leave them to PyG's code now are not included.
         """
         return {name: type(module).__name__ for name, module in self._model.named_modules() if is_served(module)}
 
     def report(self) -> Report:
-        """List each convolution with its calls so far, by path, and why calls were left to PyG.
+        """List each convolution with its calls so far, by path, and the reasons of calls that were left to PyG.
 
         Passes that are replayed as CUDA graphs call no convolution; `replay` of the report has their number.
 
         Returns:
-            The report, whose text has a line for each convolution. After `undo()` calls are not counted any more.
+            The report, whose text has a line for each convolution. After `undo()` calls are no longer counted.
 
         Example:
             >>> from torch_geometric.nn import GraphSAGE
@@ -71,7 +70,7 @@ class Acceleration:
         return Report(listed, None if self.replay is None else repr(self.replay))
 
     def undo(self) -> None:
-        """Give the model and its convolutions their own code back."""
+        """Restore the original code of the model and its convolutions."""
         forget_replay(self._model)
         for module in self._model.modules():
             _strip(module)
@@ -84,7 +83,7 @@ class Acceleration:
         return f"Acceleration({listed})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to stand for the model.
+        """Refuse a call as if it were the model.
 
         Raises:
             ArgumentTypeError: always.
@@ -103,54 +102,61 @@ _NO_PATHS = Paths()
 
 
 def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
-    """Let the convolutions of a PyG model aggregate batches of our loaders with one fused kernel each.
+    """Make the convolutions of a PyG model aggregate batches of pyg_direct loaders with one fused kernel each.
 
-    SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv and HGTConv are found, also inside
-    HeteroConv and models of `to_hetero`, whose relations take one kernel together (GATConv and GATv2Conv up to two)
-    where two or more are alike: SAGEConv and GraphConv, GINConv, GINEConv, GCNConv, or GATConv or GATv2Conv without
-    loops, whose dropout then draws other numbers than PyG's; subclasses only where they leave the messages alone. PyG's
-    own models that are given `num_sampled_nodes_per_hop` also compute no rows that the next layer drops; dropout then
-    falls on other rows than PyG's would. That of attention with loops falls on other edges. Results are those of PyG up
-    to rounding. A whole graph that comes back is sorted once, and aggregated likewise (a small one only on a GPU, by
-    GCNConv, GATConv and GATv2Conv, and by all without a gradient).
+    It finds SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv and HGTConv, also inside
+    HeteroConv and models of `to_hetero`. There, two or more like relations take one kernel together (GATConv and
+    GATv2Conv up to two). Relations are alike if all are SAGEConv and GraphConv, GINConv, GINEConv, GCNConv, or GATConv
+    or GATv2Conv without loops; dropout of the latter then draws other numbers than PyG's. Subclasses are served only if
+    they leave the messages unchanged.
 
-    Any other `MessagePassing`, of PyG's or of a program's own, keeps its code and its hooks. Where the order of its
-    edges is known, its aggregation (sum, mean, max, min, mul, var, std, softmax, power means, several of them, also
-    scaled by degrees) goes through their offsets, and so do PyG's `softmax` and `scatter` over its targets; on a GPU in
-    one order of additions, forward and backward. A CPU does so where that is faster: at maxima, minima, products and
-    softmax of features, over 8,192 edges and more. Loops that a layer adds to its edges leave these to PyG.
+    If PyG's own models are given `num_sampled_nodes_per_hop`, they also compute no rows that the next layer drops.
+    Dropout then falls on other rows than in PyG. Dropout of attention with loops falls on other edges than in PyG.
+    Results equal PyG's up to rounding. A whole graph that comes back is sorted once, and aggregated in the same way.
+    For a small graph this holds only on a GPU, by GCNConv, GATConv and GATv2Conv, and by all without a gradient.
 
-    On a GPU neither the edges of a whole graph nor a batch's are looked at again while torch has not seen them written
-    to, as through `.data` or DLPack. Batches of other loaders, options that are not covered, explanations, hooks on
-    messages and compiled or traced models take PyG's own code, unchanged. The model can be saved, copied and scripted
-    as before; what is saved of it is PyG's alone, and loads where this package is not. `convolutions` of what is
-    returned, and its text, name the layers that are served as they are set up: also after options, hooks or the device
-    have changed.
+    Any other `MessagePassing`, of PyG or of a program, keeps its code and its hooks. If the order of its edges is
+    known, its aggregation goes through their offsets, and so do PyG's `softmax` and `scatter` over its targets.
+    Aggregations are sum, mean, max, min, mul, var, std, softmax, power means, and several of them, also scaled by
+    degrees. On a GPU additions have one order, forward and backward. A CPU does so only if it is faster: for maxima,
+    minima, products and softmax of features, over 8,192 edges and more. If a layer adds loops to its edges, PyG's code
+    runs.
 
-    Steps of a small model take the host longer to launch than a GPU to compute. With `replay`, training passes of the
-    model, forward and backward, are recorded as CUDA graphs after some, in places for batches that are a little larger,
-    and replayed for batches of the same loader; the training loop stays as it is. Before, a pass is tried over such
-    places: where it waits for the GPU, sets attributes, writes to its arguments, draws random numbers of the host or
-    sees other nodes than neighbors, none is replayed, and a warning says why. Ordinary passes are also those without
-    gradients or in `eval()`, over batches that find no room, with types, or of other loaders, while an earlier pass may
-    still go back, under checkpoints, and where hooks of layers or explanations look on. A model must be given the edges
-    of a batch, rows of its nodes or edges, its numbers of nodes and edges of each hop, or what stays the same, and give
-    rows of nodes. It may keep settings, tensors and functions as attributes; what is in objects of its own, or changes
-    outside of it, is taken as it was when it was recorded. A replayed pass goes back once, and without a graph of its
-    own; memory of a pass is held twice. A model that DistributedDataParallel is to hold is accelerated before.
+    On a GPU, edges of a whole graph or a batch are read again only if torch has seen a write to them; writes through
+    `.data` or DLPack are not seen. PyG's own code runs unchanged for batches of other loaders, options that are not
+    covered, explanations, hooks on messages, and compiled or traced models. The model can be saved, copied and scripted
+    as before. The saved model is PyG's alone, and loads without this package. `convolutions` of the result, and its
+    text, name the layers that are served in their present state. They follow later changes of options, hooks and the
+    device.
+
+    For a small model the host takes longer to launch a step than a GPU to compute it. With `replay`, training passes of
+    the model, forward and backward, are recorded as CUDA graphs after a few steps. They use places for batches that are
+    a little larger, and are replayed for batches of the same loader. The training loop stays unchanged.
+
+    Before that, a pass is tried over such places. No pass is replayed if the trial waits for the GPU, sets attributes,
+    writes to its arguments, draws random numbers of the host, or reads nodes other than neighbors. A warning says why.
+    Passes are also ordinary without gradients or in `eval()`, under checkpoints, and under hooks of layers or
+    explanations. The same holds for batches that do not fit, have types, or come from other loaders, and while an
+    earlier pass may still run backward.
+
+    A model must take the edges of a batch, rows of its nodes or edges, its numbers of nodes and edges of each hop, or
+    constant arguments. It must return rows of nodes. It may keep settings, tensors and functions as attributes. State
+    inside other objects, or changed from outside, keeps its value at the recording. A replayed pass runs backward once,
+    and without a graph of its own; memory of a pass is held twice. Accelerate a model before DistributedDataParallel
+    wraps it.
 
     Args:
         model: Any module; it is changed in place.
-        replay: Replay passes of the model as CUDA graphs, on a GPU; those of a model within it no longer are.
+        replay: Replay passes of the model as CUDA graphs, on a GPU; replays of models within it end.
 
     Returns:
-        What was accelerated, with `report()` and `undo()`. The logger `pyg_direct` names convolutions that are left to
-        PyG as they are set up, once.
+        The changes, with `report()` and `undo()`. The logger `pyg_direct` names convolutions that are left to PyG in
+        their present state, once.
 
     Raises:
-        ArgumentTypeError: `model` is no module, or `replay` no switch.
-        ArgumentError: with `replay`, a norm of the model looks at all nodes, the model is itself a convolution, or what
-            holds it for several GPUs.
+        ArgumentTypeError: `model` is no module, or `replay` is not a bool.
+        ArgumentError: with `replay`, a norm of the model reads all nodes, the model is itself a convolution, or a
+            wrapper for several GPUs.
 
     Example:
         >>> from torch_geometric.nn import GraphSAGE
@@ -178,7 +184,7 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
 
 
 def _tell_left(model: torch.nn.Module) -> None:
-    """Name the convolutions that PyG's code serves as they are set up, in one line."""
+    """Log the convolutions that PyG's code serves in their present state, in one line."""
     found = ((name, module, find_why_left(module)) for name, module in model.named_modules()
              if isinstance(module, conv.MessagePassing))  # fmt: skip
     left = [(name, type(module).__name__, reason) for name, module, reason in found if reason is not None]
@@ -187,15 +193,16 @@ def _tell_left(model: torch.nn.Module) -> None:
 
 
 def is_served(module: Any) -> bool:
-    """Whether an accelerated convolution aggregates batches of our loaders, and not PyG's code, as it is set up now.
+    """Report whether an accelerated convolution aggregates batches of pyg_direct loaders itself, and not by PyG's code,
+    in its present state.
 
-    What a call brings besides is not known here: weights of edges make the maximum of a GraphConv PyG's.
+    Arguments of a call are not known here: edge weights leave the maximum of a GraphConv to PyG.
     """
     return isinstance(module, conv.MessagePassing) and find_why_left(module) is None
 
 
 def find_why_left(module: Any) -> str | None:
-    """Why PyG's code aggregates what a convolution is given, as it is set up now; None where `is_served`."""
+    """Return why PyG's code aggregates for a convolution in its present state; None if `is_served`."""
     if "_paths" not in module.__dict__:
         is_replaced = "propagate" in module.__dict__
         return "its `propagate` was replaced, as for decomposed layers" if is_replaced else "it is not accelerated"
@@ -207,13 +214,13 @@ def find_why_left(module: Any) -> str | None:
             or (spec.propagate is not None and is_attached(module, "propagate", spec.propagate))):  # fmt: skip
         return "a program replaced one of its steps"
     if spec.propagate is propagate and not reduces(module):
-        # Served as any other.
+        # Served as any other layer.
         return any_convolution.find_left(module)
     return find_obstacle(module) or spec.find_left(module)
 
 
 def accelerate_one(module: torch.nn.Module) -> None:
-    """Accelerate a convolution, and nothing that it holds."""
+    """Accelerate a convolution, but no module that it holds."""
     if not isinstance(module, conv.MessagePassing):
         return
     _strip(module)
@@ -238,9 +245,9 @@ def accelerate_one(module: torch.nn.Module) -> None:
 
 
 def _accelerate_any(module: Any) -> None:
-    """Accelerate a layer that has no `ConvSpec`, or does other things than that."""
+    """Accelerate a layer that has no `ConvSpec`, or does more than its `ConvSpec`."""
     if not _has_written_propagate(module) or "forward" in module.__dict__:
-        # Of a program, or of PyG for decomposed layers.
+        # From a program, or from PyG for decomposed layers.
         return
     attach(module, _paths=make_paths(type(module)), propagate=any_convolution.propagate,
            __prepare_scriptable__=any_convolution.prepare_scriptable)  # fmt: skip
@@ -249,14 +256,16 @@ def _accelerate_any(module: Any) -> None:
 
 
 def _has_written_propagate(module: Any) -> bool:
-    """Whether a layer has the `propagate` that PyG writes for each class, and puts on instances that were explained."""
+    """Report whether a layer has the `propagate` that PyG writes for each class, and puts on instances that were
+    explained.
+    """
     written = type(module).propagate
     is_written = written is conv.MessagePassing.propagate or written.__module__.endswith("_propagate")
     return is_written and getattr(module.__dict__.get("propagate", written), "__func__", written) is written
 
 
 def _is_untouched(module: Any, spec: ConvSpec) -> bool:
-    """Whether a subclass and the instance do with messages what PyG's class does."""
+    """Report whether a subclass and the instance leave the messages of PyG's class unchanged."""
     return (
         _has_written_propagate(module)
         and spec.is_own(type(module))

@@ -1,11 +1,11 @@
-"""Any `MessagePassing` over edges whose order is known: PyG's own `propagate`, whose reductions go through offsets.
+"""Any `MessagePassing` over edges of known order: PyG's own `propagate`, whose reductions go through offsets.
 
 A layer that has no `ConvSpec` keeps all of its code. While its `propagate` or `edge_updater` runs, the targets of the
-edges are known (`known_targets.py`). Three things then find them: `reduce` of its aggregations, `softmax` and `scatter`
-of PyG that its steps name, and its gathers of rows. Each of them falls back to PyG's where the index is another.
+edges are known (`known_targets.py`). Three steps then use them: `reduce` of its aggregations, PyG's `softmax` and
+`scatter` that its methods call, and its gathers of rows. Each falls back to PyG's code if the index is another.
 
-Methods that name PyG's functions are called with other globals: a dictionary that has ours for `softmax` and `scatter`,
-and the module's own for all else. Nothing is changed in PyG's modules, nor in a program's.
+Methods that name PyG's functions are called with other globals. This dictionary replaces `softmax` and `scatter`, and
+has the module's own names otherwise. PyG's modules and the program's stay unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pyg_direct.nn.module_state import attach, detach, is_attached
 from pyg_direct.nn.sorted_edges import find_batch, find_whole, is_plain_tensor, may_find
 from pyg_direct.ops.run_kernel import is_ordinary, is_recorded, runs_on_gpu
 
-# What aggregations reduce by, all of it by `reduce`, `scatter` or `softmax`.
+# Aggregations that reduce only by `reduce`, `scatter` or `softmax`.
 _REDUCTIONS = (
     aggr.SumAggregation,
     aggr.MeanAggregation,
@@ -43,12 +43,13 @@ _REDUCTIONS = (
     aggr.SoftmaxAggregation,
     aggr.PowerMeanAggregation,
 )
-# Those that hold others.
+# Aggregations that hold others.
 _HOLDERS = (aggr.MultiAggregation, aggr.DegreeScalerAggregation, FusedAggregation)
-# What a layer is called by, outside of which the targets of its edges are not known.
+# Entry points of a layer, outside of which the targets of its edges are not known.
 _OUTSIDE = ("forward", "propagate", "edge_updater", "reset_parameters")
-# On a CPU a layer gains by these alone, and from so many edges on: EdgeConv, PNAConv, GENConv and products 1.0 to 2.5
-# over 12,000 to 100,000 edges; sums, means, deviations and softmax of heads 0.85 to 1.3, which is no gain.
+# On a CPU a layer gains only by these, and only from so many edges on. Over 12,000 to 100,000 edges EdgeConv, PNAConv,
+# GENConv and products are 1.0 to 2.5 times as fast. Sums, means, deviations and softmax of heads are 0.85 to 1.3 times
+# as fast, which is no gain.
 _GAIN_ON_CPU = (aggr.MaxAggregation, aggr.MinAggregation, aggr.MulAggregation, aggr.SoftmaxAggregation)
 _FEW_EDGES = 1 << 13
 _TOO_FEW = "so few edges take PyG no longer on a CPU"
@@ -58,7 +59,7 @@ _OURS = {id(pyg_softmax): known_targets.softmax, id(pyg_scatter): known_targets.
 
 
 class _Globals(dict):  # type: ignore[type-arg]
-    """Names of a module for a step: ours for some, and else what the module has now."""
+    """Names of a module for a step: accelerated functions for some, otherwise the module's present names."""
 
     def __init__(self, names: dict[str, Any], own: dict[str, Any]) -> None:
         super().__init__(names)
@@ -70,10 +71,10 @@ class _Globals(dict):  # type: ignore[type-arg]
 
 @functools.cache
 def route(step: FunctionType) -> FunctionType | None:
-    """A method of a class that calls ours where it names PyG's `softmax` or `scatter`; None where it names neither."""
+    """Return a method that calls accelerated functions for PyG's `softmax` or `scatter`; None if it names neither."""
     own = step.__globals__
     names = {name: _OURS[id(own[name])] for name in step.__code__.co_names if id(own.get(name)) in _OURS}
-    # What a step writes to its module must get there.
+    # A step's writes to its module must reach it.
     if not names or any(one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for one in dis.get_instructions(step)):
         return None
     names["__builtins__"] = own.get("__builtins__", __builtins__)
@@ -90,18 +91,18 @@ def route(step: FunctionType) -> FunctionType | None:
     return routed  # type: ignore[return-value]
 
 
-# What `route` made.
+# Methods that `route` made.
 _ROUTED: set[Any] = set()
 
 
 def is_routed(step: Any) -> bool:
-    """Whether a method of an instance is a step of its class that was routed."""
+    """Report whether a method of an instance is a routed step of its class."""
     return getattr(step, "__func__", None) in _ROUTED
 
 
 @functools.cache
 def list_routed(kind: type) -> dict[str, FunctionType]:
-    """Methods of a class that name PyG's `softmax` or `scatter`, routed."""
+    """Return the methods of a class that name PyG's `softmax` or `scatter`, routed."""
     found: dict[str, FunctionType] = {}
     own: dict[str, Any] = {}
     for base in reversed(kind.__mro__[: kind.__mro__.index(MessagePassing)]):
@@ -114,7 +115,7 @@ def list_routed(kind: type) -> dict[str, FunctionType]:
 
 
 def accelerate_any(module: MessagePassing) -> None:
-    """Let a layer find the targets of its edges, once its `propagate` tells them.
+    """Let a layer find the targets of its edges while its `propagate` runs.
 
     Args:
         module: It is changed in place.
@@ -144,7 +145,7 @@ def _watch(part: Any) -> None:
 
 
 def forget_any(module: Module) -> None:
-    """The opposite of `accelerate_any`, for a layer or a part of its aggregation."""
+    """Undo `accelerate_any`, for a layer or a part of its aggregation."""
     for name in [name for name, value in module.__dict__.items() if is_routed(value)]:
         detach(module, name)
     for name, ours in (("edge_updater", edge_updater), ("_index_select", _index_select), ("reduce", reduce)):
@@ -155,7 +156,7 @@ def forget_any(module: Module) -> None:
 
 
 def _prepare(self: Any) -> Any:
-    """What TorchScript compiles in the place of an accelerated module, with parts of its own."""
+    """Return the module that TorchScript compiles in place of an accelerated one, with its own parts."""
     made = copy.copy(self)
     made.__dict__["_modules"] = dict(made._modules)
     return made
@@ -165,7 +166,7 @@ prepare_scriptable = _prepare
 
 
 def find_left(module: Any) -> str | None:
-    """Why all calls of a layer are left to PyG, as it is set up now; None where they are not."""
+    """Return why all calls of a layer in its present state are left to PyG; None if they are not."""
     if module.flow != "source_to_target":
         return f"messages flow {module.flow}"
     if module.explain:
@@ -188,7 +189,7 @@ def _has_routed(module: Any) -> bool:
 
 
 def propagate(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-    """What replaces `propagate` of a layer that has no `ConvSpec`."""
+    """Override `propagate` of a layer that has no `ConvSpec`."""
     plain = type(self).propagate
     if is_recorded():
         return plain(self, edge_index, size=size, **kwargs)
@@ -206,7 +207,7 @@ def propagate(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> An
 
 
 def edge_updater(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-    """What replaces `edge_updater` of an accelerated layer, whose call is counted where it propagates."""
+    """Override `edge_updater` of an accelerated layer, whose call is counted when it propagates."""
     plain = type(self).edge_updater
     known = "" if is_recorded() or _is_short(edge_index) else find_known(self, edge_index, size, kwargs)
     if isinstance(known, str):
@@ -216,12 +217,12 @@ def edge_updater(self: Any, edge_index: Any, size: Any = None, **kwargs: Any) ->
 
 
 def _is_short(edge_index: Any) -> bool:
-    """Whether a CPU would only lose time over these edges."""
+    """Report whether a CPU would only lose time over these edges."""
     return type(edge_index) is Tensor and edge_index.shape[-1] < _FEW_EDGES and not runs_on_gpu(edge_index)
 
 
 def find_known(self: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> KnownTargets | str:
-    """The targets of edges in a known order; the reason where they are not known."""
+    """Return the targets of edges in a known order, or the reason why they are not known."""
     if not is_ordinary():
         return "torch transforms what is called"
     if not is_plain_tensor(edge_index):
@@ -246,12 +247,12 @@ def find_known(self: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) ->
 
 
 def gains_on_cpu(self: Any) -> bool:
-    """Whether a CPU is faster by ours at a part of the aggregation of a layer."""
+    """Report whether a CPU gains in a part of the aggregation of a layer."""
     return self.aggr_module is not None and any(isinstance(part, _GAIN_ON_CPU) for part in self.aggr_module.modules())
 
 
 def _read_targets(self: Any, size: Any, kwargs: dict[str, Any]) -> tuple[int | None, int]:
-    """(nodes that edges may lead to, numbers in a row of nodes), by what `propagate` is given."""
+    """Return (nodes that edges may lead to, numbers in a row of nodes), from the arguments of `propagate`."""
     count = None if size is None else size[1]
     for name in {arg[:-2] for arg in (*self._user_args, *self._edge_user_args) if arg[-2:] in ("_i", "_j")}:
         value = kwargs.get(name)
@@ -267,8 +268,8 @@ def _read_targets(self: Any, size: Any, kwargs: dict[str, Any]) -> tuple[int | N
 
 def reduce(self: Any, x: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, dim_size: int | None = None,
            dim: int = -2, reduce: str = "sum") -> Tensor:  # fmt: skip
-    """What replaces `reduce` of an aggregation."""
-    # Only a thread that torch does not compile for knows any; it is asked for often, so without another call.
+    """Override `reduce` of an aggregation."""
+    # Only an eager thread knows any; this runs often, so it makes no other call.
     if torch.compiler.is_compiling() or not is_known() or ptr is not None or index is None:
         return _REDUCE(self, x, index, ptr, dim_size, dim, reduce)
     made = reduce_known(x, index, dim, dim_size, reduce)
@@ -276,7 +277,7 @@ def reduce(self: Any, x: Tensor, index: Tensor | None = None, ptr: Tensor | None
 
 
 def _index_select(self: Any, src: Tensor, index: Any) -> Tensor:
-    """What replaces `_index_select` of an accelerated layer: rows of sources or of targets for each edge."""
+    """Override `_index_select` of an accelerated layer: rows of sources or of targets for each edge."""
     if torch.compiler.is_compiling() or not is_known():
         return _INDEX_SELECT(self, src, index)
     made = gather(src, index) if isinstance(index, Tensor) and self.node_dim in (0, -src.dim()) else None

@@ -1,4 +1,6 @@
-"""What replaces `propagate` of accelerated convolutions: our operator where a batch allows it, else PyG's code."""
+"""Overrides of `propagate` for accelerated convolutions: the accelerated operator if a batch allows it, otherwise PyG's
+code.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,15 @@ _REDUCES = {
     aggr.MinAggregation: "min",
 }
 _TRANSFORMED = "torch transforms what is called"
-# Where nodes stand: the first of two dimensions, counted from either end.
+# Dimension of nodes: the first of two, counted from either end.
 _FIRST = (-2, 0)
-# What `propagate` calls on the way, and an instance may have of its own; and what a reduction calls.
+# Methods that `propagate` calls, and that an instance may override; and methods that a reduction calls.
 STEPS = frozenset(("message", "aggregate", "update", "edge_update", "message_and_aggregate"))
 _REDUCTION = frozenset(("forward", "reduce"))
 
 
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
-    """What replaces `propagate` of an accelerated convolution."""
+    """Override `propagate` of an accelerated convolution."""
     if is_recorded():
         return type(self).propagate(self, edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
     if self._unknown.are(edge_index) or not _may_find(edge_index, kwargs):
@@ -60,12 +62,12 @@ def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) ->
 
 
 def reduces(self: Any) -> bool:
-    """Whether the aggregation of a convolution is one of those that are known here; any other is PyG's own code."""
+    """Report whether the aggregation of a convolution is one of those known here; any other is PyG's own code."""
     return type(self.aggr_module) in _REDUCES
 
 
 def find_why_unknown(self: Any, edge_index: Any) -> str:
-    """Why the order of edges is not known."""
+    """Return why the order of edges is not known."""
     if not is_ordinary():
         return _TRANSFORMED
     if not is_plain_tensor(edge_index):
@@ -76,7 +78,7 @@ def find_why_unknown(self: Any, edge_index: Any) -> str:
 
 
 def has_own_reduction(aggregation: Any) -> bool:
-    """Whether an aggregation has the methods of its class, but for those that find known targets."""
+    """Report whether an aggregation has the methods of its class, except those that find known targets."""
     own = aggregation.__dict__
     if own.keys().isdisjoint(_REDUCTION):
         return True
@@ -84,20 +86,20 @@ def has_own_reduction(aggregation: Any) -> bool:
 
 
 def has_own_steps(self: Any) -> bool:
-    """Whether an instance has the steps of its class, but for those that find known targets."""
+    """Report whether an instance has the steps of its class, except those that find known targets."""
     own = self.__dict__
     return own.keys().isdisjoint(STEPS) or all(is_routed(own[name]) for name in STEPS & own.keys())
 
 
 def find_why_not_plain(self: Any) -> str:
-    """Why PyG's code must do with messages what it does; the words of `is_plain`."""
+    """Return why PyG's code must process the messages; the reasons of `is_plain`."""
     if not is_ordinary():
         return _TRANSFORMED
     return find_obstacle(self) or paths.ARGUMENTS
 
 
 def find_obstacle(self: Any) -> str | None:
-    """What of the set-up of a convolution leaves it to PyG, in the order of `is_set_up`; None where nothing does."""
+    """Return the setting of a convolution that leaves it to PyG, in the order of `is_set_up`; None if there is none."""
     aggregation = self.aggr_module
     if type(aggregation) not in _REDUCES:
         return f"{type(aggregation).__name__} has no operator"
@@ -117,24 +119,26 @@ def find_obstacle(self: Any) -> str | None:
 
 
 def _may_find(edge_index: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the edges may be known; those with weights only as a batch's."""
+    """Report whether the edges may be known; edges with weights only in a batch."""
     if kwargs.get("edge_weight") is None and kwargs.get("alpha") is None:
         return may_find(edge_index, kwargs["x"])
     return is_plain_tensor(edge_index) and is_registered(edge_index)
 
 
 def find_reduce(self: Any) -> str:
-    """How an accelerated convolution reduces, in the words of `ops.aggregate.sum`."""
+    """Return how an accelerated convolution reduces, in the words of `ops.aggregate.sum`."""
     return _REDUCES[type(self.aggr_module)]
 
 
 def is_plain(self: Any, edge_index: Any) -> bool:
-    """Whether nothing looks at the messages of these edges, and they flow as usual."""
+    """Report whether no hook reads the messages of these edges, and they flow as usual."""
     return is_ordinary() and isinstance(edge_index, Tensor) and is_set_up(self)
 
 
 def is_set_up(self: Any) -> bool:
-    """Whether a convolution sums messages of its own, which nothing looks at, over nodes along the first dimension."""
+    """Report whether a convolution sums its own messages, without hooks on them, over nodes along the first
+    dimension.
+    """
     aggregation = self.aggr_module
     return (
         type(aggregation) in _REDUCES
@@ -147,7 +151,7 @@ def is_set_up(self: Any) -> bool:
         and has_own_steps(self)
         # And those that its class was given.
         and self._spec.is_own(self.__class__)
-        # Asked for several times a layer, so without a loop over their names.
+        # Called several times a layer, so without a loop over their names.
         and not (
             self._propagate_forward_pre_hooks
             or self._propagate_forward_hooks
@@ -163,7 +167,7 @@ def is_set_up(self: Any) -> bool:
 
 def _aggregate(self: Any, spec: ConvSpec, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
                ) -> Tensor | str:  # fmt: skip
-    """The result of `propagate`; the reason where PyG's own code must find it, or must refuse."""
+    """Return the result of `propagate`, or the reason why PyG's own code must compute or refuse it."""
     x = kwargs["x"]
     source, destination = x if isinstance(x, (tuple, list)) else (x, x)
     if not isinstance(source, Tensor) or source.dtype not in DTYPES:
@@ -208,19 +212,19 @@ def _aggregate(self: Any, spec: ConvSpec, edge_index: Tensor, size: Any, kwargs:
 
 
 def find_why_unfound(self: Any, edge_index: Tensor) -> str:
-    """Why edges that may be known are not."""
+    """Return why edges that may be known are not."""
     if is_registered(edge_index):
         return find_why_unknown(self, edge_index)
     return paths.NOT_YET
 
 
 def copy_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
-    """Messages that are rows of sources."""
+    """Return messages that are rows of sources."""
     return (x, None) if x.dim() == 2 else None
 
 
 def weigh_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
-    """Messages that are rows of sources, times the weights of edges where these are given."""
+    """Return messages that are rows of sources, times the weights of edges if these are given."""
     weight = kwargs.get("edge_weight")
     if weight is None:
         return copy_rows(self, x, edges, kwargs)
@@ -230,13 +234,13 @@ def weigh_rows(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any])
 
 
 def promote(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the dtype of their product."""
+    """Return both in the dtype of their product."""
     dtype = torch.promote_types(x.dtype, weight.dtype)
     return x.to(dtype), weight.to(dtype)
 
 
 def find_narrow(module: Any, width: int | None) -> str | None:
-    """Why rows of a width leave a convolution to PyG on a CPU; those of no known width are taken for wide."""
+    """Return why rows of a width leave a convolution to PyG on a CPU; an unknown width counts as wide."""
     tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
     if tensor is None or runs_on_gpu(tensor) or width is None or width <= 0 or wins_on_cpu(tensor.new_empty(0, width)):
         return None
@@ -244,7 +248,7 @@ def find_narrow(module: Any, width: int | None) -> str | None:
 
 
 def find_narrow_first(module: Any) -> str | None:
-    """`find_narrow` for the width that the first matrix of SAGEConv, GraphConv, GINConv or GINEConv takes."""
+    """Compute `find_narrow` for the width that the first matrix of SAGEConv, GraphConv, GINConv or GINEConv takes."""
     first = getattr(module, "lin_l", getattr(module, "lin_rel", None))
     parts = [first] if first is not None else module.nn.modules() if isinstance(module.nn, torch.nn.Module) else []
     for part in parts:
@@ -255,5 +259,7 @@ def find_narrow_first(module: Any) -> str | None:
 
 
 def find_replaced(module: Any) -> str | None:
-    """Why a convolution is left to PyG that is ours by its `forward` alone, where edges are told to be sorted."""
+    """Return why a convolution that only overrides `forward` is left to PyG, although its edges are known to be
+    sorted.
+    """
     return None if is_attached(module, "forward", module._spec.forward) else "a program replaced its forward"

@@ -1,13 +1,14 @@
-"""Reductions over the targets of edges whose order is known, in the place of PyG's `scatter` and `softmax`.
+"""Reductions over the targets of edges of known order, in place of PyG's `scatter` and `softmax`.
 
 While a layer runs PyG's own `propagate`, the targets of its edges are known to the thread (`know`). A reduction asks
-`find` with the index that it was given: only the very memory of these targets is recognised. Rows stay in the order of
-the edges as they were given. If the edges of a whole graph are in another order, `order` leads to them.
+`find` with its index: only the very memory of these targets is recognized. Rows stay in the given order of the edges.
+If the edges of a whole graph are in another order, `order` leads to them.
 
-On a CPU a reduction is ours where it was measured to be faster. Times of PyG by ours, forward and backward, on one
-core, 12,000 to 200,000 edges of 2,000 to 30,000 targets, rows of 1 to 128 numbers:
+On a CPU a reduction is accelerated only if it was measured to be faster. The table shows PyG's time divided by this
+module's, forward and backward, on one core. There were 12,000 to 200,000 edges of 2,000 to 30,000 targets, and rows of
+1 to 128 numbers.
 
-| reduction | PyG by ours | served where |
+| reduction | PyG / accelerated | accelerated for |
 | --- | --- | --- |
 | max, min | 1.2 to 17 | always |
 | mul | 1.9 to 4.5 | always |
@@ -35,7 +36,7 @@ from pyg_direct.ops.aggregate.sum import DTYPES
 from pyg_direct.ops.double_backward import is_asked_again, pull_by_torch
 from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
 
-# Of sums of a CPU: numbers in a row, at least and at most, and in all at least; of means: numbers in a row at most.
+# For sums on a CPU: least and most numbers in a row, and least numbers in all. For means: most numbers in a row.
 _NARROWEST, _WIDEST, _LEAST = 8, 32, 1 << 18
 _WIDEST_MEAN = 64
 # Numbers of an edge up to which a GPU takes one kernel for their softmax, whose threads read them one by one.
@@ -44,18 +45,18 @@ _NAMES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min"
 
 
 class KnownTargets:
-    """Targets of the edges of a layer, whose order is known.
+    """Targets of the edges of a layer, in a known order.
 
     Attributes:
-        index: Target of each edge, `[E]`, as layers are given it.
+        index: Target of each edge, `[E]`, as layers receive it.
         source: Source of each edge, `[E]`.
-        batch: What is known of the edges, in the order of which offsets are.
+        batch: The known edges, in the order of the offsets.
         indptr: Offsets of the targets, which may be longer.
-        order: Places of the edges by target, `[E]`; None where they are in order.
-        least_targets: No edge has a target beyond.
-        max_degree: Upper bound of the edges of a target, -1 where it is not known.
-        served: Reductions that were ours so far.
-        reason: Why a reduction was left to PyG, where one was.
+        order: Positions of the edges by target, `[E]`; None if they are in order.
+        least_targets: Upper bound of the targets.
+        max_degree: Upper bound of the edges of a target, -1 if it is not known.
+        served: Reductions that were accelerated so far.
+        reason: Why a reduction was left to PyG, if one was.
     """
 
     __slots__ = ("_version", "batch", "edges", "index", "indptr", "least_targets", "max_degree", "order", "reason",
@@ -72,19 +73,19 @@ class KnownTargets:
         self.reason: str | None = None
 
     def is_index(self, index: Any) -> bool:
-        """Whether these are the targets, and nothing has written to them since."""
+        """Report whether these are the targets, without a write since."""
         return _is_same(index, self.index) and index._version == self._version
 
     def is_source(self, index: Any) -> bool:
-        """Whether these are the sources, and nothing has written to them since."""
+        """Report whether these are the sources, without a write since."""
         return _is_same(index, self.source) and index._version == self._version
 
     def offsets(self, num_targets: int) -> Tensor:
-        """Offsets of so many targets, of which none lies beyond the edges."""
+        """Return offsets of so many targets, none of which lies beyond the edges."""
         return self.indptr[: num_targets + 1].clamp(max=self.index.numel())
 
     def scale(self, num_targets: int, like: Tensor) -> Tensor:
-        """One over the number of edges of each target, one for none, `[T, 1]`."""
+        """Return one over the number of edges of each target, one for none, `[T, 1]`."""
         dtype = torch.promote_types(like.dtype, torch.float32)
 
         def make() -> Tensor:
@@ -125,12 +126,12 @@ def know(known: KnownTargets) -> Iterator[None]:
 
 
 def is_known() -> bool:
-    """Whether this thread knows any targets."""
+    """Report whether this thread knows any targets."""
     return _THREAD.known is not None
 
 
 def find(index: Any, rows: Any, dim: int, num_targets: int | None) -> KnownTargets | None:
-    """The targets that an index is, where rows of them may be reduced; None where PyG's code must do it."""
+    """Return the known targets for an index, if rows of them may be reduced; None if PyG's code must reduce."""
     known = _THREAD.known
     if (
         known is None
@@ -152,12 +153,12 @@ def find(index: Any, rows: Any, dim: int, num_targets: int | None) -> KnownTarge
 
 
 def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
-    """Reduce rows as `torch_geometric.utils.scatter` does, through the offsets of targets that are known.
+    """Reduce rows as `torch_geometric.utils.scatter` does, through the offsets of known targets.
 
     Args:
         src: Rows, `[E, ...]`.
         index: Target of each, `[E]`.
-        dim: Where edges lie.
+        dim: Dimension of the edges.
         dim_size: Number of targets.
         reduce: See PyG.
     """
@@ -166,7 +167,7 @@ def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = Non
 
 
 def reduce_known(src: Tensor, index: Tensor, dim: int, dim_size: int | None, reduce: str) -> Tensor | None:
-    """`scatter` over targets that are known; None for all others."""
+    """Compute `scatter` over known targets; None for all others."""
     known = find(index, src, dim, dim_size)
     if known is None or dim_size is None:
         return None
@@ -182,7 +183,7 @@ def reduce_known(src: Tensor, index: Tensor, dim: int, dim_size: int | None, red
 
 
 def _flatten(rows: Tensor, dim: int) -> tuple[Tensor, torch.Size]:
-    """Rows of edges, which lie along a dimension, as `[E, F]`, and the sizes of the others."""
+    """Return rows of edges, which lie along a dimension, as `[E, F]`, and the sizes of the other dimensions."""
     first = rows if dim in (0, -rows.dim()) else rows.movedim(dim, 0)
     return first.reshape(first.shape[0], first.shape[1:].numel()), first.shape[1:]
 
@@ -193,7 +194,7 @@ def _unflatten(flat: Tensor, rest: torch.Size, dim: int, dims: int) -> Tensor:
 
 
 def _find_slow(src: Tensor, dim: int, name: str) -> str | None:
-    """Why a reduction of these rows is as fast in PyG, None where it is not."""
+    """Return why a reduction of these rows is as fast in PyG; None if it is not."""
     width = src.numel() // src.shape[dim]
     if runs_on_gpu(src) or name in ("max", "min", "mul") or _sums_on_cpu(src.shape[dim], width):
         return None
@@ -230,7 +231,7 @@ class _Reduce(Function):
         known, num_targets, name = ctx.known, ctx.num_targets, ctx.name
         *saved, index = ctx.saved_tensors
         if name in ("sum", "mean"):
-            # In what torch can differentiate once more.
+            # By functions that torch can differentiate again.
             if name == "mean":
                 grad = (grad * known.scale(num_targets, grad)).to(ctx.dtype)
             return _spread(grad, index), None, None, None
@@ -244,7 +245,7 @@ class _Reduce(Function):
 
 
 def _spread(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows of targets `[T, F]` for each edge; a CPU takes three times as long for it by `index_select`."""
+    """Copy rows of targets `[T, F]` to each edge; `index_select` takes a CPU three times as long."""
     if runs_on_gpu(rows):
         return rows.index_select(0, index)
     return rows.gather(0, index.view(-1, 1).expand(-1, rows.shape[1]).long())
@@ -254,22 +255,22 @@ def _sum(rows: Tensor, known: KnownTargets, num_targets: int, mean: bool) -> Ten
     if runs_on_gpu(rows) or _sums_on_cpu(*rows.shape):
         made: Tensor = operators.sum_rows(rows, known.indptr, known.order, None, num_targets, mean, known.max_degree)
         return made
-    # In the words of PyG, which are the fastest there.
+    # By the same calls as PyG, which are the fastest there.
     added = rows.new_zeros(num_targets, rows.shape[1])
     added.scatter_add_(0, known.index.view(-1, 1).expand_as(rows), rows)
     return added.mul_(known.scale(num_targets, added)) if mean else added
 
 
 def _pull_extreme(grad: Tensor, rows: Tensor, out: Tensor, known: KnownTargets, num_targets: int) -> Tensor:
-    """The gradient of a maximum, shared among equals; a maximum of zero has one equal more, as in torch."""
-    # No two edges meet, so that the order of additions is of no matter.
+    """Return the gradient of a maximum, shared among equals; a maximum of zero has one more equal, as in torch."""
+    # No two edges write to one row, so the order of additions is irrelevant.
     made: Tensor = operators.spread_extremes(grad.contiguous(), rows, out, known.indptr, known.order, False,
                                              known.max_degree)  # fmt: skip
     return made
 
 
 def _pull_product(grad: Tensor, rows: Tensor, out: Tensor, known: KnownTargets, num_targets: int) -> Tensor:
-    """The gradient of a product: the product of the others times the gradient."""
+    """Return the gradient of a product: the product of the others times the gradient."""
     order, offsets = known.order, known.offsets(num_targets)
     ordered = rows if order is None else rows.index_select(0, order)
     with torch.enable_grad():
@@ -281,14 +282,14 @@ def _pull_product(grad: Tensor, rows: Tensor, out: Tensor, known: KnownTargets, 
 
 def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None,
             dim: int = 0) -> Tensor:  # fmt: skip
-    """Softmax as `torch_geometric.utils.softmax` makes it, through the offsets of targets that are known.
+    """Compute softmax as `torch_geometric.utils.softmax` does, through the offsets of known targets.
 
     Args:
         src: Scores, `[E, ...]`.
         index: Target of each, `[E]`.
         ptr, num_nodes, dim: See PyG.
     """
-    # Under autocast PyG's is of another dtype.
+    # Under autocast PyG's result has another dtype.
     is_cast = src.dtype != torch.float32 and torch.is_autocast_enabled(src.device.type)
     known = None if ptr is not None or is_cast else find(index, src, dim, num_nodes)
     if known is None or num_nodes is None:
@@ -301,7 +302,7 @@ def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
 
 
 def _attend(scores: Tensor, known: KnownTargets, num_targets: int) -> Tensor:
-    """Softmax of scores `[E, H]` of few heads by one kernel, in the order of offsets."""
+    """Compute softmax of scores `[E, H]` of few heads by one kernel, in the order of offsets."""
     order, degree = known.order, known.edges.max_degree
     ordered = scores if order is None else scores.index_select(0, order)
     made = fused_softmax(None, None, ordered, known.indptr, known.edges.row, num_targets=num_targets, max_degree=degree)
@@ -337,7 +338,7 @@ class _Softmax(Function):
 
 
 def _find_top(rows: Tensor, known: KnownTargets, num_targets: int) -> Tensor:
-    """Maxima of rows `[E, F]` of each target."""
+    """Return maxima of rows `[E, F]` of each target."""
     made: Tensor = operators.extreme_rows(rows, known.indptr, known.order, num_targets, True, known.max_degree)
     return made
 
@@ -347,12 +348,12 @@ def _add_up(rows: Tensor, known: KnownTargets, num_targets: int) -> Tensor:
 
 
 def gather(src: Tensor, index: Tensor) -> Tensor | None:
-    """Rows of `src` `[N, ...]` for each edge, where `index` are the ends of edges that are known.
+    """Gather rows of `src` `[N, ...]` for each edge, if `index` are the ends of known edges.
 
     Their gradients are added up in the order of edges, so that equal steps give equal bits on a GPU too.
 
     Returns:
-        `[E, ...]`; None where PyG's code must do it.
+        `[E, ...]`; None if PyG's code must gather.
     """
     known = _THREAD.known
     if (
@@ -399,7 +400,7 @@ class _Gather(Function):
         if not ctx.by_source:
             return _sum_all(grad, known, num_rows), None, None, None
         transposed = known.batch.transpose(known.edges, num_rows)
-        # Places among the edges in order, which lead to those as they were given.
+        # Positions among the sorted edges, which lead to the given order.
         edge = transposed.edge if known.order is None else known.order.index_select(0, transposed.edge)
         return operators.sum_rows(grad, transposed.indptr, edge, None, num_rows, False, -1), None, None, None
 

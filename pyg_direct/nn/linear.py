@@ -1,6 +1,6 @@
-"""Products of rows with matrices, as convolutions end with, whose bias takes little of the backward pass.
+"""Products of rows with matrices at the end of convolutions; their bias takes little of the backward pass.
 
-On an H200 torch adds up the gradients of 107,000 rows of 256 in 117 us, and multiplies them with ones in 35.
+On an H200 torch adds up the gradients of 107,000 rows of 256 in 117 us, and multiplies them by ones in 35.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
 _DTYPES = (torch.float32, torch.float64)
-# Ones of a GPU, by device, stream and dtype: to make them anew takes the host longer than the product with them.
+# Ones on a GPU, by device, stream and dtype: to make them again takes the host longer than the product with them.
 _ONES: dict[tuple[int, int, torch.dtype], Tensor] = {}
 _MOST_ONES = 1 << 20
 
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None = None,
              own_weight: Tensor | None = None) -> Tensor:  # fmt: skip
-    """rows @ weight.T + bias, and own @ own_weight.T added without a pass over memory for the plus."""
+    """Compute rows @ weight.T + bias + own @ own_weight.T, without a pass over memory for the second sum."""
     given = [part for part in (rows, weight, bias, own, own_weight) if part is not None]
     if (
         bias is not None
@@ -40,18 +40,18 @@ def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | No
 
 def multiply_plainly(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None,
                      own_weight: Tensor | None) -> Tensor:  # fmt: skip
-    """The same, with gradients as torch has them."""
+    """Compute the same, with gradients by torch."""
     out = F.linear(rows, weight, bias)
     return out if own is None or own_weight is None else out.addmm_(own, own_weight.t())
 
 
 def add_up(grad: Tensor) -> Tensor:
-    """The sum of the rows of a gradient, which is that of a bias."""
+    """Sum the rows of a gradient, which gives the gradient of a bias."""
     return torch.mv(grad.t(), _find_ones(grad)) if runs_on_gpu(grad) else grad.sum(0)
 
 
 def _find_ones(grad: Tensor) -> Tensor:
-    """A one for each row. A graph that is captured has its own, as it may outlive these."""
+    """Return a one for each row. A captured graph has its own, because it may outlive these."""
     count = grad.shape[0]
     if count > _MOST_ONES or not grad.is_cuda or is_heard(grad) or torch.cuda.is_current_stream_capturing():
         return grad.new_ones(count)

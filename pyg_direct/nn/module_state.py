@@ -1,9 +1,9 @@
-"""Attributes that an acceleration puts onto a module of the program, and keeps out of what is saved of it.
+"""Attributes that an acceleration adds to a user's module, and keeps out of its pickles.
 
-A module that is pickled, alone or within a checkpoint, must load where this package is not installed: its pickle holds
-PyG's class and the program's attributes, and nothing of ours. Deep copies stay accelerated. Shallow copies and the
-replicas of `DataParallel` share a dictionary with the module, whose bound methods would compute with the parameters of
-the first one: they take PyG's own code.
+A module that is pickled, alone or within a checkpoint, must load without this package. So its pickle holds PyG's class
+and the program's attributes, but nothing of pyg_direct. Deep copies stay accelerated. Shallow copies and the replicas
+of `DataParallel` share a dictionary with the module. Its bound methods would compute with the parameters of the first
+module, so these copies take PyG's own code.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import Any
 
 import torch
 
-# Names of what was attached to a module.
+# Names of the attributes attached to a module.
 _NAMES = "_attached_names"
 
 
 def attach(module: torch.nn.Module, **values: Any) -> None:
-    """Give a module attributes of its own, which no pickle of it holds.
+    """Attach attributes to a module, which none of its pickles holds.
 
     Args:
         module: It is changed in place.
-        values: Attributes by name; of a function the method, bound to the module.
+        values: Attributes by name; a function becomes a method, bound to the module.
     """
     own = module.__dict__
     for name, value in {**values, **_GUARDS}.items():
         own[name] = MethodType(value, module) if isinstance(value, FunctionType) else value
-    # Copies share what is not replaced.
+    # Copies share attributes that are not replaced.
     own[_NAMES] = own.get(_NAMES, frozenset()) | values.keys()
 
 
 def is_attached(module: Any, name: str, value: Any) -> bool:
-    """Whether an attribute of a module is this function, attached as its method."""
+    """Report whether an attribute of a module is this function, attached as its method."""
     return getattr(module.__dict__.get(name), "__func__", None) is value
 
 
 def detach(module: torch.nn.Module, *names: str) -> None:
-    """Take attributes off again that were attached to a module; others of these names stay.
+    """Remove attributes that were attached to a module; other attributes of these names stay.
 
     Args:
         module: It is changed in place.
-        names: What to take off.
+        names: Attributes to remove.
     """
     own = module.__dict__
     left = own.get(_NAMES, frozenset())
@@ -57,12 +57,12 @@ def detach(module: torch.nn.Module, *names: str) -> None:
 
 
 def detach_all(module: torch.nn.Module) -> None:
-    """Take everything off again that was attached to a module."""
+    """Remove all attributes that were attached to a module."""
     detach(module, *module.__dict__.get(_NAMES, ()))
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
-    """`__reduce_ex__` of the module's class, without what was attached."""
+    """Override `__reduce_ex__` of the module's class, without the attached attributes."""
     hidden = {_NAMES, *_GUARDS, *self.__dict__.get(_NAMES, ())}
     kind: Any = type(self)
     made = kind.__reduce_ex__(self, protocol)
@@ -82,7 +82,7 @@ def _hide(state: Any, names: set[str]) -> Any:
 
 
 def _copy_deeply(self: Any, memo: dict[int, Any]) -> Any:
-    """A copy that is accelerated likewise: bound methods are copied with the module that they are bound to."""
+    """Return a copy that is accelerated too: bound methods are copied with the module that they are bound to."""
     kind: Any = type(self)
     own = getattr(kind, "__deepcopy__", None)
     if own is not None:
@@ -97,5 +97,5 @@ def _replicate(self: Any) -> Any:
     return replica
 
 
-# What torch, `pickle` and `copy` ask an instance for, before its class.
+# Names that torch, `pickle` and `copy` look up on an instance before its class.
 _GUARDS = {"__reduce_ex__": _reduce, "__deepcopy__": _copy_deeply, "_replicate_for_data_parallel": _replicate}

@@ -1,7 +1,7 @@
-"""Which path each convolution took: our operators, or PyG's code and the reason.
+"""Path of each convolution: accelerated operators, or PyG's code and the reason.
 
-Every accelerated convolution has a `Paths`, which its calls are noted in, and its class has one for all of the process.
-A call that torch compiles or traces is not noted, since a compiled program would be compiled anew for each number.
+Every accelerated convolution has a `Paths` that records its calls, and its class has one for the whole process. Calls
+that torch compiles or traces are not recorded, because a compiled program would be compiled again for each number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Paths:
     """Calls of a convolution, or of all of a class, by the path that they took.
 
     Attributes:
-        accelerated: Calls that our operators served.
+        accelerated: Calls that accelerated operators served.
         left: Calls that PyG's code served, by reason.
     """
 
@@ -37,7 +37,7 @@ class Paths:
         self._total = total
 
     def note(self) -> None:
-        """Count a call that our operators served."""
+        """Count a call that accelerated operators served."""
         self.accelerated += 1
         if self._total is not None:
             self._total.accelerated += 1
@@ -50,7 +50,7 @@ class Paths:
             total.left[reason] = total.left.get(reason, 0) + 1
 
     def __deepcopy__(self, memo: Any) -> Paths:
-        # A copy of a layer was not called yet.
+        # A copy of a layer has no calls yet.
         return Paths(self._total)
 
 
@@ -59,12 +59,12 @@ _TOTALS: dict[str, Paths] = {}
 
 
 def make_paths(kind: type) -> Paths:
-    """Paths of a convolution, which also counts for all of its class."""
+    """Make the paths of a convolution, which also count for all of its class."""
     return Paths(_TOTALS.setdefault(kind.__name__, Paths()))
 
 
 def list_totals() -> dict[str, Paths]:
-    """Calls of this process so far, by name of the class; classes that were not called are left out."""
+    """Return calls of this process so far, by name of the class; classes without calls are left out."""
     return {name: total for name, total in sorted(_TOTALS.items()) if total.accelerated or total.left}
 
 
@@ -73,10 +73,10 @@ class ConvReport(NamedTuple):
 
     Attributes:
         name: Its name in the model; empty for the model itself.
-        kind: Name of its class.
+        accelerated: Calls that accelerated operators served so far.
         accelerated: Calls that our operators served so far.
         left: Calls that were left to PyG so far, by reason.
-        reason: Why all of its calls are left to PyG as it is set up now; None where they are not.
+        reason: Why all of its calls are left to PyG in its present state; None if they are not.
     """
 
     name: str
@@ -91,11 +91,11 @@ class ConvReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `accelerate` did so far; its text has a line for each convolution.
+    """Counts of an accelerated model so far; the text has a line for each convolution.
 
     Attributes:
         convolutions: Each convolution of the model, in the model's order.
-        replay: Training passes that were replayed, and those that were not and why; None unless that was asked for.
+        replay: Training passes that were replayed, those that were not, and why; None unless replay was requested.
     """
 
     convolutions: list[ConvReport]
@@ -107,7 +107,7 @@ class Report(NamedTuple):
 
 
 def describe_calls(accelerated: int, left: dict[str, int], reason: str | None = None) -> str:
-    """Words for the calls of a convolution, such as `12 accelerated, 3 left to PyG (3: edges are not ...)`."""
+    """Describe the calls of a convolution, for example `12 accelerated, 3 left to PyG (3: edges are not ...)`."""
     words = [f"{accelerated} accelerated"] if accelerated or not (left or reason) else []
     if left:
         reasons = "; ".join(f"{count}: {why}" for why, count in sorted(left.items(), key=lambda pair: -pair[1]))
@@ -118,7 +118,7 @@ def describe_calls(accelerated: int, left: dict[str, int], reason: str | None = 
 
 
 def describe_left(left: Iterable[tuple[str, str, str]]) -> str:
-    """One line for convolutions that are left to PyG.
+    """Describe in one line the convolutions that are left to PyG.
 
     Args:
         left: (name in the model, class, reason) of each.

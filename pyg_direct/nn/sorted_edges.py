@@ -1,15 +1,15 @@
 """Registry of plain `edge_index` tensors that are known to be sorted by target.
 
-A loader registers them (`register_batch`), and a convolution asks; `to_edge_index` hands the order to PyG. A tensor
-is known by its memory and by how often it was written to. A narrowed view, as PyG's `trim_to_layer` takes it, is
-therefore recognised. A modified tensor or a copy is not, nor is a tensor that was given the memory of another later.
-On a CPU the loader's registration is checked at first use, and the contents at each use: NumPy and `.data` write
-without a trace. On a GPU the host would wait for that.
+A loader registers them (`register_batch`), and a convolution asks; `to_edge_index` passes the order to PyG. A tensor is
+recognized by its memory and its count of writes. So a narrowed view, as PyG's `trim_to_layer` takes it, is recognized.
+A modified tensor or a copy is not, nor is a tensor that later gets the memory of another. On a CPU the loader's
+registration is checked at first use, and the contents at each use: NumPy and `.data` write without a trace. On a GPU
+the host would wait for that.
 
-`find_whole` serves graphs that a program gives its layers whole, again and again, with edges in any order. Their
-edges are sorted by target once and kept. PyG's own code makes a row for each edge and adds the rows up. A batch is
-met as often as a model has layers. A graph comes back if it is trained on whole, or evaluated after each epoch.
-That is worth a sort.
+`find_whole` serves graphs that a program gives its layers whole, again and again, with edges in any order. Their edges
+are sorted by target once and kept. PyG's own code makes a row for each edge and adds the rows up. A batch is seen as
+often as a model has layers. A graph comes back if it is trained on whole, or evaluated after each epoch. That is worth
+a sort.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
 if TYPE_CHECKING:
-    # Entered by convolutions that ask: a loader only tells.
+    # Imported by convolutions that ask: a loader only registers.
     from pyg_direct.ops.aggregate.self_loops import Looped
     from pyg_direct.ops.aggregate.sum import Transposed
 
@@ -42,11 +42,11 @@ class SortedEdges(NamedTuple):
     """Edges sorted by target, in the words of `ops.aggregate.sum`.
 
     Attributes:
-        indptr: Offsets of the targets, `[M + 1]` for the M nodes of the batch that edges may lead to; those above E
+        indptr: Offsets of the targets, `[M + 1]` for the M nodes of the batch that edges may lead to; offsets above E
             count as E.
         row, target: Source and target of each edge, `[E]`.
-        least_sources, least_targets: No edge has a source or a target beyond.
-        max_degree: Upper bound of the edges of a target, None where it is not known.
+        least_sources, least_targets: Upper bounds of the sources and of the targets.
+        max_degree: Upper bound of the edges of a target, None if it is not known.
     """
 
     indptr: Tensor
@@ -58,11 +58,11 @@ class SortedEdges(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What an `edge_index` is known by.
+    """Key of an `edge_index`.
 
     Attributes:
-        storage: Its memory. While this is held no other gets the address, so that an address tells memory apart.
-        version: How often it was written to.
+        storage: Its memory. While this is held no other tensor gets the address, so that an address identifies memory.
+        version: Its count of writes.
         stride, dtype, shape: As of the tensor.
     """
 
@@ -74,7 +74,7 @@ class Form(NamedTuple):
 
 
 class SortedBatch:
-    """What is known of one `edge_index` and its views; does not keep them alive."""
+    """Known order of one `edge_index` and its views; does not keep them alive."""
 
     def __init__(self, form: Form, num_nodes: Sequence[int], num_targets: Sequence[int], num_edges: Sequence[int],
                  max_degree: int | None) -> None:  # fmt: skip
@@ -85,11 +85,13 @@ class SortedBatch:
         self._indptr: Tensor | None = None
         self._indptr_edges = -1
         self._made: dict[Any, Any] = {}
-        # Of the first edges, by their number: what tells them from others that are written over them.
+        # Hash of the first edges, by their number: it reveals edges that are written over them.
         self._marks: dict[int, int] = {}
 
     def is_as_told(self, edge_index: Tensor) -> bool:
-        """Whether `edge_index`, the first edges of the batch, are in order on a CPU, and those that were met before."""
+        """Report whether `edge_index`, the first edges of the batch, is in order on a CPU, and unchanged since earlier
+        checks.
+        """
         num_edges = edge_index.shape[1]
         if self._marks and num_edges in self._marks:
             return mark_edges(edge_index) == self._marks[num_edges]
@@ -99,7 +101,7 @@ class SortedBatch:
             if marks is None:
                 return False
             self._marks = {0: 0, **dict(zip(accumulate(self._num_edges), marks, strict=True))}
-        # Others may have come since the batch was read.
+        # Other edges may have been written since the batch was read.
         elif mark_edges(whole) != self._marks[self.shape[1]]:
             return False
         if num_edges not in self._marks:
@@ -107,30 +109,34 @@ class SortedBatch:
         return True
 
     def find_marks(self, edge_index: Tensor) -> list[int] | None:
-        """Marks of all edges up to each hop's end; None unless they are sorted and lead to nodes met until then."""
+        """Return marks of all edges up to each hop's end; None unless they are sorted and lead to nodes found until
+        then.
+        """
         sources, targets = accumulate(self._num_nodes), accumulate(self._num_targets)
         next(sources, None)
         return read_hops(edge_index, list(zip(accumulate(self._num_edges), sources, targets, strict=False)))
 
     def view(self, edge_index: Tensor) -> SortedEdges:
-        """The edges of `edge_index`, which holds the first of the batch."""
+        """Return the edges of `edge_index`, which holds the first of the batch."""
         least_sources, least_targets = self._read_bounds(edge_index)
         row, target = edge_index.unbind(0)
         return SortedEdges(self._find_offsets(target), row, target, least_sources, least_targets, self.max_degree)
 
     def fits(self, edge_index: Tensor, num_sources: int, num_targets: int) -> bool:
-        """Whether the edges of `edge_index` lie among so many nodes."""
+        """Report whether the edges of `edge_index` lie among so many nodes."""
         least_sources, least_targets = self._read_bounds(edge_index)
         return least_sources <= num_sources and least_targets <= num_targets <= sum(self._num_targets)
 
     def read_hops(self, edge_index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Nodes and edges of each hop; None where `edge_index` holds not all edges, or there are several types."""
+        """Return nodes and edges of each hop; None if `edge_index` does not hold all edges, or there are several
+        types.
+        """
         if edge_index.shape != self.shape or self._num_targets != self._num_nodes:
             return None
         return self._num_nodes, self._num_edges
 
     def _read_bounds(self, edge_index: Tensor) -> tuple[int, int]:
-        """Ends of the sources and of the targets of the first edges."""
+        """Return the upper bounds of the sources and of the targets of the first edges."""
         num_edges = edge_index.shape[1]
         hop = next(hop for hop, bound in enumerate(accumulate(self._num_edges, initial=0)) if num_edges <= bound)
         return sum(self._num_nodes[: hop + 1]), sum(self._num_targets[:hop])
@@ -145,7 +151,9 @@ class SortedBatch:
         return indptr
 
     def remember(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` makes of these edges, once for all layers that share them; without a gradient, in any mode."""
+        """Return the result of `make` for these edges, computed once for all layers that share them; without a
+        gradient, in any mode.
+        """
         if key in self._made:
             return self._made[key]
         with ordinary_tensors():
@@ -155,7 +163,7 @@ class SortedBatch:
         return made
 
     def transpose(self, edges: SortedEdges, num_rows: int) -> Transposed:
-        """The same edges by source; they are those of a view of this batch, or made of these and remembered."""
+        """Return the same edges by source. `edges` are a view of this batch, or made of it and remembered."""
 
         def make() -> Transposed:
             from pyg_direct.ops.aggregate.sum import Transposed
@@ -167,9 +175,9 @@ class SortedBatch:
 
     def add_loops(self, edge_index: Tensor, num_targets: int, dtype: torch.dtype | None = None
                   ) -> tuple[SortedEdges, Tensor | None]:  # fmt: skip
-        """The edges of `edge_index` and a loop behind those of each target, with GCN's weights in a dtype.
+        """Return the edges of `edge_index` with a loop after the edges of each target, and GCN's weights in a dtype.
 
-        Made once for the layers that share them; the loops that were there stay.
+        Computed once for the layers that share them; existing loops stay.
         """
         edges = self.view(edge_index)
 
@@ -186,30 +194,30 @@ class SortedBatch:
 
 
 def _is_capturing(made: Any) -> bool:
-    """Whether a graph is captured: what it is captured with is computed when it is replayed."""
+    """Report whether a graph is being captured: its inputs are computed at replay."""
     tensor = made if isinstance(made, Tensor) else made[0]
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 _BATCHES: dict[tuple[int, int], SortedBatch] = {}
-# How often anything was told of edges.
+# Number of registrations of edges so far.
 told = 0
-# Number of batches known, of either kind, at which those whose edges are gone are looked for.
+# Number of known batches, of either kind, at which dead ones are searched for.
 _look_at: dict[int, int] = {}
 
 
 def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sampled_edges: Sequence[int],
                     max_degree: int | None = None, num_sampled_targets: Sequence[int] | None = None
                     ) -> None:  # fmt: skip
-    """Tell that the edges of a batch are sorted by target, hop after hop, as a loader's are.
+    """Register the edges of a batch as sorted by target, hop after hop, as a loader makes them.
 
     Args:
         edge_index: Local (source, target), `[2, E]`; it is neither read nor kept alive.
-        num_sampled_nodes: New nodes of each hop, seeds first, as PyG gives them: edges of hop h lead to nodes that
-            were new in hop h - 1, and come from nodes known after hop h. Those of the source's type, with types.
+        num_sampled_nodes: New nodes of each hop, seeds first, as PyG gives them; with types, of the source's type.
+            Edges of hop h lead to nodes that were new in hop h - 1, and come from nodes known after hop h.
         num_sampled_edges: Edges of each hop.
-        max_degree: Upper bound of the edges of a target; the largest fanout, None where one is -1.
-        num_sampled_targets: New nodes of each hop of the target's type, where that is another than the source's.
+        max_degree: Upper bound of the edges of a target; the largest fanout, None if one is -1.
+        num_sampled_targets: New nodes of each hop of the target's type, if it differs from the source's.
 
     Raises:
         ArgumentError: the numbers do not fit the tensor.
@@ -231,9 +239,9 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
 
 def register_found(edge_index: Tensor, num_sampled_nodes: Any, num_sampled_edges: Any, num_sampled_targets: Any
                    ) -> None:  # fmt: skip
-    """`register_sorted` of edges that code of a program has made, where they are in order and the counts fit.
+    """Call `register_sorted` for edges that a program's code has made, if they are in order and the counts fit.
 
-    A CPU looks when they are needed; a GPU is waited for.
+    A CPU checks when they are needed; a GPU is waited for.
     """
     lists = [list(given) if isinstance(given, (list, tuple)) else [-1]
              for given in (num_sampled_nodes, num_sampled_edges, num_sampled_targets)]  # fmt: skip
@@ -267,7 +275,7 @@ def _keep(place: tuple[int, int], batch: SortedBatch) -> None:
 
 
 def forget_dead(known: dict[Any, Any]) -> None:
-    """Drop those whose edges are gone, where so many more came since the last look that it costs each the same."""
+    """Drop dead entries, if so many more came since the last search that its cost per entry is constant."""
     if len(known) >= _look_at.get(id(known), 1):
         for key in [key for key, batch in list(known.items()) if batch.storage.expired()]:
             known.pop(key, None)
@@ -275,7 +283,7 @@ def forget_dead(known: dict[Any, Any]) -> None:
 
 
 class _Relations:
-    """Batches of relations that share memory, not asked for yet, by where their edges begin."""
+    """Batches of relations that share memory, not requested yet, by the position of their first edge."""
 
     def __init__(self, pairs: Mapping[Any, Tensor], nodes: Mapping[Any, Sequence[int]],
                  edges: Mapping[Any, Sequence[int]], max_degree: int | None) -> None:  # fmt: skip
@@ -285,12 +293,12 @@ class _Relations:
         self.begin, self._dtype, self._max_degree = int(first.storage_offset()), first.dtype, max_degree
         # Batches hold the lists, which programs may change.
         self._nodes, self._edges = ({kind: tuple(own) for kind, own in counts.items()} for counts in (nodes, edges))
-        # Of other batches that share the memory.
+        # Other batches may share the memory.
         self.beside: list[_Relations] = []
         self._kinds: dict[int, Any] | None = None
 
     def find(self, place: int) -> SortedBatch | None:
-        """The batch whose edges begin at a place of the memory."""
+        """Return the batch whose edges begin at a position of the memory."""
         if self._kinds is None:
             # They stand one after the other, with room for one edge at least.
             sizes = [2 * max(sum(counts), 1) for counts in self._edges.values()]
@@ -310,11 +318,12 @@ _RELATIONS: dict[int, _Relations] = {}
 def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[Any, Sequence[int]],
                        num_sampled_edges: Mapping[Any, Sequence[int]], max_degree: int | None = None
                        ) -> None:  # fmt: skip
-    """As `register_sorted` for every relation of a sample that shares one piece of memory, for the price of one.
+    """Register every relation of a sample that shares one block of memory as `register_sorted` does, for the price of
+    one.
 
     Args:
-        pairs: `edge_index` of each relation, in the order in which they stand in that memory, each with room for one
-            edge at least and written to as often as the others.
+        pairs: `edge_index` of each relation, in the order in that memory. Each has room for at least one edge and the
+            same count of writes.
         num_sampled_nodes: New nodes of each hop, by type.
         num_sampled_edges: Edges of each hop, by relation.
         max_degree: Upper bound of the edges of a target of one relation.
@@ -332,7 +341,7 @@ def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[A
 
 
 def _find_relation(place: tuple[int, int]) -> SortedBatch | None:
-    """The batch of a relation that shares memory with others and was not asked for yet."""
+    """Return the batch of a relation that shares memory with others and was not requested yet."""
     relations = _RELATIONS.get(place[0])
     if relations is None:
         return None
@@ -341,21 +350,21 @@ def _find_relation(place: tuple[int, int]) -> SortedBatch | None:
 
 def register_hops(batch: Any, num_sampled_nodes: list[int], num_sampled_edges: list[int], max_degree: int | None
                   ) -> None:  # fmt: skip
-    """`register_sorted` of a batch, a `Data` whose new nodes and edges of each hop are counted."""
+    """Call `register_sorted` for a batch, a `Data` with counts of new nodes and edges of each hop."""
     edge_index = batch._store._mapping.get("edge_index")
     if type(edge_index) is Tensor:
         register_sorted(edge_index, num_sampled_nodes, num_sampled_edges, max_degree)
 
 
 def register_batch(batch: Any, out: Any, is_checked: bool = True) -> None:
-    """Tell that the edges of a batch are sorted by target.
+    """Register the edges of a batch as sorted by target.
 
     Args:
         batch: The `Data` or `HeteroData` of a sample.
-        out: The sample, or PyG's output of our sampler, whose edges lead from new nodes to known ones hop after hop;
-            subgraphs, which have no hops, are not told of.
-        is_checked: Whether the sample is as ours was made. What a class made that a program derives from it may be in
-            any order, and nothing is told of edges that are in another.
+        out: The sample, or PyG's output of a pyg_direct sampler, whose edges lead from new nodes to known ones hop
+            after hop. Subgraphs, which have no hops, are not registered.
+        is_checked: True if the sample is as pyg_direct made it. A user's subclass may give edges in any order; such
+            edges are not registered if they are not in order.
     """
     nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
     if nodes is None or edges is None:
@@ -367,7 +376,7 @@ def register_batch(batch: Any, out: Any, is_checked: bool = True) -> None:
     if not isinstance(out, HeteroSamplerOutput):
         register_hops(batch, nodes, edges, max_degree)
         return
-    # Of our samplers' outputs: all relations, as long as they share memory.
+    # For outputs of pyg_direct samplers: all relations, as long as they share memory.
     packed = getattr(out, "packed", None)
     if packed is not None:
         register_relations(packed.edge_index, nodes, edges, max_degree)
@@ -379,7 +388,7 @@ def register_batch(batch: Any, out: Any, is_checked: bool = True) -> None:
 
 
 def _register_found_batch(batch: Any, nodes: Any, edges: Any) -> None:
-    """Tell of edges that are in order after all, by the counts that a program's sampler gave; a GPU is waited for."""
+    """Register edges that are in order after all, by the counts that a program's sampler gave; a GPU is waited for."""
     if isinstance(nodes, Mapping) and isinstance(edges, Mapping) and isinstance(batch, HeteroData):
         for kind, store in batch._edge_store_dict.items():
             edge_index = store._mapping.get("edge_index")
@@ -392,7 +401,8 @@ def _register_found_batch(batch: Any, nodes: Any, edges: Any) -> None:
 
 
 def to_edge_index(batch: Any) -> Any:
-    """Give a batch PyG's `EdgeIndex` for each `edge_index`, sorted by target where it is known to be; for `transform=`.
+    """Give a batch PyG's `EdgeIndex` for each `edge_index`, marked as sorted by target if it is known to be; for
+    `transform=`.
 
     `EdgeIndex` lets PyG pick kernels for sorted edges, at a price on the host for each convolution. Accelerated models
     do not need it, and leave such edges to PyG.
@@ -416,7 +426,7 @@ def to_edge_index(batch: Any) -> Any:
 
 
 def is_plain_tensor(edge_index: Any) -> bool:
-    """Whether this has a memory to be known by, as sparse tensors and those of `torch.func` have not."""
+    """Report whether this has a memory to be recognized by; sparse tensors and tensors of `torch.func` have none."""
     return (
         type(edge_index) is Tensor
         and edge_index.layout is torch.strided
@@ -425,7 +435,7 @@ def is_plain_tensor(edge_index: Any) -> bool:
 
 
 def is_registered(edge_index: Tensor) -> bool:
-    """Whether edges of a batch lie, or lay, where those of `edge_index` begin."""
+    """Report whether edges of a batch lie, or lay, at the start of `edge_index`."""
     if not (_BATCHES or _RELATIONS):
         return False
     storage = edge_index.untyped_storage()._cdata
@@ -433,7 +443,7 @@ def is_registered(edge_index: Tensor) -> bool:
 
 
 def find_batch(edge_index: Tensor) -> SortedBatch | None:
-    """The batch whose edges, or whose first edges, these are; None unless they are known to be sorted."""
+    """Return the batch whose edges, or whose first edges, these are; None unless they are known to be sorted."""
     if (
         type(edge_index) is not Tensor
         or edge_index.layout is not torch.strided
@@ -455,7 +465,7 @@ def find_batch(edge_index: Tensor) -> SortedBatch | None:
     ):
         return None
     if not edge_index.is_cuda and not batch.is_as_told(edge_index):
-        # What was made of them is of no use any more.
+        # Results made of them are of no use any more.
         _BATCHES.pop(place, None)
         return None
     if not is_kept:
@@ -464,31 +474,31 @@ def find_batch(edge_index: Tensor) -> SortedBatch | None:
 
 
 def find_sorted(edge_index: Tensor) -> SortedEdges | None:
-    """The offsets of a sorted `edge_index` or of a view of its first edges; None for any other tensor."""
+    """Return the offsets of a sorted `edge_index` or of a view of its first edges; None for any other tensor."""
     batch = find_batch(edge_index)
     return None if batch is None else batch.view(edge_index)
 
 
-# How often layers ask for the same edges, once or twice each, before they are sorted: more than those of a model do for
-# a batch of some other loader. Where little is gained they come back in hundreds of epochs.
+# Number of requests for the same edges by layers, once or twice each, before they are sorted. It exceeds the requests
+# of one model for a batch of some other loader. If the gain is small, they must come back in hundreds of epochs.
 _OFTEN, _OFTEN_IF_SMALL = 8, 64
 # Numbers in a row, below which loops of a CPU gain nothing.
 _NARROW = 8
-# Numbers in the rows of edges that PyG's code would make, from which on sums are faster without them. On two cores
-# 2,700 nodes and 10,600 edges gain nothing with rows of 16 numbers, and a fifth and more with those of 64. On an H200
-# the host is what takes the time of less: there a layer must bring fewer launches, which those of GCN and GAT do (of
-# 34 to 20,000 nodes their steps take 1.12 to 1.42 times as long without, their inference 2.3 to 4.1), and all do
-# without a gradient (SAGE 1.5 to 2.1, GIN 0.99 to 1.5; their steps 0.82 to 1.03).
+# Numbers in the rows of edges of PyG's code, from which on sums are faster without them. On two cores 2,700 nodes and
+# 10,600 edges gain nothing with rows of 16 numbers, and a fifth and more with 64. On an H200 the host limits smaller
+# graphs, so a layer must need fewer launches. Without this, layers of 34 to 20,000 nodes take as many times as long:
+# - GCN and GAT: steps 1.12 to 1.42, inference 2.3 to 4.1.
+# - SAGE: inference 1.5 to 2.1; GIN: inference 0.99 to 1.5; their steps 0.82 to 1.03.
 _WORTH = {"cpu": 1 << 19, "gpu": 30_000_000}
 
 
 class WholeGraph(SortedBatch):
-    """The edges of a whole `edge_index`, those of a target in their order; what belongs to edges is in another order.
+    """Edges of a whole `edge_index`, sorted by target in a stable order; attributes of edges keep their old order.
 
     Attributes:
-        given: The edges as they were given; None on a GPU, where comparing them would be waited for.
-        order: Places of the edges by target among those as they were given, `[E]`.
-        stream: That of the GPU on which they were sorted; 0 on a CPU.
+        given: The edges as they were given; None on a GPU, for which a comparison would wait.
+        order: Positions of the sorted edges in the given ones, `[E]`.
+        stream: Stream of the GPU on which they were sorted; 0 on a CPU.
     """
 
     def __init__(self, form: Form, edge_index: Tensor, num_targets: int) -> None:
@@ -507,7 +517,7 @@ class WholeGraph(SortedBatch):
         return self._edges
 
     def fits(self, edge_index: Tensor, num_sources: int, num_targets: int) -> bool:
-        """Whether the edges lie among so many nodes."""
+        """Report whether the edges lie among so many nodes."""
         edges = self._edges
         return edges.least_sources <= num_sources and edges.least_targets <= num_targets < edges.indptr.numel()
 
@@ -517,7 +527,9 @@ def _stream_of(tensor: Tensor) -> int:
 
 
 class _Met:
-    """An `edge_index` that layers met so often, and its edges once they are sorted; does not keep it alive."""
+    """An `edge_index` with its count of requests by layers, and its edges once they are sorted; does not keep it
+    alive.
+    """
 
     def __init__(self, form: Form) -> None:
         self.form, self.storage = form, form.storage
@@ -529,10 +541,10 @@ _MET: dict[tuple[int, int], _Met] = {}
 
 
 class UnknownEdges:
-    """The edges that a layer met last, if `may_find` knows nothing of them; does not keep them alive.
+    """Edges of a layer's last call, if `may_find` does not know them; does not keep them alive.
 
-    A training step on a small graph takes PyG's code. It is Python that takes the time there, and so would looking at
-    the same edges again, in each layer twice.
+    A training step on a small graph takes PyG's code. Python takes the time there, and so would two checks of the same
+    edges in each layer.
     """
 
     __slots__ = ("_count", "_edges")
@@ -542,34 +554,35 @@ class UnknownEdges:
         self._count = -1
 
     def __deepcopy__(self, memo: Any) -> UnknownEdges:
-        # A copy of a layer has met nothing.
+        # A copy of a layer has no last call.
         return UnknownEdges()
 
     def are(self, edge_index: Any) -> bool:
-        """Whether these are they, nothing was told of any edges since, and gradients are asked for as then."""
+        """Report whether these are the same edges, without a registration since, and with the same need of
+        gradients.
+        """
         return self._edges() is edge_index and self._count == told and torch.is_grad_enabled()
 
     def note(self, edge_index: Any) -> None:
-        """Keep what was found of edges for layers with gradients."""
+        """Keep the result for edges, for layers with gradients."""
         if is_plain_tensor(edge_index) and torch.is_grad_enabled():
             self._edges, self._count = weakref.ref(edge_index), told
 
 
 def _nothing() -> Any:
-    """No edges, which are not None."""
+    """Return no edges, which are not None."""
     return _nothing
 
 
 def may_find(edge_index: Any, x: Any, width: int = 0, *, saves_launches: bool = False) -> bool:
-    """Whether `find_batch` or `find_whole` may know these edges.
+    """Report whether `find_batch` or `find_whole` may know these edges.
 
-    A layer of a small graph takes as long as its launches do, and is looked at no further where its edges cannot be
-    known.
+    A layer of a small graph takes as long as its launches do. If its edges cannot be known, no further check is made.
 
     Args:
-        edge_index: What a layer was given.
+        edge_index: Edges that a layer was given.
         x: Its rows, or a pair of them.
-        width: Numbers of a row for `find_whole`, if not those of `x`.
+        width: Numbers of a row for `find_whole`, if they differ from `x`.
         saves_launches: See `find_whole`.
     """
     if not is_plain_tensor(edge_index):
@@ -583,12 +596,12 @@ def may_find(edge_index: Any, x: Any, width: int = 0, *, saves_launches: bool = 
 
 
 def wins_on_cpu(rows: Tensor) -> bool:
-    """Whether the loops of a CPU are faster than torch's: not at narrow rows."""
+    """Report whether the loops of a CPU are faster than torch's, which they are not for narrow rows."""
     return rows.shape[1:].numel() >= _NARROW
 
 
 def _gains_at_any_size(edge_index: Tensor, saves_launches: bool) -> bool:
-    """Whether the host of a GPU has less to launch, as in any layer without a gradient."""
+    """Report whether the host of a GPU has fewer launches, as in any layer without a gradient."""
     return runs_on_gpu(edge_index) and (saves_launches or not torch.is_grad_enabled())
 
 
@@ -597,17 +610,17 @@ def _is_large(edge_index: Tensor, width: int) -> bool:
 
 
 def find_whole(edge_index: Tensor, num_targets: int, width: int, *, saves_launches: bool = False) -> WholeGraph | None:
-    """The sorted edges of a graph that layers met often; None for any other.
+    """Return the sorted edges of a graph that layers met often; None for any other.
 
-    Only for what brings nothing that belongs to edges, such as their weights. On a GPU the host waits once, when they
-    are sorted, and they serve the stream that this was done on; a captured graph would outlive them, and gets none.
-    There writes that torch does not count, as through `edge_index.data` or DLPack, are not seen.
+    Only for layers without attributes of edges, such as weights. On a GPU the host waits once, for the sort, and the
+    sorted edges serve the stream of the sort. A captured graph would outlive them, and gets none. On a GPU, writes that
+    torch does not count, as through `edge_index.data` or DLPack, are not seen.
 
     Args:
         edge_index: (source, target), `[2, E]` in any order.
         num_targets: Nodes that edges may lead to.
         width: Numbers of a row.
-        saves_launches: Whether a step of the layer takes fewer launches than PyG's.
+        saves_launches: True if a step of the layer takes fewer launches than PyG's.
     """
     if (
         type(edge_index) is not Tensor
@@ -632,7 +645,7 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int, *, saves_launch
     met.times += 1
     if met.times <= (_OFTEN if is_large else _OFTEN_IF_SMALL):
         return None
-    # NumPy writes to the same memory leave no trace, so the edges are compared: a fraction of what rows take.
+    # NumPy writes to the same memory leave no trace, so the edges are compared: a fraction of the time for rows.
     if met.graph is not None and met.graph.given is not None and not torch.equal(met.graph.given, edge_index):
         met.graph, met.times = None, 1
         return None
@@ -646,7 +659,9 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int, *, saves_launch
 
 @ordinary_tensors()
 def _sort(form: Form, edge_index: Tensor, num_targets: int) -> WholeGraph | None:
-    """The edges of a graph; None where they do not lead to so many nodes, which PyG refuses in its own words."""
+    """Sort the edges of a graph; return None if they do not lead to so many nodes, which PyG refuses in its own
+    words.
+    """
     if edge_index.numel() == 0:
         return None
     least, most = torch.aminmax(edge_index, dim=1)

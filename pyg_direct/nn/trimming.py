@@ -1,8 +1,8 @@
-"""Rows that the next layer drops are not computed.
+"""Layers that do not compute rows which the next layer drops.
 
-PyG's models drop the outermost hop behind each layer (`num_sampled_nodes_per_hop`), which has been computed by then
-although no edge leads there. An accelerated model knows before, and gives its convolutions the rows to compute as PyG
-gives them those of a bipartite graph.
+PyG's models drop the outermost hop after each layer (`num_sampled_nodes_per_hop`), which was computed although no edge
+leads there. An accelerated model knows before, and gives its convolutions the rows to compute, as PyG gives them in a
+bipartite graph.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pyg_direct.ops.run_kernel import is_recorded
 
 
 class Kept(NamedTuple):
-    """Rows of a layer's sources, and those of its targets that the next layer keeps, the first of them."""
+    """Rows of a layer's sources, and the rows of its targets that the next layer keeps, the first of them."""
 
     rows: Tensor
     kept: Tensor
 
 
 class _Split(torch.autograd.Function):
-    """Rows, and the first of them; their gradients meet in the memory of that of all rows."""
+    """Rows, and the first of them; their gradients are added in the memory for all rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, num_kept: int) -> tuple[Tensor, Tensor]:
@@ -46,28 +46,28 @@ class _Split(torch.autograd.Function):
             return (grad if kept is None else F.pad(kept, (0, 0, 0, ctx.shape[0] - ctx.num_kept))), None
         if torch.is_grad_enabled():
             return grad + F.pad(kept, (0, 0, 0, ctx.shape[0] - ctx.num_kept)), None
-        # Sums and matrices, which is all that accelerated convolutions do with rows, give gradients of their own.
+        # Sums and matrices, the only operations of accelerated convolutions on rows, give new gradients.
         grad.narrow(0, 0, ctx.num_kept).add_(kept)
         return grad, None
 
 
-# A row of their result depends on that row of what they are given, and on nothing else.
+# A row of their result depends only on that row of their input.
 _BY_ROW = (torch.nn.Identity, torch.nn.Linear, torch.nn.Dropout, torch.nn.ReLU, torch.nn.LeakyReLU, torch.nn.PReLU,
            torch.nn.ELU, torch.nn.CELU, torch.nn.SELU, torch.nn.GELU, torch.nn.SiLU, torch.nn.Mish, torch.nn.Tanh,
            torch.nn.Sigmoid, torch.nn.Softplus, torch.nn.Hardtanh, torch.nn.ReLU6)  # fmt: skip
 _HOLDERS = (torch.nn.Sequential, torch.nn.ModuleList, MLP)
 
 
-# Not for TorchScript, as PyG's own.
+# Not for TorchScript, as PyG's own method.
 @torch.jit.unused
 def forward(self: Any, layer: int, num_sampled_nodes_per_hop: Any, num_sampled_edges_per_hop: Any, x: Any,
          edge_index: Any, edge_attr: Any = None) -> Any:  # fmt: skip
-    """What replaces `forward` of the `TrimToLayer` of an accelerated model."""
+    """Override `forward` of the `TrimToLayer` of an accelerated model."""
     plain, nodes = type(self).forward, num_sampled_nodes_per_hop
     if is_recorded() or not isinstance(nodes, list) or not isinstance(x, Tensor):
         return plain(self, layer, nodes, num_sampled_edges_per_hop, x, edge_index, edge_attr)
     if 0 < layer < len(nodes) and x.shape[0] == sum(nodes[:-layer]):
-        # Computed without the rows that go now.
+        # Computed without the rows that are dropped now.
         full = x.new_empty(x.shape[0] + nodes[-layer], 0)
         _, edge_index, edge_attr = plain(self, layer, nodes, num_sampled_edges_per_hop, full, edge_index, edge_attr)
     else:
@@ -82,7 +82,7 @@ def forward(self: Any, layer: int, num_sampled_nodes_per_hop: Any, num_sampled_e
 
 
 def _computes_rows(module: Any, x: Tensor, edge_index: Any, num_kept: int) -> bool:
-    """Whether a convolution may be given rows and targets apart."""
+    """Report whether a convolution may be given rows and targets separately."""
     if not is_accelerated(module) or not is_plain(module, edge_index) or has_hooks(module) or x.dim() != 2:
         return False
     batch = find_batch(edge_index)
@@ -90,12 +90,12 @@ def _computes_rows(module: Any, x: Tensor, edge_index: Any, num_kept: int) -> bo
 
 
 def is_accelerated(module: Any) -> bool:
-    """Whether a convolution aggregates through our operators where it can."""
+    """Report whether a convolution aggregates through accelerated operators if it can."""
     return is_attached(module, "propagate", propagate)
 
 
 def watch_trimming(model: Any) -> None:
-    """Let a model of PyG's compute no rows that it drops, where all it does between its convolutions is by row."""
+    """Let a model of PyG compute no rows that it drops, if all steps between its convolutions are by row."""
     if not isinstance(model, BasicGNN) or type(model).forward is not BasicGNN.forward or model.jk_mode is not None:
         return
     trimming, between = model._trim, [*model.norms, model.dropout, *([] if model.act is None else [model.act])]
@@ -106,7 +106,7 @@ def watch_trimming(model: Any) -> None:
 
 
 def _is_by_row(module: Any) -> bool:
-    """Whether what a convolution does with its sums is by row, and its weights serve sources and targets."""
+    """Report whether a convolution processes its sums by row, and its weights serve sources and targets."""
     inner = getattr(module, "nn", None)
     parts = [] if inner is None else inner.modules()
     if isinstance(module, (conv.SAGEConv, conv.GATConv, conv.GraphConv)) and not isinstance(module.in_channels, int):
@@ -115,17 +115,17 @@ def _is_by_row(module: Any) -> bool:
 
 
 def is_linear(module: Any) -> bool:
-    """Whether this is one of PyG's matrices, and nothing but that: programs may put another `forward` on it."""
+    """Report whether this is exactly one of PyG's matrices: programs may override its `forward`."""
     return type(module) is Linear and "forward" not in module.__dict__ and not has_hooks(module)
 
 
 def has_hooks(module: Any) -> bool:
-    """Whether something looks at what a module is given or returns."""
+    """Report whether a hook reads the inputs or outputs of a module."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
                 or module._backward_pre_hooks)  # fmt: skip
 
 
 def forget_trimming(model: torch.nn.Module) -> None:
-    """The opposite of `watch_trimming`, for a `TrimToLayer`."""
+    """Undo `watch_trimming`, for a `TrimToLayer`."""
     if is_attached(model, "forward", forward):
         detach(model, "forward", "_model")

@@ -186,8 +186,8 @@ class Tier(ABC):
         """Count from zero the reads that `describe` lists separately, or stop."""
 
     def describe(self, num_rows: int, num_read: int | None, link: str | None) -> list[TierReport]:
-        """Return lines of a report on rows that nearer tiers do not serve: their number, and how many were read (None
-        if that is not counted). `link` connects the GPU to rows of the host.
+        """Return lines of a report on rows that nearer tiers do not serve: their number, and how many were read. None
+        stands for reads that are not counted; `link` connects the GPU to rows of the host.
         """
         return [TierReport(self.title, num_rows, num_read, None if self.is_gpu_memory else link)]
 

@@ -1,8 +1,8 @@
-"""Batch normalisation of what is rectified, over the nodes of each snapshot, and its gradient on a GPU.
+"""Batch normalization after a ReLU, over the nodes of each snapshot, and its gradient on a GPU.
 
-Rows `[N, W, H]` hold the W snapshots of a node side by side. Sums are those of distances, to the first node or to the
-mean, in fp32 over few rows and in fp64 over all: wherever numbers lie, as exact as sums in fp64. On a GPU a block has
-all rows of a few columns, which suits few nodes.
+Rows `[N, W, H]` hold the W snapshots of a node side by side. Sums add distances, to the first node or to the mean, in
+fp32 over few rows and in fp64 over all. For numbers of any offset they are as exact as sums in fp64. On a GPU a block
+has all rows of a few columns, which suits few nodes.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, 
 # Columns of one pass, and rows between two sums in fp64.
 _COLUMNS, _ROWS = 32, 64
 _ZERO = np.float32(0)
-# On a GPU: threads of a block, columns that it sees to, and threads that share a column's rows.
+# On a GPU: threads of a block, its columns, and threads that share a column's rows.
 GPU_THREADS, GPU_COLUMNS = (THREADS, 2) if SIMULATED else (1024, 8)
 _LANES = GPU_THREADS // GPU_COLUMNS
 
 
 @body
 def rectify(x):
-    """What is no number stays so."""
+    """ReLU; a NaN stays a NaN."""
     return _ZERO if x < _ZERO else x
 
 
 @body
 def distance(x, center):
-    """Of what is rectified."""
+    """Distance of a rectified number to a center."""
     return rectify(x) - center
 
 
 @body
 def square(x, center):
-    """Its square."""
+    """Square of `distance`."""
     apart = rectify(x) - center
     return apart * apart
 
 
 @body
 def add_distances(given, count, width, first, center, part, total):
-    """Add the distances of `count` rows from `first` on to `total`, column by column; `part` is room for sums."""
-    # Each loop over columns writes to one place, as only such are done for several numbers at once, and reads four
-    # rows, as adding to what was just written takes longer than to read.
+    """Add the distances of `count` rows from `first` on to `total`, column by column; `part` is memory for sums."""
+    # Each loop over columns writes to one array, because only such loops are vectorized. It reads four rows, because
+    # adding to a number that was just written takes longer than a read.
     columns = np.uint64(center.shape[0])
     for low in range(0, count, _ROWS):
         high = min(low + _ROWS, count)
@@ -72,13 +72,13 @@ add_squares = inlined(add_distances, distance=square)
 
 @cpu_kernel
 def normalise_cpu(rows, scale, shift, eps, running_mean, running_variance, momentum, moments, out, beside, at):
-    """To `out` `[N, W, H]`, which may be empty, and by time to columns of `beside` `[W, N, C]` from `at` on.
+    """Write to `out` `[N, W, H]`, which may be empty, and by time to columns of `beside` `[W, N, C]` from `at` on.
 
-    `moments` `[2, W, H]` become means and 1 / standard deviations. Running ones `[H]`, which may be empty, see the
-    snapshot, the only one then.
+    `moments` `[2, W, H]` become means and 1 / standard deviations. Running statistics `[H]`, which may be empty, see
+    the snapshot, which is then the only one.
     """
     count, window, size = rows.shape
-    # Unsigned ones never count from the end of an array, which loops would have to ask for each number.
+    # Unsigned indices never count from the end of an array, so loops need no test for each number.
     width, row_size = np.uint64(window * size), np.uint64(beside.shape[2])
     given, together, by_time = rows.reshape(-1), out.reshape(-1), beside.reshape(-1)
     pieces = -(-size // _COLUMNS)
@@ -122,7 +122,7 @@ def normalise_cpu(rows, scale, shift, eps, running_mean, running_variance, momen
 
 @body
 def sum_lanes(value, sums):
-    """What the threads of a column have, added up, for each of them; `sums` has room for a number of each thread."""
+    """Sum of a column's threads, returned to each of them; `sums` has room for a number of each thread."""
     i = cuda.threadIdx.x
     sums[i] = value
     cuda.syncthreads()
@@ -151,7 +151,7 @@ def normalise_gpu(rows, scale, shift, eps, running_mean, running_variance, visit
     while piece < window * pieces:
         t = piece // pieces
         own = (piece - t * pieces) * GPU_COLUMNS + cuda.threadIdx.x % GPU_COLUMNS
-        # Those beyond the last column work on it too, and write nothing.
+        # Threads beyond the last column take part in it too, and write nothing.
         c = min(own, size - 1)
         at = t * size + c
         first = rectify(rows[at])
@@ -190,14 +190,14 @@ def normalise_gpu(rows, scale, shift, eps, running_mean, running_variance, visit
 
 @body
 def add_grads(grad, more, i):
-    """Those that came by two ways, or by one where `more` is empty."""
+    """Add gradients that came by two ways, or by one if `more` is empty."""
     return grad[i] + more[i] if more.shape[0] > 0 else grad[i]
 
 
 @gpu_kernel("f4[] f4[] f4[] f4[] f4[] i4 i4 i4 i4 i4 f4[] f4[]", threads=GPU_THREADS, resident_blocks=1)
 def pull_normalise_gpu(grad, more, rows, moments, scale, count, window, begin, seen, size, out, parts):
-    """The gradient of `rows` of the `seen` snapshots from `begin` on, `[N, S, H]`, of that of what they became, `grad`
-    and `more` of that shape; `parts` `[3, S, H]` become those of scale and shift, and the sums of `out`.
+    """Gradient of `rows` for the `seen` snapshots from `begin` on, `[N, S, H]`, from the gradients of the normalized
+    rows, `grad` and `more`. `parts` `[3, S, H]` become the gradients of scale and shift, and the sums of `out`.
     """
     sums = cuda.shared.array(GPU_THREADS, np.float64)
     pieces = (size + GPU_COLUMNS - 1) // GPU_COLUMNS

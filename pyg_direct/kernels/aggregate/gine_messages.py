@@ -1,9 +1,9 @@
-"""Messages of edges, made and summed for each target without a row of memory for each, and their adjoint.
+"""Messages of edges, made and summed for each target without storing a row for each, and their adjoint.
 
-out[t] = scale(t) * sum over the edges e of t of relu(x[row[e]] + edge_rows[e]), the messages of GINEConv (Hu et al.,
-"Strategies for Pre-training Graph Neural Networks", equation A.2), with scale(t) as `kernels/aggregate/sum.py` has it.
-Rows are read in pieces of 16 bytes. What the adjoint needs of a message is a bit for each item: whether it is above
-zero.
+out[t] = scale(t) * sum over the edges e of t of relu(x[row[e]] + edge_rows[e]), with scale(t) as in
+`kernels/aggregate/sum.py`. These are the messages of GINEConv (Hu et al., "Strategies for Pre-training Graph Neural
+Networks", equation A.2). Rows are read in pieces of 16 bytes. For each item of a message the adjoint needs one bit: is
+it above zero?
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ pull_message_16 = device_function("pull_message_16", "u8 u8 u8 u8 i4")
 
 @gpu_kernel("u8 u8 u8 i4 I[] i8 i8 i4 i4 i4 u8 u8", I=("i4", "i8"), sources=("aggregate", "messages"))
 def sum_messages_gpu(x, edge_rows, row, index_bytes, indptr, num_edges, num_targets, pieces, mean, kind, kept, out):
-    """Rows of `pieces` times 16 bytes, aligned; all but `indptr` by address. A thread sees to one piece of a target.
+    """Rows of `pieces` times 16 bytes, aligned; all but `indptr` by address. A thread computes one piece of a target.
 
-    `kept` takes a byte for each piece of an edge, whose bits tell which items of the message are above zero; it is zero
-    where nobody asks for that.
+    `kept` takes a byte for each piece of an edge, whose bits mark the items of the message above zero; its address is
+    zero if it is not requested.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     target = np.int64(quotient(np.uint64(thread), pieces))
@@ -39,9 +39,9 @@ def sum_messages_gpu(x, edge_rows, row, index_bytes, indptr, num_edges, num_targ
 
 @gpu_kernel("u8 u8 I[] I[] i8 i4 i4 i4 u8 u8", I=("i4", "i8"), sources=("aggregate", "messages"))
 def pull_messages_gpu(grad, kept, row, target, num_edges, pieces, item_bytes, kind, to_edges, to_x):
-    """The adjoint, for the gradients of sums times their scale; a thread sees to one piece of an edge.
+    """The adjoint, for the gradients of sums times their scale; a thread computes one piece of an edge.
 
-    `to_edges` are written, and `to_x`, fp32, added to by atomics; zero stands for neither.
+    `to_edges` are written, and `to_x`, fp32, are added to by atomics; zero stands for neither.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     e = np.int64(quotient(np.uint64(thread), pieces))

@@ -1,10 +1,9 @@
 """Largest and smallest items of rows over the edges of each target, and their adjoint.
 
-out[t, f] = the largest (sign = 1) or smallest (sign = -1) x[row[e], f] over the edges e of t, 0 where t has none; what
-is not a number wins, and a zero comes out positive, as a GPU's instructions do not choose between zeros by their order.
-Which edges bring an item is found again from the item for a gradient: to write it down would cost as many bytes as the
-result, and more of 16-bit items. A gradient is shared evenly among equals, to which torch counts the zero that it
-starts from, and so do we.
+out[t, f] = the largest (sign = 1) or smallest (sign = -1) x[row[e], f] over the edges e of t; 0 if t has none. A NaN
+wins, and a zero comes out positive, because a GPU's instructions do not order zeros. For a gradient, the edges that
+give an item are found again from the item. Storing them would take as many bytes as the result, and more for 16-bit
+items. A gradient is shared evenly among equals; as in torch, the initial zero counts as one of them.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from pyg_direct.kernels.aggregate.sum import (
 extreme_run_16 = device_function("extreme_run_16", "u8 u8 u8 u8 i4 i8 i8 i8 i4 i4 i4 i4 i4 i4 i4")
 spread_equals_16 = device_function("spread_equals_16", "u8 u8 u8 u8 u8 i4 u8 i8 i8 i8 i4 i4 i4 i4 i4")
 
-# Columns whose gradient a thread of a CPU finds together are a multiple of these: a line of memory.
+# A CPU thread computes gradients of a multiple of so many columns: a cache line.
 COLUMNS = 16
-# What is done with an item of work of the adjoint: a whole row; a slice's equals counted; a slice's gradient spread.
+# Work of the adjoint on one item: a whole row; count the equals of a slice; spread the gradient of a slice.
 WHOLE, COUNT, SPREAD = 0, 1, 2
 
 
 @body
 def take_larger(best, value, sign):
-    """The step: the best so far after `value`."""
+    """Return the best so far after `value`."""
     return value if best == best and not sign * value <= sign * best else best
 
 
 @body
 def is_best(value, best):
-    """Whether an item is the best of its target; where that is not a number, each is."""
+    """Check whether an item is the best of its target; if the best is a NaN, each is."""
     return not value < best and not value > best
 
 
 @body
 def share_of(given, best, equals):
-    """How much each of the edges that bring `best` to a target gets of its gradient `given`."""
+    """Share of the gradient `given` for each edge that gives `best` to a target."""
     return given / (equals + (1 if best == 0 else 0)) if best == best else best
 
 
@@ -87,7 +86,7 @@ def extreme_rows_gpu(x, indptr, row, num_edges, num_targets, width, lane_bits, s
                 best = x[source_of(row, first) * width + f] if first < last else zero
                 e = first + 1
                 while e < last:
-                    # Those behind the last are the best once more.
+                    # Edges after the last repeat the best.
                     v1, v2, v3 = best, best, best
                     v0 = x[source_of(row, e) * width + f]
                     if e + 1 < last:
@@ -175,7 +174,7 @@ def spread_extremes_cpu(grad, x, best, indptr, row, num_edges, width, columns, o
             for e in range(first, last):
                 source = source_of(row, e) * width + begin
                 values, sums = x[source : source + num_columns], out[source : source + num_columns]
-                # Without a branch, which most edges would take otherwise than those before.
+                # No branch, because edges would take it in an unpredictable way.
                 for f in range(num_columns):
                     sums[f] += share[f] if is_best(values[f], top[f]) else zero
 
@@ -183,9 +182,9 @@ def spread_extremes_cpu(grad, x, best, indptr, row, num_edges, width, columns, o
 @gpu_kernel("T[] T[] T[] I[] I[] i8 i8 i4 i4 i4 i4 i4[] i4[] i4[] T[]", T=("f4", "f8"), I=("i4", "i8"))
 def spread_extremes_gpu(grad, x, best, indptr, row, num_edges, num_targets, width, lane_bits, of_slices, to_edges,
                         slices, counts, equals, out):  # fmt: skip
-    """As `spread_extremes_cpu`, by atomics; with `to_edges` the rows of `out` belong to edges, so that none meet.
+    """As `spread_extremes_cpu`, by atomics; with `to_edges` the rows of `out` belong to edges, so that none collide.
 
-    Whole rows are seen to, and the equals in slices counted; with `of_slices` gradients are spread over slices.
+    Whole rows are finished, and the equals in slices counted; with `of_slices` gradients are spread over slices.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = np.int32(1 << lane_bits)
@@ -243,7 +242,7 @@ def spread_wide_extremes_gpu(grad, x, best, indptr, row, index_bytes, num_edges,
 
 @gpu_kernel("I[] i8 i4 i4[] i4[] i4[]", I=("i4", "i8"))
 def add_equals_gpu(indptr, num_edges, width, hubs, counts, equals):
-    """The equals in all slices of every long row, in place of those in its first; a warp shares a row."""
+    """Sum of the equals in all slices of every long row, written to its first slice; a warp shares a row."""
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = min(THREADS, 32)
     hub = thread // lanes

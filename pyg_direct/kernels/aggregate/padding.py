@@ -1,9 +1,9 @@
 """Edges of a batch in places of fixed size, hop by hop, so that batches of any size have one layout.
 
-`table` holds six lists of H + 2 offsets, int64: sources and edges of the batch before each hop, the places before each
-hop for both, and the targets and their places likewise. Places that no edge takes hold edges of nodes that the batch
-does not have, a few each, the last of their hop: edges stay sorted by target. They are loops, or, where sources and
-targets are of two types, come from sources that the hop after could have found.
+`table` holds six lists of H + 2 offsets, int64. They are sources and edges of the batch before each hop, the places
+before each hop for both, and the targets and their places. Places that no edge takes hold edges of padding nodes, a few
+each, the last of their hop, so that edges stay sorted by target. They are loops; or, if sources and targets are of two
+types, they come from sources that the next hop could have found.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def place_of(table, nodes, places, num_hops, node):
 
 @body
 def spare_place(table, nodes, places, num_hops, hop, number, count):
-    """A node's place that the batch leaves over in a hop, for the `number`-th of `count` that share them out."""
+    """Place of an unused node in a hop, for the `number`-th of `count` edges that share them."""
     size = num_hops + 2
     first = table[places * size + hop] + table[nodes * size + hop + 1] - table[nodes * size + hop]
     return first + number * (table[places * size + hop + 1] - first) // count
@@ -49,7 +49,7 @@ def pad_edge(row, target, table, num_hops, is_typed, place, out, num_places):
         out[place] = place_of(table, 0, 2, num_hops, np.int64(row[e]))
         out[num_places + place] = place_of(table, 4, 5, num_hops, np.int64(target[e]))
     else:
-        # Edges of a hop lead to the nodes that the hop before found; what is left of their places is shared out.
+        # Edges of a hop lead to nodes of the hop before; its unused places are shared by the padding edges.
         spare_edges = table[3 * size + hop + 1] - table[3 * size + hop] - count
         node = spare_place(table, 4, 5, num_hops, hop, number - count, spare_edges)
         out[num_places + place] = node

@@ -1,7 +1,8 @@
-"""Edges by target with a loop behind those of each target, and the symmetric weights that GCN gives them.
+"""Edges by target with a loop after the edges of each target, and GCN's symmetric weights.
 
-weight[e] = scale(row[e]) * scale(target[e]) with scale(n) = 1 / sqrt(1 + edges of n that are no loops), as a node has
-one loop whatever loops are there: others weigh nothing. Nodes that are no targets have no edges, and scale 1.
+weight[e] = scale(row[e]) * scale(target[e]) with scale(n) = 1 / sqrt(1 + edges of n that are no loops). A node has
+exactly one loop of weight above 0; loops that were there before have weight 0. Nodes that are no targets have no edges,
+and scale 1.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def add_loops_cpu(indptr, row, num_edges, out_indptr, out_row, out_target, scale
 
 @gpu_kernel("I[] I[] I[] i8 i8 I[] I[] I[] T[]", I=("i4", "i8"), T=("f4", "f8"))
 def add_loops_gpu(indptr, row, target, num_edges, num_targets, out_indptr, out_row, out_target, scale):
-    """As `add_loops_cpu`; a thread moves an edge, and sees to a target."""
+    """As `add_loops_cpu`; a thread moves an edge, and appends the loop of a target."""
     one = scale.dtype.type(1)
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < max(num_edges, num_targets):

@@ -2,13 +2,12 @@
 
 score(e, h) = leaky(source[row[e], h] + target[t, h] + edge[e, h]); empty arrays count as zero.
 
-alpha[e, h] = exp(score(e, h) - best) / (1e-16 + the sum of exp(score - best) over the edges of t); best is the
-largest score. With `loops` the last edge of each target leads from the target to itself. Other such edges weigh
-nothing.
+alpha[e, h] = exp(score(e, h) - best) / (1e-16 + the sum of exp(score - best) over the edges of t); best is the largest
+score. With `loops` the last edge of each target is its loop, and other loops have weight 0.
 
 `attend_rows_gpu`: out[t, f] = sum over the edges e of t of alpha[e, f // channels] * x[row[e], f]. If requested, it
-writes alpha too. A thread meets the edges of a target once. The largest score so far makes the weights. If a larger
-score comes, the sum so far shrinks. At the end the sum is divided by the sum of the weights.
+writes alpha too. A thread reads the edges of a target once, with weights relative to the largest score so far. If a
+larger score comes, the sum so far is scaled down. At the end the sum is divided by the sum of the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, device_function, gpu_kernel, prange
 from pyg_direct.kernels.aggregate.sum import quotient, span_of
 
-# What PyG adds to the sum, so that it is never zero.
+# PyG's addend of the sum, so that it is never zero.
 TINY = 1e-16
 
 
@@ -39,13 +38,13 @@ def add_scores(source, target, edge, row, e, t, h, heads, zero):
 
 @body
 def leaky(score, slope):
-    """The score, times `slope` where it is negative."""
+    """The score, times `slope` if it is negative."""
     return score if score > 0 else score * slope
 
 
 @body
 def is_counted(row, e, t, last, loops):
-    """Whether an edge of target t weighs anything; `last` is behind the last of its edges."""
+    """Check whether an edge of target t has a weight; `last` is the end of its edges."""
     return loops == 0 or e + 1 == last or np.int64(row[e]) != t
 
 
@@ -56,11 +55,11 @@ def pull_back(alpha, grad, total, score, slope):
     return share if score > 0 else share * slope
 
 
-# On a CPU heads lie innermost, as they do in memory, and torch computes the exponentials in between: by vector
-# instructions, which the loops have none for.
+# On a CPU heads are the innermost dimension, as in memory. torch computes the exponentials in between with vector
+# instructions, which Numba's loops lack.
 @cpu_kernel
 def add_scores_cpu(source, target, edge, indptr, row, num_edges, num_targets, heads, scores):
-    """Scores of edges before `leaky`, [E, H]. Not by `add_scores`: a call takes longer than what it adds up."""
+    """Scores of edges before `leaky`, [E, H]. Not by `add_scores`: a call would take longer than the additions."""
     zero = scores.dtype.type(0)
     for t in prange(num_targets):
         first, last = span_of(indptr, t, num_edges)
@@ -78,8 +77,8 @@ def add_scores_cpu(source, target, edge, indptr, row, num_edges, num_targets, he
 
 @cpu_kernel
 def shift_scores_cpu(indptr, row, num_edges, num_targets, heads, loops, slope, best, scores):
-    """Scores after `leaky` less the largest of their target and head, `best` [T, H], in their place; minus infinity for
-    those that do not count.
+    """Scores after `leaky` minus the largest of their target and head, `best` [T, H], in place; minus infinity for
+    edges that do not count.
     """
     lowest = -scores.dtype.type(np.inf)
     for t in prange(num_targets):
@@ -105,7 +104,7 @@ def shift_scores_cpu(indptr, row, num_edges, num_targets, heads, loops, slope, b
 
 @cpu_kernel
 def divide_shares_cpu(indptr, num_edges, num_targets, heads, total, shares):
-    """Shares of edges [E, H] by the sums of those of their target, `total` [T, H], in their place."""
+    """Divide shares of edges [E, H] by the sums of their targets, `total` [T, H], in place."""
     zero, tiny = shares.dtype.type(0), shares.dtype.type(TINY)
     for t in prange(num_targets):
         first, last = span_of(indptr, t, num_edges)
@@ -122,11 +121,11 @@ def divide_shares_cpu(indptr, num_edges, num_targets, heads, total, shares):
 
 @gpu_kernel("T[] T[] T[] I[] I[] i8 i8 i4 i4 i4 f8 T[]", T=("f4", "f8"), I=("i4", "i8"))
 def softmax_edges_gpu(source, target, edge, indptr, row, num_edges, num_targets, heads, lane_bits, loops, slope, alpha):
-    """2**lane_bits threads share a target and head, and its edges out among them."""
+    """2**lane_bits threads share a target and head, and divide its edges among them."""
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = np.int32(1 << lane_bits)
     lane = np.int32(thread & (lanes - 1))
-    # The lanes of a group leave its loop together, those of a warp need not.
+    # The lanes of a group leave its loop together; the groups of a warp need not.
     mask = np.uint32(((1 << lanes) - 1) << ((cuda.threadIdx.x & 31) - lane))
     zero, bend = alpha.dtype.type(0), alpha.dtype.type(slope)
     pair = thread >> lane_bits
@@ -168,8 +167,8 @@ def softmax_edges_gpu(source, target, edge, indptr, row, num_edges, num_targets,
 
 @cpu_kernel
 def pull_softmax_cpu(grad, alpha, indptr, num_edges, num_targets, heads, slope, total, to_edges, to_targets):
-    """Gradients of scores before `leaky` [E, H] in the place of these scores, and their sums `to_targets` [T, H];
-    `total` is room for as many.
+    """Gradients of scores before `leaky` [E, H] in place of these scores, and their sums `to_targets` [T, H]; `total`
+    is memory for as many.
     """
     zero = alpha.dtype.type(0)
     for t in prange(num_targets):
@@ -191,7 +190,7 @@ def pull_softmax_cpu(grad, alpha, indptr, num_edges, num_targets, heads, slope, 
 @gpu_kernel("T[] T[] T[] T[] T[] I[] I[] i8 i8 i4 i4 f8 T[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))
 def pull_softmax_gpu(grad, alpha, source, target, edge, indptr, row, num_edges, num_targets, heads, lane_bits, slope,
                      to_edges, to_targets, to_sources):  # fmt: skip
-    """As `pull_softmax_cpu`; `to_sources` gets their sums by source, by atomics, where it and they are not empty."""
+    """As `pull_softmax_cpu`; `to_sources` gets their sums by source, by atomics, unless it or they are empty."""
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = np.int32(1 << lane_bits)
     lane = np.int32(thread & (lanes - 1))
@@ -242,8 +241,8 @@ def attend_rows_gpu(x, indptr, ends, row, index_bytes, scores, own, num_edges, n
                          heads, loops, slope, kind, alpha, out):  # fmt: skip
     """For heads of `lanes` times 16 bytes, aligned; all but `indptr` by address.
 
-    `scores` are those of sources, and `own` those of targets, or `scores` those of edges, and `own` is zero, as `alpha`
-    is where nobody asks for it. A thread sees to one piece of `run` targets in a row.
+    `scores` are the scores of sources and `own` of targets; or `scores` are of edges, and `own` is zero. The address of
+    `alpha` is zero if it is not requested. A thread computes one piece of `run` consecutive targets.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     pieces = lanes * heads

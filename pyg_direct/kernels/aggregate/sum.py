@@ -5,15 +5,15 @@ one over the number of edges; for a sum it is 1. An empty `weight` stands for on
 that belong to edges (row[e] = e). Edges are sorted by target.
 
 Rows longer than LONG_ROW are cut into slices of at least SLICE edges. `find_slices_gpu` lists them on the device,
-so that nothing waits for their number:
+without a wait for their number:
 
 - slices[2 s] is the target of slice s, and slices[2 s + 1] its number within the row.
 - hubs[2 h] is a long row, and hubs[2 h + 1] its first slice.
 - counts = (slices, hubs) in use.
 
-`rank_edges_gpu` and `place_edges_gpu` order edges by source without a sort: each edge is counted and placed among
-the edges of its source. rank[e] is the number of an edge within its source. The edges of a source come in any
-order, as atomics count them.
+`rank_edges_gpu` and `place_edges_gpu` order edges by source without a sort: each edge is counted and placed among the
+edges of its source. rank[e] is the number of an edge within its source. The edges of a source come in any order,
+because atomics count them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pyg_direct.compiler.jit import (
 
 SLICE = 4 if SIMULATED else 32
 LONG_ROW = 4 * SLICE
-# Where the result of an item goes, if not to a slice: to its row, or nowhere.
+# Destination of an item that is not a slice: its row, or none.
 TO_ROW = -1
 NOWHERE = -2
 
@@ -56,9 +56,9 @@ def slice_length(degree):
 
 @body
 def find_item(indptr, num_edges, num_targets, slices, counts, item):
-    """(target, first edge, last edge, where to, edges of the whole row) of one piece of work.
+    """(target, first edge, last edge, destination, edges of the whole row) of one item of work.
 
-    Items [0, num_targets) are rows and those behind are slices; without slices, rows of any length are one item.
+    Items [0, num_targets) are rows and those after them are slices; without slices, rows of any length are one item.
     """
     if item < num_targets:
         first, last = span_of(indptr, item, num_edges)
@@ -78,7 +78,7 @@ def find_item(indptr, num_edges, num_targets, slices, counts, item):
 
 @body
 def find_hub(indptr, num_edges, hubs, hub):
-    """(target, first slice, behind the last slice) of a long row."""
+    """(target, first slice, end of the slices) of a long row."""
     target, place = np.int64(hubs[2 * hub]), np.int64(hubs[2 * hub + 1])
     first, last = span_of(indptr, target, num_edges)
     length = slice_length(last - first)
@@ -122,7 +122,7 @@ spread_span_16 = device_function("spread_span_16", "u8 u8 u8 i4 u8 i8 i8 i8 i4 i
 
 @body
 def source_of(row, edge):
-    """Row of `x` that an edge brings."""
+    """Row of `x` for an edge."""
     return np.int64(row[edge]) if row.shape[0] > 0 else np.int64(edge)
 
 
@@ -134,13 +134,13 @@ def add_share(total, value, weight):
 
 @body
 def scale_of(degree, mean, one):
-    """What the sum over `degree` edges is multiplied with."""
+    """Factor of the sum over `degree` edges."""
     return one / degree if mean != 0 and degree > 1 else one
 
 
 @cpu_kernel
 def sum_rows_cpu(x, indptr, row, weight, num_edges, mean, out):
-    """`x` [N, H, C], `weight` [E, H] or empty, `out` [T, H, C]; four edges are on their way at once."""
+    """`x` [N, H, C], `weight` [E, H] or empty, `out` [T, H, C]; four edges are in flight at once."""
     one = out.dtype.type(1)
     for t in prange(out.shape[0]):
         first, last = span_of(indptr, t, num_edges)
@@ -220,10 +220,11 @@ def sum_rows_gpu(x, indptr, row, weight, num_edges, num_targets, width, channels
             resident_blocks=4)  # fmt: skip
 def sum_wide_rows_gpu(x, indptr, ends, row, index_bytes, weight, num_edges, num_targets, num_runs, run, pieces, heads,
                       mean, kind, out_kind, slices, counts, partials, out):  # fmt: skip
-    """Rows of `pieces` times 16 bytes, aligned; `x`, `ends`, `row`, `weight`, `partials` (both fp32) and `out` are
-    addresses, `ends` that of `indptr`.
+    """Rows of `pieces` times 16 bytes, aligned. `x`, `ends`, `row`, `weight`, `partials` (both fp32) and `out` are
+    addresses; `ends` is the address of `indptr`.
 
-    A thread sees to one piece of `run` targets in a row, or of a slice; without slices, rows of any length are whole.
+    A thread computes one piece of `run` consecutive targets, or of a slice; without slices, rows of any length are
+    whole.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     group = np.int64(quotient(np.uint64(thread), pieces))
@@ -341,7 +342,7 @@ def dot_rows_gpu(grad, x, indptr, row, target, num_edges, width, channels, lane_
     lanes = np.int32(1 << lane_bits)
     lane = np.int32(thread & (lanes - 1))
     heads = width // channels
-    # The lanes of a group leave its loop together, those of a warp need not.
+    # The lanes of a group leave its loop together; the groups of a warp need not.
     mask = np.uint32(((1 << lanes) - 1) << ((cuda.threadIdx.x & 31) - lane))
     one = out.dtype.type(1)
     pair = thread >> lane_bits
@@ -369,12 +370,12 @@ def dot_wide_rows_gpu(grad, x, indptr, row, target, index_bytes, num_edges, piec
                       out):  # fmt: skip
     """As `dot_rows_gpu`, for rows of `pieces` times 16 bytes, aligned; all arrays but the empty `like` by address.
 
-    2**lane_bits threads share a head of four edges, whose rows are all on their way at once.
+    2**lane_bits threads share a head of four edges, whose rows are all in flight at once.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = np.int32(1 << lane_bits)
     lane = np.int32(thread & (lanes - 1))
-    # The lanes of a group are all there or none of them, those of a warp need not be.
+    # All lanes of a group are active or none; the groups of a warp may differ.
     mask = np.uint32(((np.int64(1) << lanes) - 1) << ((cuda.threadIdx.x & 31) - lane))
     group = thread >> lane_bits
     four = np.int64(quotient(np.uint64(group), heads))

@@ -15,7 +15,7 @@ from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel,
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
 
 WORD = 32
-# Words of a group that is skipped whole where none of them was touched: 1,024 ids on a GPU.
+# Words of a group that is skipped if none of them was touched: 1,024 ids on a GPU.
 GROUP_WORDS = min(32, THREADS)
 
 
@@ -38,7 +38,7 @@ def lowest_bit(word):
 
 @body
 def has_bit(bits, item):
-    """Whether `item` is present."""
+    """Check whether `item` is present."""
     return (bits[item >> 5] >> np.uint32(item & 31)) & np.uint32(1) != np.uint32(0)
 
 
@@ -105,7 +105,7 @@ def rank_words_gpu(bits, block_sums, ranks):
 
 @body
 def find_place(bits, ranks, item, num_items):
-    """Rank of an id; -1 where it is absent or no id at all."""
+    """Rank of an id; -1 if it is absent or out of range."""
     if np.uint64(item) >= np.uint64(num_items):
         return np.int64(-1)
     return np.int64(rank_of(bits, ranks, item)) if has_bit(bits, item) else np.int64(-1)

@@ -1,7 +1,7 @@
 """Offsets of the runs of ascending ids, compressed rows from an edge list, and segments in another order.
 
-out[r] = number of ids below r (`find_offsets_gpu`). Each offset is searched for by itself, as ids may leave out
-long ranges: the ids of a batch lead to none of the nodes that were found last.
+out[r] = number of ids below r (`find_offsets_gpu`). Each offset is searched for separately, because ids may skip long
+ranges: no edge of a batch leads to the nodes that were found last.
 
 Compressed rows are a stable counting sort; each chunk of the loop owns a range of rows.
 
@@ -21,7 +21,7 @@ from pyg_direct.kernels.sampling.uniform import find_row
 _OF_PLACE, _OF_SOURCE, _OF_TARGET = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0xC2B2AE3D27D4EB4F))
 _SHIFT = np.uint64(29)
 
-# (address to copy to, address to copy from, number of bytes) -> the first.
+# (destination address, source address, number of bytes) -> the destination.
 memcpy = system_function("memcpy", "i8 i8 i8 i8")
 
 
@@ -48,7 +48,7 @@ def find_offsets_gpu(ordered, out):
 
 @body
 def mark_run(row, target, first, last):
-    """A number that tells these edges, at their places, from any others."""
+    """Hash of these edges, at their positions."""
     mark, ids, ends = np.uint64(0), row[first:last], target[first:last]
     for e in range(ids.shape[0]):
         mixed = np.uint64(ids[e]) * _OF_SOURCE + np.uint64(ends[e]) * _OF_TARGET + np.uint64(first + e) * _OF_PLACE
@@ -63,8 +63,8 @@ def mark_edges_cpu(row, target, out):
 
 @cpu_kernel
 def read_hops_cpu(row, target, hops, marks):
-    """`hops` [H, 3]: where each ends, and what its sources and targets lie below; `marks` [H + 1]: those of edges up to
-    each end, and how often edges are out of order or bounds.
+    """`hops` [H, 3]: end of each hop, and bounds of its sources and targets. `marks` [H + 1]: hashes of the edges up to
+    each end, and the number of edges that are out of order or bounds.
     """
     begin, mark, wrong = 0, np.uint64(0), np.uint64(0)
     for h in range(hops.shape[0]):
@@ -73,7 +73,7 @@ def read_hops_cpu(row, target, hops, marks):
         marks[h] = mark
         ids, ends = row[begin:end], target[begin:end]
         for e in range(ids.shape[0]):
-            # Negative ones are larger than all others.
+            # As unsigned numbers, negative ones are larger than all others.
             wrong += np.uint64(np.uint64(ids[e]) >= sources) + np.uint64(np.uint64(ends[e]) >= targets)
         begin = end
     for e in range(1, target.shape[0]):
@@ -109,7 +109,7 @@ def place_edges_cpu(rows, columns, chunks, cursors, indices, edge_ids):
 
 @cpu_kernel
 def order_edges_cpu(rows, chunks, cursors, edge_ids):
-    """As `place_edges_cpu`, for the ids of the edges alone."""
+    """As `place_edges_cpu`, only for the ids of the edges."""
     share = (cursors.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
         low, high = c * share, min((c + 1) * share, cursors.shape[0])
@@ -122,7 +122,7 @@ def order_edges_cpu(rows, chunks, cursors, edge_ids):
 
 @cpu_kernel
 def copy_runs_cpu(runs):
-    """Copy runs of bytes, int64 `[n, 3]`: the address to copy to, the one to copy from, and their number."""
+    """Copy runs of bytes, int64 `[n, 3]`: destination address, source address, and number."""
     for i in prange(runs.shape[0]):
         memcpy(runs[i, 0], runs[i, 1], runs[i, 2])
 

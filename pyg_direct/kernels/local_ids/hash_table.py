@@ -1,8 +1,8 @@
-"""Which nodes of a batch are new, by a hash table of identities, and the local ids that new nodes get.
+"""New nodes of a batch, found by a hash table of identities, and the local ids that they get.
 
-`table` holds identities, -1 where free, int64 `[S]`; a slot is a place in it. It consists of regions, S and their size
-powers of two; a search stays in the region it begins in. Where identities index the local ids directly there is no
-table (`[0]`), and the identity is the slot.
+`table` holds identities, -1 for free slots, int64 `[S]`; a slot is a position in it. It consists of regions; S and
+their size are powers of two. A search stays in the region it begins in. If identities index the local ids directly,
+there is no table (`[0]`), and the identity is the slot.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pyg_direct.kernels.sampling.uniform import LOW_WORD, find_row
 _LOW_SPREAD, _HIGH_SPREAD = np.uint64(0x9E3779B1), np.uint64(0x85EBCA77)
 _HALF = np.uint64(32)
 _FREE = -1
-# Tries near the other nodes of a tree before a search goes on elsewhere: trees differ in size.
+# Attempts near the other nodes of a tree before a search continues far away: trees differ in size.
 _NEAR = 8
 _SMALLEST_BLOCK = 16
 
 
 @body
 def slot_at(table, region, tree_shift, tree_bits, item, attempt):
-    """The slot that a search for an identity tries as number `attempt`.
+    """The slot that a search for an identity visits as number `attempt`.
 
     Each tree has a block of the table to begin in, so that nodes of a tree, which come together, lie together.
     """
@@ -50,7 +50,7 @@ def slot_at(table, region, tree_shift, tree_bits, item, attempt):
 
 @body
 def find_slot(table, region, tree_shift, tree_bits, item):
-    """The slot of an identity; -1 for one that is not there."""
+    """The slot of an identity; -1 for an absent one."""
     if table.shape[0] == 0:
         return np.int64(item)
     for attempt in range(region + _NEAR):
@@ -88,7 +88,7 @@ def settle_cpu(items, slots, begins, known, bases, tree_shift, chunks, rows, tre
 
 @gpu_kernel("i8[] i8[] i8[] i8 i8 i8[] i8[] i8[] i8[]")
 def insert_gpu(ends, items, bases, tree_shift, tree_bits, table, slots, new, new_counts):
-    """Enter the first identities, up to the last of `ends`, and note their slots.
+    """Insert the first identities, up to the last of `ends`, and record their slots.
 
     `new` gets the new ones in any order, new_counts[0] of them, new_counts[1 + t] of type t if the types are few.
     """
@@ -163,7 +163,7 @@ def mark_identities_gpu(ends, items, fresh):
 
 @gpu_kernel("i8[] i8[] i8[] i8[]")
 def count_types_gpu(state, new, bases, new_counts):
-    """new_counts of the new identities, ascending, of which state[NODES + 1] tells the number; one block."""
+    """new_counts of the new identities, ascending; state[NODES + 1] holds their number; one block."""
     count = state[NODES + 1]
     t = np.int64(cuda.threadIdx.x)
     while t < new_counts.shape[0] - 1:
@@ -175,7 +175,7 @@ def count_types_gpu(state, new, bases, new_counts):
 
 @gpu_kernel("i8[] u4[] i4[]")
 def forget_gpu(items, seen, local_of_slot):
-    """Empty what identities left in a bitmap and a table."""
+    """Clear the entries of identities in a bitmap and a table."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < items.shape[0]:
         seen[items[i] >> 5] = np.uint32(0)

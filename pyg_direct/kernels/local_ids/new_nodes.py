@@ -37,9 +37,9 @@ def mark_items(items, begin, end, bits):
 
 @body
 def mark_own(items, begin, end, bits, low, size):
-    """Set the bits of those items [begin, end) whose words are the `size` from `low` on."""
+    """Set the bits of items [begin, end) whose words are the `size` from `low` on."""
     for e in range(begin, end):
-        # Without branches, which half of the items would take by chance: a word of others ors nothing in.
+        # Without branches, which half of the items would take by chance: for another word, zero is OR-ed in.
         at = np.int64(items[e] >> 5) - low
         is_own = np.int64((at >= 0) & (at < size))
         bits[low + at * is_own] |= np.uint32(np.uint32(is_own) * bit_of(items[e]))
@@ -49,8 +49,8 @@ def mark_own(items, begin, end, bits, low, size):
 def mark_fresh_cpu(items, fresh, chunks):
     """Set the bits of `items` in the bitmaps `fresh`, uint32 `[G, W]`; returns how many of them were used.
 
-    Each is marked by chunks of its own, which share its words out: one alone, where there is a bitmap for it. Over few
-    items fewer are used, since whoever reads the bits reads all of these.
+    Each bitmap is marked by a group of chunks, which share its words; a single chunk marks it alone, if there is a
+    bitmap for each. For few items fewer bitmaps are used, because readers of the bits read all of them.
     """
     words = fresh.shape[1]
     used = min(fresh.shape[0], chunks, 1 + items.shape[0] // words) if words > 0 else 1
@@ -69,7 +69,7 @@ def mark_fresh_cpu(items, fresh, chunks):
 
 @body
 def fold_words(begin, end, fresh, seen):
-    """Bring words [begin, end) of all bitmaps together in the first, without those of `seen`; returns their bits."""
+    """Merge words [begin, end) of all bitmaps into the first, without the bits of `seen`; returns their bits."""
     bits = fresh[0]
     for g in range(1, fresh.shape[0]):
         more = fresh[g]
@@ -101,7 +101,7 @@ def emit_words(begin, end, bits, seen, nodes, at):
 def emit_fresh_cpu(fresh, seen, chunk_sums, nodes, begin):
     """Append the ids that the bitmaps `fresh`, uint32 `[G, W]`, hold and `seen` does not to nodes[begin:].
 
-    Their bits move to `seen`, and `fresh` is emptied; chunk_sums gets each chunk's number.
+    Their bits move to `seen`, and `fresh` is cleared; chunk_sums gets each chunk's number.
     """
     chunks, words = chunk_sums.shape[0], seen.shape[0]
     share = (words + chunks - 1) // chunks
@@ -131,7 +131,9 @@ def own_groups(num_words):
 
 @body
 def list_groups(touched, chunk, num_groups, clear, listed, shared):
-    """How many of the groups chunk, chunk + 1, ... were touched (all without flags); `listed` gets which, from 0."""
+    """Number of the groups chunk, chunk + 1, ... that were touched (all without flags); `listed` gets their numbers,
+    from 0.
+    """
     tid = np.int64(cuda.threadIdx.x)
     if touched.shape[0] == 0:
         cuda.syncthreads()
@@ -152,7 +154,7 @@ def list_groups(touched, chunk, num_groups, clear, listed, shared):
 
 @gpu_kernel("u4[] u4[] u1[] i8[]")
 def count_fresh_gpu(fresh, seen, touched, block_sums):
-    """Ids of each block's groups that are fresh and not seen."""
+    """Number of ids in each block's groups that are fresh and not seen."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     listed = cuda.shared.array(THREADS, np.int32)
     begin, end = own_groups(np.int64(fresh.shape[0]))
@@ -200,7 +202,7 @@ def take_word(fresh, seen, w, marked, known):
 
 @body
 def write_word(word, w, at, local_of_node, nodes):
-    """Write the ids of `word` to nodes[at:] and their places to the table, if there is one; returns the end."""
+    """Write the ids of `word` to nodes[at:] and their local ids to the table, if there is one; returns the end."""
     while word != np.uint32(0):
         node = w * WORD + cuda.ffs(word) - 1
         nodes[at] = node
@@ -215,9 +217,9 @@ def write_word(word, w, at, local_of_node, nodes):
 def emit_fresh_gpu(state, hop, quads, fresh, seen, touched, block_sums, local_of_node, nodes):
     """Append the fresh ids that were not seen as nodes of hop `hop + 1`; their bits move to `seen`.
 
-    A block takes a tile of words at a time, one a thread, or four (`quads`) over so many nodes that reading the bitmap
-    takes longest. Where words hold many ids each, a tile packs them and has a thread for each bit, so that
-    neighboring threads write side by side.
+    A block takes a tile of words at a time, one a thread. Over so many nodes that reading the bitmap takes longest, a
+    thread takes four (`quads`). If words hold many ids each, a tile packs them and has a thread for each bit.
+    Neighboring threads then write side by side.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     listed = cuda.shared.array(THREADS, np.int32)
@@ -244,7 +246,7 @@ def emit_fresh_gpu(state, hop, quads, fresh, seen, touched, block_sums, local_of
             marked, known = read_word(fresh, seen, w)
             word_1, word_2, word_3 = np.uint32(0), np.uint32(0), np.uint32(0)
             if quads:
-                # All reads first: they are on their way together.
+                # All reads first, so that they are in flight together.
                 marked_1, known_1 = read_word(fresh, seen, w + 1)
                 marked_2, known_2 = read_word(fresh, seen, w + 2)
                 marked_3, known_3 = read_word(fresh, seen, w + 3)

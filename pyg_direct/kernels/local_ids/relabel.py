@@ -1,4 +1,4 @@
-"""Local ids of a batch's nodes, in the order in which they were met, and the batch in PyG's form.
+"""Local ids of a batch's nodes, in the order of discovery, and the batch in PyG's form.
 
 On a GPU the local id of a node stands in a table, int32 `[N]`. If the table takes too much memory, it is the rank
 in the ranked bitmap of all nodes seen. On the CPU it is always the rank.
@@ -33,10 +33,9 @@ from pyg_direct.kernels.sampling.random import draw, draw_below
 
 @body
 def read_end(inbox, i, num_links, more_sources, num_nodes):
-    """End `i` of the links of a batch: sources, then those of negatives, then targets, then those of negatives.
+    """End `i` of the links of a batch: sources, sources of negatives, targets, then targets of negatives.
 
-    Given ends stand behind the header; others are drawn under the key of the batch, as `sampling/negative_links.py`
-    does.
+    Given ends follow the header; others are drawn under the key of the batch, as in `sampling/negative_links.py`.
     """
     end = 0
     if i >= num_links + more_sources:
@@ -48,7 +47,7 @@ def read_end(inbox, i, num_links, more_sources, num_nodes):
 
 @gpu_kernel("I[] i8[] i8 i8 i8[] f4[]", I=("i4", "i8"))
 def place_ends_gpu(nodes, ends, num_seeds, num_links, places, labels):
-    """Where each end stands among the seeds, the first of `nodes`, ascending; labels: 1 for given links, else 0."""
+    """Position of each end among the seeds, the first of `nodes`, ascending; labels: 1 for given links, otherwise 0."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < places.shape[0]:
         end, low, high = ends[i], np.int64(0), num_seeds
@@ -115,9 +114,9 @@ def export_hop_cpu(
 
 @gpu_kernel("i8[] i8[] i8[] u4[] i4[] I[] i8", I=("i4", "i8"))
 def load_seeds_gpu(state, inbox, arrived, seen, local_of_node, nodes, num_nodes):
-    """Seeds become the first nodes; one outside the graph is remembered and reads as node 0.
+    """Seeds become the first nodes; a seed outside the graph is recorded and read as node 0.
 
-    They lie in `arrived`, or behind the header of the inbox, which may be page-locked memory of the host.
+    They lie in `arrived`, or after the header of the inbox, which may be page-locked memory of the host.
     """
     count, on_gpu = inbox[NUM_SEEDS], inbox[SEEDS_ON_GPU]
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
@@ -143,7 +142,7 @@ def load_seeds_gpu(state, inbox, arrived, seen, local_of_node, nodes, num_nodes)
 def mark_seeds_gpu(state, inbox, arrived, fresh, touched, num_nodes):
     """Mark the seeds, which may repeat, to be numbered as the nodes of a hop are: unique and ascending.
 
-    Where they are the ends of links, these are left in `arrived`.
+    If they are the ends of links, these are left in `arrived`.
     """
     count, on_gpu = inbox[NUM_SEEDS], inbox[SEEDS_ON_GPU]
     num_links, more_sources = inbox[NUM_LINKS], inbox[MORE_SOURCES]
@@ -191,9 +190,9 @@ def look_up_gpu(items, bits, ranks, locals_of_rank, out):
 
 @gpu_kernel("i8[] i8 I[] u4[] i4[] i4[] i4[] I[] i8[]", I=("i4", "i8"))
 def localize_sources_gpu(state, hops, nodes, seen, ranks, locals_of_rank, local_of_node, sources, outbox):
-    """Sources become local ids, `seen` is emptied, and the sizes go to the host; the last kernel of a batch.
+    """Sources become local ids, `seen` is cleared, and the sizes go to the host; the last kernel of a batch.
 
-    Local ids come from a table by node, or from the ranked bitmap where there is no table.
+    Local ids come from a table by node, or from the ranked bitmap if there is no table.
     """
     num_nodes, num_edges = state[NODES + hops], state[EDGES + hops]
     first = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x

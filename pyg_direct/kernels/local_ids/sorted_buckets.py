@@ -1,8 +1,8 @@
-"""New identities of a hop, found and put into ascending order by buckets that each fit the shared memory of a block.
+"""New identities of a hop, found and sorted in buckets that each fit the shared memory of a block.
 
-A bucket holds the identities that are equal in their highest bits: a class, a tree, and a range of the nodes of that.
-So buckets stand in the order of the identities, and nodes of a bucket are looked up among those of earlier hops in the
-same bucket alone. `ranks` holds the place of each source of a hop within its bucket, and then among all of the hop.
+A bucket holds the identities that are equal in their highest bits: a class, a tree, and a range of its nodes. So
+buckets are in the order of the identities. Nodes of a bucket are looked up only among nodes of earlier hops in the same
+bucket. `ranks` holds the position of each source of a hop within its bucket, and later among all sources of the hop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyg_direct.kernels.local_ids.thread_block import (
 
 # Sources that a block sorts; for more it reads windows of the nodes, of so many words of a bitmap.
 TILE = 16 if SIMULATED else 2048
-# Bits of a node within its bucket at most.
+# Most bits of a node within its bucket.
 KEY_BITS = 31
 _WINDOW = TILE * WORD
 _NO_KEY = 2**32 - 1
@@ -47,9 +47,9 @@ def sum_buckets_gpu(counts, block_sums):
 
 @gpu_kernel("i8[] i8 i8 i8[] i4[] i8[]")
 def place_buckets_gpu(state, hop, is_new, block_sums, counts, starts):
-    """Where each bucket begins, and the end of the last, by a grid as that which summed; counts are cleared.
+    """First position of each bucket, and the end of the last, by a grid equal to the summing grid; counts are cleared.
 
-    New ones are the nodes of the next hop, which are booked.
+    New ones are the nodes of the next hop, which are recorded in the state.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     running, total = sum_before(block_sums, shared)
@@ -89,7 +89,7 @@ def fill_buckets_gpu(state, hop, bucket_shift, sources, ranks, starts, keys):
 @body
 def find_known(state, hop, num_classes, num_buckets, bucket, kind, first_node, key, new_starts, begins, totals, nodes,
                known, is_near):  # fmt: skip
-    """Local id of a node that an earlier hop, or `hop` itself, has in a bucket; -1 where none has.
+    """Local id of a node that an earlier hop, or `hop` itself, has in a bucket; -1 if none has.
 
     `known` has the keys of these nodes, hop after hop, if they are near.
     """
@@ -116,7 +116,7 @@ def find_known(state, hop, num_classes, num_buckets, bucket, kind, first_node, k
 @body
 def sort_tile(keys, size):
     """Sort the first `size` of shared keys, a power of two (bitonic sort, Batcher 1968); one block."""
-    # Indices of 32 bits: those of 64 take several instructions each.
+    # Indices of 32 bits: indices of 64 bits take several instructions each.
     tid, half = np.int32(cuda.threadIdx.x), np.int32(size >> 1)
     run = np.int32(2)
     while run <= size:
@@ -130,7 +130,7 @@ def sort_tile(keys, size):
                 if (lower > upper) == (np.int32(low & run) == 0):
                     keys[low], keys[high] = upper, lower
                 i = np.int32(i + THREADS)
-            # What a warp writes, it alone reads in the next step, unless one of both reaches further.
+            # Only the warp that writes a number reads it in the next step, unless one of the two steps reaches further.
             sync_team(step > WARP or (step == 1 and run > WARP))
             step = np.int32(step >> 1)
         run = np.int32(run << 1)
@@ -140,10 +140,10 @@ def sort_tile(keys, size):
 @gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] u4[] i4[] i4[]")
 def sort_buckets_gpu(state, hop, num_classes, range_bits, tree_bits, tree_shift, bucket_shift, first_trees, new_starts,
                      begins, totals, nodes, starts, keys, found, counts):  # fmt: skip
-    """What becomes of each key, and how many new ones each bucket has; a block takes a bucket at a time.
+    """Result of each key, and the number of new ones in each bucket; a block takes a bucket at a time.
 
-    `new_starts` has a row for each hop: where the new ones of each bucket begin among those of the hop, and their end.
-    `found` gets the number of a new key among those of its bucket, ascending, or -1 - the local id of a known node.
+    `new_starts` has a row for each hop: first position of each bucket's new ones among all of the hop, and their end.
+    `found` gets the number of a new key within its bucket, ascending; for a known node it gets -1 - local id.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     tile = cuda.shared.array(TILE, np.uint32)

@@ -1,8 +1,8 @@
 """New identities of a hop and local ids of all its sources, on a CPU, by sorting the sources.
 
 The sources are sorted by identity (`kernels/sampling/worklist.py`), digit by digit, which reads memory in order and
-needs no table. Sources that are equal, and equal to nodes of earlier hops, then meet in one pass, and new ones come in
-the order in which a hop numbers them. Chunks have ranges of identities with about as many sources each.
+needs no table. One pass then finds equal sources, and sources equal to nodes of earlier hops. New ones come in the
+order in which a hop numbers them. Chunks have ranges of identities with about as many sources each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RADIX = 1 << _DIGIT_BITS
 
 @body
 def split_range(items, shift, chunks, digits, starts):
-    """The first digit of each chunk, and where its items begin when they are sorted by the digit above `shift`."""
+    """The first digit of each chunk, and the position of its first item after a sort by the digit above `shift`."""
     before, c = np.int64(0), 0
     counts = np.zeros(_RADIX, np.int64)
     if chunks > 1:
@@ -63,7 +63,9 @@ def move_by_digit(keys, order, to_keys, to_order, begin, end, places, shift):
 
 @body
 def sort_range(begin, end, passes, places, keys, order, spare_keys, spare_order):
-    """Sort keys[begin:end] whose digits were counted, and `order` with them; whether they end in the spare arrays."""
+    """Sort keys[begin:end] whose digits were counted, and `order` with them; return True if they end in the spare
+    arrays.
+    """
     is_spare = False
     for p in range(passes):
         before, most = np.int64(begin), np.int64(0)
@@ -72,7 +74,7 @@ def sort_range(begin, end, passes, places, keys, order, spare_keys, spare_order)
             most = max(most, number)
             places[p, digit] = before
             before += number
-        # A digit that all have in common orders none.
+        # A digit that all have in common needs no pass.
         if most < end - begin:
             shift = p * _DIGIT_BITS
             if is_spare:
@@ -112,8 +114,9 @@ def number_sources_cpu(sources, bases, tree_shift, bits, known, known_locals, of
                        spare_order, new, new_locals, rows, trees, local_ids, counts):  # fmt: skip
     """Local ids of sources of so many `bits`; `of_type` nodes of each type are known.
 
-    `new` gets the identities that are not `known`, ascending, `new_locals` their local ids, `rows` and `trees` their
-    ids within the types and their trees (none where that is empty). `counts` gets their number, and that of each type.
+    `new` gets the identities that are not `known`, ascending, and `new_locals` their local ids. `rows` and `trees` get
+    their ids within the types and their trees; an empty array gets none. `counts` gets their number, and the number of
+    each type.
     """
     top = max(0, bits - _DIGIT_BITS)
     passes = (bits + _DIGIT_BITS - 1) // _DIGIT_BITS
@@ -160,7 +163,7 @@ def number_sources_cpu(sources, bases, tree_shift, bits, known, known_locals, of
 
 @cpu_sequence
 def merge_known_cpu(items, local_ids, more, more_locals, out, out_locals):
-    """Two ascending lists of identities, none in both, as one, and their local ids."""
+    """Merge two ascending lists of identities, without common ones, and their local ids."""
     i, j = 0, 0
     for k in range(out.shape[0]):
         if j == more.shape[0] or (i < items.shape[0] and items[i] < more[j]):
@@ -173,7 +176,7 @@ def merge_known_cpu(items, local_ids, more, more_locals, out, out_locals):
 
 @cpu_kernel
 def find_known_cpu(sources, known, known_locals, local_ids):
-    """Local id of each source, -1 for one that is not known."""
+    """Local id of each source, -1 for an unknown one."""
     for e in prange(sources.shape[0]):
         at = count_below(known, known.shape[0], sources[e])
         is_there = at < known.shape[0] and known[at] == sources[e]

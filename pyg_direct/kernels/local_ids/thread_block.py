@@ -1,4 +1,4 @@
-"""What the threads of one GPU block compute together: sums and running sums, and the share of work a block owns."""
+"""Collective steps of the threads of one GPU block: sums and running sums, and the share of work a block owns."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def own_range(count):
 
 @body
 def sum_before(block_sums, shared):
-    """(sum over the blocks before this one, sum over all blocks) of what each block left in `block_sums`."""
+    """(sum over the blocks before this one, sum over all blocks) of the numbers that blocks left in `block_sums`."""
     before, total = np.int64(0), np.int64(0)
     b = np.int64(cuda.threadIdx.x)
     while b < cuda.gridDim.x:
@@ -107,7 +107,7 @@ def sum_before(block_sums, shared):
 
 @body
 def sync_team(is_block):
-    """Barrier of the block, or of a warp where that is enough and there are warps."""
+    """Barrier of the block, or of a warp if that is enough and there are warps."""
     if SIMULATED or is_block:
         cuda.syncthreads()
     else:

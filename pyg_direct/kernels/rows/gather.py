@@ -1,12 +1,12 @@
 """Gather of table rows by id, from one table, from hot rows over cold rows in one pass, or from a file.
 
-`bits` and `ranks` are the ranked bitmap of hot ids. A hot row lies at its rank among the hot ones. A cold row lies
-at its id, as the cold table holds all rows. Empty `bits` mean one table, passed as `hot`. A row whose id is outside
+`bits` and `ranks` are the ranked bitmap of hot ids. A hot row lies at its rank among the hot ones. A cold row lies at
+its id, because the cold table holds all rows. Empty `bits` mean one table, passed as `hot`. A row whose id is outside
 [0, num_rows) is filled with zeros, and the lowest such position is left in errors[0].
 
-Rows stored in fewer bits are widened to float32 on the way (`widen_bits`). The steps are integer only, so that CPU
-and GPU agree to the last bit. A float8 counts in units of its row. The unit is a power of two, whose exponent is
-kept apart, biased by 127. Rows are stored so that all results are normal numbers or zero.
+Rows stored in fewer bits are widened to float32 on the way (`widen_bits`). The steps use only integers, so that CPU and
+GPU agree to the last bit. A float8 counts in units of its row. The unit is a power of two, whose exponent is kept
+separately, biased by 127. Rows are stored so that all results are normal numbers or zero.
 
 `read_file_rows_cpu` reads rows of a file by the system's own call. A thread that waits for the disk does not hold
 Python's GIL.
@@ -28,15 +28,15 @@ from pyg_direct.compiler.jit import (
 )
 from pyg_direct.kernels.local_ids.bitmap import bit_of, count_bits, has_bit, rank_of
 
-# How rows are stored; the same numbers as in cuda_src/rows.cu.
+# Formats of stored rows; the same numbers as in cuda_src/rows.cu.
 HALF, BFLOAT, FLOAT8 = 3, 4, 5
-# What a GPU's own conversion makes of any NaN.
+# Result of a GPU's own conversion of any NaN.
 NAN_BITS = 0x7FFFFFFF
 
 
 @body
 def widen_bits(kind, code, exponent):
-    """Bits of the float32 meant by `code`, a float16, a bfloat16 or a float8_e4m3fn times 2**(exponent - 127)."""
+    """Bits of the float32 for `code`, a float16, a bfloat16 or a float8_e4m3fn times 2**(exponent - 127)."""
     code = np.int64(code)
     if kind == BFLOAT:
         return np.uint32((code & 0xFFFF) << 16)
@@ -61,13 +61,13 @@ def widen_bits(kind, code, exponent):
     return np.uint32((sign << 31) | ((power - bias + 127 + unit) << 23) | (fraction << (23 - digits)))
 
 
-# How a piece of a row is read where it is only copied; the same numbers as in cuda_src/rows.cu.
+# Ways to read a piece of a row that is only copied; the same numbers as in cuda_src/rows.cu.
 ALIGNED, WORDS, BYTES = 0, 1, 2
 PIECE = 16
 # Rows that a group of threads copies at a time.
 ROWS = 4
 # Threads of a block that reads the link, as many as take all registers of a multiprocessor. Reads that wait for the
-# link slow what runs beside them: better on the few multiprocessors that they fill than, spread thinly, on all.
+# link slow the kernels beside them. So they should fill a few multiprocessors rather than spread thinly over all.
 WIDE = 1024
 _FROM_TWO = "u8 u8 u4[] i4[] I[] i8 i4 i4 i4 i4 u1[] u8 i8[]"
 
@@ -117,39 +117,39 @@ def widen_rows_cpu(hot, cold, bits, ranks, ids, kind, exponents, out):
 
 @body
 def read_id(ids, i):
-    """Id `i`, or -1 behind the end of the list."""
+    """Id `i`, or -1 after the end of the list."""
     return np.int64(ids[i]) if i < ids.shape[0] else np.int64(-1)
 
 
 @body
 def is_row(item, num_rows):
-    """Whether there is such a row."""
+    """Check whether a row exists."""
     return np.uint64(item) < np.uint64(num_rows)
 
 
 @body
 def report_id(ids, i, item, num_rows, errors):
-    """Note the position of an id that names no row, if it is the lowest."""
+    """Record the position of an id that names no row, if it is the lowest."""
     if not is_row(item, num_rows) and i < ids.shape[0]:
         cuda.atomic.min(errors, 0, np.int64(i))
 
 
 @body
 def read_exponent(exponents, item, num_rows):
-    """Exponent of a row, where there are any."""
+    """Exponent of a row, if there are any."""
     return np.int32(exponents[item]) if exponents.shape[0] > 0 and is_row(item, num_rows) else np.int32(0)
 
 
 @body
 def split_offset(offset, row_size):
-    """(rows, what is left) of an offset that fits 32 bits."""
+    """(rows, remainder) of an offset that fits 32 bits."""
     rows = np.uint32(np.uint32(offset) // np.uint32(row_size))
     return np.int64(rows), np.int32(np.uint32(offset) - rows * np.uint32(row_size))
 
 
 @body
 def find_item(hot, cold, bits, ranks, item, num_rows, width, column):
-    """(place in a table, is hot) of a number of a row; place -1 where there is no such row."""
+    """(position in a table, is hot) of a number of a row; position -1 if there is no such row."""
     if not is_row(item, num_rows):
         return np.int64(-1), True
     slot, is_hot = find_row_slot(bits, ranks, item)
@@ -190,14 +190,14 @@ def widen_items_gpu(hot, cold, bits, ranks, ids, num_rows, width, kind, exponent
 
 @body
 def find_address(table, item, num_rows, row_bytes):
-    """Address of a row, 0 where there is no such row."""
+    """Address of a row, 0 if there is no such row."""
     return table + np.uint64(item * row_bytes) if is_row(item, num_rows) else np.uint64(0)
 
 
 @body
 def find_block(block, blocks, strands):
-    """Which piece of work the block of that number does, where work is cut into so many parts that all are begun at
-    once; what is left over comes last.
+    """Piece of work of a block, if work is cut into `strands` parts that all begin at once; the remainder comes
+    last.
     """
     length = np.int32(np.uint32(blocks) // np.uint32(strands))
     turn = np.int32(np.uint32(block) // np.uint32(strands))
@@ -208,9 +208,9 @@ def find_block(block, blocks, strands):
 def gather_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, strands, exponents, out, errors):
     """The output in order, a thread two pieces at a time, so that every store is whole: for GPU memory.
 
-    The list is read from `strands` places at once, so that ascending ids meet the memories of several GPUs at any time.
-    Rows take `source_bytes` in the table and `row_bytes` in `out`. A piece of `WORDS` meets at most two rows, one of
-    another kind lies in one. `table` and `out` are addresses, `out` a multiple of a piece.
+    The list is read at `strands` positions at once, so that ascending ids reach the memories of several GPUs at any
+    time. Rows take `source_bytes` in the table and `row_bytes` in `out`. A piece of `WORDS` meets at most two rows; a
+    piece of another kind lies in one. `table` and `out` are addresses, `out` a multiple of a piece.
     """
     total = np.int64(ids.shape[0]) * row_bytes
     begin = np.int64(find_block(np.int32(cuda.blockIdx.x), np.int32(cuda.gridDim.x), strands)) * (2 * PIECE * THREADS)
@@ -221,7 +221,7 @@ def gather_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, stran
         rows_a, offset_a = split_offset(offset, row_bytes)
         rows_b, offset_b = split_offset(offset + PIECE * THREADS, row_bytes)
         i_a, i_b = first + rows_a, first + rows_b
-        # All ids are asked for before the first is used.
+        # All ids are requested before the first is used.
         item_a, item_b = read_id(ids, i_a), read_id(ids, i_b)
         next_a, next_b = np.int64(0), np.int64(0)
         if row_bytes - offset_a < PIECE:
@@ -231,7 +231,7 @@ def gather_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, stran
         report_id(ids, i_a, item_a, num_rows, errors)
         report_id(ids, i_b, item_b, num_rows, errors)
         if kind == WORDS:
-            # A row that lies in the middle of a piece begins no other.
+            # If a row lies in the middle of a piece, no other begins there.
             report_id(ids, i_a + 1, next_a, num_rows, errors)
             report_id(ids, i_b + 1, next_b, num_rows, errors)
         at = begin + PIECE * cuda.threadIdx.x
@@ -276,8 +276,8 @@ def gather_odd_pieces_gpu(table, ids, num_rows, source_bytes, row_bytes, kind, e
 
 @body
 def find_address_of_two(hot, cold, bits, ranks, item, num_rows, row_bytes):
-    """Address of a row in hot or cold rows, 0 where there is no such row."""
-    # Without branches, so that what several rows need is asked for at once.
+    """Address of a row in hot or cold rows, 0 if there is no such row."""
+    # Without branches, so that the reads of several rows are issued at once.
     is_known = is_row(item, num_rows)
     item = item if is_known else np.int64(0)
     word, rank, bit = bits[item >> 5], ranks[item >> 5], bit_of(item)
@@ -290,10 +290,10 @@ def find_address_of_two(hot, cold, bits, ranks, item, num_rows, row_bytes):
 @gpu_kernel(_FROM_TWO, I=("i4", "i8"), sources=("rows",), resident_blocks=1, threads=WIDE)
 def gather_listed_gpu(hot, cold, bits, ranks, ids, num_rows, source_bytes, row_bytes, lane_bits, kind, exponents, out,
                       errors):  # fmt: skip
-    """Groups of 2**lane_bits threads (at least four), so that a row is asked for at once: for the link.
+    """Groups of 2**lane_bits threads (at least four), so that a row is requested at once: for the link.
 
-    Each lane finds where one row of as many lies, which takes two reads after each other, and then all lanes copy four
-    rows at a time. Parameters as of `gather_pieces_gpu`, of any kind but `BYTES`.
+    Each lane locates one row of as many, which takes two dependent reads; then all lanes copy four rows at a time.
+    Parameters as in `gather_pieces_gpu`, of any kind but `BYTES`.
     """
     thread = np.int64(cuda.blockIdx.x) * WIDE + cuda.threadIdx.x
     step = np.int64(cuda.gridDim.x) * WIDE
@@ -302,7 +302,7 @@ def gather_listed_gpu(hot, cold, bits, ranks, ids, num_rows, source_bytes, row_b
     i, item = thread, read_id(ids, thread)
     # The groups of a warp stay together.
     while i - (thread & 31) < num_ids:
-        # The next id is on its way while these rows are.
+        # The next id is in flight while these rows are.
         next_item = read_id(ids, i + step)
         if bits.shape[0] > 0:
             row = find_address_of_two(hot, cold, bits, ranks, item, num_rows, source_bytes)
@@ -328,7 +328,7 @@ def gather_groups_gpu(hot, cold, bits, ranks, ids, num_rows, source_bytes, row_b
     a, b = read_id(ids, i), read_id(ids, i + groups)
     c, d = read_id(ids, i + 2 * groups), read_id(ids, i + 3 * groups)
     while i < num_ids:
-        # The next ids are on their way while these rows are.
+        # The next ids are in flight while these rows are.
         j = i + ROWS * groups
         next_a, next_b = read_id(ids, j), read_id(ids, j + groups)
         next_c, next_d = read_id(ids, j + 2 * groups), read_id(ids, j + 3 * groups)
@@ -355,13 +355,13 @@ def gather_groups_gpu(hot, cold, bits, ranks, ids, num_rows, source_bytes, row_b
         i = j
 
 
-# (handle, address, number of bytes, place in the file) -> number of bytes read, negative if none could be.
+# (handle, address, number of bytes, offset in the file) -> number of bytes read, negative if none could be.
 pread = system_function("pread", "i8 i4 i8 i8 i8")
 
 
 @cpu_kernel
 def read_file_rows_cpu(handle, offset, ids, positions, out):
-    """Read row `ids[i]` of the file to `out[positions[i]]`; returns how many were read before one that was not whole.
+    """Read row `ids[i]` of the file to `out[positions[i]]`; returns how many were read before an incomplete one.
 
     `out` are bytes `[m, row_bytes]`; the rows of the file begin at its byte `offset`.
     """

@@ -1,10 +1,10 @@
 """Gather from many tables in one launch: the rows of all types of a batch.
 
-`gather_typed_*` has a list of ids for each table. `layout` is int64 `[2 * T + 1]`. It holds where the output rows
-of each table begin, and the end of the last. Then it holds how far the ids of each table lie behind that in `ids`.
-`tables` is int64 `[2 * T]`: the addresses of the tables, then their rows. A row whose id names none is filled with
-zeros, and the lowest such place in the output is left in errors[0]; a CPU leaves it as it is, and its lowest place in
-each chunk in errors[c].
+`gather_typed_*` has a list of ids for each table. `layout` is int64 `[2 * T + 1]`. It holds the first output row of
+each table, and the end of the last. Then it holds the offset from these to the ids of each table in `ids`. `tables` is
+int64 `[2 * T]`: the addresses of the tables, then their rows. A row whose id is out of range is filled with zeros, and
+the lowest such position in the output is left in errors[0]. A CPU leaves such a row unchanged, and its lowest position
+in each chunk in errors[c].
 
 `gather_narrow_gpu` reads several tables by one list of ids, for rows of 1, 2, 4, 8 or 16 bytes, such as labels and
 masks.
@@ -36,7 +36,7 @@ copy_items = device_function("copy_items", "i8 i8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 
 @gpu_kernel("I[] i8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8[]", I=("i4", "i8"), sources=("narrow",))
 def gather_narrow_gpu(ids, num_rows, table_a, table_b, table_c, table_d, out_a, out_b, out_c, out_d, bits_a, bits_b,
                       bits_c, bits_d, errors):  # fmt: skip
-    """A thread an id. Tables and outputs are addresses, 0 where there are fewer than four; rows take 2**bits bytes."""
+    """A thread an id. Tables and outputs are addresses, 0 if there are fewer than four; rows take 2**bits bytes."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < ids.shape[0]:
         item = read_id(ids, i)
@@ -48,7 +48,7 @@ def gather_narrow_gpu(ids, num_rows, table_a, table_b, table_c, table_d, out_a, 
 
 @body
 def find_typed_row(layout, tables, ids, i, errors):
-    """(number of the table, id) of a row of the output, the id -1 where it names no row."""
+    """(number of the table, id) of a row of the output; the id is -1 if it names no row."""
     count = tables.shape[0] >> 1
     table = find_row(layout, count, i)
     item = np.int64(ids[i + layout[count + 1 + table]])
@@ -60,7 +60,7 @@ def find_typed_row(layout, tables, ids, i, errors):
 
 @body
 def find_typed_address(layout, tables, ids, i, row_bytes, errors):
-    """Address of the row that row `i` of the output is a copy of; 0 for none, and behind the last."""
+    """Address of the row that row `i` of the output copies; 0 for none, and after the last."""
     count = tables.shape[0] >> 1
     if i >= layout[count]:
         return np.uint64(0)

@@ -1,6 +1,6 @@
 """Rows written into a table by id. Rows are lists of items; each id comes once, so that no row is written twice.
 
-What is outside [0, num_rows) is not written, and the lowest such position is left in errors[0].
+Ids outside [0, num_rows) are not written, and the lowest such position is left in errors[0].
 """
 
 from __future__ import annotations

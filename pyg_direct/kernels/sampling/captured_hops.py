@@ -1,18 +1,18 @@
 """Hops over a work list that a GPU makes itself: every count of a batch stays on the device until the batch is over.
 
-A batch has classes of nodes: its node types, batch after batch where several are sampled together. It has entries of
-the work list likewise: its relations, batch after batch. Nodes stand in `nodes` hop after hop, class after class within
-a hop; a node's place there is its number in the batch. Edges stand hop after hop in the order of the items.
+A batch has classes of nodes: its node types, repeated for each of several batches that are sampled together. The
+entries of its work list are its relations, repeated in the same way. Nodes stand in `nodes` hop after hop, class after
+class within a hop; the position of a node there is its number in the batch. Edges stand hop after hop in the order of
+the items.
 
-`begins`, int64 `[(H + 1) * (C + 1)]`, tells where the classes of each hop begin among the nodes. `firsts`, int64
-`[H * (A + 1)]`, tells where the entries of each hop begin among the edges. `totals`, int64
-`[(H + 2) * C + (H + 1) * A]`, has the nodes of each class before each hop, and then the edges of each entry before each
-hop. `outputs`, int64 `[(C + 1) + 2 * (A + 1)]`, tells where the nodes of each class, the edge ids and the pairs of each
-entry begin in a batch that leaves the plan.
+`begins`, int64 `[(H + 1) * (C + 1)]`, is the first node of each class in each hop. `firsts`, int64 `[H * (A + 1)]`, is
+the first edge of each entry in each hop. `totals`, int64 `[(H + 2) * C + (H + 1) * A]`, has the nodes of each class
+before each hop, and then the edges of each entry before each hop. `outputs`, int64 `[(C + 1) + 2 * (A + 1)]`, has the
+first position of each class's nodes, and of each entry's edge ids and pairs, in the exported batch.
 
-Where trees are not told apart, sources are ids of the id space until the batch is over. `place_of_id` has the place
-of each node, and when all hops are over its local id, as -1 - id. Else sources are local ids already, since buckets of
-each tree have numbered them (`kernels/local_ids/sorted_buckets.py`).
+Without disjoint trees, sources are ids of the id space until the batch is over. `place_of_id` has the position of each
+node; after the last hop it has the local id, as -1 - id. With disjoint trees sources are local ids already, because
+buckets of each tree have numbered them (`kernels/local_ids/sorted_buckets.py`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, sca
 from pyg_direct.kernels.sampling import worklist
 from pyg_direct.kernels.sampling.worklist import COLUMNS, count_all_items
 
-# Columns of a template: as those of a work list, but that FRONT holds the number of the class that is expanded.
+# Columns of a template: as in a work list, except that FRONT holds the number of the class that is expanded.
 _FIRST, _FANOUT, _FRONT, _LOCAL = worklist.FIRST, worklist.FANOUT, worklist.FRONT, worklist.LOCAL
 _KEY, _BATCH, _FIRST_TREE = worklist.KEY, worklist.BATCH, worklist.FIRST_TREE
 
 
 @body
 def find_below(table, begin, count, value):
-    """Number of the last of table[begin : begin + count] that is at most `value`, the first of which is."""
+    """Number of the last of table[begin : begin + count] that is at most `value`; the first one always is."""
     low, high = np.int64(0), np.int64(count)
     while high - low > 1:
         middle = (low + high) >> 1
@@ -60,7 +60,7 @@ def find_below(table, begin, count, value):
 
 @body
 def first_not_below(values, begin, end, value):
-    """The first place of values[begin:end], ascending, that is not below `value`; `end` where there is none."""
+    """The first position of values[begin:end], ascending, that is not below `value`; `end` if there is none."""
     low, high = np.int64(begin), np.int64(end)
     while low < high:
         middle = (low + high) >> 1
@@ -74,13 +74,13 @@ def first_not_below(values, begin, end, value):
 @gpu_kernel("i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8[] i8 u4[] u1[] u4[] i4[] i8[] i8[] i8[]")
 def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_types, num_times, type_sizes, type_starts,
                          repeats, fresh, touched, seen, place_of_id, nodes, trees, seed_times):  # fmt: skip
-    """Seeds become the first nodes; one that is no node of its type is remembered and reads as node 0.
+    """Seeds become the first nodes; a seed that is no node of its type is recorded and read as node 0.
 
-    Behind the header of the inbox, which may be page-locked memory of the host, stand a key for each batch, where the
-    seeds of each class begin and the last end, and the number of the first tree of each class within its batch. The
-    seeds follow, and then `num_times` times of each tree, tree after tree, unless the times are those of the seeds
-    themselves. Seeds and times stand in `arrived` instead if the inbox says so. Seeds that may repeat are marked in
-    `fresh` alone, whose nodes become the first ones.
+    The header of the inbox, which may be page-locked memory of the host, is followed by a key for each batch. Then come
+    the first seed of each class and the end of the last, and the first tree of each class within its batch. The seeds
+    follow. Then come `num_times` times of each tree, tree after tree, unless the seeds have their own times. Seeds and
+    times stand in `arrived` instead if the inbox says so. If seeds may repeat, they are only marked in `fresh`, whose
+    nodes become the first ones.
     """
     count, num_classes = inbox[NUM_SEEDS], num_batches * num_types
     begins = HEADER + num_batches
@@ -128,7 +128,7 @@ def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_type
 
 @gpu_kernel("i8[] i8[] i4[]")
 def claim_seeds_gpu(state, nodes, place_of_id):
-    """Of repeated seeds the first gives the place."""
+    """Of repeated seeds the first gives the position."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < state[NODES]:
         cuda.atomic.min(place_of_id, nodes[i], np.int32(i))
@@ -137,7 +137,7 @@ def claim_seeds_gpu(state, nodes, place_of_id):
 
 @body
 def close_entries(hop, num_hops, num_classes, work, offsets, firsts, totals):
-    """Tables of the edges of `hop`, which are complete; by one block, whose threads meet afterwards."""
+    """Tables of the edges of `hop`, which are complete; by one block, whose threads synchronize afterwards."""
     entries = np.int64(work.shape[0] // COLUMNS - 1)
     before = (num_hops + 2) * num_classes + hop * entries
     a = np.int64(cuda.threadIdx.x)
@@ -185,10 +185,10 @@ def close_nodes(state, hop, num_classes, inbox, num_batches, repeats, nodes, cla
 def list_work_gpu(state, inbox, hop, num_hops, num_batches, num_types, capacity, repeats, nodes, class_starts,
                   bucket_starts, bucket_step, template, work, offsets, begins, firsts, totals,
                   first_trees):  # fmt: skip
-    """Close the tables of what was sampled before, and list the work of `hop`; one block.
+    """Close the tables of the hop before, and list the work of `hop`; one block.
 
-    `template` holds what is known of the entries of each hop, int64 `[H * (A + 1) * COLUMNS]`. Where there are more
-    items than the capacity, it is noted and the hop has none.
+    `template` holds the known columns of the entries of each hop, int64 `[H * (A + 1) * COLUMNS]`. If there are more
+    items than the capacity, this is recorded and the hop has none.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     tid, num_classes = np.int64(cuda.threadIdx.x), num_batches * num_types
@@ -238,9 +238,9 @@ def list_work_gpu(state, inbox, hop, num_hops, num_batches, num_types, capacity,
 
 @gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8[]")
 def place_items_gpu(state, hop, capacity, work, counts, block_sums, offsets):
-    """Running sum of the picks of items: where the edges of each begin; by a grid as that which counted them.
+    """Running sum of the picks of items, which is the first edge of each; by a grid equal to the counting grid.
 
-    Where edges do not fit the capacity it is noted, and the hop has none.
+    If edges do not fit the capacity, this is recorded, and the hop has none.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     num_items = count_all_items(work)
@@ -270,8 +270,9 @@ def place_items_gpu(state, hop, capacity, work, counts, block_sums, offsets):
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
 def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, repeats, nodes, class_starts, bucket_starts,
                     bucket_step, work, offsets, begins, firsts, totals, outputs, outbox):  # fmt: skip
-    """The tables of the last hop, the places of all outputs, and the sizes for the host, which are noted anew for the
-    next batch; one block."""
+    """The tables of the last hop, the positions of all outputs, and the sizes for the host, which are reset for the
+    next batch; one block.
+    """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     num_classes, entries = num_batches * num_types, np.int64(work.shape[0] // COLUMNS - 1)
     tid = np.int64(cuda.threadIdx.x)
@@ -307,7 +308,7 @@ def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, repeats, nod
 
 @body
 def place_outputs(sizes, begin, count, is_pair, outputs, at, shared):
-    """outputs[at : at + count + 1]: where each begins of those whose sizes are given, and the end of the last.
+    """outputs[at : at + count + 1]: first position of each output of the given sizes, and the end of the last.
 
     A pair has two numbers for each edge, and as many without edges as with one.
     """
@@ -329,7 +330,7 @@ def place_outputs(sizes, begin, count, is_pair, outputs, at, shared):
 
 @body
 def find_hop(state, start, num_hops, place):
-    """The hop of a node or an edge; state[start + h] is where those of hop h end."""
+    """The hop of a node or an edge; state[start + h] is the end of hop h."""
     hop = np.int64(0)
     while hop < num_hops and place >= state[start + hop]:
         hop += 1
@@ -338,11 +339,11 @@ def find_hop(state, start, num_hops, place):
 
 @gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i4[] u4[]")
 def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, place_of_id, seen):
-    """Places of nodes become local ids within their classes, and bits of nodes are cleared."""
+    """Positions of nodes become local ids within their classes, and bits of nodes are cleared."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < state[NODES + num_hops]:
         node = nodes[i]
-        # Not so for a repeated seed; a local id is negative here, and never a place.
+        # Except for a repeated seed; a local id is negative here, and never a position.
         if place_of_id[node] == i:
             hop = find_hop(state, NODES, num_hops, i)
             row = hop * (num_classes + 1)

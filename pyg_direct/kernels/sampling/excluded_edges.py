@@ -1,8 +1,8 @@
 """Edges that a batch leaves out, as edges between the nodes that it predicts: a row picks among its other edges.
 
 `excluded` lists them, int64 `[X]`, ascending: the number of the batch times the number of all edges, plus the position
-of the edge. It is empty where all edges may be picked. A place among the edges of a row that are left is what is drawn;
-so draws are those of a graph without the excluded edges.
+of the edge. It is empty if all edges may be picked. A draw is a position among the remaining edges of a row, so that
+draws equal those in a graph without the excluded edges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel,
 
 @body
 def first_excluded(excluded, key):
-    """Number of the first excluded edge that is not before `key`; how many there are where none is."""
+    """Number of the first excluded edge that is not before `key`; their total if there is none."""
     low, high = np.int64(0), np.int64(excluded.shape[0])
     while low < high:
         middle = (low + high) >> 1
@@ -27,7 +27,7 @@ def first_excluded(excluded, key):
 
 @body
 def skip_excluded(excluded, at, base, position):
-    """(number of the next excluded edge, the first position from `position` on that is left).
+    """(number of the next excluded edge, the first position from `position` on that remains).
 
     `at` is the number of the first excluded edge from base + position on.
     """
@@ -39,7 +39,7 @@ def skip_excluded(excluded, at, base, position):
 
 @body
 def position_of(excluded, first, base, start, place):
-    """Position of edge `place` among those that are left from `start` on.
+    """Position of edge `place` among those that remain from `start` on.
 
     `first` is the number of the first excluded edge from base + start on.
     """
@@ -66,7 +66,7 @@ def restrict_to_left(excluded, base, start, size, most):
 
 @body
 def is_listed(value, values, begin, end):
-    """Whether values[begin:end], ascending, has a value."""
+    """Check whether values[begin:end], ascending, has a value."""
     low, high = begin, end
     while low < high:
         middle = (low + high) >> 1
@@ -79,7 +79,7 @@ def is_listed(value, values, begin, end):
 
 @body
 def end_of_row(keys, i):
-    """Where the pairs end, from pair i on, that have its key; `i` unless it is the first of them."""
+    """End of the pairs, from pair i on, that have its key; `i` unless it is the first of them."""
     if i > 0 and keys[i - 1] == keys[i]:
         return np.int64(i)
     low, high = np.int64(i), np.int64(keys.shape[0])
@@ -94,8 +94,8 @@ def end_of_row(keys, i):
 
 @cpu_kernel
 def find_edges_cpu(num_rows, indptr, indices, keys, neighbors, offsets, counts, found):
-    """The edges of listed rows to listed neighbors, and their `counts` by pair, which the first of a row has; counts
-    alone where `found` is empty.
+    """The edges of listed rows to listed neighbors, and their `counts` by pair, which the first of a row has; only
+    counts if `found` is empty.
 
     `keys` are batch * num_rows + row, ascending, and neighbors ascend within a row.
     """
@@ -115,8 +115,9 @@ def find_edges_cpu(num_rows, indptr, indices, keys, neighbors, offsets, counts, 
 
 @gpu_kernel("i8 i8[] I[] i8[] i8[] i8[] i8 i8[]", I=("i4", "i8"))
 def find_edges_gpu(num_rows, indptr, indices, keys, neighbors, counter, place, found):
-    """As on the CPU, in any order; a block takes a row at a time. `counter[place]`, 0 before, gets how many there are,
-    of which as many are written as there is room for."""
+    """As on the CPU, in any order; a block takes a row at a time. `counter[place]`, 0 before, receives their number; as
+    many are written as there is room for.
+    """
     i = np.int64(cuda.blockIdx.x)
     while i < keys.shape[0]:
         end = end_of_row(keys, i)

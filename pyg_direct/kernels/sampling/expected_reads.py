@@ -1,4 +1,4 @@
-"""Values of rows added up over the nodes that the rows list: what a hop brings to each node."""
+"""Sums of row values over the nodes that the rows list: the contribution of a hop to each node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.sampling.uniform import find_row
 
-# Edges of a block's turn. Few rows have them, so that the row of each is soon found.
+# Edges of a block's turn. They belong to few rows, so that the row of each is soon found.
 TURN = 16 * THREADS
 
 
@@ -42,7 +42,7 @@ def spread_values_cpu(indptr, indices, values, firsts, sums):
 def spread_values_gpu(indptr, indices, step, values, sums):
     """sums[node] += values[row] for every listing of a node by a row; edge e is at indices[e * step].
 
-    Threads share out edges and not rows, of which few may list most. An id that is no node is left out.
+    Threads share edges and not rows, of which few may list most. An invalid id is left out.
     """
     num_rows = np.int64(values.shape[0])
     num_edges = (np.int64(indices.shape[0]) + step - 1) // step
@@ -54,7 +54,7 @@ def spread_values_gpu(indptr, indices, step, values, sums):
         e = begin + cuda.threadIdx.x
         while e < end:
             value = values[find_row_among(indptr, first, last, e)]
-            # No id is read, and nothing added, for what a hop does not expand.
+            # If a hop does not expand the row, its ids are not read, and nothing is added.
             if value != 0:
                 node = np.int64(indices[e * step])
                 if np.uint64(node) < np.uint64(sums.shape[0]):

@@ -1,7 +1,7 @@
 """Hop over a work list: the number of edges that each item picks, and the edges.
 
-The second step takes the offsets that the counts of the first add up to. It leaves edges in the order of the items:
-the identity of each source, the id of the edge in its relation, and the local id of its target.
+The second step takes the offsets that the counts of the first add up to. It writes edges in the order of the items.
+They are the identity of each source, the id of the edge in its relation, and the local id of its target.
 
 `allowed_range` is the range of edges of a row that a tree may use. It is a range because rows of timed relations
 are sorted by time.
@@ -58,13 +58,13 @@ from pyg_direct.kernels.sampling.worklist import (
 )
 
 _EARLIEST = -(2**63)
-# Windows of this length are those of the seeds: the times of a tree are two, the earliest and the latest of its edges.
+# This length marks the seeds' own windows: a tree then has two times, the earliest and the latest of its edges.
 BY_SEED = -2
 
 
 @body
 def first_after(indices, node_time, edge_time, start, end, time):
-    """The first position in [start, end) that is later than `time`; `end` where none is."""
+    """The first position in [start, end) that is later than `time`; `end` if there is none."""
     low, high = start, end
     while low < high:
         middle = (low + high) >> 1
@@ -78,7 +78,9 @@ def first_after(indices, node_time, edge_time, start, end, time):
 
 @body
 def read_window(seed_times, tree, window):
-    """(latest time, time that edges must be after, whether there is one) of a tree; a window of -1 does not limit."""
+    """(latest time, time that edges must be after, True if there is such a limit) of a tree; a window of -1 does not
+    limit.
+    """
     if window == BY_SEED:
         earliest = seed_times[2 * tree]
         is_limited = earliest > _EARLIEST
@@ -103,7 +105,7 @@ def allowed_range(indices, node_time, edge_time, start, end, seed_time, strict, 
 
 @body
 def count_picks(edge_weight, start, end, fanout, flags, replace):
-    """How many edges are picked of [start, end); by weight none of weight zero, unless all are taken."""
+    """Number of edges picked of [start, end); by weight none of weight zero, unless all are taken."""
     size = end - start
     count = num_picks(size, fanout, replace)
     if flags & WEIGHTED and fanout > 0 and (replace or fanout < size):
@@ -116,7 +118,7 @@ def count_picks(edge_weight, start, end, fanout, flags, replace):
 
 @body
 def count_picks_left(edge_weight, start, size, fanout, flags, replace, excluded, base):
-    """As `count_picks` of the `size` edges that are left from `start` on."""
+    """As `count_picks`, for the `size` edges that remain from `start` on."""
     count = num_picks(size, fanout, replace)
     if flags & WEIGHTED and fanout > 0 and (replace or fanout < size):
         wanted = np.int64(1) if replace else fanout
@@ -174,7 +176,7 @@ def read_source(indices, edge_ids, work, entry, position, tree, tree_shift):
 
 @body
 def read_rows(entry, begin, end, work, indptr, rows, starts, sizes):
-    """Where the rows of the items [begin, end) of an entry begin, and how long they are."""
+    """First position and length of the rows of the items [begin, end) of an entry."""
     to_place, first_row = work[entry + FRONT] - work[entry + FIRST], work[entry + ROWS]
     for item in range(begin, end):
         segment = first_row + rows[to_place + item]
@@ -186,7 +188,7 @@ def read_rows(entry, begin, end, work, indptr, rows, starts, sizes):
 def restrict_by_time(entry, begin, end, work, indices, node_time, edge_time, trees, seed_times, last, strict, window,
                      starts, sizes, times):  # fmt: skip
     """The parts of the rows of the items [begin, end) of an entry that their trees may use."""
-    # Loops of their own without a branch, in which reads wait for none of another item: cache misses in flight.
+    # Separate loops without a branch, in which no read waits for another item: many cache misses in flight.
     last_edge = np.int64(indices.shape[0] - 1)
     if edge_time.shape[0] > 0:
         for item in range(begin, end):
@@ -214,7 +216,7 @@ def restrict_by_time(entry, begin, end, work, indices, node_time, edge_time, tre
 
 @body
 def restrict_rows(entry, begin, end, base, work, excluded, last, starts, sizes):
-    """The parts of the rows of the items [begin, end) of an entry that are left without excluded edges."""
+    """The parts of the rows of the items [begin, end) of an entry that remain without excluded edges."""
     fanout = work[entry + FANOUT]
     is_cut = last != 0 and fanout >= 0 and (work[entry + FLAGS] & TIMED) != 0
     for item in range(begin, end):
@@ -226,12 +228,12 @@ def restrict_rows(entry, begin, end, base, work, excluded, last, starts, sizes):
 def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
                     replace, last, strict, window, chunks, starts, sizes, counts):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
-    # Where edges are excluded, the last are those of what is left.
+    # If edges are excluded, the last ones are the last of the remaining.
     last_now = last if excluded.shape[0] == 0 else 0
     for c in prange(chunks):
         item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
         entry = find_entry(work, item)
-        # Entry after entry: what is asked for each item alone takes longer than reading it.
+        # Entry after entry: tests for each item alone take longer than its reads.
         while item < end:
             begin, item = item, min(end, work[entry + COLUMNS + FIRST])
             read_rows(entry, begin, item, work, indptr, rows, starts, sizes)
@@ -253,7 +255,7 @@ def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
 
 @body
 def pass_excluded(excluded, first, base, start, positions, begin, end):
-    """Turn start + place in positions[begin:end] into the position of each place among the edges that are left."""
+    """Turn start + place in positions[begin:end] into the position of each place among the remaining edges."""
     for e in range(begin, end):
         positions[e] = position_of(excluded, first, base, start, positions[e] - start)
 
@@ -303,7 +305,7 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
                         targets[e], sources[e] = to_target + i, own_first
                 if not is_whole:
                     pass_excluded(excluded, first, base, start, positions, at, at + count)
-            # Loops of their own over all edges: many cache misses in flight instead of one behind each draw, or row.
+            # Separate loops over all edges: many cache misses in flight instead of one after each draw, or row.
             begin_edges, end_edges = offsets[begin], offsets[item]
             for e in range(begin_edges, end_edges):
                 sources[e] += indices[positions[e]]
@@ -321,7 +323,7 @@ def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weigh
             W=("f4", "f8"))  # fmt: skip
 def count_items_gpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
                     replace, last, strict, window, starts, sizes, counts, block_sums):  # fmt: skip
-    """As on the CPU; `block_sums`, where not empty, gets the picks of each block's items."""
+    """As on the CPU; `block_sums`, unless empty, gets the picks of each block's items."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     own_begin, own_end = own_range(count_all_items(work))
     own_picks = np.int64(0)
@@ -347,8 +349,8 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, 
                    ranks):  # fmt: skip
     """A block takes a tile of items at a time, and has a thread for each of their edges.
 
-    `draws` holds the places of weighted items already. Sources, which are ids of nodes then, are marked in the bitmap
-    `fresh`, and their groups in `touched`, where these are not empty. Where `bucket_counts` is not empty, the sources
+    `draws` holds the positions of weighted items already. Sources, which are ids of nodes here, are marked in the
+    bitmap `fresh`, and their groups in `touched`, unless these are empty. If `bucket_counts` is not empty, the sources
     of each bucket are counted, and `ranks` gets the number of each within its bucket.
     """
     item_offsets = cuda.shared.array(THREADS, np.int64)

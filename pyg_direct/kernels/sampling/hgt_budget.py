@@ -1,7 +1,7 @@
-"""Budgets of HGT's sampling on a CPU: a hash table of the nodes that may be sampled, and of those that are.
+"""Budgets of HGT's sampling on a CPU: a hash table of the nodes that may be sampled, and of the sampled ones.
 
-`table` holds ids of the id space, -1 where free, int64 `[S]`, S a power of two; `shares` the budget of the node in each
-slot, or CHOSEN, int64 `[S]`; `slots` the slots in the order in which they were filled, int64. On a GPU
+`table` holds ids of the id space, -1 for free slots, int64 `[S]`, S a power of two. `shares` is the budget of the node
+in each slot, or CHOSEN, int64 `[S]`. `slots` are the slots in the order in which they were filled, int64. On a GPU
 `sampling/hgt_sampling.py` sorts instead.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyg_direct.compiler.jit import body, cpu_sequence
 from pyg_direct.kernels.local_ids.hash_table import slot_at
 
-# In the place of the budget of a node that is in the batch.
+# In place of the budget of a node that is in the batch.
 CHOSEN = -1
 _FREE = -1
 
@@ -28,7 +28,7 @@ def enter(table, item):
 
 @cpu_sequence
 def choose_nodes_cpu(nodes, table, shares, slots, count):
-    """Note nodes as chosen, entering those that are new; returns the slots that are filled now."""
+    """Mark nodes as chosen, inserting new ones; returns the number of filled slots."""
     for i in range(nodes.shape[0]):
         slot = enter(table, nodes[i])
         if table[slot] == _FREE:
@@ -41,9 +41,9 @@ def choose_nodes_cpu(nodes, table, shares, slots, count):
 
 @cpu_sequence
 def add_shares_cpu(sources, targets, ends, one, table, shares, slots, count):
-    """Add `one` / (neighbors that a target lists in a relation) to each of them; returns the slots that are filled now.
+    """Add `one` / (neighbors that a target lists in a relation) to each of them; returns the number of filled slots.
 
-    Relation r has the edges from ends[r] to ends[r + 1]; those of a target stand together.
+    Relation r has the edges from ends[r] to ends[r + 1]; the edges of a target are consecutive.
     """
     for r in range(ends.shape[0] - 1):
         begin = ends[r]
@@ -79,9 +79,9 @@ def list_budgets_cpu(table, shares, slots, ids, budgets):
 
 @cpu_sequence
 def keep_inside_cpu(nodes, places, sources, targets, edge_ids, ends, table, place_of_slot, rows, columns, ids, kept):
-    """Keep the edges whose sources are nodes of the batch, by their places; kept[r] of relation r.
+    """Keep the edges whose sources are nodes of the batch, by their positions; kept[r] of relation r.
 
-    A node that is there twice counts at its first place. `place_of_slot` holds -1, int32 `[S]`.
+    A node that occurs twice counts at its first position. `place_of_slot` holds -1, int32 `[S]`.
     """
     for i in range(nodes.shape[0] - 1, -1, -1):
         place_of_slot[enter(table, nodes[i])] = places[i]

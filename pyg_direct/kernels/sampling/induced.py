@@ -1,8 +1,8 @@
 """Edges among the nodes of a set: the rows of its nodes without the neighbors outside it.
 
-Candidates are the edges of the rows of all nodes, row after row: `offsets`, int64 `[M + 1]`, says where those of each
-node begin. The neighbor of edge e is neighbors[e * step], and its id ids[e * step + step - 1], or e without ids. A
-neighbor is inside where `local_of_node` has a local id of at least 0 for it.
+Candidates are the edges of the rows of all nodes, row after row: `offsets`, int64 `[M + 1]`, is the first edge of each
+node. The neighbor of edge e is neighbors[e * step], and its id ids[e * step + step - 1], or e without ids. A neighbor
+is inside if `local_of_node` has a local id of at least 0 for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyg_direct.kernels.sampling.uniform import find_row
 
 @body
 def find_local(neighbors, step, local_of_node, position):
-    """Local id of the neighbor of an edge; below 0 for one outside the set, or that is no node."""
+    """Local id of the neighbor of an edge; below 0 for a neighbor outside the set, or an invalid one."""
     neighbor = np.int64(neighbors[position * step])
     if np.uint64(neighbor) >= np.uint64(local_of_node.shape[0]):
         return np.int64(-1)
@@ -62,7 +62,7 @@ def emit_inside(indptr, ids, step, nodes, offsets, found, begin, end, at, others
 
 @cpu_kernel
 def find_inside_cpu(indptr, neighbors, step, nodes, offsets, local_of_node, found, chunk_sums):
-    """Local ids of the neighbors of all candidates, int32, and how many of each chunk are inside."""
+    """Local ids of the neighbors of all candidates, int32, and the number inside in each chunk."""
     chunks, total = chunk_sums.shape[0], offsets[nodes.shape[0]]
     share = (total + chunks - 1) // chunks
     for c in prange(chunks):
@@ -92,8 +92,9 @@ def find_candidate(indptr, nodes, offsets, i):
 
 @gpu_kernel("i8[] I[] i8 i8[] i8[] i4[] i8[]", I=("i4", "i8"))
 def count_inside_gpu(indptr, neighbors, step, nodes, offsets, local_of_node, block_sums):
-    """How many of each block's candidates are inside. Threads share out candidates and not rows, of which few may have
-    most."""
+    """Number of each block's candidates that are inside. Threads share candidates and not rows, of which few may have
+    most.
+    """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     begin, end = own_range(np.int64(offsets[nodes.shape[0]]))
     count = np.int64(0)

@@ -1,13 +1,13 @@
 """Neighbor choice that rows share: LABOR-0 with sequential Poisson sampling (Balin & Catalyurek, "Layer-Neighbor
 Sampling", NeurIPS 2023, section 3.2 and appendix A.3).
 
-Every source has one key a hop, whichever row lists it, and a row picks the k of its d neighbors with the smallest keys
-(of equal keys, as parallel edges have, the first in the list). Rows that list the same nodes so pick the same ones.
-Picks stand in the order of the list.
+Every source has one key a hop, for every row that lists it. A row picks the k of its d neighbors with the smallest
+keys; among equal keys, as of parallel edges, the first in the list. So rows that list the same nodes pick the same
+ones. Picks stand in the order of the list.
 
-On the GPU a team of lanes reads a row once and keeps the keys below a bound that a few more than k keys are expected
-to lie under; with too few it doubles the bound. Long rows are read by a whole block, and rows whose keys a bound
-cannot part, as many parallel edges have equal ones, are settled digit by digit of the keys.
+On the GPU a team of lanes reads a row once and keeps the keys below a bound, under which a few more than k keys are
+expected. If there are too few, it doubles the bound. A whole block reads a long row. A bound cannot separate equal
+keys, for example of many parallel edges. The block then finds the k-th smallest digit by digit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pyg_direct.kernels.sampling.uniform import (
     store_edge,
 )
 
-# Threads that share a row; a warp, which needs no barrier of the block. The simulator has barriers of blocks alone.
+# Threads that share a row; a warp, which needs no barrier of the block. The simulator has only barriers of blocks.
 LANES = THREADS if SIMULATED else 32
 TEAMS = THREADS // LANES
 # Keys below the bound that a team can hold.
@@ -39,14 +39,14 @@ CANDIDATES = 16 if SIMULATED else 96
 BLOCK_CANDIDATES = TEAMS * CANDIDATES
 # Rows longer than this are read by the whole block.
 LONG_ROW = 24 if SIMULATED else 2048
-# A digit has one bin a thread at most.
+# A digit has at most one bin a thread.
 DIGIT_BITS = 2 if SIMULATED else 8
 BINS = 1 << DIGIT_BITS
 
 
 @body
 def labor_key(key, hop, same_keys):
-    """Key of a hop's draws; hops of a batch that have the `same_keys` pick the same sources where they can."""
+    """Key of a hop's draws; hops of a batch with `same_keys` pick the same sources if they can."""
     return draw(key, np.int64(0) if same_keys else np.int64(hop), LABOR_DRAW)
 
 
@@ -61,7 +61,7 @@ source_key_in_loop = inlined(source_key, draw=draw_in_loop)
 
 @body
 def expect_candidates(fanout):
-    """Keys to expect below the bound so that fewer than `fanout` are below it in few rows of a hundred."""
+    """Number of keys to expect below the bound, so that rarely (in a few rows of a hundred) fewer than `fanout` are."""
     return fanout + 2.0 * math.sqrt(np.float64(fanout)) + 2.0
 
 
@@ -76,7 +76,7 @@ def bound_for(expected, degree):
 
 @body
 def sink_key(heap, size, key):
-    """Put `key` in the place of the largest key of a heap."""
+    """Replace the largest key of a heap by `key`."""
     at = 0
     while True:
         child = 2 * at + 1
@@ -93,7 +93,7 @@ def sink_key(heap, size, key):
 
 @body
 def find_largest_pick(keys, degree, fanout, heap):
-    """(largest key of the `fanout` smallest, how many of these have just that key)."""
+    """(largest key of the `fanout` smallest, how many of these have exactly that key)."""
     heap[:fanout] = np.uint64(0xFFFFFFFFFFFFFFFF)
     for e in range(degree):
         if keys[e] < heap[0]:
@@ -126,7 +126,7 @@ def pick_labor_cpu(indptr, indices, nodes, offsets, key, hop, fanout, same_keys,
                     sources[at + e] = row[e]
                     positions[at + e] = start + e
             elif fanout > 0:
-                # A loop of its own, so that several keys are computed at once.
+                # A separate loop, so that several keys are computed at once.
                 for e in range(degree):
                     keys[e] = source_key_in_loop(row_key, row[e])
                 # Few keys lie below the bound that a GPU begins with, and mostly enough.
@@ -157,7 +157,7 @@ def read_source(indices, pairs, position, shift):
 @body
 def collect_keys(row_key, indices, pairs, start, shift, degree, bound, lane, lanes, is_block, team, capacity, keys,
                  picks, counts):  # fmt: skip
-    """How many keys of a row are at most `bound`; the first `capacity` found are left in the team's part."""
+    """Number of keys of a row that are at most `bound`; the first `capacity` found are left in the team's part."""
     base = team * CANDIDATES
     sync_team(is_block)
     if lane == 0:
@@ -177,7 +177,7 @@ def collect_keys(row_key, indices, pairs, start, shift, degree, bound, lane, lan
 @body
 def collect_candidates(row_key, indices, pairs, start, shift, degree, fanout, lane, lanes, is_block, team, capacity,
                        keys, picks, counts):  # fmt: skip
-    """Number of collected keys, `fanout` to `capacity`; 0 when no bound leaves so many."""
+    """Number of collected keys, `fanout` to `capacity`; 0 if no bound leaves so many."""
     expected = expect_candidates(fanout)
     while expected <= capacity:
         count = collect_keys(row_key, indices, pairs, start, shift, degree, bound_for(expected, degree), lane, lanes,

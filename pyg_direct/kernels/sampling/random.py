@@ -18,7 +18,7 @@ _WEYL_1 = np.uint64(0xBB67AE85)
 def draw(key, item, slot):
     """64 random bits for (key, item, slot); counter (item, slot), all of them taken as unsigned 64-bit words."""
     item, slot, key = np.uint64(item), np.uint64(slot), np.uint64(key)
-    # Words of 32 bits: their products are one instruction on a GPU, those of masked 64-bit words are several.
+    # Words of 32 bits: a GPU multiplies them in one instruction, masked 64-bit words in several.
     c0, c1 = np.uint32(item & _MASK), np.uint32(item >> _HALF)
     c2, c3 = np.uint32(slot & _MASK), np.uint32(slot >> _HALF)
     k0, k1 = key & _MASK, key >> _HALF
@@ -80,7 +80,7 @@ def draw_bounded_gpu(key, items, slot, bound, out):
 
 @body
 def count_until(times, until):
-    """How many of the times, ascending, are not later than `until`."""
+    """Number of times, ascending, that are not later than `until`."""
     low, high = np.int64(0), np.int64(times.shape[0])
     while low < high:
         middle = (low + high) >> 1
@@ -93,8 +93,9 @@ def count_until(times, until):
 
 @cpu_kernel
 def draw_until_cpu(key, items, slot, times, order, until, out, is_timely):
-    """One of those whose `times`, ascending, are not later than `until`, as `order` names them; where none is, the
-    first."""
+    """One of the entries whose `times`, ascending, are not later than `until`, as `order` names them; the first if
+    there is none.
+    """
     for i in prange(out.shape[0]):
         bound = count_until(times, until[i])
         out[i] = order[draw_below(key, items[i], slot, max(bound, np.int64(1)))]

@@ -1,8 +1,8 @@
-"""Edges of a hop as the owners of nodes answer them, and their way into the order of who asked.
+"""Edges of a hop as the owners of nodes answer them, and their order for the asking part.
 
 An answer is three runs of numbers: the edges of each item, the neighbors, the edge ids. Answers lie in one memory, one
-after the other, of which `counts` and `words` are views. `table` says where, int64 `[(P + 1) * PLACES]`: a row for each
-answer, and one more with the numbers of all items and edges.
+after the other, of which `counts` and `words` are views. `table` holds their positions, int64 `[(P + 1) * PLACES]`: a
+row for each answer, and one more with the numbers of all items and edges.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pyg_direct.kernels.sampling.worklist import (
     tree_of,
 )
 
-# The first item and the first edge of an answer among those of all, and where its three runs begin in the views.
+# The first item and the first edge of an answer among all, and the first positions of its three runs in the views.
 ITEM, EDGE, COUNTS, SOURCES, IDS = range(5)
 PLACES = 5
-# A segment: items of one answer and one relation. The first of them; where their nodes stand in the order of owners;
-# what leads from a place in the frontier to an item; where their counts begin.
+# A segment: items of one answer and one relation. Its columns are the first item; the first position of its nodes in
+# the order of owners; the offset from a position in the frontier to an item; the first position of its counts.
 BEGIN, ORDER, SHIFT, AT = range(4)
 SEGMENT = 4
 
 
 @body
 def locate_item(segments, order, j):
-    """(item of the work list, place of its count) of item `j` of the answers."""
+    """(item of the work list, position of its count) of item `j` of the answers."""
     segment = find_record(segments, SEGMENT, BEGIN, j)
     place = j - segments[segment + BEGIN]
     return order[segments[segment + ORDER] + place] + segments[segment + SHIFT], segments[segment + AT] + place
@@ -41,7 +41,7 @@ def locate_item(segments, order, j):
 
 @body
 def read_edge(table, words, work, entry, item, trees, tree_shift, e):
-    """(identity of the neighbor, edge id) of edge `e` of the answers, which is of `item`."""
+    """(identity of the neighbor, edge id) of edge `e` of the answers, which belongs to `item`."""
     answer = find_record(table, PLACES, EDGE, e)
     place = e - table[answer + EDGE]
     tree = np.int64(tree_of(trees, frontier_place(work, entry, item)))
@@ -51,7 +51,9 @@ def read_edge(table, words, work, entry, item, trees, tree_shift, e):
 
 @cpu_kernel
 def pack_edges_cpu(table, offsets, sources, ids, targets, trees, chunks, counts, words):
-    """Edges in the order of the items become answers; sources lose the number of their tree, which others know."""
+    """Edges in the order of the items become answers; the number of the tree, which the receiver knows, is removed from
+    sources.
+    """
     num_items = offsets.shape[0] - 1
     share = (num_items + chunks - 1) // chunks
     for c in prange(chunks):
@@ -72,7 +74,9 @@ def pack_edges_cpu(table, offsets, sources, ids, targets, trees, chunks, counts,
 
 @cpu_kernel
 def place_counts_cpu(segments, order, counts, before, offsets, items):
-    """Counts of the answers' items: before[1:] in their order, offsets[1:] in that of the work list; which they are."""
+    """Counts of the answers' items: before[1:] in their order, offsets[1:] in the order of the work list; and the
+    items.
+    """
     for j in prange(items.shape[0]):
         item, at = locate_item(segments, order, j)
         items[j] = item

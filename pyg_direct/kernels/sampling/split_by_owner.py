@@ -1,8 +1,8 @@
 """Parts that own nodes, as the bucket in which each node is requested, and loops that partition a graph.
 
-Buckets are those of the other parts, ascending, then the bucket of the asking part, so that what is sent away lies
-in one piece. `own` is the asking part, or -1 for a process that holds none. If a bucket has several kinds, it is
-one bucket for each: the key of a node of kind `add` is `bucket * scale + add`.
+Buckets are the other parts, ascending, then the asking part, so that data to send is contiguous. `own` is the asking
+part, or -1 for a process that holds none. If a bucket has several kinds, it is one bucket for each: the key of a node
+of kind `add` is `bucket * scale + add`.
 
 `group_buckets_cpu` groups items by bucket. `cluster_edges_cpu` finds communities in one pass over a stream of
 edges.
@@ -15,7 +15,7 @@ import numpy as np
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.sampling.uniform import LOW_WORD
 
-# The factors of splitmix64's finaliser by halves, as constants of 64 bits do not compile everywhere, and the 31 bits
+# The factors of splitmix64's finalizer by halves, because 64-bit constants do not compile everywhere, and the 31 bits
 # that choose a part.
 _HIGH_0, _LOW_0 = np.uint64(0xBF58476D), np.uint64(0x1CE4E5B9)
 _HIGH_1, _LOW_1 = np.uint64(0x94D049BB), np.uint64(0x133111EB)
@@ -25,7 +25,7 @@ _BITS = np.uint64(0x7FFFFFFF)
 
 @body
 def multiply(a, b_high, b_low):
-    """Low 64 bits of a product, by halves: NumPy, which the simulator runs on, warns of what overflows."""
+    """Low 64 bits of a product, by halves: NumPy, which the simulator runs on, warns of overflow."""
     low = np.uint64((a & LOW_WORD) * b_low)
     first = np.uint64(((a >> _HALF) * b_low) & LOW_WORD)
     second = np.uint64(((a & LOW_WORD) * b_high) & LOW_WORD)
@@ -78,13 +78,13 @@ def find_buckets_gpu(items, num_parts, bounds, table, own, scale, add, keys):
 
 @cpu_kernel
 def group_buckets_cpu(buckets, counts, order):
-    """Positions of items, bucket after bucket, in the order given within each; counts `[chunks, B]` starts as zeros."""
+    """Positions of items, bucket after bucket, in the given order within each; counts `[chunks, B]` starts as zeros."""
     chunks, num_buckets = counts.shape
     share = (buckets.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
         for i in range(c * share, min((c + 1) * share, buckets.shape[0])):
             counts[c, buckets[i]] += 1
-    # Each count becomes the place of its first item.
+    # Each count becomes the position of its first item.
     running = 0
     for b in range(num_buckets):
         for c in range(chunks):
@@ -124,7 +124,7 @@ def cluster_edges_cpu(sources, targets, degree, community, volume, largest):
 
     `community` starts as the ids of the nodes, `degree` and `volume` as zeros.
     """
-    # In one piece: an edge meets what those before it left.
+    # Sequential: an edge depends on the results of those before it.
     for _ in prange(1):
         for e in range(sources.shape[0]):
             if sources[e] != targets[e]:

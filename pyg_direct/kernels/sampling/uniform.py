@@ -1,9 +1,9 @@
 """Neighbor choice: k of d without replacement in O(k) (Floyd's algorithm, Bentley & Floyd, CACM 30(9), 1987), with
 replacement, or all.
 
-Slot j of a row draws t in [0, d - k + j]; the pick is t, or d - k + j when t was picked by an earlier slot. The CPU
-loop applies the rule in order. On the GPU all slots of a tile draw at once: t is taken exactly if an earlier slot drew
-the same t, or if t is the substitute d - k + m of an earlier slot m whose own draw was taken.
+Slot j of a row draws t in [0, d - k + j]. The pick is t, or d - k + j if an earlier slot picked t. The CPU loop applies
+the rule in order. On the GPU all slots of a tile draw at once. Then t is taken in two cases: an earlier slot drew the
+same t, or t is the substitute d - k + m of an earlier slot m whose own draw was taken.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOW_WORD = np.uint64(0xFFFFFFFF)
 
 @body
 def num_picks(degree, fanout, replace):
-    """How many neighbors a node of `degree` contributes; fanout -1 takes all."""
+    """Number of neighbors that a node of `degree` contributes; fanout -1 takes all."""
     if fanout < 0 or (degree <= fanout and not replace):
         return degree
     return fanout if degree > 0 else np.int64(0)
@@ -37,7 +37,7 @@ def num_picks(degree, fanout, replace):
 
 @body
 def draw_pick(key, node, slot, degree, fanout, replace):
-    """What slot `slot` of `node` draws: a position among its `degree` neighbors, before the rule on repeats."""
+    """Draw of slot `slot` of `node`: a position among its `degree` neighbors, before the rule on repeats."""
     if replace and fanout >= 0:
         return draw_below(key, node, slot, degree)
     if fanout < 0 or degree <= fanout:
@@ -66,7 +66,7 @@ def hop_key(key, hop):
 
 @body
 def frontier_of(state, hop, expand_all):
-    """[begin, end) of the nodes that a hop expands: those new in the last hop, or all so far."""
+    """[begin, end) of the nodes that a hop expands: the new ones of the last hop, or all so far."""
     end = state[NODES + hop]
     begin = np.int64(0)
     if hop > 0 and not expand_all:
@@ -157,7 +157,7 @@ def pick_rows(begin, end, indptr, indices, nodes, offsets, row_key, fanout, repl
         start = indptr[nodes[i]]
         degree = indptr[nodes[i] + 1] - start
         pick_row_in_order(row_key, nodes[i], start, degree, fanout, replace, drawn, positions, offsets[i])
-    # A loop of its own: many cache misses in flight instead of one behind each draw.
+    # A separate loop: many cache misses in flight instead of one after each draw.
     for e in range(offsets[begin], offsets[end]):
         sources[e] = indices[positions[e]]
 
@@ -193,7 +193,7 @@ def count_picks_gpu(state, indptr, nodes, hop, fanout, replace, expand_all, loca
 
 @body
 def open_hop(state, hop, block_sums, capacity, shared):
-    """Index of the first edge of this block; one thread of the grid books the hop's edges."""
+    """Index of the first edge of this block; one thread of the grid records the hop's edges."""
     before, total = sum_before(block_sums, shared)
     begin = state[EDGES + hop]
     if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
@@ -208,7 +208,7 @@ def open_hop(state, hop, block_sums, capacity, shared):
 def read_edge(indices, edge_ids, pairs, position, shift):
     """(neighbor, edge id) at a position; `shift` leads from it to the neighbor in `indices`.
 
-    `pairs`, where not empty, holds both in one word: one access to memory instead of two.
+    `pairs`, unless empty, holds both in one word: one access to memory instead of two.
     """
     if pairs.shape[0] > 0:
         pair = np.uint64(pairs[np.uint64(position)])
@@ -313,7 +313,7 @@ def pick_neighbors_gpu(state, indptr, starts, indices, edge_ids, pairs, nodes, b
             e = tid
             fitting = min(total, capacity - edge)
             while e < fitting:
-                # Two edges at once, so that their reads are on their way together.
+                # Two edges at once, so that their reads are in flight together.
                 other = e + THREADS if e + THREADS < fitting else e
                 row, pick = resolve_item(owners, draws, repeats, offsets, degrees, e, fanout, replace)
                 row_2, pick_2 = resolve_item(owners, draws, repeats, offsets, degrees, other, fanout, replace)

@@ -1,10 +1,9 @@
 """Random walks over rows of neighbors: uniform ones, and node2vec's (Grover and Leskovec, KDD 2016, section 3.2.2).
 
-The neighbor of edge e is neighbors[e * step]. What a walk draws is a function of (key, number of the walk, slot). A
-step of node2vec weighs the neighbors of its node by where the walk came from: `back` for the node before, `near` for
-one that the row of the node before lists too, `far` for others; the largest weight is 2**31. It draws a neighbor and
-takes it with a chance in proportion to its weight; after TRIES refusals it adds up all weights and draws among them,
-so that no weight, however small, makes a step long.
+The neighbor of edge e is neighbors[e * step]. Draws of a walk are functions of (key, number of the walk, slot). A step
+of node2vec weighs neighbors relative to the node before: `back` for that node, `near` for its own neighbors, `far` for
+others; the largest weight is 2**31. It draws a neighbor and accepts it with a chance in proportion to its weight. After
+TRIES refusals it adds up all weights and draws among them, so that no weight, however small, makes a step long.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ TRIES = 24
 SLOTS = 2 * TRIES + 1
 WEIGHT_BITS = 31
 _SHIFT = np.uint64(64 - WEIGHT_BITS)
-# Walks that a CPU takes a step of side by side.
+# Walks whose steps a CPU takes together.
 BLOCK = 64
 
 
 @body
 def has_neighbor(indptr, neighbors, step, row, node, is_sorted):
-    """Whether a row lists a node."""
+    """Check whether a row lists a node."""
     low, high = indptr[row], indptr[row + 1]
     end = high
     if is_sorted:
@@ -60,7 +59,7 @@ def step_weighted(indptr, neighbors, step, row, before, back, near, far, is_sort
     for t in range(TRIES):
         node = np.int64(neighbors[(begin + draw_below(key, walk, slot + 2 * t, degree)) * step])
         chance = np.int64(draw(key, walk, slot + 2 * t + 1) >> _SHIFT)
-        # Others need no look at the row of the node before.
+        # For the others the row of the node before need not be read.
         if chance < min(back, min(near, far)):
             return node
         if chance < weigh(indptr, neighbors, step, before, node, back, near, far, is_sorted):
@@ -79,8 +78,8 @@ def step_weighted(indptr, neighbors, step, row, before, back, near, far, is_sort
 
 @body
 def pick_edge(indptr, row, key, walk, s):
-    """Position of the edge that step `s` takes among all edges, each equally likely; -1 where there is none."""
-    # What is no node has no row: ids on a GPU are looked at by nobody else.
+    """Position of the edge that step `s` takes among all edges, each equally likely; -1 if there is none."""
+    # An invalid node has no row: ids on a GPU are checked nowhere else.
     if row < 0 or row >= indptr.shape[0] - 1 or indptr[row + 1] == indptr[row]:
         return np.int64(-1)
     return indptr[row] + draw_below(key, walk, s * SLOTS, indptr[row + 1] - indptr[row])
@@ -88,7 +87,7 @@ def pick_edge(indptr, row, key, walk, s):
 
 @body
 def follow(indptr, neighbors, step, row, node, before, stays, back, near, far, is_sorted, key, walk, s):
-    """The node behind `node`, whose row this is, on a walk that came from `before`, or begins at its step 0.
+    """The node after `node`, whose row this is, on a walk that came from `before`, or begins at its step 0.
 
     Without neighbors a walk `stays`, or goes on as -1.
     """
@@ -106,9 +105,9 @@ pick_edge_in_loop = inlined(pick_edge, draw_below=draw_below_in_loop)
 
 @body
 def take_step(indptr, neighbors, step, first_row, stays, key, begin, end, s, length, out):
-    """Step `s` of walks [begin, end), where all neighbors are equally likely.
+    """Step `s` of walks [begin, end), with all neighbors equally likely.
 
-    Two loops without branches between walks: their reads, which miss the cache, are on their way together.
+    Two loops without branches between walks: their reads, which miss the cache, are in flight together.
     """
     for walk in range(begin, end):
         at = walk * (length + 1) + s
@@ -123,7 +122,7 @@ def take_step(indptr, neighbors, step, first_row, stays, key, begin, end, s, len
 @body
 def take_weighted_step(indptr, neighbors, step, first_row, stays, back, near, far, is_sorted, key, begin, end, s,
                        length, out):  # fmt: skip
-    """Step `s` of walks [begin, end), whose neighbors are weighed."""
+    """Step `s` of walks [begin, end), with weighted neighbors."""
     for walk in range(begin, end):
         at = walk * (length + 1) + s
         node, before = out[at], out[at - 1] if s > 0 else np.int64(-1)
@@ -136,7 +135,7 @@ def take_weighted_step(indptr, neighbors, step, first_row, stays, back, near, fa
 def walk_cpu(indptr, neighbors, step, rows, stays, back, near, far, is_sorted, key, out):
     """Walks, int64 `[W, L + 1]` as one row of numbers, whose first nodes are there.
 
-    `rows` says for each step what leads from a node to its row. Walks go on side by side, a block at a time.
+    `rows` holds for each step the offset from a node to its row. Walks advance together, a block at a time.
     """
     length = rows.shape[0]
     count = out.shape[0] // (length + 1)

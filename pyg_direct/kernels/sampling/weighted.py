@@ -3,12 +3,12 @@
 Without replacement: the k smallest of -log(u) / weight (Efraimidis & Spirakis, Information Processing Letters 97(5),
 2006), kept in a heap while the row is read once. With replacement: the inverse of the running sum of weights.
 
-An edge of weight 0 is never chosen: without replacement a row gives fewer picks than were asked for where fewer have a
-positive weight, and in both ways none where none has. Nothing is chosen, and weights are not looked at, where all edges
-of a row are taken: for a fanout of -1, and without replacement for one of at least the row's (allowed) edges;
-`is_weighted` of `worklist.py`.
+An edge of weight 0 is never chosen. Without replacement a row gives fewer picks than requested if fewer edges have a
+positive weight; in both ways it gives none if no edge has. If all edges of a row are taken, weights are not read
+(`is_weighted` of `worklist.py`). This is so for a fanout of -1, and without replacement for a fanout of at least the
+row's (allowed) edges.
 
-Weights are float32 or float64, from the smallest to the largest there is: a draw depends on their values alone.
+Weights are float32 or float64, from the smallest to the largest: a draw depends only on their values.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pyg_direct.kernels.sampling.uniform import DRAWN_TOGETHER, SHORT_ROW
 
 _TO_UNIT = 2.0**-52
 _FRACTION = 2.0**53
-# More than what rounding takes from a score.
+# More than the rounding error of a score.
 MARGIN = 1.0 - 2.0**-40
-# Scores outside grow by their logarithm, as -log(u) / weight has more powers of two than float64.
+# Scores outside this range grow by their logarithm, because -log(u) / weight has more powers of two than float64.
 _LEAST, MOST = 2.0**-400, 2.0**400
 _LOG_MOST = 400 * math.log(2)
-# Weights that give none outside, whatever is drawn.
+# Weights whose scores stay inside, for any draw.
 _LIGHT, _HEAVY = 2.0**-340, 2.0**340
 # Sums of two stay finite.
 _LARGE = 2.0**1000
-# Of a row's running sum: less has lost bits that tell its edges apart.
+# Smallest share of a row's running sum: smaller ones have lost the bits that distinguish edges.
 _TRUSTED = 2.0**-24
 
 
@@ -48,7 +48,7 @@ draw_unit_in_loop = inlined(draw_unit, draw=draw_in_loop)
 
 @body
 def count_positive(edge_weight, start, end, enough):
-    """How many of the edges have a positive weight; counting stops at `enough`."""
+    """Number of edges with a positive weight; counting stops at `enough`."""
     count = np.int64(0)
     position = start
     while position < end and count < enough:
@@ -60,7 +60,7 @@ def count_positive(edge_weight, start, end, enough):
 
 @body
 def count_positive_left(edge_weight, start, size, enough, excluded, base):
-    """As `count_positive` of the `size` edges that are left from `start` on."""
+    """As `count_positive`, for the `size` edges that remain from `start` on."""
     count, place = np.int64(0), np.int64(0)
     at, position = first_excluded(excluded, base + start), start
     while place < size and count < enough:
@@ -74,7 +74,7 @@ def count_positive_left(edge_weight, start, size, enough, excluded, base):
 
 @body
 def sift_down(scores, picks, at, size, score, pick):
-    """Put (score, pick) at the root of the heap at scores[at:at + size], largest first, and let it sink."""
+    """Put (score, pick) at the root of the heap at scores[at:at + size], largest first, and sift it down."""
     hole = 0
     while True:
         child = 2 * hole + 1
@@ -93,7 +93,7 @@ def sift_down(scores, picks, at, size, score, pick):
 
 @body
 def sift_up(scores, picks, at, hole, score, pick):
-    """Put (score, pick) at the end of the heap, place `hole`, and let it rise."""
+    """Put (score, pick) at the end of the heap, position `hole`, and sift it up."""
     while hole > 0 and scores[at + ((hole - 1) >> 1)] < score:
         parent = (hole - 1) >> 1
         scores[at + hole] = scores[at + parent]
@@ -114,7 +114,7 @@ def sort_heap(scores, picks, at, count):
 
 @body
 def score_of_extreme(unit, weight):
-    """As `score_of_unit`, of any float64 weight: scores outside of [_LEAST, MOST] have places there, in order."""
+    """As `score_of_unit`, for any float64 weight: scores outside [_LEAST, MOST] are mapped outside in order."""
     logarithm = math.log(-math.log(unit)) - math.log(weight)
     if logarithm > _LOG_MOST:
         return MOST * (1.0 + (logarithm - _LOG_MOST))
@@ -125,7 +125,7 @@ def score_of_extreme(unit, weight):
 
 @body
 def score_of_unit(unit, weight):
-    """-log(uniform) / weight, in its order; the edges with the smallest are picked."""
+    """-log(uniform) / weight, or a number in the same order; the edges with the smallest are picked."""
     wide = np.float64(weight)
     if wide < _LIGHT or wide > _HEAVY:
         return score_of_extreme(unit, wide)
@@ -134,20 +134,20 @@ def score_of_unit(unit, weight):
 
 @body
 def score_of(key, row, place, weight):
-    """The score of an edge at a place of its row."""
+    """The score of an edge at a position of its row."""
     return score_of_unit(draw_unit(key, row, place), weight)
 
 
 @body
 def order_of(score):
-    """A positive integer below 2**62 that orders scores as they are: exponent, then fraction."""
+    """A positive integer below 2**62 in the order of the scores: exponent, then fraction."""
     fraction, exponent = math.frexp(score)
     return ((np.int64(exponent) + 512) << np.int64(52)) + np.int64((fraction - 0.5) * _FRACTION)
 
 
 @body
 def pick_lightest(key, row, start, size, count, edge_weight, excluded, base, to_pick, scores, picks, at):
-    """Write to_pick + place of the `count` edges with the smallest scores to picks[at:], smallest first."""
+    """Write to_pick + position of the `count` edges with the smallest scores to picks[at:], smallest first."""
     filled = 0
     skipped, position = first_excluded(excluded, base + start), start
     for place in range(size):
@@ -166,7 +166,7 @@ def pick_lightest(key, row, start, size, count, edge_weight, excluded, base, to_
 
 @body
 def pick_lightest_in_loop(key, row, start, size, count, edge_weight, base, units, scores, picks, at):
-    """As `pick_lightest` of a whole row, with vector instructions for a CPU's draws, and without most logarithms.
+    """As `pick_lightest`, for a whole row, with vector instructions for a CPU's draws, and without most logarithms.
 
     `units` has room for SHORT_ROW.
     """
@@ -196,7 +196,7 @@ def pick_lightest_in_loop(key, row, start, size, count, edge_weight, base, units
 
 @body
 def pick_by_scan(key, row, start, size, slot, edge_weight):
-    """As `pick_by_sum`, of sums that are made anew, in proportion to the largest weight."""
+    """As `pick_by_sum`, with sums that are computed again, relative to the largest weight."""
     largest = np.float64(0.0)
     for place in range(size):
         largest = max(largest, np.float64(edge_weight[start + place]))
@@ -217,17 +217,17 @@ def pick_by_scan(key, row, start, size, slot, edge_weight):
 
 @body
 def pick_by_sum(key, row, start, size, slot, edge_weight, weight_before):
-    """Place of the edge that slot `slot` draws with replacement; `weight_before` sums its row up to each edge.
+    """Position of the edge that slot `slot` draws with replacement; `weight_before` sums its row up to each edge.
 
     The row has no excluded edges.
     """
     first, final = weight_before[start], start + size - 1
     before_final, weight = weight_before[final], np.float64(edge_weight[final])
-    # Where sums may overflow.
+    # Sums may overflow here.
     if not (before_final < _LARGE and weight < _LARGE):
         return pick_by_scan(key, row, start, size, slot, edge_weight)
     reach = before_final + weight - first
-    # Where they are too small for fractions, or those before the part are too large for its own.
+    # The sums are too small for fractions, or the sums before this part are too large for its own.
     if reach < _LEAST or reach < (before_final + weight) * _TRUSTED:
         return pick_by_scan(key, row, start, size, slot, edge_weight)
     wanted = first + draw_unit(key, row, slot) * reach
@@ -246,7 +246,9 @@ def pick_by_sum(key, row, start, size, slot, edge_weight, weight_before):
 
 @body
 def pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before, excluded, first, base):
-    """As `pick_by_sum` of a row with excluded edges, from number `first` on: the place among those that are left."""
+    """As `pick_by_sum`, for a row with excluded edges, from number `first` on: the position among the remaining
+    edges.
+    """
     end, at, gone, before = start + size, first, 0.0, weight_before[start]
     while at < excluded.shape[0] and excluded[at] < base + end:
         gone += np.float64(edge_weight[excluded[at] - base])
@@ -254,7 +256,7 @@ def pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before,
         end += 1
     reach = weight_before[end - 1] + np.float64(edge_weight[end - 1]) - before - gone
     wanted = before + draw_unit(key, row, slot) * reach
-    # The gap between two excluded edges that has it.
+    # The gap between two excluded edges that contains the draw.
     low, high, at = start, end, first
     while at < excluded.shape[0] and excluded[at] < base + end:
         position = excluded[at] - base
@@ -270,7 +272,7 @@ def pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before,
             low = middle
         else:
             high = middle
-    # Only rounding leads to an edge without weight; the nearest one before it has some, or else one behind it.
+    # Only rounding leads to an edge without weight; the nearest edge before it has some, or otherwise one after it.
     at = first_excluded(excluded, base + low)
     step = -1
     while edge_weight[low] <= 0 or (at < excluded.shape[0] and excluded[at] == base + low):
@@ -284,7 +286,7 @@ def pick_by_sum_of_left(key, row, start, size, slot, edge_weight, weight_before,
 @body
 def pick_weighted_row(key, row, start, size, count, replace, edge_weight, weight_before, excluded, base, to_pick,
                       scores, picks, at):  # fmt: skip
-    """Write to_pick + place of the `count` edges that a row picks to picks[at:]."""
+    """Write to_pick + position of the `count` edges that a row picks to picks[at:]."""
     if replace:
         first = first_excluded(excluded, base + start)
         is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size

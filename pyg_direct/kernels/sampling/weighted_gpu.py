@@ -1,11 +1,12 @@
-"""Weighted choice on a GPU: in short rows a thread scores an edge and finds its rank; warps and blocks read others.
+"""Weighted choice on a GPU: in short rows a thread scores an edge and finds its rank; warps and blocks read longer
+rows.
 
-A warp, or a block if the row is long, keeps the lightest edges of its row so far: of as many scores as it has threads
-at a time, those that are below the largest kept join the kept ones, and each finds its rank among them all. Where more
-are kept than shared memory holds, the k-th smallest score is found digit by digit: the block counts how many scores
-begin with each digit, and goes on among those that begin as the k-th does. The picks are those of
-`kernels/sampling/weighted.py` but for equal scores beyond shared memory, which draws of 52 bits do not give in
-practice.
+A warp, or a block if the row is long, keeps the lightest edges of its row so far. It reads as many scores at a time as
+it has threads; scores below the largest kept one join the kept ones, and each finds its rank among them all. If shared
+memory cannot hold the kept ones, the k-th smallest score is found digit by digit. The block counts the scores that
+begin with each digit, and continues among those that begin as the k-th does. The picks equal those in
+`kernels/sampling/weighted.py`. Only equal scores beyond shared memory could differ, and draws of 52 bits do not give
+these in practice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from pyg_direct.kernels.sampling.worklist import (
     row_key,
 )
 
-# Edges that a block scores together, and edges of a row up to which it is one of several of these.
+# Edges that a block scores together, and the most edges of a row that shares such a block.
 TOGETHER, SHORT_ROW = (24, 6) if SIMULATED else (1024, 32)
 # Edges of a row above which a block reads it, and picks that shared memory keeps for a warp and for a block.
 LONG_ROW, WARP_PICKS, BLOCK_PICKS = (16, 4, 6) if SIMULATED else (2048, 32, 512)
@@ -53,7 +54,7 @@ _HIGHEST_DIGIT = 56
 
 @body
 def pick_with_replacement(key, row, start, size, slot, edge_weight, weight_before, excluded, base):
-    """The place that a slot of a row draws."""
+    """Position that a slot of a row draws."""
     first = first_excluded(excluded, base + start)
     if first == excluded.shape[0] or excluded[first] >= base + start + size:
         return pick_by_sum(key, row, start, size, slot, edge_weight, weight_before)
@@ -62,7 +63,7 @@ def pick_with_replacement(key, row, start, size, slot, edge_weight, weight_befor
 
 @body
 def rank_in_row(scores, begin, end, own):
-    """How many of scores[begin:end] come before scores[own]; of equal ones the first does."""
+    """Number of scores[begin:end] before scores[own]; among equal ones the first comes first."""
     score, rank = scores[own], np.int64(0)
     for other in range(begin, end):
         if scores[other] < score or (scores[other] == score and other < own):
@@ -73,7 +74,7 @@ def rank_in_row(scores, begin, end, own):
 @body
 def pick_lightest_by_team(key, row, start, size, count, edge_weight, excluded, base, lane, lanes, is_block, team, room,
                           kept, scores, places, kept_scores, kept_places, joined, draws, at):  # fmt: skip
-    """The `count` places with the smallest scores, smallest first, by a warp or a block; `joined[team]` is 0."""
+    """The `count` positions with the smallest scores, smallest first, by a warp or a block; `joined[team]` is 0."""
     first_left = first_excluded(excluded, base + start)
     own, own_kept = team * room, team * kept
     filled, first = np.int64(0), np.int64(0)
@@ -137,7 +138,7 @@ def find_digit(counts, wanted):
 def pick_lightest_by_digits(
     key, row, start, size, count, edge_weight, excluded, base, counts, found, scores, draws, at
 ):
-    """As `pick_lightest_by_team`, of any number of picks; every thread of the block must call it."""
+    """As `pick_lightest_by_team`, for any number of picks; every thread of the block must call it."""
     tid = np.int64(cuda.threadIdx.x)
     first = first_excluded(excluded, base + start)
     if tid == 0:
@@ -191,11 +192,11 @@ def pick_lightest_by_digits(
 @gpu_kernel("i8 i8 i8[] W[] f8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[]", W=("f4", "f8"))
 def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, excluded, rows, trees, starts, sizes, offsets,
                       draws):  # fmt: skip
-    """The places of items that choose by weight with replacement, or in short rows."""
+    """The positions of items that choose by weight with replacement, or in short rows."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     entries = cuda.shared.array(THREADS, np.int64)
     keys = cuda.shared.array(THREADS, np.uint64)
-    # Where the edges of each item begin among those of the tile that are scored together.
+    # First edge of each item among the edges of the tile, which are scored together.
     begins = cuda.shared.array(THREADS, np.int64)
     scores = cuda.shared.array(TOGETHER, np.float64)
     tid = np.int64(cuda.threadIdx.x)
@@ -217,7 +218,7 @@ def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, excluded, 
         cuda.syncthreads()
         begin = np.int64(0)
         while begin < total:
-            # As many whole items as there is room for.
+            # As many whole items as fit.
             end = total
             if replace == 0 and total - begin > TOGETHER:
                 end = begins[find_row(begins, num_items, begin + TOGETHER)]
@@ -256,7 +257,7 @@ def pick_weighted_gpu(hop, replace, work, edge_weight, weight_before, excluded, 
 
 @gpu_kernel("i8 i8[] W[] i8[] i8[] i8[] i8[] i8[] i8[] f8[] i8[]", W=("f4", "f8"))
 def pick_long_rows_gpu(hop, work, edge_weight, excluded, rows, trees, starts, sizes, offsets, scores, draws):
-    """The places of items that choose by weight without replacement in rows that are not short."""
+    """The positions of items that choose by weight without replacement in rows that are not short."""
     entries = cuda.shared.array(THREADS, np.int64)
     shared_scores = cuda.shared.array(_PLACES, np.float64)
     shared_places = cuda.shared.array(_PLACES, np.int32)
@@ -268,7 +269,7 @@ def pick_long_rows_gpu(hop, work, edge_weight, excluded, rows, trees, starts, si
     numbers = cuda.shared.array(3, np.int32)
     taken = cuda.shared.array(TEAMS, np.int32)
     counts = cuda.shared.array(_DIGITS, np.int32)
-    # The digits found so far, how many scores are wanted among those that begin with them, and picks so far.
+    # The digits found so far, the number of wanted scores among those that begin with them, and picks so far.
     found = cuda.shared.array(3, np.int64)
     tid = np.int64(cuda.threadIdx.x)
     own_begin, own_end = own_range(count_all_items(work))
@@ -289,7 +290,7 @@ def pick_long_rows_gpu(hop, work, edge_weight, excluded, rows, trees, starts, si
                 else:
                     listed[THREADS - 1 - cuda.atomic.add(numbers, 1, 1)] = np.int32(tid)
         cuda.syncthreads()
-        # Warps take items one after the other, and then the block those that are left.
+        # Warps take items one after the other; then the block takes the remaining ones.
         is_block = False
         left = np.int64(0)
         while True:

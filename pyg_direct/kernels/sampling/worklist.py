@@ -1,7 +1,7 @@
 """The work list of a hop: one item for each (relation, node to expand), relation after relation.
 
-`work` describes it, int64 `[(A + 1) * COLUMNS]`: an entry for each of the A relations that have items, and one more
-whose first item is the number of items. So one kernel serves any number of relations.
+`work` describes it, int64 `[(A + 1) * COLUMNS]`. It has an entry for each of the A relations that have items, and one
+more whose first item is the number of items. So one kernel serves any number of relations.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from pyg_direct.kernels.batch_counters import RELATION_DRAW, TREE_DRAW
 from pyg_direct.kernels.sampling.random import draw
 from pyg_direct.kernels.sampling.uniform import hop_key
 
-# Columns of an entry. First item of the relation; number of the relation; its fanout; where its rows begin in the
-# offsets; where its nodes begin in the frontier; the local id of the first of them; TIMED + WEIGHTED; where its edges
-# begin; where the type of its neighbors begins in the id space, and where among the identities; the bits of the key of
-# its batch; the number of that; what the frontier's nodes are counted from; the number of the first tree of the batch.
+# Columns of an entry:
+# - FIRST, RELATION, FANOUT: first item of the relation; its number; its fanout.
+# - ROWS, FRONT, LOCAL: its first row in the offsets; its first node in the frontier; the local id of that node.
+# - FLAGS, EDGES: TIMED + WEIGHTED; its first edge.
+# - SOURCE_START, SOURCE_BASE: start of the neighbors' type in the id space, and among the identities.
+# - KEY, BATCH: the bits of the key of its batch; the number of the batch.
+# - OWN_START, FIRST_TREE: the number that the frontier's nodes are counted from; the first tree of the batch.
 FIRST, RELATION, FANOUT, ROWS, FRONT, LOCAL, FLAGS, EDGES = range(8)
 SOURCE_START, SOURCE_BASE, KEY, BATCH, OWN_START, FIRST_TREE = range(8, 14)
 COLUMNS = 14
-# BY_PLACE: times are those of the nodes of the frontier, not of their trees.
+# BY_PLACE: times belong to the nodes of the frontier, not to their trees.
 TIMED, WEIGHTED, BY_PLACE = 1, 2, 4
 
 
 @body
 def find_record(table, width, column, value):
-    """Where the last row of a table begins whose column is at most `value`; its last row is its end."""
+    """Start of the last row of a table whose column is at most `value`; the table's last row is its end."""
     low, high = 0, table.shape[0] // width - 1
     while high - low > 1:
         middle = (low + high) >> 1
@@ -39,32 +42,32 @@ def find_record(table, width, column, value):
 
 @body
 def count_all_items(work):
-    """Number of the items of a work list, which is what its last entry begins with."""
+    """Number of the items of a work list, the first column of its last entry."""
     return work[(work.shape[0] // COLUMNS - 1) * COLUMNS + FIRST]
 
 
 @body
 def find_entry(work, item):
-    """Where in `work` the entry of an item begins."""
+    """Start of an item's entry in `work`."""
     return find_record(work, COLUMNS, FIRST, item)
 
 
 @body
 def frontier_place(work, entry, item):
-    """Where in the frontier the node of an item stands."""
+    """Position of an item's node in the frontier."""
     return work[entry + FRONT] + item - work[entry + FIRST]
 
 
 @body
 def is_weighted(work, entry, size, replace):
-    """Whether an item chooses by weight; one that takes all it has does not."""
+    """Check whether an item chooses by weight; an item that takes all its edges does not."""
     fanout = work[entry + FANOUT]
     return (work[entry + FLAGS] & WEIGHTED) != 0 and fanout >= 0 and (replace != 0 or fanout < size)
 
 
 @body
 def tree_of(trees, place):
-    """The tree that a node of the frontier belongs to; 0 where trees are not told apart."""
+    """The tree that a node of the frontier belongs to; 0 without disjoint trees."""
     if trees.shape[0] == 0:
         return 0
     return trees[place]
@@ -82,7 +85,7 @@ def relation_key(work, entry, hop):
 
 @body
 def tree_key(own_key, trees, place):
-    """Key of the draws of a row, from that of its relation."""
+    """Key of the draws of a row, from the key of its relation."""
     if trees.shape[0] > 0:
         own_key = draw(own_key, trees[place], TREE_DRAW)
     return own_key
@@ -98,6 +101,6 @@ def row_key(work, entry, hop, trees, place):
 def identity(node, tree, tree_shift, type_start, type_base):
     """A node of a tree as one number: types, then trees, then nodes ascending.
 
-    The parts take bits of their own; where trees are not told apart, the identity is the id of the node.
+    The parts occupy separate bits; without disjoint trees, the identity is the id of the node.
     """
     return type_base + (np.int64(tree) << np.int64(tree_shift)) + node - type_start

@@ -1,6 +1,6 @@
-"""Union of two ascending lists of edges, with a byte that tells for each edge in which snapshots it is present.
+"""Union of two ascending lists of edges, with a byte for each edge that marks the snapshots in which it is present.
 
-Edges are keys target * N + source. Lists are cut into blocks at equal keys, so that blocks are merged side by side.
+Edges are keys target * N + source. Lists are cut into blocks at equal keys, so that blocks are merged in parallel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def find_key(keys, key):
 
 @body
 def cut_block(first, second, block, num_blocks):
-    """Where a block begins in both lists; block `num_blocks` begins at their ends."""
+    """First position of a block in both lists; block `num_blocks` begins at their ends."""
     if block == 0:
         return 0, 0
     if block == num_blocks or first.shape[0] == 0:
@@ -52,7 +52,7 @@ def count_union_cpu(first, second, sizes):
 
 @cpu_kernel
 def merge_union_cpu(first, first_presence, second, second_presence, shift, begins, keys, presence):
-    """Union of two lists; the snapshots of the second come `shift` bits higher."""
+    """Union of two lists; the bits of the second list's snapshots are shifted by `shift`."""
     num_blocks = begins.shape[0] - 1
     for b in prange(num_blocks):
         i, j = cut_block(first, second, b, num_blocks)

@@ -6,19 +6,19 @@ Gated unit. The elementwise work between the products, with its adjoint:
 - proposed = tanh(inputs + (reset * state) @ weights).
 - The next state is proposed + update * (state - proposed).
 
-`inputs`, `[N, 3 * C]`, are what features `x`, `[N, F]`, add to update, reset and proposal: x @ weight.T + bias. If
+`inputs`, `[N, 3 * C]`, are the part of update, reset and proposal from features `x`, `[N, F]`: x @ weight.T + bias. If
 `inputs` is empty, they are computed here. These kernels are for GPUs: on a CPU torch has vector instructions for
-exponentials, which Numba's loops have not. Narrow steps of fp32 are whole kernels, products and all:
+exponentials, which Numba's loops lack. Narrow steps of fp32 are whole kernels, including the products:
 `cuda_src/gated.cu`.
 
-LSTM from a state of zeros: out = sigmoid(expose) * tanh(sigmoid(admit) * tanh(content)). A row of `gates` begins
-with the H numbers of the input gate (`admit`), as `nn.LSTM` has them. It ends with those of the content and of the
-output gate (`expose`). Between them there may be H of the forget gate, which this step does not need. Biases have
-them. Two layers, one behind the other, are one kernel each way on a GPU, products and all: `cuda_src/recurrent.cu`.
+LSTM from a state of zeros: out = sigmoid(expose) * tanh(sigmoid(admit) * tanh(content)). A row of `gates` begins with
+the H numbers of the input gate (`admit`), as `nn.LSTM` has them. It ends with the content and the output gate
+(`expose`). Between them there may be H numbers of the forget gate, which this step does not need. Biases have them. Two
+layers, one after the other, are one kernel each way on a GPU, including the products: `cuda_src/recurrent.cu`.
 
-Small GRU, for which calls of products would take longer than the arithmetic: reset and update = sigmoid of what
-input and state add; content = tanh(of input + reset * of state); out = content + update * (state - content).
-Weights are `[3 * C, F]` and `[3 * C, C]`, gate by gate as `nn.GRU` has them.
+Small GRU, for which calls of products would take longer than the arithmetic. Reset and update are the sigmoid of the
+sum of the parts from input and state. Then content = tanh(input part + reset * state part) and out = content + update *
+(state - content). Weights are `[3 * C, F]` and `[3 * C, C]`, gate by gate as `nn.GRU` has them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cpu_reduction, cuda, device_function, gpu_kernel, prange
 
-# What whole steps take at most: channels, and features.
+# Limits of whole steps: channels, and features.
 MOST_CHANNELS, MOST_FEATURES = 32, 8
-# Their blocks, on the way to the next state and back: threads, how many a multiprocessor holds at once, and nodes that
-# one sees to at once, up to `FEW_CHANNELS` and beyond.
+# Their blocks, forward and backward: threads and blocks that a multiprocessor holds at once. Then nodes that a block
+# computes at once, up to `FEW_CHANNELS` and beyond.
 FEW_CHANNELS = 16
 STEP_THREADS, STEP_RESIDENT, STEP_NODES = 256, 2, (256, 128)
 PULL_THREADS, PULL_RESIDENT, PULL_NODES = 64, 4, (64, 32)
@@ -43,7 +43,7 @@ pull_gated = device_function("pull_gated", "u8 u8 u8 u8 i8 i4 i4 u8 u8 u8")
 
 @body
 def add_input(inputs, x, weight, bias, n, at, width, features):
-    """What the features of node n add to the gate `at` of `width`."""
+    """Part of node n's features in the gate `at` of `width`."""
     if inputs.shape[0] > 0:
         return inputs[n * width + at]
     total = bias[at]
@@ -60,8 +60,8 @@ def sigmoid(value, one):
 
 @gpu_kernel("T[] T[] T[] T[] T[] i8 i4 i4 T[] T[]", T=("f4", "f8"))
 def open_gates_gpu(inputs, x, weight, bias, state, count, channels, features, gates, shown):
-    """Update and reset in the place of what the state adds to them, `gates` `[N, 2 * C]`, and reset * state, `shown`
-    `[N, C]`; a thread for each of the N * C numbers.
+    """Update and reset in place of the state's part of them, `gates` `[N, 2 * C]`, and reset * state, `shown` `[N, C]`;
+    a thread for each of the N * C numbers.
     """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     one = state.dtype.type(1)
@@ -80,7 +80,7 @@ def open_gates_gpu(inputs, x, weight, bias, state, count, channels, features, ga
 
 @gpu_kernel("T[] T[] T[] T[] T[] T[] i8 i4 i4 T[] T[]", T=("f4", "f8"))
 def close_gates_gpu(inputs, x, weight, bias, state, gates, count, channels, features, proposed, out):
-    """The proposal in the place of what `shown` adds to it, `proposed` `[N, C]`, and the next state, `out`."""
+    """The proposal in place of `shown`'s part of it, `proposed` `[N, C]`, and the next state, `out`."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < count:
         n = i // channels
@@ -94,7 +94,7 @@ def close_gates_gpu(inputs, x, weight, bias, state, gates, count, channels, feat
 
 @gpu_kernel("T[] T[] T[] T[] i8 i4 T[]", T=("f4", "f8"))
 def pull_close_gpu(grad, state, gates, proposed, count, channels, to_inputs):
-    """Gradients of what goes into update and proposal, in `to_inputs` `[N, 3 * C]`."""
+    """Gradients before the activations of update and proposal, in `to_inputs` `[N, 3 * C]`."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     one = state.dtype.type(1)
     while i < count:
@@ -109,7 +109,9 @@ def pull_close_gpu(grad, state, gates, proposed, count, channels, to_inputs):
 
 @gpu_kernel("T[] T[] T[] T[] i8 i4 T[] T[]", T=("f4", "f8"))
 def pull_open_gpu(grad, state, gates, to_shown, count, channels, to_inputs, to_state):
-    """Gradient of what goes into the reset, in `to_inputs`, and of the state but for what the gates' weights bring."""
+    """Gradient before the activation of the reset, in `to_inputs`, and of the state without the part through the gates'
+    weights.
+    """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     one = state.dtype.type(1)
     while i < count:
@@ -124,22 +126,22 @@ def pull_open_gpu(grad, state, gates, to_shown, count, channels, to_inputs, to_s
 
 @gpu_kernel("u8 u8 u8 i8 i4 i4 f4[] u8", sources=("gated",), resident_blocks=STEP_RESIDENT, threads=STEP_THREADS)
 def step_gated_gpu(x, state, weights, num_nodes, channels, features, out, place):
-    """The next state of all nodes; all by address, also `out`. `weights` are as `fold_gates_gpu` has them."""
+    """The next state of all nodes; all by address, also `out`. `weights` are as `fold_gates_gpu` makes them."""
     step_gated(x, state, weights, num_nodes, channels, features, place)
 
 
 @gpu_kernel("u8 u8 u8 u8 i8 i4 i4 u8 u8 f4[] u8", sources=("gated",), resident_blocks=PULL_RESIDENT,
             threads=PULL_THREADS)  # fmt: skip
 def pull_gated_gpu(grad, x, state, weights, num_nodes, channels, features, to_state, to_inputs, sums, place):
-    """Gradients of states and of what features add, `[N, 3 * C]`, where their addresses are not 0, and what each block
-    adds to those of weights, `sums` `[blocks, C + F + 1, 3 * C]`.
+    """Gradients of states and of the features' part, `[N, 3 * C]`, if their addresses are not 0. Each block's part of
+    the gradient of weights goes to `sums` `[blocks, C + F + 1, 3 * C]`.
     """
     pull_gated(grad, x, state, weights, num_nodes, channels, features, to_state, to_inputs, place)
 
 
 @body
 def pick(g, at, update, reset, proposal):
-    """A number of what belongs to a gate."""
+    """Number `at` of the array of gate g."""
     if g == 0:
         return update[at]
     return reset[at] if g == 1 else proposal[at]
@@ -151,9 +153,9 @@ _PARAMETERS = " ".join(["f4[]"] * 12)
 @gpu_kernel(f"{_PARAMETERS} i4 i4 f4[]")
 def fold_gates_gpu(conv_z, conv_r, conv_h, conv_bias_z, conv_bias_r, conv_bias_h, linear_z, linear_r, linear_h,
                    linear_bias_z, linear_bias_r, linear_bias_h, channels, features, weights):  # fmt: skip
-    """What takes states and features to the gates, `weights` `[C + F + 1, 3 * C]`: rows of states, of features, and the
-    bias. Of convolutions `[C, F]` and `[C]`, and of linear layers behind them, `[C, 2 * C]` and `[C]`, whose right half
-    sees the state. A thread for each number.
+    """Map from states and features to the gates, `weights` `[C + F + 1, 3 * C]`: rows of states, of features, and the
+    bias. It is made from convolutions `[C, F]` and `[C]`, and from the linear layers after them, `[C, 2 * C]` and
+    `[C]`. The right half of a linear layer sees the state. A thread for each number.
     """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < 3 * channels * (channels + features + 1):
@@ -181,8 +183,8 @@ def fold_gates_gpu(conv_z, conv_r, conv_h, conv_bias_z, conv_bias_r, conv_bias_h
 @gpu_kernel(f"f4[] {_PARAMETERS} i4 i4 f4[]")
 def unfold_gates_gpu(grad, conv_z, conv_r, conv_h, conv_bias_z, conv_bias_r, conv_bias_h, linear_z, linear_r, linear_h,
                      linear_bias_z, linear_bias_r, linear_bias_h, channels, features, out):  # fmt: skip
-    """Gradients of what was folded, of that of `weights`: one behind the other, `[3, C, F]`, `[3, C]`, `[3, C, 2 * C]`
-    and `[3, C]`. A thread for each number.
+    """Gradients of the folded parameters, from the gradient of `weights`: one after the other, `[3, C, F]`, `[3, C]`,
+    `[3, C, 2 * C]` and `[3, C]`. A thread for each number.
     """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     of_bias = 3 * channels * features
@@ -194,7 +196,7 @@ def unfold_gates_gpu(grad, conv_z, conv_r, conv_h, conv_bias_z, conv_bias_r, con
     while i < of_last + 3 * channels:
         total = np.float32(0)
         if i < of_linear:
-            # Of a row k of a convolution: a feature of it, or its bias.
+            # For row k of a convolution: one of its features, or its bias.
             at = i if i < of_bias else i - of_bias
             size = features if i < of_bias else 1
             g = at // (channels * size)
@@ -220,20 +222,20 @@ def unfold_gates_gpu(grad, conv_z, conv_r, conv_h, conv_bias_z, conv_bias_r, con
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-# x P(x^2) / Q(x^2) with the least relative error that there is for these degrees up to 7.9, from where on tanh is 1.
+# x P(x^2) / Q(x^2) with the least relative error for these degrees up to 7.9, above which tanh is 1.
 _BOUND = np.float32(7.9)
 _P0, _P1, _P2 = np.float32(0.999999994), np.float32(0.134506389), np.float32(0.00357901364)
 _P3, _P4 = np.float32(2.20235981e-05), np.float32(1.5428464e-08)
 _Q1, _Q2 = np.float32(0.467839669), np.float32(0.0261923205)
 _Q3, _Q4 = np.float32(0.000342368575), np.float32(8.59898024e-07)
 _ONE, _HALF = np.float32(1), np.float32(0.5)
-# Rows that a thread goes through at once.
+# Rows that a thread processes at once.
 _ROWS = 64
-# What both layers in one kernel take at most: numbers of a state. Their blocks, on the way to the states and back:
-# threads, how many a multiprocessor holds at once, and rows that one sees to at once, up to `FEW_NUMBERS` and beyond.
+# Limit of two layers in one kernel: numbers of a state. Their blocks, forward and backward: threads and blocks that a
+# multiprocessor holds at once. Then rows that a block computes at once, up to `FEW_NUMBERS` and beyond.
 MOST_NUMBERS, FEW_NUMBERS = 32, 16
 OPEN_THREADS, OPEN_RESIDENT, OPEN_ROWS = 128, 4, (128, 64)
-# Threads and blocks of the way back are `PULL_THREADS` and `PULL_RESIDENT`.
+# Backward threads and blocks are `PULL_THREADS` and `PULL_RESIDENT`.
 PULL_ROWS = (64, 32)
 
 open_two = device_function("open_two", "u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 u8")
@@ -243,28 +245,28 @@ _ADDRESSES = " ".join(["u8"] * 9)
 
 @body
 def clamp(x):
-    """What tanh is taken of."""
+    """Argument of tanh, limited to its range."""
     x = _BOUND if x > _BOUND else x
     return -_BOUND if x < -_BOUND else x
 
 
 @body
 def over(x):
-    """tanh times `under`, of what is clamped."""
+    """Numerator of tanh, of a clamped number."""
     s = x * x
     return x * ((((_P4 * s + _P3) * s + _P2) * s + _P1) * s + _P0)
 
 
 @body
 def under(x):
-    """What `over` is divided by."""
+    """Denominator of tanh, of a clamped number."""
     s = x * x
     return (((_Q4 * s + _Q3) * s + _Q2) * s + _Q1) * s + _ONE
 
 
 @body
 def bend(x):
-    """tanh, in operations that a loop can do for several numbers at once; off by 4 in ten million at most."""
+    """tanh, in operations that a loop can vectorize; its error is at most 4 in ten million."""
     x = clamp(x)
     return over(x) / under(x)
 
@@ -286,7 +288,7 @@ def pass_gate(x, gate):
 @cpu_reduction
 def open_lstm_cpu(gates, bias, state_bias, at, out):
     """States are written from number `at` of each row of `out` on."""
-    # Unsigned ones never count from the end of an array, which loops would have to ask for each number.
+    # Unsigned indices never count from the end of an array, so loops need no test for each number.
     width, row_size, size = np.uint64(gates.shape[1]), np.uint64(out.shape[1]), np.uint64(bias.shape[0] // 4)
     contents, exposing = np.uint64(2) * size, np.uint64(3) * size
     given, states = gates.reshape(-1), out.reshape(-1)
@@ -302,7 +304,7 @@ def open_lstm_cpu(gates, bias, state_bias, at, out):
 
 @cpu_reduction
 def pull_lstm_cpu(grad, gates, bias, state_bias, out):
-    """`out` like `gates`, but for the gate that forgets, which is left as it is."""
+    """`out` like `gates`, except for the forget gate, which is left unchanged."""
     size, width = np.uint64(grad.shape[1]), np.uint64(gates.shape[1])
     both, given, of_states, pulled = bias + state_bias, gates.reshape(-1), grad.reshape(-1), out.reshape(-1)
     contents, exposing = np.uint64(2) * size, np.uint64(3) * size
@@ -312,7 +314,7 @@ def pull_lstm_cpu(grad, gates, bias, state_bias, out):
         for r in range(part * _ROWS, min(part * _ROWS + _ROWS, grad.shape[0])):
             of_row, of_state = np.uint64(r) * width, np.uint64(r) * size
             of_content, of_exposing = of_row + width - contents, of_row + width - size
-            # Each loop writes to one place, as only such are done for several numbers at once.
+            # Each loop writes to one array, because only such loops are vectorized.
             for u in range(size):
                 a[u] = admit(given[of_row + u] + both[u])
             for u in range(size):
@@ -335,7 +337,7 @@ def pull_lstm_cpu(grad, gates, bias, state_bias, out):
             threads=OPEN_THREADS)  # fmt: skip
 def open_two_gpu(first, second, x, weight, bias, state_bias, weight_2, bias_2, state_bias_2, num_nodes, window, size,
                  features, out, place):  # fmt: skip
-    """States of two layers, one behind the other, of rows that lie in `first` and `second` `[N, W, H]`; to `out`
+    """States of two layers, one after the other, from rows in `first` and `second` `[N, W, H]`; to `out`
     `[W, N, 2 * H + F]`, beside the features `x` `[W, N, F]`. All by address, also `out`.
     """
     open_two(first, second, x, weight, bias, state_bias, weight_2, bias_2, state_bias_2, num_nodes, window, size,
@@ -346,9 +348,9 @@ def open_two_gpu(first, second, x, weight, bias, state_bias, weight_2, bias_2, s
             resident_blocks=PULL_RESIDENT, threads=PULL_THREADS)  # fmt: skip
 def pull_two_gpu(grad, first, second, weight, bias, state_bias, weight_2, bias_2, state_bias_2, num_nodes, window,
                  begin, seen, size, features, gates, gates_2, rows, states, to_first, to_second, place):  # fmt: skip
-    """Gradients of what `open_two_gpu` gave of the `seen` snapshots from `begin` on, `[N, S, 2 * H + F]`, to those of
-    the gates of both layers, `[N * S, 4 * H]`, and of `first` and `second`, `[N, S, H]`; `rows` and `states` become
-    what the layers saw, `[N * S, 2 * H]` and `[N * S, H]`. All by address, also `to_second`.
+    """Gradients of `open_two_gpu` for the `seen` snapshots from `begin` on, from `[N, S, 2 * H + F]`. They are the
+    gradients of the gates of both layers, `[N * S, 4 * H]`, and of `first` and `second`, `[N, S, H]`. `rows` and
+    `states` become the inputs of the layers, `[N * S, 2 * H]` and `[N * S, H]`. All by address, also `to_second`.
     """
     pull_two(grad, first, second, weight, bias, state_bias, weight_2, bias_2, state_bias_2, num_nodes, window, begin,
              seen, size, features, gates, gates_2, rows, states, to_first, place)  # fmt: skip
@@ -356,9 +358,9 @@ def pull_two_gpu(grad, first, second, weight, bias, state_bias, weight_2, bias_2
 
 @cpu_kernel
 def step_gru_cpu(x, state, of_input, of_state, bias, state_bias, kept, out):
-    """`kept` `[N, 4 * C]`: reset, update, content and what the state adds to that, which the gradient needs."""
+    """`kept` `[N, 4 * C]`: reset, update, content and the state's part of the content, which the gradient needs."""
     size, width = state.shape[1], x.shape[1]
-    # So that a loop does all gates of a number at once.
+    # So that a loop computes all gates of a number at once.
     input_rows, state_rows = of_input.T.copy(), of_state.T.copy()
     gates, adds = np.empty(3 * size, np.float32), np.empty(3 * size, np.float32)
     for r in range(state.shape[0]):
@@ -388,7 +390,7 @@ def step_gru_cpu(x, state, of_input, of_state, bias, state_bias, kept, out):
 @cpu_kernel
 def pull_gru_cpu(grad, x, state, of_input, of_state, kept, grad_x, grad_state, grad_input, grad_of_state, grad_bias,
                  grad_state_bias):  # fmt: skip
-    """Gradients of all that went in, of that of the state, `[N, C]`."""
+    """Gradients of all inputs, from the gradient of the state, `[N, C]`."""
     size, width = state.shape[1], x.shape[1]
     grad_x[:] = 0
     grad_input[:] = 0
@@ -448,7 +450,7 @@ def step_gru_gpu(x, state, of_input, of_state, bias, state_bias, rows, width, si
 
 @body
 def pull_gate(grad, state, kept, size, r, k, is_of_state):
-    """The gradient of what input, or state, adds to a gate, number k of the 3 * C of row r."""
+    """The gradient of the part of a gate from the input, or state, number k of the 3 * C of row r."""
     g = k // size
     u = k - g * size
     at = r * 4 * size + u
@@ -464,8 +466,8 @@ def pull_gate(grad, state, kept, size, r, k, is_of_state):
 
 @gpu_kernel("f4[] f4[] f4[] f4[] f4[] f4[] i4 i4 i4 f4[]")
 def pull_gru_gpu(grad, x, state, of_input, of_state, kept, rows, width, size, out):
-    """Gradients of all that went in, one behind the other: of x, of the state, of the weights of inputs and of states,
-    and of both biases. A thread for each number, which adds up what it needs in one order.
+    """Gradients of all inputs, one after the other: of x, of the state, of the weights of inputs and of states, and of
+    both biases. A thread for each number, which adds up its terms in a fixed order.
     """
     i = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
     to_state = rows * width

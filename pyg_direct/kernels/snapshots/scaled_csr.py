@@ -1,10 +1,10 @@
 """Sums over CSR of rows that several snapshots hold side by side, scaled before and after in one pass.
 
-out[i, t] = rest[i, t] + scale[i, t] * sum over the edges e of i of weight(e, t) * column[row[e], t] * x[row[e], t],
-where `rest` is diagonal[i, t] * own[i, t], or with `adds` what `out` held, and the edges are those that snapshot t has:
-with a `shift`, bit `shift` + `low` + t of what `row` holds of an edge. Rows are fp32, aligned, a multiple of 16 bytes
-wide. Addresses of zero stand for ones, a `diagonal` of zero for zeros. Equal calls give equal results; see
-`kernels/aggregate/sum.py` for long rows.
+out[i, t] = rest[i, t] + scale[i, t] * sum over the edges e of i of weight(e, t) * column[row[e], t] * x[row[e], t].
+`rest` is diagonal[i, t] * own[i, t], or with `adds` the old `out`. Only edges of snapshot t count: with a `shift`, bit
+`shift` + `low` + t of an entry of `row` marks them. Rows are fp32, aligned, a multiple of 16 bytes wide. Addresses of
+zero stand for ones, a `diagonal` of zero for zeros. Equal calls give equal results; see `kernels/aggregate/sum.py` for
+long rows.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ sum_scaled_16 = device_function(
 def sum_scaled_rows_gpu(x, indptr, ends, row, weight, num_weights, column, scale, own, diagonal, shift, low,
                         num_edges, num_targets, num_runs, run, size, channels, pieces, longest, adds, slices, counts,
                         helpers, partials, out):  # fmt: skip
-    """`x`, `ends` (of `indptr`), `row` and all that scales are addresses, `out` and `partials` too.
+    """`x`, `ends` (of `indptr`), `row` and all factors are addresses, `out` and `partials` too.
 
-    A thread sees to one piece of `run` targets in a row. `helpers` more for each piece share out the slices of rows of
+    A thread computes one piece of `run` consecutive targets. `helpers` more for each piece share the slices of rows of
     more than `longest` edges, whose plain sums go to `partials`. `weight` begins at the first snapshot that `x` holds.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
@@ -55,7 +55,7 @@ def sum_scaled_rows_gpu(x, indptr, ends, row, weight, num_weights, column, scale
 @gpu_kernel("f4[] i4[] f4[] f4[] i8 i4 i4 i4 i4[] i4[] f4[] f4[]")
 def add_scaled_slices_gpu(own, indptr, scale, diagonal, num_edges, size, channels, adds, hubs, counts, partials,
                           out):  # fmt: skip
-    """The same for every long row from the sums of its slices, in their order; a warp shares a row. Empty arrays stand
+    """The result of every long row from the sums of its slices, in their order; a warp shares a row. Empty arrays stand
     for ones, an empty `diagonal` for zeros.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x

@@ -1,9 +1,9 @@
 """Sums of rows of several snapshots at once over sliced edges (PiPAD, section 4.2), and their adjoint.
 
 out[i, t, f] += scale[i, t] * sum over the edges e of i that snapshot t has of weight(e, t) * z[col[e], t, f]. Rows of
-`z` and `out` hold the S snapshots of a node side by side, so that an edge that is shared is read once for all of them.
-`weight` has 0 (ones), 1 or S numbers an edge, `presence` one bit a snapshot, `snapshot` tells whom a slice belongs to;
-empty arrays stand for ones and for all. `low` is the first snapshot of the group that `z` holds.
+`z` and `out` hold the S snapshots of a node side by side, so that a shared edge is read once for all of them. `weight`
+has 0 (ones), 1 or S numbers an edge, `presence` one bit a snapshot, and `snapshot` is the snapshot of a slice. Empty
+arrays stand for ones and for all. `low` is the first snapshot of the group that `z` holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyg_direct.kernels.aggregate.sum import add_share
 SLICE = 32
 # Threads that stage the edges of their slices together.
 TEAM = min(THREADS, 32)
-# Slices that a team works on at once, at most.
+# Most slices that a team processes at once.
 COALESCED = 16 if TEAM == 32 else 4
 STAGED = COALESCED * SLICE * (THREADS // TEAM)
 
@@ -25,13 +25,13 @@ sum_slice_16 = device_function("sum_slice_16", "u8 u8 u8 u8 i4 u8 u8 i4 i4 i4 i4
 
 @body
 def row_of(slice_row):
-    """Target of a slice without the bit that tells of several."""
+    """Target of a slice without the bit for several slices."""
     return np.int64(slice_row) & np.int64(0x7FFFFFFF)
 
 
 @body
 def share_of(weight, num_weights, presence, edge, snapshot, one):
-    """What an edge's row is multiplied with in a snapshot of the group; 0 where it has no such edge."""
+    """Factor of an edge's row in a snapshot of the group; 0 if the snapshot has no such edge."""
     if presence.shape[0] > 0 and (np.int64(presence[edge]) >> snapshot) & 1 == 0:
         return one - one
     if num_weights == 0:
@@ -41,7 +41,7 @@ def share_of(weight, num_weights, presence, edge, snapshot, one):
 
 @body
 def begins_run(rows, snapshot, slice_id):
-    """Whether a slice is the first of its target, or of its target in its snapshot."""
+    """Check whether a slice is the first of its target, or of its target in its snapshot."""
     if slice_id == 0 or rows[slice_id - 1] != rows[slice_id]:
         return True
     return snapshot.shape[0] > 0 and snapshot[slice_id - 1] != snapshot[slice_id]
@@ -49,7 +49,7 @@ def begins_run(rows, snapshot, slice_id):
 
 @body
 def find_edges(rows, offsets, snapshot, slice_id, whole):
-    """[first, last) edge of a slice; with `whole` those of its whole run, none for a slice that begins no run."""
+    """[first, last) edge of a slice; with `whole` of its whole run, none for a slice that begins no run."""
     first = np.int64(offsets[slice_id])
     last = slice_id + 1
     if whole != 0:
@@ -63,15 +63,15 @@ def find_edges(rows, offsets, snapshot, slice_id, whole):
 @cpu_kernel
 def sum_slices_cpu(z, rows, offsets, cols, weight, num_weights, snapshot, presence, low, row, column, at, size,
                    channels, width, out):  # fmt: skip
-    """`z` and `out` [N * width], each row of which holds the group's `size` snapshots from `low` on from place `at` on;
-    `row` and `column` [N, size] scale targets and sources here, empty ones do not.
+    """`z` and `out` [N * width]; each row holds the group's `size` snapshots from `low` on, beginning at number `at`.
+    `row` and `column` [N, size] scale targets and sources here; empty ones do not.
     """
-    # Unsigned ones never count from the end of an array, and no loop over arrays calls what takes them: either would
-    # keep the compiler from adding several numbers at once.
+    # Unsigned indices never count from the end of an array, and no loop over arrays calls a function with them. Either
+    # would prevent vector instructions.
     width, channels = np.uint64(width), np.uint64(channels)
     one, several = out.dtype.type(1), snapshot.shape[0] > 0
     for s in prange(rows.shape[0]):
-        # As `find_edges` of whole runs. Those of one target in several snapshots write to different numbers.
+        # As `find_edges` of whole runs. Runs of one target in several snapshots write to different numbers.
         if s > 0 and rows[s - 1] == rows[s] and not (several and snapshot[s - 1] != snapshot[s]):
             continue
         end = s + 1
@@ -88,7 +88,7 @@ def sum_slices_cpu(z, rows, offsets, cols, weight, num_weights, snapshot, presen
             total = np.uint64(target) * width + start
             scale = row[target, t] if row.shape[0] > 0 else one
             for e in range(np.int64(offsets[s]), np.int64(offsets[end])):
-                # As `share_of`. What is not there brings nothing, not even what is not a number.
+                # As `share_of`. An absent edge adds nothing, not even a NaN.
                 if presence.shape[0] > 0 and (np.int64(presence[e]) >> (t + low)) & 1 == 0:
                     continue
                 share = one
@@ -162,8 +162,8 @@ def sum_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot, presen
 @gpu_kernel(f"{_ARRAYS} i4 i4 i4 i4 T[]", T=("f4", "f8"))
 def sum_narrow_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot, presence, scale, low, size, channels,
                           coalesced, out):  # fmt: skip
-    """Narrow rows, as Algorithm 1 of the paper: a warp stages the columns of `coalesced` slices in shared memory, side
-    by side, and as many threads as a slice has numbers work on each slice.
+    """Narrow rows, as in Algorithm 1 of the paper. A warp stages the columns of `coalesced` slices in shared memory,
+    side by side. As many threads as a slice has numbers process each slice.
     """
     staged = cuda.shared.array(STAGED, np.int32)
     lane = np.int32(cuda.threadIdx.x % TEAM)
@@ -173,10 +173,10 @@ def sum_narrow_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot,
     mine = lane // width
     block_slices = (THREADS // TEAM) * coalesced
     block_first = np.int64(cuda.blockIdx.x) * block_slices
-    # The threads of a block leave this loop together, so that they may wait for each other inside.
+    # The threads of a block leave this loop together, so that they may synchronize inside.
     while block_first < rows.shape[0]:
         first_slice = block_first + (cuda.threadIdx.x // TEAM) * coalesced
-        # Neighboring threads read neighboring slices, each of which they keep to.
+        # Neighboring threads read neighboring slices; each keeps to its own.
         if lane < coalesced * (TEAM // coalesced):
             staging = first_slice + lane % coalesced
             if staging < rows.shape[0]:
@@ -223,7 +223,7 @@ def sum_wide_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot, p
                         lane_bits, whole, fresh, out):  # fmt: skip
     """fp32 rows of a multiple of 16 bytes, aligned; addresses of zero stand for empty arrays. `fresh`: `out` is zero.
 
-    2**lane_bits threads share as many pieces of a slice; what is left of a wider row is another group's.
+    2**lane_bits threads share as many pieces of a slice; another group computes the rest of a wider row.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = np.int32(1 << lane_bits)

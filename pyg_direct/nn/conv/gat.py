@@ -1,7 +1,7 @@
 """GATConv and GATv2Conv over sorted edges: scores, then their softmax over targets and the weighted sum at once.
 
-Over several relations each multiplies rows with a matrix of its own, so that these products, written where the others
-end, take the place of rows by type.
+Over several relations each multiplies rows by its own matrix. These products, written one after the other, take the
+place of rows by type.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
 
 
 def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """What replaces `forward` of an accelerated GATConv or GATv2Conv."""
+    """Override `forward` of an accelerated GATConv or GATv2Conv."""
     width = self.heads * self.out_channels // 4
     if is_recorded() or not may_find(edge_index, x, width, saves_launches=True):
         return type(self).forward(self, x, edge_index, edge_attr, *args, **kwargs)
@@ -52,7 +52,7 @@ def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: An
 
 
 def is_watched(self: Any) -> bool:
-    """Whether hooks look at the scores of edges."""
+    """Report whether hooks read the scores of edges."""
     return any(getattr(self, name) for name in _HOOKS)
 
 
@@ -62,7 +62,7 @@ def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
         return None
     batch = find_batch(edge_index)
     if batch is None:
-        # Scores and their gradients take the larger part of the time, with both ways.
+        # Scores and their gradients take the larger part of the time, in both orders.
         batch = find_whole(edge_index, targets.shape[0], self.heads * self.out_channels // 4, saves_launches=True)
     if (
         batch is None
@@ -81,7 +81,7 @@ def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
     heads, channels, num_targets = self.heads, self.out_channels, targets.shape[0]
     late = weigh is _weigh and _sums_first(self, rows, num_targets)
     made, scores = weigh(self, rows, targets, edges, is_part, late)
-    # GATv2Conv bends what its scores are sums of.
+    # GATv2Conv applies leaky ReLU to the addends of its scores.
     slope = self.negative_slope if weigh is _weigh else 1.0
     out = sum_weighted(made, scores, edges, num_targets=num_targets, negative_slope=slope,
                        dropout=self.dropout if self.training else 0.0, loops=self.add_self_loops)  # fmt: skip
@@ -101,7 +101,7 @@ def _add(out: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _sums_first(self: Any, rows: Tensor, num_targets: int) -> bool:
-    """Whether rows are narrower, or fewer, before their matrix; with one head the sum may come first."""
+    """Report whether rows are narrower, or fewer, before their matrix; with one head the sum may come first."""
     return (
         self.heads == 1
         and is_linear(self.lin)
@@ -111,8 +111,8 @@ def _sums_first(self: Any, rows: Tensor, num_targets: int) -> bool:
 
 
 class _Scores(torch.autograd.Function):
-    """Scores of sources `[N, 1]` and of the first of them as targets `[T, 1]`, of rows before their matrix: (x W) a is
-    x (W a), and rows are read once for both.
+    """Scores of sources `[N, 1]`, and of the first of them as targets `[T, 1]`, from rows before their matrix. (x W) a
+    is x (W a), and rows are read once for both.
     """
 
     @staticmethod
@@ -124,7 +124,7 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, source: Tensor, target: Tensor) -> tuple[Tensor | None, ...]:
-        # In what torch can differentiate once more.
+        # By functions that torch can differentiate again.
         rows, weight, to_source, to_target = ctx.saved_tensors
         both = _join(to_source, to_target)
         grad = torch.stack([source.squeeze(1), F.pad(target.squeeze(1), (0, rows.shape[0] - target.shape[0]))])
@@ -135,7 +135,7 @@ class _Scores(torch.autograd.Function):
 
 
 def _join(to_source: Tensor, to_target: Tensor) -> Tensor:
-    """The vectors of both scores, `[2, C]`."""
+    """Return the vectors of both scores, `[2, C]`."""
     return torch.cat([to_source.view(1, -1), to_target.view(1, -1)])
 
 
@@ -145,7 +145,7 @@ _Given = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 def _weigh(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_part: bool, late: bool
            ) -> tuple[Tensor, _Given]:  # fmt: skip
-    """(rows to add up, scores that weigh them) of GATConv; with `late` the rows come before their matrix."""
+    """Return (rows to add up, scores that weigh them) of GATConv; with `late` the rows come before their matrix."""
     heads, channels = self.heads, self.out_channels
     if late and is_part:
         scores = _Scores.apply(rows, self.lin.weight, self.att_src, self.att_dst, targets.shape[0])
@@ -167,7 +167,7 @@ def _weigh(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_part
 
 def _weigh_v2(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_part: bool, late: bool
               ) -> tuple[Tensor, _Given]:  # fmt: skip
-    """(rows to add up, scores that weigh them) of GATv2Conv."""
+    """Return (rows to add up, scores that weigh them) of GATv2Conv."""
     heads, channels = self.heads, self.out_channels
     made = self.lin_l(rows).view(-1, heads, channels)
     if self.share_weights and is_part:
@@ -181,9 +181,10 @@ def _weigh_v2(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_p
 
 def sum_weighted(made: Tensor, scores: _Given, edges: SortedEdges, *, num_targets: int, negative_slope: float,
                  dropout: float, loops: bool = False, transposed: Transposed | None = None) -> Tensor:  # fmt: skip
-    """Sums of rows `[N, H, C]` over the edges of each target, times the softmax of scores, of which `dropout` fall out.
+    """Sum rows `[N, H, C]` over the edges of each target, times the softmax of scores, of which the share `dropout` is
+    dropped.
 
-    The dtype of both is that of the scores, but they are summed up in fp32 at least.
+    The dtype of both is the dtype of the scores, but they are accumulated in fp32 or wider.
     """
     given = pick_scores(*scores)
     work = torch.promote_types(given.dtype, torch.float32)
@@ -201,15 +202,15 @@ def sum_weighted(made: Tensor, scores: _Given, edges: SortedEdges, *, num_target
                      num_targets=num_targets, max_degree=degree, transposed=transposed)  # fmt: skip
 
 
-# Bytes of what the edges of all relations of GATv2Conv are scored by, above which a CPU takes each by itself: these
-# stay in its caches.
+# Bytes of the addends of scores, for the edges of all relations of GATv2Conv. Above this a CPU computes each relation
+# separately, because its addends stay in the caches.
 _MOST_BYTES = 1 << 20
 
 
 def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
-    """What relations must have in common to be weighed with this one; None where it is weighed by itself.
+    """Return the key that relations must share to be weighed together; None if the relation is weighed separately.
 
-    Loops are known by a source that is its target, which joined numbers do not tell.
+    Loops are found by a source that is its target, which joined numbers do not show.
     """
     matrices, vectors = _matrices(module), _vectors(module)
     if (
@@ -221,7 +222,7 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
         or x.dtype not in DTYPES
         or not all(part.dtype == x.dtype and part.device == x.device
                    for part in (own, *vectors, *(part for matrix in matrices for part in matrix.parameters())))
-        # What does not fit is refused in torch's words.
+        # torch itself refuses shapes that do not fit.
         or (x.shape[1], own.shape[1]) != tuple(matrix.weight.shape[1] for matrix in matrices)
         or (isinstance(module, conv.GATConv) and (any(matrix.bias is not None for matrix in matrices)
                                                   or _sums_first(module, x, own.shape[0])))
@@ -232,19 +233,19 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
 
 
 def _matrices(module: Any) -> tuple[Any, Any]:
-    """Those of sources and of targets."""
+    """Return the matrices of sources and of targets."""
     if isinstance(module, conv.GATv2Conv):
         return module.lin_l, module.lin_r
     return (module.lin_src, module.lin_dst) if module.lin is None else (module.lin, module.lin)
 
 
 def _vectors(module: Any) -> tuple[Tensor, ...]:
-    """Those that scores are products with."""
+    """Return the vectors that scores are products with."""
     return (module.att,) if isinstance(module, conv.GATv2Conv) else (module.att_src, module.att_dst)
 
 
 def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
-    """What each GATConv returns."""
+    """Return the results of each GATConv."""
     sources, matrices = [relation.sources for relation in relations], [_matrices(r.conv) for r in relations]
     used = [True] * len(relations)
     made = multiply_apart(sources, [matrix.weight for matrix, _ in matrices], used)
@@ -259,7 +260,7 @@ def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
 
 
 def convolve_joined_v2(relations: Sequence[Relation]) -> list[Tensor] | None:
-    """What each GATv2Conv returns; None where each is faster by itself."""
+    """Return the results of each GATv2Conv; None if each is faster separately."""
     first, used = relations[0].conv, [True] * len(relations)
     counts = [relation.edge_index.shape[1] for relation in relations]
     rows = relations[0].sources
@@ -275,13 +276,13 @@ def convolve_joined_v2(relations: Sequence[Relation]) -> list[Tensor] | None:
     both = made.index_select(0, edges.row) + others.index_select(0, edges.target)
     scores = _JoinedScores.apply(both.view(-1, first.heads, first.out_channels), used, counts, first.negative_slope,
                            *(relation.conv.att for relation in relations))  # fmt: skip
-    # What scores are sums of is bent already.
+    # The addends of scores have passed leaky ReLU already.
     return _sum_joined(relations, made, (None, None, scores), edges, 1.0, used)
 
 
 def _sum_joined(relations: Sequence[Relation], made: Tensor, scores: _Given, edges: JoinedEdges, slope: float,
          used: Used) -> list[Tensor]:  # fmt: skip
-    """The softmax and the sum of all relations, and what each makes of its part."""
+    """Compute the softmax and the sum of all relations, and the result of each from its part."""
     first, num_targets = relations[0].conv, sum(edges.sizes)
     known = SortedEdges(edges.indptr, edges.row, edges.target, edges.num_sources, num_targets, edges.max_degree)
     out = sum_weighted(
@@ -293,7 +294,7 @@ def _sum_joined(relations: Sequence[Relation], made: Tensor, scores: _Given, edg
 
 
 def _fold(weight: Tensor, vector: Tensor) -> Tensor:
-    """A matrix `[H * C, D]` times a vector of each head `[1, H, C]`: `[H, D]`."""
+    """Multiply a matrix `[H * C, D]` by a vector of each head `[1, H, C]`: `[H, D]`."""
     _, heads, channels = vector.shape
     return torch.bmm(vector.view(heads, 1, channels), weight.view(heads, channels, -1)).squeeze(1)
 
@@ -306,7 +307,7 @@ def _finish_joined(relation: Relation, out: Tensor) -> Tensor:
 
 
 class _JoinedScores(Function):
-    """Scores of edges `[E, H]`: what source and target make together `[E, H, C]`, bent, times the vector of the
+    """Scores of edges `[E, H]`: leaky ReLU of the sum of source and target `[E, H, C]`, times the vector of the
     relation `[1, H, C]`.
     """
 
@@ -323,7 +324,8 @@ class _JoinedScores(Function):
         counts, wants, grad = list(ctx.counts), ctx.needs_input_grad[4:], grad.unsqueeze(-1)
         to_both = None
         if ctx.needs_input_grad[0] and torch.is_grad_enabled():
-            # In what torch can differentiate once more; what belongs to no result used has no part in that.
+            # By functions that torch can differentiate again; inputs that belong to no used result have no part in
+            # this.
             live = [vector if used else vector.detach() for vector, used in zip(vectors, ctx.used, strict=True)]
             spread = torch.cat([part * vector for part, vector in zip(grad.split(counts), live, strict=True)])
             to_both = torch.where(both > 0, spread, spread * ctx.slope)
@@ -341,7 +343,7 @@ class _JoinedScores(Function):
 
 
 def weigh_heads(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
-    """Rows of sources and the weights of edges that PyG's code has found."""
+    """Return rows of sources and the weights of edges that PyG's code has computed."""
     alpha = kwargs["alpha"]
     if x.dim() != 3 or tuple(alpha.shape) != (edges.row.numel(), x.shape[1]):
         return None
@@ -349,7 +351,7 @@ def weigh_heads(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]
 
 
 def find_left(module: Any) -> str | None:
-    """Why options of a GATConv or GATv2Conv leave it to PyG."""
+    """Return why options of a GATConv or GATv2Conv leave it to PyG."""
     reduce, narrow = find_reduce(module), find_narrow(module, module.heads * module.out_channels)
     if (
         module.edge_dim is None

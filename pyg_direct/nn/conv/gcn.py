@@ -1,4 +1,4 @@
-"""GCNConv over sorted edges: normalised in their order, and aggregated on the narrower side of its matrix.
+"""GCNConv over sorted edges: normalized in their order, and aggregated on the narrower side of its matrix.
 
 Relations of a type with itself take one weighted sum together.
 """
@@ -43,7 +43,7 @@ from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 
 
 def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Tensor:
-    """What replaces `forward` of an accelerated GCNConv."""
+    """Override `forward` of an accelerated GCNConv."""
     if is_recorded() or not (isinstance(x, Kept) or may_find(edge_index, x, saves_launches=True)):
         return type(self).forward(self, x, edge_index, edge_weight)
     rows, num_targets = (x.rows, x.kept.shape[0]) if isinstance(x, Kept) else (x, None)
@@ -72,7 +72,8 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
     given = x.dtype if edge_weight is None else edge_weight.dtype
     self._paths.note()
     edges, weight = _normalise(batch, edge_index, num_sources, num_targets, edge_weight, self, given)
-    # The matrix may come before the sum or after it: where rows are narrower, or fewer, and stay what it takes.
+    # The matrix may come before the sum or after it: after it if rows are narrower, or fewer, and keep the dtype of the
+    # matrix.
     late = (is_linear(self.lin) and (x.shape[1] <= self.out_channels or 2 * num_targets <= num_sources)
             and torch.promote_types(x.dtype, given) == x.dtype)  # fmt: skip
     rows = x if late else self.lin(x)
@@ -87,7 +88,7 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
     if late and not torch.is_autocast_enabled(x.device.type):
         return multiply(out, self.lin.weight, self.bias)
     if late:
-        # What it returns there is added up by PyG in the dtype of the weights, with a bias of its own.
+        # PyG adds up its result there in the dtype of the weights, with a separate bias.
         out = multiply(out, self.lin.weight, None)
         out = out.to(torch.promote_types(out.dtype, given))
     return out if self.bias is None else out + self.bias
@@ -95,9 +96,9 @@ def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | No
 
 def _normalise(batch: SortedBatch, edge_index: Tensor, num_sources: int, num_targets: int, given: Tensor | None,
                self: Any, dtype: torch.dtype) -> tuple[SortedEdges, Tensor]:  # fmt: skip
-    """Edges, with one loop a target if asked for, and their symmetric weights; other loops then weigh nothing.
+    """Return edges, with one loop a target if requested, and their symmetric weights; other loops then have weight 0.
 
-    Nodes from `num_targets` on have no edges of their own.
+    Nodes from `num_targets` on have no edges as targets.
     """
     work = torch.promote_types(dtype, torch.float32)
     if given is None and self.add_self_loops:
@@ -114,7 +115,7 @@ def _normalise(batch: SortedBatch, edge_index: Tensor, num_sources: int, num_tar
         return edges, batch.remember(("weighed", edges.row.numel(), num_sources, num_targets, dtype), weigh)
     if not self.add_self_loops:
         return edges, _weigh(edges, given.to(work), num_sources, num_targets, 0.0).to(dtype)
-    # PyG fills loops in that are not there.
+    # PyG fills in missing loops.
     alone = 2.0 if self.improved else 1.0
     looped, _ = batch.add_loops(edge_index, num_targets)
     weight = _give_to_loops(edges, given.to(work), num_targets, alone)
@@ -122,7 +123,7 @@ def _normalise(batch: SortedBatch, edge_index: Tensor, num_sources: int, num_tar
 
 
 def _weigh(edges: SortedEdges, weight: Tensor, num_sources: int, num_targets: int, alone: float) -> Tensor:
-    """The symmetric weights of edges with weights; `alone` is the degree of a node that has no edges."""
+    """Return the symmetric weights of edges with weights; `alone` is the degree of a node that has no edges."""
     degree = aggregate(weight.view(-1, 1), edges.indptr, target=edges.target, num_targets=num_targets,
                        max_degree=edges.max_degree)  # fmt: skip
     degree = F.pad(degree.view(-1), (0, num_sources - num_targets), value=alone)
@@ -132,13 +133,13 @@ def _weigh(edges: SortedEdges, weight: Tensor, num_sources: int, num_targets: in
 
 
 def _give_to_loops(edges: SortedEdges, weight: Tensor, num_targets: int, alone: float) -> Tensor:
-    """Weights of edges and of the loops behind them; a loop that is there gives its own to the one that stays."""
+    """Return weights of edges and of the loops after them; an existing loop passes its weight to the one that stays."""
     indptr, row, target, *_ = edges
     num_edges = row.numel()
     is_loop = row == target
     own = _LastLoop.apply(weight, torch.where(is_loop, target, num_targets).long(), num_targets, alone)
     nodes = torch.arange(num_targets, device=row.device)
-    # Each target before an edge's own has one loop more.
+    # Each target before an edge's own has one more loop.
     places = torch.arange(num_edges, device=row.device) + target
     loops = indptr[1 : num_targets + 1].clamp(max=num_edges) + nodes
     out = weight.new_zeros(num_edges + num_targets).index_copy(0, places, weight.masked_fill(is_loop, 0))
@@ -146,9 +147,9 @@ def _give_to_loops(edges: SortedEdges, weight: Tensor, num_targets: int, alone: 
 
 
 class _LastLoop(Function):
-    """The weight of each node's last loop, which PyG's code finds on a CPU, and on a GPU any of them.
+    """Weight of each node's last loop, which PyG's code takes on a CPU; on a GPU it takes any of them.
 
-    Each loop of a node gets the gradient of the one that stays, as there.
+    Each loop of a node gets the gradient of the one that stays, as in PyG.
     """
 
     @staticmethod
@@ -156,7 +157,7 @@ class _LastLoop(Function):
         ctx.save_for_backward(node)
         number = torch.arange(node.numel(), device=node.device)
         last = number.new_full((num_nodes + 1,), -1).scatter_reduce_(0, node, number, "amax")[:num_nodes]
-        # Without edges there is nothing to take from.
+        # Without edges there are no weights to read.
         taken = weight.new_full((num_nodes,), alone) if not node.numel() else weight.take(last.clamp(min=0))
         return taken.masked_fill_(last < 0, alone)
 
@@ -167,7 +168,7 @@ class _LastLoop(Function):
 
 
 def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
-    """What relations must have in common to be summed with this one; None where it is summed by itself."""
+    """Return the key that relations must share to be summed together; None if the relation is summed separately."""
     if (
         own is not x
         or not module.normalize
@@ -188,7 +189,7 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
 
 
 def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
-    """What each convolution returns; the matrix comes before the sum or after it, where rows are narrower."""
+    """Return the results of each convolution; the matrix comes after the sum if rows are narrower before it."""
     tables, first, used = Tables.of(relations), relations[0], [True] * len(relations)
     is_late, dtype = first.sources.shape[1] <= first.conv.out_channels, first.sources.dtype
     found = [_normalise(relation.batch, relation.edge_index, len(relation.own), len(relation.own), None,
@@ -202,7 +203,7 @@ def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
     has_loops = first.conv.add_self_loops
     edges = join_edges(relations, starts, num_sources, name="looped together" if has_loops else "joined",
                        pairs=[(part.row, part.target) for part, _ in found], more=int(has_loops))  # fmt: skip
-    # Those of relations are remembered too, as what they are is.
+    # Weights of relations are remembered too, because their edges are.
     weight = edges.batch.remember(("weighed", dtype, *edges.key), lambda: torch.cat([part for _, part in found]))
     out = aggregate(rows, edges.indptr, edges.row, weight=weight, target=edges.target, num_targets=sum(edges.sizes),
                     max_degree=edges.max_degree,
@@ -216,10 +217,10 @@ def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
 
 
 def find_left(module: Any) -> str | None:
-    """Why options of a GCNConv leave it to PyG."""
+    """Return why options of a GCNConv leave it to PyG."""
     reduce = find_reduce(module)
     if module.normalize and not (is_attached(module, "forward", forward) and not module.cached and reduce == "sum"):
-        # PyG makes edges of its own where it adds loops, and weighs them where it normalises.
+        # If PyG adds loops it makes new edges, and if it normalizes it weighs them.
         if module.add_self_loops:
             return OWN_LOOPS
         if reduce not in ("sum", "mean"):

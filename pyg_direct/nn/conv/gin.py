@@ -1,4 +1,4 @@
-"""GINConv over sorted edges: rows of sources summed, and a target's own row added where the sum lies.
+"""GINConv over sorted edges: rows of sources are summed, and a target's own row is added in the same memory.
 
 Several relations take one sum together, and then each its network.
 """
@@ -24,7 +24,7 @@ from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 
 
 def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
-    """What replaces `forward` of an accelerated GINConv."""
+    """Override `forward` of an accelerated GINConv."""
     out = None
     if not is_recorded() and not self._unknown.are(edge_index):
         if not may_find(edge_index, x):
@@ -35,11 +35,11 @@ def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
 
 
 def _sum(self: Any, x: Any, edge_index: Tensor, size: Any) -> Tensor | None:
-    """What the convolution gives its network; None where PyG's own code must find it, or must refuse."""
+    """Return the input of the convolution's network; None if PyG's own code must compute or refuse it."""
     rows, own = x if isinstance(x, (tuple, list)) else (x, x)
     if not all(isinstance(part, Tensor) and part.dim() == 2 for part in (rows, own)):
         return None
-    # Items of other dtypes, or of other widths, meet by torch's rules.
+    # Items of other dtypes, or of other widths, are combined by torch's rules.
     if not rows.dtype == own.dtype == self.eps.dtype or rows.shape[1] != own.shape[1]:
         return None
     batch = find_batch(edge_index)
@@ -59,14 +59,15 @@ def add_own(x: Tensor, own: Tensor, eps: Tensor, fitting: Fitting, *, reduce: st
         x: Rows of the sources, float32 or float64 `[N, C]`.
         own: Rows of the targets, `[T, C]`.
         eps: One number, `[1]`, of the dtype of the rows.
-        fitting: What leads where.
+        fitting: Edges that fit the rows.
         reduce: `sum` or `mean`.
-        is_first: Whether `own` are the first rows of `x`, cut off by what adds both gradients: one has that of both.
+        is_first: True if `own` are the first rows of `x`, narrowed by a step that adds both gradients: one gradient
+            then covers both.
     """
     mean = reduce == "mean"
     if not (torch.is_grad_enabled() and (x.requires_grad or own.requires_grad or eps.requires_grad)):
         return _add_own(x, own, 1 + eps, fitting, mean)
-    # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
+    # Bypass the `torch.func` support of `Function.apply`; its transforms do not come here.
     made: Tensor = super(Function, _Sum).apply(x, own, eps, fitting, mean, is_first or own is x)  # type: ignore[misc]
     return made
 
@@ -81,7 +82,7 @@ class _Sum(Function):
     def forward(ctx: Any, x: Tensor, own: Tensor, eps: Tensor, fitting: Fitting, mean: bool, is_first: bool
                 ) -> Tensor:  # fmt: skip
         scale = 1 + eps
-        # Rows are kept for the gradient of `eps` alone: a program may write to others meanwhile, as over PyG's code.
+        # Rows are kept only for the gradient of `eps`: a program may write to other rows meanwhile, as with PyG's code.
         ctx.save_for_backward(own if ctx.needs_input_grad[2] else None, scale)
         ctx.eps = eps
         ctx.fitting, ctx.mean, ctx.is_first, ctx.is_same = fitting, mean, is_first, own is x
@@ -97,12 +98,12 @@ class _Sum(Function):
         edges, transposed = ctx.fitting
         to_x = to_own = None
         if wants[0]:
-            # A mean by source overwrites what it is given, which is others' too.
+            # A mean by source overwrites its input, which other steps use too.
             given = grad.clone() if ctx.mean and transposed is not None else grad.contiguous()
             to_x = spread_known(given, edges.indptr, edges.row, edges.target, ctx.num_rows, ctx.mean, edges.max_degree,
                                 transposed)  # fmt: skip
         if to_x is not None and ctx.is_first:
-            # Both gradients meet in one memory.
+            # Both gradients are added in one memory.
             to_x.narrow(0, 0, grad.shape[0]).addcmul_(grad, scale)
         elif wants[1]:
             to_own = grad * scale
@@ -110,9 +111,10 @@ class _Sum(Function):
 
 
 def _differentiate(ctx: Any, own: Tensor | None, eps: Tensor, grad: Tensor) -> list[Tensor | None]:
-    """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
+    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
     edges = ctx.fitting.edges
-    # Sums are linear in their rows, which others may stand for. Of views: what a tensor came from is not asked for.
+    # Sums are linear in their rows, so other tensors may stand for them. Of views, because the origin of a tensor is
+    # irrelevant.
     own, eps = torch.zeros_like(grad).requires_grad_() if own is None else own.view_as(own), eps.view_as(eps)
     x = own if ctx.is_same else grad.new_zeros(ctx.num_rows, grad.shape[1]).requires_grad_()
     summed = aggregate(x, edges.indptr, edges.row, reduce="mean" if ctx.mean else "sum", target=edges.target,
@@ -125,20 +127,20 @@ def _differentiate(ctx: Any, own: Tensor | None, eps: Tensor, grad: Tensor) -> l
     return [next(found) if wanted else None for wanted in wants]
 
 
-# Bytes of the sums of all relations, above which a CPU sums each by itself: from there on glibc gets new memory of the
-# system for each step, which took what the joined sum saves (0.82 to 1.05 times as fast, else 1.03 to 1.48, and 1.85
-# with such memory kept).
+# Bytes of the sums of all relations, above which a CPU sums each separately. From there on glibc gets new memory of the
+# system for each step, which costs the gain of the joined sum. It is 0.82 to 1.05 times as fast, below 1.03 to 1.48,
+# and 1.85 with such memory kept.
 MOST_BYTES = 32 << 20
 
 
 def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
-    """What relations must have in common to be summed with this one; None where it is summed by itself."""
+    """Return the key that relations must share to be summed together; None if the relation is summed separately."""
     reduce = find_reduce(module)
     if (
         not is_accelerated(module)
         or reduce not in ("sum", "mean")
         or x.dtype not in DTYPES
-        # Items of other dtypes, or of other widths, meet by torch's rules.
+        # Items of other dtypes, or of other widths, are combined by torch's rules.
         or not x.dtype == own.dtype == module.eps.dtype
         or x.shape[1] != own.shape[1]
         or module.eps.device != x.device
@@ -149,8 +151,8 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
 
 
 def convolve_joined(relations: Sequence[Relation]) -> list[Tensor] | None:
-    """What each convolution gives its network: aggregate(sources) + (1 + eps) * own, `[T, C]`; None where each is
-    faster by itself.
+    """Return the input of each convolution's network: aggregate(sources) + (1 + eps) * own, `[T, C]`; None if each is
+    faster separately.
     """
     tables, first = Tables.of(relations), relations[0].sources
     most = sum(relation.own.numel() for relation in relations) * first.element_size()
@@ -162,20 +164,22 @@ def convolve_joined(relations: Sequence[Relation]) -> list[Tensor] | None:
     ends = tables.places, tables.add_own(relations)
     used = [True] * len(relations)
     is_mean = find_reduce(relations[0].conv) == "mean"
-    # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
+    # Bypass the `torch.func` support of `Function.apply`; its transforms do not come here.
     out: Tensor = super(Function, _JoinedSums).apply(edges, ends, used, num_tables, is_mean, edges.transpose(tracked),
                                                *tables.tables, *(relation.conv.eps for relation in relations))  # type: ignore[misc]  # fmt: skip
     return split_apart(out, edges.sizes, used)
 
 
 def finish_joined(module: Any, out: Tensor) -> Tensor:
-    """What the convolution returns."""
+    """Return the result of the convolution."""
     made: Tensor = module.nn(out)
     return made
 
 
 class _JoinedSums(Function):
-    """Sums of all relations, `[T, C]`; given tables of rows, the first ones of sources, and a factor of each."""
+    """Sums of all relations, `[T, C]`; the inputs are tables of rows, the first ones of sources, and a factor of
+    each.
+    """
 
     @staticmethod
     def forward(ctx: Any, edges: JoinedEdges, ends: tuple[list[int], list[int]], used: Used, num_sources: int,
@@ -201,7 +205,7 @@ class _JoinedSums(Function):
         num_tables = len(given) - len(own)
         found: list[Tensor | None] = [None] * len(given)
         if any(wants[: ctx.num_sources]):
-            # A mean by source overwrites what it is given, which is others' too.
+            # A mean by source overwrites its input, which other steps use too.
             back = grad.clone() if ctx.mean and ctx.transposed is not None else grad.contiguous()
             sizes = [len(table) for table in given[: ctx.num_sources]]
             spread = spread_known(back, edges.indptr, edges.row, edges.target, sum(sizes), ctx.mean, edges.max_degree,
@@ -214,7 +218,7 @@ class _JoinedSums(Function):
                 continue
             if wants[place]:
                 part = found[place]
-                # Where targets are sources too, or of several relations, gradients meet in one memory.
+                # If targets are sources too, or of several relations, gradients are added in one memory.
                 found[place] = piece * scales[number] if part is None else part.addcmul_(piece, scales[number])
             if wants[num_tables + number]:
                 found[num_tables + number] = (piece * given[place]).sum().view(1)
@@ -222,17 +226,17 @@ class _JoinedSums(Function):
 
 
 def _reach(sources: Sequence[int], used: Used) -> set[int]:
-    """Tables of sources of the results that a gradient came back to."""
+    """Return the tables of sources of the results that received a gradient."""
     return {place for place, is_used in zip(sources, used, strict=True) if is_used}
 
 
 def _differentiate_joined(
     ctx: Any, given: Sequence[Tensor], wants: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
+    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
     edges, (sources, own) = ctx.edges, ctx.ends
     num_tables, reached = len(given) - len(own), _reach(sources, ctx.used)
-    # Relations that share a convolution are given one factor, of which each has a gradient of its own.
+    # Relations that share a convolution are given one factor, but each needs a separate gradient.
     given = [part.view_as(part) for part in given]
     rows = [table if place in reached else table.detach() for place, table in enumerate(given[: ctx.num_sources])]
     summed = aggregate(torch.cat(rows), edges.indptr, edges.row, reduce="mean" if ctx.mean else "sum",
@@ -241,7 +245,7 @@ def _differentiate_joined(
     out = summed + torch.cat([part if is_used else part.detach()
                               for part, is_used in zip(scaled, ctx.used, strict=True)])  # fmt: skip
     if not out.requires_grad:
-        # All that is asked for leads to results that nobody used.
+        # All requested gradients lead to unused results.
         return [None] * len(wants)
     wanted = [part for part, want in zip(given, wants, strict=True) if want]
     made = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))

@@ -1,5 +1,5 @@
-"""Messages of GINEConv over sorted edges, made and summed in one step of autograd: rows of sources and of edges are
-added, and cut off at zero. Several relations make and sum their messages at once.
+"""Messages of GINEConv over sorted edges, made and summed in one step of autograd. Rows of sources and of edges are
+added, followed by ReLU. Several relations make and sum their messages at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
 
 def sum_messages(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, target: Tensor, num_targets: int, *,
                  reduce: str, max_degree: int | None) -> Tensor:  # fmt: skip
-    """relu(x[row] + edge_rows) reduced over the edges of each target, `[T, C]`.
+    """Compute relu(x[row] + edge_rows) reduced over the edges of each target, `[T, C]`.
 
     Args:
         x: Rows of sources, floating `[N, C]`.
@@ -34,12 +34,12 @@ def sum_messages(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, targ
         indptr, row, target: Edges that are known to fit, sorted by target; `indptr` may be longer.
         num_targets: T.
         reduce: See `ops.aggregate.sum`.
-        max_degree: Upper bound of the edges of a target, None where it is not known.
+        max_degree: Upper bound of the edges of a target, None if it is not known.
     """
     if reduce not in ("sum", "mean"):
         messages = (x.index_select(0, row) + edge_rows).relu()
         return aggregate(messages, indptr, reduce=reduce, target=target, num_targets=num_targets, max_degree=max_degree)
-    # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
+    # Bypass the `torch.func` support of `Function.apply`; its transforms do not come here.
     made: Tensor = super(Function, _Sum).apply(x, edge_rows, indptr, row, target, num_targets, reduce == "mean",
                                                max_degree)  # type: ignore[misc]  # fmt: skip
     return made
@@ -69,10 +69,10 @@ class _Sum(Function):
         if messages is not None:
             to_edges = torch.ops.aten.threshold_backward(grad.index_select(0, target), messages, 0)
         elif torch.is_grad_enabled() or is_heard(grad):
-            # In what torch can differentiate once more, or do for many gradients at once.
+            # By functions that torch can differentiate again, or batch over many gradients.
             to_edges = grad.index_select(0, target).masked_fill(~unpack_kept(kept, grad.shape[1]), 0)
         else:
-            # Atomics are for what is in no other memory yet, or is little.
+            # Atomics suit gradients without memory yet, or small ones.
             spreads = wants_x and not torch.are_deterministic_algorithms_enabled() and (
                 not wants_edges or 4 * row.numel() * grad.shape[1] < GATHERED_BYTES)  # fmt: skip
             to_edges, to_x = pull_fused(grad, kept, row, target, ctx.num_rows, to_edges=wants_edges or not spreads,
@@ -83,17 +83,17 @@ class _Sum(Function):
 
 
 def _add_to_sources(rows: Tensor, row: Tensor, num_rows: int) -> Tensor:
-    """Rows of edges added up for the source of each, `[N, C]`."""
+    """Add up rows of edges for the source of each, `[N, C]`."""
     is_plain = torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled() or is_heard(rows)
     if is_plain or not runs_on_gpu(rows):
         return rows.new_zeros(num_rows, rows.shape[1]).index_add_(0, row, rows)
-    # Each edge is the target of one: torch adds items one by one, and those of 16 bits in 16 bits.
+    # Each edge is a target of its own: torch adds items one by one, and 16-bit items in 16 bits.
     each = torch.arange(row.numel() + 1, dtype=row.dtype, device=row.device)
     return spread_known(rows, each, row, each[:-1], num_rows, False, 1, None)
 
 
 def convolve(self: Any, x: Tensor, edges: SortedEdges, num_targets: int, kwargs: dict[str, Any]) -> Tensor | None:
-    """What a GINEConv makes of rows of sources and of edges."""
+    """Compute the result of a GINEConv from rows of sources and of edges."""
     num_edges, matrix, attribute = edges.row.numel(), self.lin, kwargs.get("edge_attr")
     if (
         x.dim() != 2
@@ -111,16 +111,16 @@ def convolve(self: Any, x: Tensor, edges: SortedEdges, num_targets: int, kwargs:
 
 
 def read_joined(module: Any, x: Tensor, own: Tensor, edge_rows: Tensor) -> Hashable:
-    """What relations must have in common to be summed with this one; None where it is summed by itself.
+    """Return the key that relations must share to be summed together; None if the relation is summed separately.
 
     Args:
         module: A GINEConv.
         x, own: Rows of its sources and of its targets, `[N, C]` and `[T, C]`.
-        edge_rows: What belongs to its edges, `[E, D]`.
+        edge_rows: Rows of its edges, `[E, D]`.
     """
     if (
         x.dtype not in DTYPES
-        # Items of other dtypes, or of other widths, meet by torch's rules.
+        # Items of other dtypes, or of other widths, are combined by torch's rules.
         or not x.dtype == own.dtype == edge_rows.dtype == module.eps.dtype
         or not x.device == edge_rows.device == module.eps.device
         or x.shape[1] != own.shape[1]
@@ -134,7 +134,7 @@ def read_joined(module: Any, x: Tensor, own: Tensor, edge_rows: Tensor) -> Hasha
 
 
 def _fits(matrix: Any, x: Tensor, edge_rows: Tensor) -> bool:
-    """Whether a matrix, or none, gives edges rows as wide as those of their sources."""
+    """Report whether a matrix, or none, makes rows of edges as wide as the rows of their sources."""
     if matrix is None:
         return edge_rows.shape[1] == x.shape[1]
     return (
@@ -145,8 +145,8 @@ def _fits(matrix: Any, x: Tensor, edge_rows: Tensor) -> bool:
 
 
 def convolve_joined(relations: Sequence[Relation]) -> list[Tensor] | None:
-    """What each convolution gives its network: aggregate(relu(sources + edges)) + (1 + eps) * own, `[T, C]`; None where
-    each is faster by itself.
+    """Return the input of each convolution's network: aggregate(relu(sources + edges)) + (1 + eps) * own, `[T, C]`;
+    None if each is faster separately.
     """
     first = relations[0].sources
     num_edges = sum(relation.edge_index.shape[1] for relation in relations)

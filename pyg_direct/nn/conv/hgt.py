@@ -22,18 +22,19 @@ from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
 from pyg_direct.ops.local_ids.csr import compress_ids
 from pyg_direct.ops.run_kernel import is_recorded
 
-# What `forward` tells `_construct_src_node_feat` and `propagate`, which is given edges that PyG has joined.
+# Knowledge that `forward` passes to `_construct_src_node_feat` and `propagate`, which is given edges that PyG has
+# joined.
 _TOLD = "_relations"
 
 
 class _Told:
-    """What is known of the edges of a call.
+    """Knowledge of the edges of a call.
 
     Attributes:
-        batch: That of the first relation, which remembers what is made of all of them.
-        key: What tells them and their order apart.
+        batch: Batch of the first relation, which remembers results for all of them.
+        key: Identifies them and their order.
         max_degree: Upper bound of the edges of a target, None if there is none.
-        is_scaled: Whether keys have been multiplied with the weights of relations and the scale of the products.
+        is_scaled: True if keys have been multiplied by the weights of relations and the scale of the products.
     """
 
     def __init__(self, batch: SortedBatch, key: tuple[Any, ...], max_degree: int | None) -> None:
@@ -41,7 +42,7 @@ class _Told:
 
 
 def forward(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
-    """What replaces `forward` of an accelerated HGTConv: PyG's own, once it is known that no edge leads astray."""
+    """Override `forward` of an accelerated HGTConv: PyG's own, once all edges are known to be in bounds."""
     told = None if is_recorded() else _tell(self, x_dict, edge_index_dict)
     if told is None:
         return type(self).forward(self, x_dict, edge_index_dict)
@@ -53,32 +54,32 @@ def forward(self: Any, x_dict: Any, edge_index_dict: Any) -> Any:
 
 
 def _tell(self: Any, x_dict: Any, edge_index_dict: Any) -> _Told | None:
-    """What is known of the edges; None unless all of them are known to fit."""
+    """Collect the knowledge of the edges; None unless all of them are known to fit."""
     batches, key, most = [], [], 0
     for (src, _, dst), edge_index in edge_index_dict.items():
         batch, sizes = find_batch(edge_index) if is_plain(self, edge_index) else None, (x_dict[src], x_dict[dst])
         if batch is None or not batch.fits(edge_index, *(rows.shape[0] for rows in sizes)):
             return None
         batches.append(batch)
-        # Batches tell their edges from others that came to the same memory, and must not keep each other alive.
+        # Batches distinguish their edges from others that came to the same memory, and must not keep each other alive.
         key.append((weakref.ref(batch), edge_index.shape[1], dst, *(rows.shape[0] for rows in sizes)))
         most += batch.max_degree or 0
     if not batches:
         return None
     bounded = all(batch.max_degree is not None for batch in batches)
-    # Types that no edge leads to take places among the targets too.
+    # Types that no edge leads to take positions among the targets too.
     return _Told(
         batches[0], ("hgt", *key, *((kind, x.shape[0]) for kind, x in x_dict.items())), most if bounded else None
     )
 
 
 def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dict: Any) -> Any:
-    """What replaces the method of an accelerated HGTConv: keys and values of the sources of each relation times its
-    matrices, by one product a relation. PyG multiplies slices that it finds by a list of types, which it makes on the
-    CPU, with a number for each row and head.
+    """Override the method of an accelerated HGTConv: keys and values of the sources of each relation times its
+    matrices, by one product a relation. PyG multiplies slices that it finds by a list of types. It makes the list on
+    the CPU, with a number for each row and head.
     """
     numbers = [self.edge_types_map[kind] for kind in edge_index_dict]
-    # Of relations in another order PyG takes other matrices.
+    # For relations in another order PyG takes other matrices.
     told = self.__dict__.get(_TOLD)
     if (told is None or not numbers or numbers != sorted(numbers) or self.k_rel.bias is not None
             or not (_is_plain_matrix(self.k_rel) and _is_plain_matrix(self.v_rel))):  # fmt: skip
@@ -89,7 +90,7 @@ def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dic
         keys, values = keys[:, numbers], values[:, numbers]
     # (k W) . q p / sqrt(C) = (k (W p / sqrt(C))) . q, and matrices are fewer than edges.
     scale = torch.cat([self.p_rel["__".join(kind)] for kind in edge_index_dict]).t() / math.sqrt(width)
-    # Apart for relations, so that their gradients are put together once.
+    # Separately for relations, so that their gradients are concatenated once.
     weights = torch.cat([keys * scale[:, :, None, None], values]).unbind(1)
     offsets, made, begin = {}, [], 0
     for kind, weight in zip(edge_index_dict, weights, strict=True):
@@ -102,12 +103,12 @@ def _construct_src_node_feat(self: Any, k_dict: Any, v_dict: Any, edge_index_dic
 
 
 def _is_plain_matrix(module: Any) -> bool:
-    """Whether these are PyG's matrices of relations, without a `forward` or hooks that a program put on them."""
+    """Report whether these are PyG's matrices of relations, without a `forward` or hooks from a program."""
     return type(module) is HeteroLinear and "forward" not in module.__dict__ and not has_hooks(module)
 
 
 def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
-    """What replaces `propagate` of an accelerated HGTConv."""
+    """Override `propagate` of an accelerated HGTConv."""
     (k, q, v), told = (kwargs[name] for name in "kqv"), self.__dict__.get(_TOLD)
     if told is None or k.dtype not in DTYPES or not k.dtype == q.dtype == v.dtype:
         if not is_recorded():
@@ -128,7 +129,7 @@ def propagate(self: Any, edge_index: Tensor, size: Any = None, **kwargs: Any) ->
 
 
 class _Joined(NamedTuple):
-    """Edges of all relations, sorted by target; `edge` is the place of each among those that PyG has joined."""
+    """Edges of all relations, sorted by target; `edge` is the position of each among the edges that PyG has joined."""
 
     indptr: Tensor
     row: Tensor

@@ -1,9 +1,8 @@
 """RGCNConv over sorted edges: all relations in one sum, in one matrix if most targets have edges of each.
 
 If most pairs of a relation and a target have no edges, the pairs with edges are processed relation after relation
-(`convolve_segments`). A matrix is multiplied with the sums of its relation's pairs, and the products are added up
-for the targets. No row is multiplied, or lies in memory, for a pair without edges. A row is multiplied once for all
-edges of a pair.
+(`convolve_segments`). A matrix is multiplied by the sums of its relation's pairs, and the products are added up for the
+targets. No row is multiplied, or stored, for a pair without edges. A row is multiplied once for all edges of a pair.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ from pyg_direct.ops.run_kernel import is_recorded
 
 # Edges a pair of a relation and a target, below which many pairs have none.
 _MOST_EDGES = {"cuda": 0.5, "cpu": 0.75}
-# Of rows without edges so many numbers, times the width of their matrix and a little, are a fair price for parting, and
-# for a product more a relation, both ways. On an H200, whose host is what takes the time of less, and on two cores.
+# Numbers of rows without edges that justify the split, and one more product a relation, both ways; they are compared
+# after multiplication by the width of their matrix plus a constant. For an H200, whose host limits smaller sizes, and
+# for two cores.
 _PARTING = {"cuda": 1 << 33, "cpu": 1 << 25}
 _A_RELATION = {"cuda": 1 << 30, "cpu": 1 << 21}
 _WITHOUT_WIDTH = 96
@@ -44,7 +44,7 @@ class Segments(NamedTuple):
         order: Pairs by target, `[P]`.
         target: Their targets, `[P]`.
         back: The same by pair.
-        given: The relations that edges were told to have; held so that no other tensor gets their address.
+        given: The given relations of edges; held so that no other tensor gets their address.
         most: Edges of the relation that has most.
     """
 
@@ -61,7 +61,9 @@ class Segments(NamedTuple):
 
 
 def are_few(edges: Tensor, num_targets: int, relations: int, width: int) -> bool:
-    """Whether so many edges leave many pairs of a relation and a target without one, and enough of them to matter."""
+    """Report whether so many edges leave many pairs of a relation and a target without one, and enough of them to
+    matter.
+    """
     num_edges, pairs, where = edges.numel(), num_targets * relations, "cuda" if edges.is_cuda else "cpu"
     if not 0 < num_edges < _MOST_EDGES[where] * pairs:
         return False
@@ -69,7 +71,7 @@ def are_few(edges: Tensor, num_targets: int, relations: int, width: int) -> bool
 
 
 def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: int) -> Segments | None:
-    """The pairs of these edges; None if a relation lies outside. Waits for the device once."""
+    """Return the pairs of these edges; None if a relation is out of range. Waits for the device once."""
     # Narrow keys take fewer passes; edges come sorted by target, and stay so in a relation.
     inside = edge_type.clamp(0, relations - 1)
     kinds, order = torch.sort(inside.to(torch.int16 if relations <= 1 << 15 else torch.int64), stable=True)
@@ -77,7 +79,7 @@ def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, re
     begins = torch.ones_like(target, dtype=torch.bool)
     begins[1:] = (target[1:] != target[:-1]) | (kinds[1:] != kinds[:-1])
     ends = torch.cumsum(begins, 0)
-    # Of each relation, where its edges begin, and its pairs.
+    # First edge of each relation, and its pairs.
     offsets = compress_ids(kinds.long(), relations)
     counts = torch.stack([torch.cat([ends.new_zeros(1), ends]).index_select(0, offsets), offsets]).diff()
     strays = (edge_type != inside).sum().expand(2, 1)
@@ -85,7 +87,7 @@ def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, re
     if strays:
         return None
     num_pairs, pair = sum(sizes), ends - 1
-    # Their number is known, so that nothing waits; edges that begin no pair write behind the last one.
+    # Their number is known, so that there is no wait; edges that begin no pair write after the last one.
     places = torch.arange(pair.numel(), device=pair.device)
     starts = pair.new_empty(num_pairs + 1).scatter_(0, torch.where(begins, pair, num_pairs), places)
     starts[num_pairs] = pair.numel()
@@ -99,7 +101,7 @@ def part_by_relation(edges: SortedEdges, edge_type: Tensor, num_targets: int, re
 
 def convolve_segments(x: Tensor, weight: Tensor, segments: Segments, num_targets: int, *, reduce: str,
                       num_blocks: int | None, max_degree: int | None) -> Tensor:  # fmt: skip
-    """Sums over relations of the reduced rows times the matrix of each, `[T, out]`.
+    """Sum over relations the reduced rows times the matrix of each, `[T, out]`.
 
     Args:
         x: Rows of the sources, `[N, in]`.
@@ -127,8 +129,8 @@ class _Parted(NamedTuple):
     """Edges sorted by target, then relation: offsets of (target, relation), and their ends.
 
     Attributes:
-        given: The relations that edges were told to have; held so that no other tensor gets their address.
-        most: Edges of the relation that has most, where PyG looks at that; else 0.
+        given: The given relations of edges; held so that no other tensor gets their address.
+        most: Edges of the largest relation, if PyG checks that; otherwise 0.
     """
 
     indptr: Tensor
@@ -139,13 +141,13 @@ class _Parted(NamedTuple):
 
 
 class _Stray(NamedTuple):
-    """Relations that edges were told to have, one of which is none; held likewise."""
+    """Given relations of edges with one out of range; held in the same way."""
 
     given: Tensor
 
 
 def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor:
-    """What replaces `forward` of an accelerated RGCNConv."""
+    """Override `forward` of an accelerated RGCNConv."""
     if is_recorded():
         return type(self).forward(self, x, edge_index, edge_type)  # type: ignore[no-any-return]
     out: Tensor | str = paths.ARGUMENTS
@@ -164,7 +166,7 @@ def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Tensor
 
 
 def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor | str:
-    """The layer's result; the reason where PyG's own code must find it, or must refuse."""
+    """Return the layer's result, or the reason why PyG's own code must compute or refuse it."""
     batch, relations, num_targets = find_batch(edge_index), self.num_relations, own.shape[0]
     if batch is None:
         return paths.UNKNOWN
@@ -208,7 +210,7 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
             out = torch.einsum("trbi,rbio->tbo", parts, weight).reshape(num_targets, self.out_channels)
         else:
             out = sums.view(num_targets, relations * sums.shape[1]) @ weight.reshape(-1, self.out_channels)
-    # PyG adds relations up from zeros of torch's dtype on, which is wider than bfloat16.
+    # PyG adds up relations from zeros of torch's default dtype, which is wider than bfloat16.
     out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
     if self.root is not None:
         at_once = out.dtype == own.dtype and not torch.is_autocast_enabled(own.device.type)
@@ -217,7 +219,7 @@ def _convolve(self: Any, x: Tensor, own: Tensor, edge_index: Tensor, edge_type: 
 
 
 def _takes_segments(self: Any, parted: _Parted | Segments) -> bool:
-    """Whether PyG multiplies segments by pyg-lib, and so takes means and maxima over all relations together."""
+    """Report whether PyG multiplies segments by pyg-lib, and so takes means and maxima over all relations together."""
     if not torch_geometric.typing.WITH_SEGMM or self.num_bases is not None or self.num_blocks is not None:
         return False
     asked: bool | None = torch_geometric.backend.use_segment_matmul
@@ -227,7 +229,7 @@ def _takes_segments(self: Any, parted: _Parted | Segments) -> bool:
 
 
 def _part(edges: SortedEdges, edge_type: Tensor, num_targets: int, relations: int) -> _Parted | None:
-    """The edges by target and relation; None if a relation lies outside, which waits for the device once."""
+    """Return the edges by target and relation; None if a relation is out of range, which waits for the device once."""
     if edge_type.numel() and bool(((edge_type < 0) | (edge_type >= relations)).any()):
         return None
     most = int(torch.bincount(edge_type).max()) if torch_geometric.typing.WITH_SEGMM and edge_type.numel() else 0

@@ -1,12 +1,11 @@
 """SAGEConv and GraphConv over sorted edges, as one step of autograd.
 
-Rows of sources are summed and multiplied with a matrix; a target's own row is multiplied with another. The product
-of the own row is added where the sum lies. In small batches autograd and Python take most of the time, once for
-each step.
+Rows of sources are summed and multiplied by a matrix; a target's own row is multiplied by another. The product of the
+own row is added in the same memory. In small batches autograd and Python take most of the time, once for each step.
 
 A layer over several relations is one step, too: one sum for all of them, and the products of relations into one type
-added where they lie. A target's own row takes one product for all relations that lead to its type, with the sum of
-their matrices; nothing is computed for results that no gradient comes back to.
+added in place. A target's own row takes one product for all relations that lead to its type, with the sum of their
+matrices. If no gradient comes back to a result, nothing is computed for it.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Fitting(NamedTuple):
 
     Attributes:
         edges: Their ends lie below the rows.
-        transposed: The same by source, where the rows get a gradient; on a GPU None for gradients in any order, which
-            need no sort.
+        transposed: The same edges by source, if the rows get a gradient; on a GPU None for gradients in any order,
+            which need no sort.
     """
 
     edges: SortedEdges
@@ -55,10 +54,10 @@ class Fitting(NamedTuple):
 
 def fit_edges(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, edge_index: Tensor, size: Any
               ) -> Fitting | None:  # fmt: skip
-    """The edges of a convolution that sums rows `[N, C]` for targets with rows `[T, D]` in one step of autograd.
+    """Return the edges of a convolution that sums rows `[N, C]` for targets with rows `[T, D]` in one step of autograd.
 
     Returns:
-        None where it takes several steps, or where PyG is to refuse.
+        None if it takes several steps, or if PyG must refuse.
     """
     reduce, (num_sources, num_targets) = find_reduce(self), (rows.shape[0], own.shape[0])
     tracked, on_gpu = torch.is_grad_enabled() and rows.requires_grad, runs_on_gpu(rows)
@@ -73,14 +72,14 @@ def fit_edges(self: Any, batch: SortedBatch, rows: Tensor, own: Tensor, edge_ind
     ):
         return None
     edges = batch.view(edge_index)
-    # What is sorted by source serves a batch once, and a whole graph in each step.
+    # Edges sorted by source serve a batch once, and a whole graph in each step.
     sorts = not on_gpu or isinstance(batch, WholeGraph) or torch.are_deterministic_algorithms_enabled()
     return Fitting(edges, batch.transpose(edges, num_sources) if sorts and tracked else None)
 
 
 def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_weight: Tensor, edges: SortedEdges, *,
              reduce: str, transposed: Transposed | None = None, is_first: bool = False) -> Tensor:  # fmt: skip
-    """aggregate(x) @ weight.T + bias + own @ own_weight.T, `[T, O]`.
+    """Compute aggregate(x) @ weight.T + bias + own @ own_weight.T, `[T, O]`.
 
     Args:
         x: Rows of the sources, float32 or float64 `[N, C]`.
@@ -88,14 +87,15 @@ def convolve(x: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, own_we
         weight, bias, own_weight: `[O, C]`, `[O]`, `[O, D]` of the dtype of the rows.
         edges: Their ends lie below N and T.
         reduce: `sum` or `mean`.
-        transposed: The edges by source, where `x` gets a gradient; on a GPU None for gradients in any order, which
-            need no sort.
-        is_first: Whether `own` are the first rows of `x`, cut off by what adds both gradients: one has that of both.
+        transposed: The edges by source, if `x` gets a gradient; on a GPU None for gradients in any order, which need no
+            sort.
+        is_first: True if `own` are the first rows of `x`, narrowed by a step that adds both gradients: one gradient
+            then covers both.
     """
     if torch.is_grad_enabled() and (x.requires_grad or own.requires_grad or weight.requires_grad
                                     or own_weight.requires_grad or (bias is not None and bias.requires_grad)
                                     ):  # fmt: skip
-        # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
+        # Bypass the `torch.func` support of `Function.apply`; its transforms do not come here.
         made: Tensor = super(Function, _Layer).apply(x, own, weight, bias, own_weight, edges, reduce == "mean",
                                                      transposed, is_first or own is x)  # type: ignore[misc]  # fmt: skip
         return made
@@ -109,7 +109,7 @@ class _Layer(Function):
                 edges: SortedEdges, mean: bool, transposed: Transposed | None, is_first: bool) -> Tensor:  # fmt: skip
         indptr, row = edges.indptr, edges.row
         summed = sum_known(x, indptr, row, own.shape[0], mean, edges.max_degree)
-        # The rows themselves are read only where gradients are differentiated again.
+        # The rows themselves are read only if gradients are differentiated again.
         given = x if ctx.needs_input_grad[0] else None
         ctx.save_for_backward(given, own, weight, bias, own_weight, summed, indptr, row, edges.target)
         ctx.is_first, ctx.num_rows, ctx.mean = is_first, x.shape[0], mean
@@ -127,7 +127,7 @@ class _Layer(Function):
             to_x = spread_known(grad @ weight, indptr, row, target, ctx.num_rows, ctx.mean, ctx.max_degree,
                                 ctx.transposed)  # fmt: skip
         if to_x is not None and ctx.is_first:
-            # Both gradients meet in one memory.
+            # Both gradients are added in one memory.
             to_x.narrow(0, 0, grad.shape[0]).addmm_(grad, own_weight)
             to_own = None
         else:
@@ -137,9 +137,9 @@ class _Layer(Function):
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
+    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
     *saved, summed, indptr, row, target = ctx.saved_tensors
-    # Where one tensor stands for several, each has a gradient of its own.
+    # If one tensor stands for several, each needs a separate gradient.
     given: Any = [None if part is None else part.view_as(part) for part in saved]
     x, own, weight, bias, own_weight = given
     if x is not None:
@@ -153,7 +153,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> list[Tensor | None]:
 
 
 def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """What replaces `forward` of an accelerated SAGEConv or GraphConv."""
+    """Override `forward` of an accelerated SAGEConv or GraphConv."""
     out = None
     if not is_recorded() and not self._unknown.are(edge_index):
         if may_find(edge_index, x):
@@ -164,7 +164,7 @@ def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Te
 
 
 def _find(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor | None:
-    """What the layer returns; None where PyG's own code must find it, or must refuse."""
+    """Return the result of the layer; None if PyG's own code must compute or refuse it."""
     out = None
     if is_plain(self, edge_index):
         pair = x if isinstance(x, (tuple, list)) else (x, x)
@@ -210,9 +210,9 @@ def _combine_graph(self: Any, batch: SortedBatch, x: Any, edge_index: Tensor, ed
 
 def _convolve_at_once(self: Any, batch: SortedBatch, rows: Tensor, x: Any, edge_index: Tensor, first: Any, second: Any,
                       size: Any) -> Tensor | None:  # fmt: skip
-    """Sum and products in one step of autograd; None where they take several."""
+    """Compute sum and products in one step of autograd; None if they take several."""
     own = x[1]
-    # What does not fit is refused in torch's words.
+    # torch itself refuses shapes that do not fit.
     if rows.shape[1] != first.weight.shape[1] or own.shape[1] != second.weight.shape[1]:
         return None
     fitting = fit_edges(self, batch, rows, own, edge_index, size)
@@ -224,7 +224,7 @@ def _convolve_at_once(self: Any, batch: SortedBatch, rows: Tensor, x: Any, edge_
 
 
 def _are_matrices(first: Any, second: Any, x: Any) -> bool:
-    """Whether both are matrices of the dtype of the rows, the second without a bias."""
+    """Report whether both are matrices of the dtype of the rows, the second without a bias."""
     return (
         is_linear(first)
         and is_linear(second)
@@ -235,18 +235,18 @@ def _are_matrices(first: Any, second: Any, x: Any) -> bool:
 
 
 def _add_product(summed: Tensor, first: Any, own: Tensor, second: Any) -> Tensor:
-    """first(summed) + second(own), without a pass over memory for the plus."""
+    """Compute first(summed) + second(own), without a pass over memory for the sum."""
     if summed.dtype != own.dtype:
         return first(summed) + second(own)  # type: ignore[no-any-return]
     return multiply(summed, first.weight, first.bias, own, second.weight)
 
 
 class Matrices(NamedTuple):
-    """What a relation's convolution multiplies with.
+    """Matrices of a relation's convolution.
 
     Attributes:
-        weight, bias: Of the sum of its sources, `[O, C]` and `[O]` or None.
-        own_weight: Of a target's own row, `[O, D]`.
+        weight, bias: For the sum of its sources, `[O, C]` and `[O]` or None.
+        own_weight: For a target's own row, `[O, D]`.
     """
 
     weight: Tensor
@@ -258,14 +258,14 @@ class TypedEdges(NamedTuple):
     """Edges of all relations of a layer, sorted by relation, then target, and known to fit.
 
     Attributes:
-        indptr, row, target: In the words of `ops.aggregate.sum`; sources of all types stand one behind the other, and
-            so do the targets of all relations.
+        indptr, row, target: In the words of `ops.aggregate.sum`; sources of all types are concatenated, and so are the
+            targets of all relations.
         sizes: Targets of each relation.
-        sources: Which of the tables has the rows of each relation's sources.
-        own: Which of the tables has the own rows of each relation's targets.
+        sources: Table with the rows of each relation's sources.
+        own: Table with the own rows of each relation's targets.
         num_sources: So many tables, the first ones, hold rows of sources.
-        groups: Relations whose results are added up; those of one group share their targets' own rows.
-        max_degree: Upper bound of the edges of a target, None where it is not known.
+        groups: Relations whose results are added up; relations of one group share their targets' own rows.
+        max_degree: Upper bound of the edges of a target, None if it is not known.
     """
 
     indptr: Tensor
@@ -281,20 +281,20 @@ class TypedEdges(NamedTuple):
 
 def convolve_relations(tables: Sequence[Tensor], matrices: Sequence[Matrices], edges: TypedEdges, *, reduce: str,
                        transposed: Transposed | None = None) -> list[Tensor]:  # fmt: skip
-    """aggregate(sources) @ weight.T + bias + own @ own_weight.T of each relation, added up by group.
+    """Compute aggregate(sources) @ weight.T + bias + own @ own_weight.T of each relation, added up by group.
 
     Args:
-        tables: Rows by type, `[N, C]` of one dtype; those of sources are of one width.
-        matrices: Of each relation, of the dtype of the rows.
-        edges: What leads where.
+        tables: Rows by type, `[N, C]` of one dtype; rows of sources have one width.
+        matrices: Matrices of each relation, of the dtype of the rows.
+        edges: Edges of all relations.
         reduce: `sum` or `mean`.
-        transposed: The edges by source, where a table of sources gets a gradient; on a GPU None for gradients in any
+        transposed: The edges by source, if a table of sources gets a gradient; on a GPU None for gradients in any
             order, which need no sort.
 
     Returns:
         `[T, O]` of each group.
     """
-    # Without what `Function.apply` does for `torch.func`, whose transforms do not come here.
+    # Bypass the `torch.func` support of `Function.apply`; its transforms do not come here.
     given = [part for group in matrices for part in group]
     out: tuple[Tensor, ...] = super(Function, _TypedLayer).apply(edges, reduce == "mean", transposed, *tables, *given)  # type: ignore[misc]
     return list(out)
@@ -302,7 +302,7 @@ def convolve_relations(tables: Sequence[Tensor], matrices: Sequence[Matrices], e
 
 def _compute_groups(edges: TypedEdges, sums: Sequence[Tensor], tables: Sequence[Tensor], matrices: Sequence[Matrices]
              ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-    """Results of the groups, and the matrices of their targets' own rows."""
+    """Return results of the groups, and the matrices of their targets' own rows."""
     outs, totals = [], []
     for group in edges.groups:
         first, *others = group
@@ -323,8 +323,8 @@ def _add_up_parts(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _reach(edges: TypedEdges, grads: Sequence[Tensor | None]) -> set[int]:
-    """Tables of sources of the results that a gradient comes back to; others get none, which optimizers tell from
-    zeros.
+    """Return the tables of sources of the results that receive a gradient; others get None, which optimizers treat
+    differently from zeros.
     """
     return {edges.sources[i] for group, grad in zip(edges.groups, grads, strict=True) if grad is not None
             for i in group}  # fmt: skip
@@ -379,7 +379,7 @@ class _TypedLayer(Function):
             own, turned = edges.own[group[0]], grad.t()
             if wants[own]:
                 to_own = found[own]
-                # Where targets are sources too both gradients meet in one memory.
+                # If targets are sources too, both gradients are added in one memory.
                 found[own] = grad @ total if to_own is None else to_own.addmm_(grad, total)
             to_bias = to_matrix = None
             for i in group:
@@ -395,9 +395,9 @@ class _TypedLayer(Function):
 
 def _differentiate_relations(edges: TypedEdges, mean: bool, given: Sequence[Any], wants: Sequence[bool],
                    grads: Sequence[Tensor | None]) -> list[Tensor | None]:  # fmt: skip
-    """The gradients in what torch can differentiate once more, for those who ask for a graph of them."""
+    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
     num_tables = len(given) - 3 * len(edges.sizes)
-    # Relations that share a convolution are given one tensor, of which each has a gradient of its own.
+    # Relations that share a convolution are given one tensor, but each needs a separate gradient.
     given = [None if part is None else part.view_as(part) for part in given]
     tables, reached = given[:num_tables], _reach(edges, grads)
     rows = torch.cat([table if place in reached else table.detach()
@@ -408,19 +408,19 @@ def _differentiate_relations(edges: TypedEdges, mean: bool, given: Sequence[Any]
     wanted = [part for part, want in zip(given, wants, strict=True) if want]
     asked = [(out, grad) for out, grad in zip(outs, grads, strict=True) if grad is not None and out.requires_grad]
     if not asked:
-        # All that is asked for leads to results that nobody used.
+        # All requested gradients lead to unused results.
         return [None] * len(wants)
     made = iter(torch.autograd.grad([out for out, _ in asked], wanted, [grad for _, grad in asked], create_graph=True,
                                     allow_unused=True))  # fmt: skip
     return [next(made) if want else None for want in wants]
 
 
-# Matrices of a class, that of the sums and that of a target's own row.
+# Matrices of a class, for the sums and for a target's own row.
 _MATRICES: dict[type, tuple[str, str]] = {conv.SAGEConv: ("lin_l", "lin_r"), conv.GraphConv: ("lin_rel", "lin_root")}
 
 
 def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
-    """What SAGEConv and GraphConv must have in common to be summed together; None for those summed by themselves."""
+    """Return the key that SAGEConv and GraphConv must share to be summed together; None for separate sums."""
     reduce = find_reduce(module)
     if (
         reduce not in ("sum", "mean")
@@ -433,20 +433,20 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
 
 
 def _matrices(module: Any) -> tuple[Any, Any]:
-    """That of the sums and that of a target's own row."""
+    """Return the matrix for the sums and the matrix for a target's own row."""
     first, second = _MATRICES[type(module)]
     return getattr(module, first), getattr(module, second)
 
 
 def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
-    """What each SAGEConv or GraphConv returns."""
+    """Return the results of each SAGEConv or GraphConv."""
     outs = add_up_joined(relations, [[number] for number in range(len(relations))])
     return [F.normalize(out, p=2.0, dim=-1) if getattr(relation.conv, "normalize", False) else out
             for out, relation in zip(outs, relations, strict=True)]  # fmt: skip
 
 
 def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor]:
-    """Results of SAGEConv and GraphConv, added up by group."""
+    """Add up results of SAGEConv and GraphConv by group."""
     tables = Tables.of(relations)
     num_sources = len(tables.tables)
     tracked = torch.is_grad_enabled() and any(table.requires_grad for table in tables.tables)

@@ -1,7 +1,7 @@
-"""`ConvSpec`: all that is known of an accelerated convolution, and its form over joined relations, `Joined`.
+"""`ConvSpec`: the description of an accelerated convolution, and its form over joined relations, `Joined`.
 
-A convolution is one file, which ends with its `ConvSpec`; `table.py` lists them. What an instance was accelerated with
-is its attribute `_spec`.
+A convolution is one file, which ends with its `ConvSpec`; `table.py` lists them. The attribute `_spec` of an instance
+holds the `ConvSpec` that accelerated it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyg_direct.nn.hetero.joined_edges import Relation
     from pyg_direct.nn.sorted_edges import SortedEdges
 
-# What a convolution sends along an edge: (rows of nodes, weights of edges); None where PyG must find it.
+# Message of a convolution along an edge: (rows of nodes, weights of edges); None if PyG must compute it.
 Message = tuple[Tensor, "Tensor | None"] | None
 
 
@@ -25,12 +25,12 @@ class Joined:
     """Relations of a convolution that are summed together. Kinds of convolutions that share one go together.
 
     Attributes:
-        read: What relations must have in common, of (convolution, rows of its sources, rows of its targets), and what
-            belongs to edges; None where a relation is summed by itself.
-        convolve: Results of relations that have it in common; None where each is faster by itself.
-        finish: Makes of each of them what the convolution returns.
-        add_up: Results of relations, added up by group, where these go together in one step.
-        takes_attributes: Whether edges have rows.
+        read: Returns the key that relations must share, from (convolution, rows of its sources, rows of its targets)
+            and the rows of edges; None if a relation is summed separately.
+        convolve: Results of relations that share the key; None if each is faster separately.
+        finish: Makes the result of the convolution from each of them.
+        add_up: Results of relations, added up by group, if these go together in one step.
+        takes_attributes: True if edges have rows.
     """
 
     read: Callable[..., Hashable]
@@ -44,7 +44,7 @@ class Joined:
 
 
 def read_steps(kind: Any) -> tuple[Any, ...]:
-    """What a class does with messages."""
+    """Return the methods of a class that process messages."""
     return kind.message, kind.aggregate, kind.update, kind.edge_update, kind.message_and_aggregate
 
 
@@ -54,21 +54,22 @@ def find_nothing(module: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ConvSpec:
-    """A convolution of PyG's that our operators serve.
+    """A PyG convolution that accelerated operators serve.
 
     Attributes:
         kind: PyG's class.
-        forward: Replaces `forward` of an instance.
-        propagate: Replaces `propagate` of an instance; `dispatch.propagate` serves what adds up rows of nodes.
-        parts: Replace methods of their names, which PyG's `forward` calls on the way.
+        forward: Overrides `forward` of an instance.
+        propagate: Overrides `propagate` of an instance; `dispatch.propagate` serves convolutions that add up rows of
+            nodes.
+        parts: Override methods of their names, which PyG's `forward` calls.
         message: Rows and weights of (convolution, rows of sources, edges, arguments of `propagate`), for
             `dispatch.propagate`.
         sum: Results of (convolution, rows of sources, edges, number of targets, arguments of `propagate`), for
-            convolutions that add up rows of edges; None where PyG must find them.
-        find_left: Why options of a convolution leave it to PyG, beside those of all; None where they do not.
+            convolutions that add up rows of edges; None if PyG must compute them.
+        find_left: Returns why options of a convolution leave it to PyG, beside the options of all; None if they do not.
         joined: Its form over relations that are summed together.
-        sees_neighbors_only: Whether a node's result depends on nothing but its in-neighbors and the edges between.
-        steps: What PyG's class does with messages: programs may put others in their place.
+        sees_neighbors_only: True if a node's result depends only on its in-neighbors and the edges between.
+        steps: Methods of PyG's class that process messages; programs may override them.
     """
 
     kind: Any
@@ -89,5 +90,5 @@ class ConvSpec:
         return self
 
     def is_own(self, kind: type) -> bool:
-        """Whether a class, or one that is made of it, does with messages what PyG's class does."""
+        """Report whether a class, or one derived from it, processes messages as PyG's class does."""
         return read_steps(kind) == self.steps

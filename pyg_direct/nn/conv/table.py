@@ -19,5 +19,5 @@ SPECS: tuple[ConvSpec, ...] = (
 
 
 def find_spec(kind: type) -> ConvSpec | None:
-    """The convolution that a class is, or is derived from; None for others."""
+    """Return the accelerated convolution that a class is, or is derived from; None for others."""
     return next((spec for spec in SPECS if issubclass(kind, spec.kind)), None)

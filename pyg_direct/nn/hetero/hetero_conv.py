@@ -1,11 +1,11 @@
-"""HeteroConv and models of `to_hetero` over sorted edges: a layer's sums that are alike in one launch.
+"""HeteroConv and models of `to_hetero` over sorted edges: like sums of a layer in one launch.
 
-Rows of all types stand one behind the other, and so do the targets of all relations. Edges of a batch are joined
-once for the layers that share them.
+Rows of all types are concatenated, and so are the targets of all relations. Edges of a batch are joined once for the
+layers that share them.
 
-`to_hetero` writes a model out as a graph of calls. Consecutive calls of a layer's convolutions, one per relation,
-become one call in a second graph over the same modules. An accelerated model runs the second graph. It is part of
-the class that torch makes for each such model, so copies and pickles are without it.
+`to_hetero` writes a model as a graph of calls. Consecutive calls of a layer's convolutions, one per relation, become
+one call in a second graph over the same modules. An accelerated model runs the second graph. It is part of the class
+that torch makes for each such model, so copies and pickles are without it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pyg_direct.ops.run_kernel import is_recorded
 
 
 class Call(NamedTuple):
-    """What a convolution of a relation is called with.
+    """Call of a relation's convolution.
 
     Attributes:
         conv: The convolution.
         x: Rows as it takes them.
         edge_index: Its edges.
-        edge_attr: What belongs to them, where it is told.
+        edge_attr: Attributes of its edges, if they are given.
     """
 
     conv: Any
@@ -43,19 +43,19 @@ class Call(NamedTuple):
     edge_attr: Any = None
 
     def make(self) -> Tensor:
-        """What it returns."""
+        """Return the result of the call."""
         more = {} if self.edge_attr is None else {"edge_attr": self.edge_attr}
         made: Tensor = self.conv(self.x, self.edge_index, **more)
         return made
 
 
 def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
-    """What replaces `forward` of a HeteroConv in an accelerated model."""
+    """Override `forward` of a HeteroConv in an accelerated model."""
     out, attributes = None, kwargs_dict.get("edge_attr_dict", {})
     if len(args_dict) == 2 and kwargs_dict.keys() <= {"edge_attr_dict"} and not is_recorded():
         x_dict, edge_index_dict = args_dict
         kinds = [kind for kind in self.convs.keys() if kind in edge_index_dict]  # noqa: SIM118
-        # What has no rows is refused by PyG, which also makes other arguments of what is told by type of node.
+        # PyG refuses a type without rows, and converts arguments that are given by type of node.
         if all(kind[0] in x_dict or kind[-1] in x_dict for kind in kinds) and all(
             isinstance(kind, tuple) and (kind not in self.convs or kind in edge_index_dict) for kind in attributes
         ):
@@ -69,12 +69,12 @@ def forward(self: Any, *args_dict: Any, **kwargs_dict: Any) -> Any:
 
 
 def _rows_of(kind: Any, x_dict: Any) -> Any:
-    """What HeteroConv gives the convolution of a relation."""
+    """Return the rows that HeteroConv gives the convolution of a relation."""
     return x_dict[kind[0]] if kind[0] == kind[-1] else (x_dict.get(kind[0]), x_dict.get(kind[-1]))
 
 
 def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str | None) -> dict[str, Tensor] | None:
-    """Rows of each target type, of the results of the relations into it; None where each relation is by itself."""
+    """Return rows of each target type, from the results of the relations into it; None if each relation is separate."""
     alike = _find_alike(calls)
     add_up = alike[0].kind.add_up if alike and aggr in ("sum", "mean") and _is_layer(alike, len(calls)) else None
     if add_up is not None:
@@ -90,19 +90,19 @@ def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str 
 
 
 def convolve_together(calls: Sequence[Call]) -> list[Tensor] | None:
-    """What convolutions of a layer return, those that are alike in one launch.
+    """Return the results of a layer's convolutions, like ones in one launch.
 
     Args:
-        calls: That of each relation.
+        calls: Call of each relation.
 
     Returns:
-        Rows of the targets of each; None where each is by itself.
+        Rows of the targets of each; None if each is separate.
     """
     return _convolve_alike(calls, _find_alike(calls))
 
 
 class _Alike(NamedTuple):
-    """Relations of one launch, and their places among the calls."""
+    """Relations of one launch, and their positions among the calls."""
 
     kind: Joined
     numbers: list[int]
@@ -110,7 +110,7 @@ class _Alike(NamedTuple):
 
 
 def _find_alike(calls: Sequence[Call]) -> list[_Alike]:
-    """Relations that go together, two or more each: the sums of one take one launch anyway."""
+    """Return relations that go together, two or more each: a single sum takes one launch anyway."""
     found: dict[Hashable, _Alike] = {}
     for number, (module, x, edge_index, attribute) in enumerate(calls):
         kind, rows = find_joined(module), x if isinstance(x, tuple) else (x, x)
@@ -141,7 +141,7 @@ def _find_alike(calls: Sequence[Call]) -> list[_Alike]:
 
 
 def _convolve_alike(calls: Sequence[Call], alike: Sequence[_Alike]) -> list[Tensor] | None:
-    """Results of all calls, those that are not alike one by one; None if none are alike."""
+    """Return results of all calls, separate ones one by one; None if none go together."""
     if not alike:
         return None
     outs: dict[int, tuple[Joined, Tensor]] = {}
@@ -152,7 +152,7 @@ def _convolve_alike(calls: Sequence[Call], alike: Sequence[_Alike]) -> list[Tens
                 relation.conv._paths.note()
             outs.update((i, (kind, out)) for i, out in zip(numbers, made, strict=True))
     results: list[Tensor] = []
-    # In their order, which that of random numbers is.
+    # In the order of the calls, which random numbers follow too.
     for number, call in enumerate(calls):
         if number not in outs:
             results.append(call.make())
@@ -163,13 +163,15 @@ def _convolve_alike(calls: Sequence[Call], alike: Sequence[_Alike]) -> list[Tens
 
 
 def find_joined(module: Any) -> Joined | None:
-    """The form of an accelerated convolution over relations; None for others, and for classes derived from PyG's."""
+    """Return the form of an accelerated convolution over relations; None for others, and for classes derived from
+    PyG's.
+    """
     spec: ConvSpec | None = module.__dict__.get("_spec")
     return None if spec is None or type(module) is not spec.kind else spec.joined
 
 
 def is_accelerated(module: Any) -> bool:
-    """Whether a convolution is one of ours that nothing looks at, and does nothing before its sum."""
+    """Report whether a convolution is accelerated, without hooks, and without steps before its sum."""
     spec = module.__dict__.get("_spec")
     name = "propagate" if spec is None or spec.forward is None else "forward"
     return (
@@ -182,31 +184,31 @@ def is_accelerated(module: Any) -> bool:
 
 
 def takes_attributes(module: Any) -> bool:
-    """Whether a convolution that goes with others is told what belongs to edges."""
+    """Report whether a convolution that goes with others receives attributes of edges."""
     joined = find_joined(module)
     return joined is not None and joined.takes_attributes
 
 
 def _is_layer(alike: list[_Alike], count: int) -> bool:
-    """Whether all relations go together, and their results may be added where they lie."""
+    """Report whether all relations go together, and their results may be added in place."""
     return len(alike[0].numbers) == count and not any(
         getattr(relation.conv, "normalize", False) for relation in alike[0].relations)  # fmt: skip
 
 
 def watch_relations(module: torch.nn.Module) -> None:
-    """Let a HeteroConv sum its relations in one launch where its convolutions allow it."""
+    """Let a HeteroConv sum its relations in one launch if its convolutions allow it."""
     if type(module) is HeteroConv and "forward" not in module.__dict__:
         attach(module, forward=forward)
 
 
 def forget_relations(module: torch.nn.Module) -> None:
-    """The opposite of `watch_relations`."""
+    """Undo `watch_relations`."""
     if is_attached(module, "forward", forward):
         detach(module, "forward")
 
 
 class _Together(torch.nn.Module):
-    """Convolutions of a layer, given (rows, edges, what belongs to edges) of each in turn."""
+    """Convolutions of a layer, given (rows, edges, attributes of edges) of each in turn."""
 
     def __init__(self, convs: list[Any]) -> None:
         super().__init__()
@@ -214,17 +216,17 @@ class _Together(torch.nn.Module):
         self.convs = tuple(convs)
 
     def forward(self, *given: Any) -> list[Tensor]:
-        """What each of them returns."""
+        """Return the results of each."""
         calls = [Call(*parts) for parts in zip(self.convs, given[::3], given[1::3], given[2::3], strict=True)]
         outs = convolve_together(calls)
         return [call.make() for call in calls] if outs is None else outs
 
 
 def watch_graph(model: torch.nn.Module) -> None:
-    """Let a model of `to_hetero` sum the relations of a layer in one launch where its convolutions allow it."""
+    """Let a model of `to_hetero` sum the relations of a layer in one launch if its convolutions allow it."""
     if not isinstance(model, fx.GraphModule) or hasattr(type(model).forward, "plain"):
         return
-    # Anything that such a graph reads of its model but modules may be another tensor later.
+    # Any attribute except modules that such a graph reads of its model may be another tensor later.
     if any(node.op == "get_attr" for node in model.graph.nodes):
         return
     groups = list(_find_groups(model))
@@ -259,7 +261,9 @@ def watch_graph(model: torch.nn.Module) -> None:
 
 
 def _list_modules(model: fx.GraphModule) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """(owner's modules, name, module) of all that the graph calls and of their owners: others may take their places."""
+    """List (owner's modules, name, module) of all modules that the graph calls and of their owners: others may take
+    their places.
+    """
     paths = {path[: i + 1] for node in model.graph.nodes if node.op == "call_module"
              for path in [tuple(str(node.target).split("."))] for i in range(len(path))}  # fmt: skip
     for path in paths:
@@ -272,7 +276,9 @@ def _take(outs: list[Tensor], number: int) -> Tensor:
 
 
 def _find_groups(model: fx.GraphModule) -> Iterator[list[fx.Node]]:
-    """Calls of accelerated convolutions of one layer that follow each other, none of which needs another's result."""
+    """List calls of accelerated convolutions of one layer that follow each other, none of which needs another's
+    result.
+    """
     group: list[fx.Node] = []
     for node in [*model.graph.nodes, None]:
         fits = node is not None and _is_convolution(model, node)
@@ -292,7 +298,7 @@ def _is_convolution(model: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _list_given(node: fx.Node) -> list[Any]:
-    """(rows, edges, what belongs to edges) of a call."""
+    """Return (rows, edges, attributes of edges) of a call."""
     given = [*node.args, *node.kwargs.values()]
     return given if len(given) == 3 else [*given, None]
 
@@ -302,7 +308,7 @@ def _layer_of(node: fx.Node) -> str:
 
 
 def forget_graph(model: torch.nn.Module) -> None:
-    """The opposite of `watch_graph`."""
+    """Undo `watch_graph`."""
     plain = getattr(type(model).forward, "plain", None)
     if isinstance(model, fx.GraphModule) and plain is not None:
         type(model).forward = plain  # type: ignore[method-assign]

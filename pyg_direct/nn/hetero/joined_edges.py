@@ -1,11 +1,11 @@
-"""Edges of the relations of a layer, one relation behind the other: one launch for all instead of one each.
+"""Edges of the relations of a layer, one relation after the other: one launch for all instead of one each.
 
-They are joined once for the layers that share them, and kept as long as the batch of the first relation. Products
-and results of several relations also lie one behind the other in one memory (`multiply_apart`, `split_apart`).
+They are joined once for the layers that share them, and kept as long as the batch of the first relation. Products and
+results of several relations are also concatenated in one memory (`multiply_apart`, `split_apart`).
 
-If the result of a relation is unused by the loss, what belongs to the relation gets no gradient. Optimizers treat
-this differently from zeros. The step in between is one for all relations and cannot tell. So the last step leaves a
-note for the first.
+If the result of a relation is unused by the loss, its inputs get no gradient. Optimizers treat this differently from
+zeros. The step in between is one for all relations and cannot see the difference. So the last step leaves a note for
+the first.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pyg_direct.ops.run_kernel import runs_on_gpu
 
 
 class Relation(NamedTuple):
-    """A convolution of a layer, and what it is given.
+    """Convolution of a layer, and its inputs.
 
     Attributes:
         conv: The convolution.
-        batch: What is known of its edges, which fit its rows.
+        batch: The known batch of its edges, which fit its rows.
         edge_index: (source, target), `[2, E]`.
         sources, own: Rows of its sources `[N, C]` and of its targets `[T, D]`.
-        edge_rows: What belongs to its edges, `[E, F]`, where it takes such.
+        edge_rows: Rows of its edges, `[E, F]`, if it takes them.
     """
 
     conv: Any
@@ -49,10 +49,10 @@ class Tables(NamedTuple):
 
     Attributes:
         tables: Rows of each type, `[N, C]`.
-        place_of: Which of them a tensor is, by its identity: relations of one type are given one tensor.
-        places: Which of them has the sources of each relation.
-        starts: Where those begin if the tables stand one behind the other.
-        num_rows: Of all tables.
+        place_of: Number of a tensor's table, by its identity: relations of one type are given one tensor.
+        places: Table of the sources of each relation.
+        starts: First row of each table if the tables are concatenated.
+        num_rows: Rows of all tables.
     """
 
     tables: list[Tensor]
@@ -63,7 +63,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def of(cls, relations: Sequence[Relation]) -> Tables:
-        """The sources of relations."""
+        """Collect the sources of relations."""
         tables = list({id(relation.sources): relation.sources for relation in relations}.values())
         place_of = {id(table): place for place, table in enumerate(tables)}
         begins = list(accumulate((len(table) for table in tables), initial=0))
@@ -71,11 +71,11 @@ class Tables(NamedTuple):
         return cls(tables, place_of, places, [begins[place] for place in places], begins[-1])
 
     def serve(self) -> list[list[int]]:
-        """The relations whose sources each table has."""
+        """Return the relations whose sources each table has."""
         return [[i for i, its in enumerate(self.places) if its == place] for place in range(len(self.tables))]
 
     def add_own(self, relations: Sequence[Relation]) -> list[int]:
-        """Which table has the own rows of the targets of each relation; those that no source lies in come last."""
+        """Return the table with the own rows of the targets of each relation; tables without sources come last."""
         for relation in relations:
             if self.place_of.setdefault(id(relation.own), len(self.tables)) == len(self.tables):
                 self.tables.append(relation.own)
@@ -94,12 +94,11 @@ class JoinedEdges(NamedTuple):
     """Edges of all relations, sorted by relation, then target, in the words of `ops.aggregate.sum`.
 
     Attributes:
-        indptr, row, target: Sources begin where they were told to; the targets of all relations stand one behind the
-            other.
+        indptr, row, target: Sources begin at the given starts; the targets of all relations are concatenated.
         sizes: Targets of each relation.
         num_sources: Rows that edges may come from.
-        max_degree: Upper bound of the edges of a target, None where it is not known.
-        batch, key: What remembers that which is made of them, and by what name.
+        max_degree: Upper bound of the edges of a target, None if it is not known.
+        batch, key: Batch that remembers results for them, and the key of these.
     """
 
     indptr: Tensor
@@ -112,7 +111,9 @@ class JoinedEdges(NamedTuple):
     key: tuple[Any, ...]
 
     def transpose(self, tracked: bool) -> Transposed | None:
-        """The edges by source, where a gradient of the sources needs them: on a GPU for one in a fixed order alone."""
+        """Return the edges by source, if a gradient of the sources needs them: on a GPU only for one in a fixed
+        order.
+        """
         if not tracked or (runs_on_gpu(self.row) and not torch.are_deterministic_algorithms_enabled()):
             return None
         made: Transposed = self.batch.remember(
@@ -123,19 +124,19 @@ class JoinedEdges(NamedTuple):
 
 def join_edges(relations: Sequence[Relation], starts: Sequence[int], num_sources: int, *, name: str = "joined",
                pairs: Sequence[tuple[Tensor, Tensor]] | None = None, more: int = 0) -> JoinedEdges:  # fmt: skip
-    """The edges of relations, whose sources begin at `starts` among so many.
+    """Join the edges of relations, whose sources begin at `starts` among so many.
 
     Args:
-        relations: Those of one launch.
-        starts: Where the sources of each begin.
+        relations: Relations of one launch.
+        starts: First source of each.
         num_sources: Sources in all.
-        name: What is joined, where it is not the edges as they were given.
+        name: Name of the joined edges, if they differ from the given ones.
         pairs: (source, target) of the edges of each relation, if they are others.
-        more: How many edges of a target those may have beyond.
+        more: Number of edges of a target that those may have in addition.
     """
     sizes = [relation.own.shape[0] for relation in relations]
     batch, degrees = relations[0].batch, [relation.batch.max_degree for relation in relations]
-    # Batches tell their edges from others that came to the same memory, and must not keep each other alive.
+    # Batches distinguish their edges from others that came to the same memory, and must not keep each other alive.
     key = (
         name,
         num_sources,
@@ -153,33 +154,34 @@ def join_edges(relations: Sequence[Relation], starts: Sequence[int], num_sources
 
 
 def _join(pairs: Sequence[Any], starts: Sequence[int], sizes: Sequence[int], num_sources: int) -> _Edges:
-    """Edges whose sources begin at `starts` among so many and whose targets take `sizes`."""
+    """Join edges whose sources begin at `starts` among so many and whose targets take `sizes`."""
     rows, targets = zip(*pairs, strict=True)
     ends = list(accumulate(sizes, initial=0))
     row = torch.cat(torch._foreach_add(rows, list(starts)))
     target = torch.cat(torch._foreach_add(targets, ends[:-1]))
     joined = _Edges(compress_ids(target, ends[-1]), row, target)
     if not runs_on_gpu(row):
-        # A GPU is not waited for.
+        # No wait for a GPU.
         check_edges(joined.indptr, row, num_sources, ends[-1])
     return joined
 
 
 def begin_apart(relations: Sequence[Relation]) -> tuple[list[int], int]:
-    """Where the sources of each relation begin if each has rows of its own, and how many these are."""
+    """Return the first source of each relation if each has rows of its own, and their number."""
     begins = list(accumulate((len(relation.sources) for relation in relations), initial=0))
     return begins[:-1], begins[-1]
 
 
-# Of each relation, whether a gradient came back to its result in the last backward pass.
+# For each relation, True if its result received a gradient in the last backward pass.
 Used = list[bool]
 
 
 def split_apart(out: Tensor, sizes: Sequence[int], used: Used) -> list[Tensor]:
-    """The results of relations, `[T, ...]` each, of `[sum of T, ...]` that nothing else sees; they may be written to.
+    """Return the results of relations, `[T, ...]` each, from `[sum of T, ...]` in memory of their own; they may be
+    written to.
 
     Args:
-        out: Results, one relation behind the other.
+        out: Results, one relation after the other.
         sizes: Rows of each.
         used: Is set in a backward pass.
     """
@@ -189,7 +191,7 @@ def split_apart(out: Tensor, sizes: Sequence[int], used: Used) -> list[Tensor]:
 
 
 def join_apart(parts: Sequence[Tensor], serves: Sequence[Sequence[int]], used: Used) -> Tensor:
-    """Rows of several tables, one behind the other, `[sum of N, C]`; a table that serves no result used gets none.
+    """Concatenate rows of several tables, `[sum of N, C]`; a table that serves no used result gets no gradient.
 
     Args:
         parts: `[N, C]` each.
@@ -204,13 +206,13 @@ def join_apart(parts: Sequence[Tensor], serves: Sequence[Sequence[int]], used: U
 
 def multiply_apart(tables: Sequence[Tensor], weights: Sequence[Tensor], used: Used,
                    biases: Sequence[Tensor | None] | None = None) -> Tensor:  # fmt: skip
-    """table @ weight.T + bias of each relation, written one behind the other, `[sum of N, O]`.
+    """Compute table @ weight.T + bias of each relation, one after the other, `[sum of N, O]`.
 
     Args:
         tables: Rows, `[N, C]` of any width each.
         weights: A matrix for each, `[O, C]`, of the same dtype.
         used: Is read in a backward pass.
-        biases: `[O]` for each that has one; None for none at all.
+        biases: `[O]` for each that has one; None if none has.
     """
     out: Tensor = _Products.apply(used, *tables, *weights, *(biases or [None] * len(tables)))
     return out
@@ -264,7 +266,7 @@ class _Products(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # In what torch can differentiate once more.
+        # By functions that torch can differentiate again.
         given, wants = ctx.saved_tensors, ctx.needs_input_grad[1:]
         count = len(given) // 2
         tables, weights = given[:count], given[count:]

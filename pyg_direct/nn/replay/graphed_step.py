@@ -19,40 +19,41 @@ from pyg_direct.nn.replay.padded_batch import PaddedBatch, PaddedTypes, Sizes, T
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
 _NAMES = ("x", "y", "edge_attr", "edge_weight")
-# Batches in a row of those that found no room, after which there is made more.
+# Consecutive batches that did not fit, after which the places are enlarged.
 _MISSES = 4
 
 
 class GraphedStep:
-    """Trains a model by whole steps that a GPU replays; call it with each batch of a `NeighborLoader`, with types or
+    """Trainer that runs whole steps as replays on a GPU; call it with each batch of a `NeighborLoader`, with types or
     without.
 
-    The first steps are ordinary ones, and tell how large batches are. Then a step is recorded as a CUDA graph over
-    places for batches that are a little larger, and batches are copied there. A batch that finds no room, such as the
-    last of an epoch, is an ordinary step; if that happens often, more room is made. Losses are those of ordinary steps
-    up to rounding. On a CPU all steps are ordinary. Where the GPU is what takes longer, as with PyG's own kernels,
-    nothing is won, and what fills the places costs a little.
+    The first steps are ordinary ones, which measure the size of batches. Then a step is recorded as a CUDA graph over
+    places for batches that are a little larger, and batches are copied there. A batch that does not fit, such as the
+    last of an epoch, is an ordinary step; if that happens often, the places are enlarged. Losses equal those in
+    ordinary steps up to rounding. On a CPU all steps are ordinary. If the GPU takes longer than the host, as with PyG's
+    own kernels, there is no gain, and the padding costs a little.
 
     Args:
-        model: Any PyG model of convolutions, which may be accelerated. Norms over all nodes would see those that fill
-            places left over, and are refused; so would other layers over all nodes, which are not known.
-        compute: `compute(batch)` runs the model on a batch and gives the loss, a number. It must read nothing back from
-            the GPU, use only what `names` lists, `edge_index`, `batch_size`, `num_sampled_nodes` and
-            `num_sampled_edges` of the batch, and of the results only the rows of the seeds, the first `batch_size`.
-            With types these are of each type and relation, such as `batch.x_dict`.
-        optimizer: Steps after each replay as usual; within it where all its groups are `capturable` with a tensor of
-            the GPU for the learning rate. Gradients of other parameters of the model are those of the last step too.
-        names: Attributes of nodes and edges to be copied; None takes `x`, `y`, `edge_attr` and `edge_weight`, those
-            that the batches have.
+        model: Any PyG model of convolutions, which may be accelerated. Norms over all nodes would read padding nodes,
+            and are refused. Other layers over all nodes have the same effect, but are not detected.
+        compute: `compute(batch)` runs the model on a batch and returns the loss, a number. It must read nothing back
+            from the GPU. Of the batch it may use only `names`, `edge_index`, `batch_size`, `num_sampled_nodes` and
+            `num_sampled_edges`. Of the results it may use only the rows of the seeds, the first `batch_size`. With
+            types these are of each type and relation, such as `batch.x_dict`.
+        optimizer: Steps after each replay as usual. It steps within the replay if all its groups are `capturable` with
+            a tensor of the GPU for the learning rate. Gradients of other parameters of the model also come from the
+            last step.
+        names: Attributes of nodes and edges to be copied; None takes those among `x`, `y`, `edge_attr` and
+            `edge_weight` that the batches have.
         warm_up: Ordinary steps before one is recorded.
-        margin: How much larger batches may be than those seen.
+        margin: How much larger than the seen batches batches may be.
         spared: Multiprocessors that recorded matrix products leave to a loader that reads rows of the host, so that
-            neither waits for the other; None leaves what the features of this process take when a step is recorded, 0
-            none.
+            neither waits for the other. None leaves as many as the features of this process take when a step is
+            recorded, 0 none.
 
     Attributes:
         replayed, ordinary: Steps of both kinds so far.
-        reason: Why steps are not replayed, None where they may be.
+        reason: Why steps are not replayed, None if they may be.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -100,7 +101,7 @@ class GraphedStep:
         self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
 
     def __call__(self, batch: Any) -> Tensor:
-        """Train on a batch; its loss, without a gradient."""
+        """Train on a batch; return its loss, without a gradient."""
         if self._graph is None or self._padded is None or not self._padded.fill(batch):
             self._note(batch)
             return self._step(batch)
@@ -114,7 +115,7 @@ class GraphedStep:
         return self._loss.clone()
 
     def _step(self, batch: Any) -> Tensor:
-        """An ordinary step."""
+        """Run an ordinary step."""
         self.ordinary += 1
         self._forget_gradients()
         loss = self.compute(batch)
@@ -159,7 +160,7 @@ class GraphedStep:
             self._padded = None
             warn(f"steps are not replayed as a CUDA graph: {self.reason}", RuntimeWarning)
             return
-        # What was computed of its edges must be computed within the graph.
+        # Values computed from its edges must be computed within the graph.
         self._padded.fill(batch)
         recorder, losses = Recorder(_device_of(batch), self._spared), list[Tensor]()
 
@@ -180,12 +181,14 @@ class GraphedStep:
         self._loss = losses[0].detach()
 
     def _compute(self) -> Tensor:
-        """The loss of the batch in the places."""
+        """Compute the loss of the batch in the places."""
         assert self._padded is not None, "no places are made"
         return self.compute(self._padded.data)
 
     def _forget_gradients(self) -> None:
-        """Also those of parameters that the optimizer does not have: a graph would add to memory of their owner's."""
+        """Drop all gradients, also of parameters that the optimizer does not have: a graph would add to memory of their
+        owner.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
 
@@ -194,7 +197,7 @@ class GraphedStep:
 
 
 def steps_on_gpu(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step may be a part of a CUDA graph: what is a number of the host's would stay as it was."""
+    """Report whether a step may be a part of a CUDA graph: a number on the host would keep its value."""
     hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
     return not any(hooks) and all(
         group.get("capturable", False) and isinstance(group.get("lr"), Tensor) and group["lr"].is_cuda
@@ -203,7 +206,7 @@ def steps_on_gpu(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _device_of(batch: Any) -> torch.device:
-    """Where the edges of a batch are."""
+    """Return the device of a batch's edges."""
     stores = batch.stores if isinstance(batch, Data) else batch.edge_stores
     device: torch.device = stores[0]._mapping["edge_index"].device
     return device

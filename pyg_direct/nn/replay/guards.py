@@ -24,7 +24,7 @@ from pyg_direct.nn.replay.padded_batch import Sizes
 from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.nn.trimming import has_hooks
 
-# Attributes of modules that are told apart by what they are.
+# Attributes of modules that are compared by value.
 _SETTINGS = frozenset((bool, int, float, str, type(None)))
 _FUNCTIONS = frozenset((FunctionType, BuiltinFunctionType))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
@@ -32,13 +32,13 @@ _MOST_ITEMS = 16
 
 
 class Call(NamedTuple):
-    """What a model is called with.
+    """Arguments of a model's call.
 
     Attributes:
-        kind: What must be the same for passes that are recorded once.
+        kind: Key that must be equal for passes that are recorded once.
         sizes: Nodes and edges of each hop of the batch.
         edge_index: Its edges.
-        rows: Tensors of rows by the place of the argument.
+        rows: Tensors of rows by the position of the argument.
     """
 
     kind: tuple[Any, ...]
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 
 def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-    """What a model is called with; None where a pass cannot be told from its kind."""
+    """Read the arguments of a model's call; None if its kind does not determine a pass."""
     values = [*args, *kwargs.values()]
     found = [(place, known) for place, value in enumerate(values)
              if isinstance(value, Tensor) and (known := find_batch(value)) is not None]  # fmt: skip
@@ -94,8 +94,10 @@ def _can_record(device: torch.device) -> bool:
 
 
 def _read_state(model: Any, device: torch.device) -> tuple[Any, ...] | None:
-    """Of a model and of torch, what recorded passes depend on; None where something looks on, or is elsewhere."""
-    # The second are what torch calls for each operation.
+    """Read the state of a model and of torch on which recorded passes depend; None if a hook watches, or a tensor is on
+    another device.
+    """
+    # torch calls the second ones for each operation.
     if (modules._global_forward_pre_hooks or modules._global_forward_hooks or modules._global_backward_pre_hooks
             or modules._global_backward_hooks or torch._C._len_torch_dispatch_stack() > 0):  # fmt: skip
         return None
@@ -104,7 +106,7 @@ def _read_state(model: Any, device: torch.device) -> tuple[Any, ...] | None:
                         device, torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0,
                         ]  # fmt: skip
     for part in model.modules():
-        # Those of the model itself are called around its `forward`.
+        # Hooks of the model itself are called around its `forward`.
         if (part is not model and has_hooks(part)) or (isinstance(part, MessagePassing) and _is_watched(part)):
             return None
         state += (id(part), part.__class__)
@@ -133,13 +135,13 @@ def _read_memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def list_tensors(model: torch.nn.Module) -> list[Tensor]:
-    """Tensors that passes of a model read, by whose ids these are told apart while they are held."""
+    """List tensors that passes of a model read; their ids identify them while they are held."""
     own = [value for part in model.modules() for value in part.__dict__.values() if isinstance(value, Tensor)]
     return [*model.parameters(), *model.buffers(), *own]
 
 
 def _is_watched(part: MessagePassing) -> bool:
-    """Whether something looks at the messages of a convolution."""
+    """Report whether a hook reads the messages of a convolution."""
     return bool(part.explain or part._propagate_forward_pre_hooks or part._propagate_forward_hooks
                 or part._message_forward_pre_hooks or part._message_forward_hooks or part._aggregate_forward_pre_hooks
                 or part._aggregate_forward_hooks or part._edge_update_forward_pre_hooks
@@ -148,7 +150,7 @@ def _is_watched(part: MessagePassing) -> bool:
 
 @contextmanager
 def left_as_it_was(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Buffers of a model, what its modules train or evaluate, and random numbers are as before in the end."""
+    """Restore buffers of a model, the training mode of its modules, and random numbers at the end."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     modes = [(part, part.training) for part in model.modules()]
     drawn = random.getstate(), np.random.get_state()
@@ -166,14 +168,14 @@ def left_as_it_was(model: torch.nn.Module, device: torch.device) -> Iterator[Non
 
 
 class Traces:
-    """What a pass over `given` may leave behind, as it is before."""
+    """Traces that a pass over `given` may leave, compared with the state before."""
 
     def __init__(self, model: torch.nn.Module, given: Sequence[Tensor]) -> None:
         self._model, self._given = model, given
         self._attributes, self._versions, self._draws = self._read()
 
     def find(self) -> str | None:
-        """What a pass since then has left; None where it has not."""
+        """Return the trace that a pass since then has left; None without one."""
         attributes, versions, draws = self._read()
         for (name, part), before, after in zip(self._model.named_modules(), self._attributes, attributes, strict=False):
             for key in {**before, **after}:
@@ -184,7 +186,7 @@ class Traces:
         return None if draws == self._draws else "forward draws random numbers of the host"
 
     def _read(self) -> tuple[list[dict[str, Any]], list[int], list[Any]]:
-        # Torch's own layers leave nothing that counts; LSTM looks where its parameters are.
+        # Torch's own layers leave no relevant trace; LSTM records the addresses of its parameters.
         attributes = [
             {} if type(part).__module__.startswith("torch.nn.") else
             {key: (id(value), len(value) if isinstance(value, (list, dict, set)) else 0)
@@ -198,7 +200,7 @@ class Traces:
 
 
 def find_norm_over_nodes(model: torch.nn.Module) -> str | None:
-    """The first module of a model that would see nodes that fill places left over, and its name; None without one."""
+    """Return the first module of a model that would read padding nodes, and its name; None without one."""
     for name, module in model.named_modules():
         if _mixes_rows(module):
             return f"{type(module).__name__} at {name!r}"

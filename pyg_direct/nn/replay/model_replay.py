@@ -1,7 +1,7 @@
 """CUDA graphs of a model's forward and backward passes, replayed within an unchanged training loop.
 
-`RecordedPasses` records passes over places for batches of up to some size. `Replay` replays them for a model. A
-loop must call `GraphedStep` to replay whole steps; this module serves loops that exist already.
+`RecordedPasses` records passes over places for batches of up to some size. `Replay` replays them for a model. A loop
+must call `GraphedStep` to replay whole steps; this module serves existing loops.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
-# How much larger batches may be than those seen.
+# How much larger than the seen batches batches may be.
 _MARGIN = 0.02
-# Times the numbers of a node that rows left over are given for a look at whether others see them, and how far results
-# may be apart then, of float32 and of what is narrower.
+# Factor of a node's numbers in padding rows, for a test whether others read them. Then the allowed difference of
+# results, for float32 and for narrower dtypes.
 _LOUD = 100
 _APART, _APART_IF_NARROW = 1e-3, 3e-2
 
 
 @contextmanager
 def _own_leaves(model: torch.nn.Module, parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Parameters of a model stand aside for others of the same memory, which no graph of the caller's leads to."""
+    """Replace parameters of a model by others of the same memory, which no graph of the caller leads to."""
     others = {id(parameter): torch.nn.Parameter(parameter.detach()) for parameter in parameters}
     places = [(part, name, parameter) for part in model.modules() for name, parameter in part._parameters.items()
               if id(parameter) in others]  # fmt: skip
-    # Layers such as LSTM note their parameters in lists of their own, and move what they find to be others.
+    # Layers such as LSTM keep lists of their parameters, and move parameters that have changed.
     recurrent = [part for part in model.modules() if isinstance(part, torch.nn.RNNBase)]
     noted = [(part, part._flat_weight_refs) for part in recurrent]
     try:
@@ -58,7 +58,7 @@ def _own_leaves(model: torch.nn.Module, parameters: Sequence[Tensor]) -> Iterato
 
 
 def _leads_to(made: Tensor, leaves: Sequence[Tensor]) -> bool:
-    """Whether gradients of what a model made go to these leaves and to nothing else."""
+    """Report whether gradients of a model's results go to these leaves and to no others."""
     known, seen, nodes = {id(leaf) for leaf in leaves}, set(), [made.grad_fn]
     while nodes:
         node = nodes.pop()
@@ -85,7 +85,7 @@ class RecordedPasses:
         for place, value in enumerate(values):
             if place in call.rows:
                 count = sum(self._hops(place, self._edges.places))
-                # What is left over holds what a model is made for.
+                # Padding holds values that a model is made for.
                 self._rows[place] = values[place] = value.detach()[:1].expand(count, *value.shape[1:]).clone()
             elif isinstance(value, Tensor):
                 values[place] = self._edges.edge_index
@@ -111,16 +111,16 @@ class RecordedPasses:
         return sizes.edges if self._of_edges[place] else sizes.nodes
 
     def is_busy(self) -> bool:
-        """Whether a pass forward may still go back."""
+        """Report whether a forward pass may still run backward."""
         return self._turn is not None and self._turn() is not None
 
     def wait(self) -> None:
-        """Until the GPU has done with its memory."""
+        """Wait until the GPU has finished with its memory."""
         if self._edges.edge_index.is_cuda:
             torch.cuda.synchronize(self._edges.edge_index.device)
 
     def fill(self, call: Call) -> bool:
-        """Take a batch over; False where it finds no room."""
+        """Copy a batch; False if it does not fit."""
         if not self._edges.fill(call.edge_index, call.sizes):
             return False
         for place, rows in call.rows.items():
@@ -129,20 +129,20 @@ class RecordedPasses:
         return True
 
     def record(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Record both passes over a batch that was taken over; why they cannot be, else None.
+        """Record both passes over a copied batch; return why they cannot be recorded, otherwise None.
 
         Args:
-            args, kwargs: What the model is called with for that batch.
+            args, kwargs: Arguments of the model for that batch.
         """
         model: Any = self._model()
         reason = self._find_reason(model, call, args, kwargs)
         self._made, self._gradients, self._flat, self._shapes = None, [], None, []
         if reason is not None:
             return reason
-        # What was computed of its edges must be computed within the graph.
+        # Values computed from its edges must be computed within the graph.
         self._edges.register()
         recorder = Recorder(call.edge_index.device)
-        # Others than before: torch adds up a leaf's gradients where a graph that still lives met it first.
+        # New leaves: torch adds up a leaf's gradients on the stream of the living graph that met it first.
         with _own_leaves(model, self._parameters) as self._leaves:
             forward = recorder.record(self._run)
             assert self._made is not None, "the model ran"
@@ -152,7 +152,7 @@ class RecordedPasses:
         return None
 
     def _find_reason(self, model: Any, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Why passes cannot be recorded, or would do something else than ordinary ones; None where neither is so."""
+        """Return why passes cannot be recorded, or would differ from ordinary ones; None if neither."""
         if not self._parameters:
             return "no parameter has a gradient"
         found = find_norm_over_nodes(model)
@@ -162,7 +162,7 @@ class RecordedPasses:
         self._edges.register()
         with _own_leaves(model, self._parameters) as self._leaves, left_as_it_was(model, call.edge_index.device):
             traces = Traces(model, given)
-            # Also what a model asks of its arguments, which are others here.
+            # Also results that depend on the model's arguments, which are others here.
             return (find_wait(self._run, Exception) or traces.find() or self._find_misfit()
                     or find_wait(self._return, Exception) or self._find_odd_gradient()
                     or self._find_mixture(model, call, args, kwargs))  # fmt: skip
@@ -172,7 +172,7 @@ class RecordedPasses:
         self._made = type(model).forward(model, *self._args, **self._kwargs)
 
     def _find_misfit(self) -> str | None:
-        """Why what the model gave cannot be cut to a batch; None where it can."""
+        """Return why the model's results cannot be cut to a batch; None if they can."""
         made: Any = self._made
         if not isinstance(made, Tensor) or made.dim() == 0 or not made.requires_grad:
             return f"the model gives {type(made).__name__} without a gradient or without rows of nodes"
@@ -186,7 +186,7 @@ class RecordedPasses:
         return None
 
     def _find_odd_gradient(self) -> str | None:
-        """Why gradients cannot be handed over; None where they can."""
+        """Return why gradients cannot be passed on; None if they can."""
         dense = [part for part in self._gradients if part is not None]
         if any(part.layout is not torch.strided for part in dense):
             return "gradients are sparse"
@@ -196,7 +196,7 @@ class RecordedPasses:
         return None
 
     def _find_mixture(self, model: Any, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Why rows of nodes are others than those of the batch itself, evaluated; None where they are not."""
+        """Return why rows of nodes differ from those for the batch itself, in evaluation; None if they do not."""
         for part in model.modules():
             part.training = False
         self._made = None
@@ -206,7 +206,7 @@ class RecordedPasses:
                 self._fill_up(call, _LOUD)
                 self._run()
                 found = torch.cat(self._cut(self._made, call.sizes.nodes[: self._num_hops]))
-        except Exception as error:  # Whatever a model asks of its arguments.
+        except Exception as error:  # Any error of a model about its arguments.
             return (str(error) or type(error).__name__).splitlines()[0]
         finally:
             self._made = None
@@ -221,7 +221,7 @@ class RecordedPasses:
         return "rows of nodes depend on nodes that are not their neighbors"
 
     def _fill_up(self, call: Call, factor: int) -> None:
-        """Give rows left over the numbers of the batch's first, so many times."""
+        """Fill padding rows with the numbers of the batch's first rows, times a factor."""
         for place, rows in call.rows.items():
             first, begin = rows.detach()[:1], 0
             if rows.is_floating_point():
@@ -232,7 +232,7 @@ class RecordedPasses:
                 begin += room
 
     def _cut(self, rows: Any, counts: Sequence[int]) -> list[Tensor]:
-        """Of rows in their places those of a batch."""
+        """Select the rows of a batch from rows in their places."""
         parts, begin = [], 0
         for count, room in zip(counts, self._edges.places.nodes, strict=False):
             parts.append(rows.narrow(0, begin, count))
@@ -240,27 +240,27 @@ class RecordedPasses:
         return parts
 
     def _return(self) -> None:
-        """Back from what the last `_run` made."""
+        """Run backward from the results of the last `_run`."""
         assert self._made is not None, "the model ran"
-        # As outside of a caller's autocast, where a loop goes back.
+        # As without a caller's autocast, which is how a loop runs backward.
         with torch.autocast(self._made.device.type, enabled=False):
             found = torch.autograd.grad(self._made, self._leaves, self._grad, allow_unused=True)
         dense = [part for part in found if part is not None and part.layout is torch.strided]
         self._gradients, self._shapes = list(found), [None if part is None else part.shape for part in found]
         if self._graphs is None and self._out is None:
-            # A trial, whose gradients are looked at.
+            # A trial, whose gradients are checked.
             return
         if dense and all(part.dtype == dense[0].dtype for part in dense):
-            # Handed over by one copy.
+            # Returned by one copy.
             self._flat, self._gradients = torch.cat([part.reshape(-1) for part in dense]), []
 
     def replay(self, sizes: Sizes) -> Tensor:
-        """What the model gives for the batch that was taken over."""
+        """Return the result of the model for the copied batch."""
         out: Tensor = _Replayed.apply(self, sizes.nodes[: self._num_hops], *self._parameters)
         return out
 
     def go_forth(self, counts: Sequence[int]) -> tuple[Tensor, _Turn]:
-        """Results of so many nodes of each hop, in memory of their own."""
+        """Return results of so many nodes of each hop, in new memory."""
         assert self._graphs is not None, "recorded"
         assert self._out is not None, "recorded"
         self._graphs[0].replay()
@@ -270,13 +270,13 @@ class RecordedPasses:
         return (parts[0].clone() if len(parts) == 1 else torch.cat(parts)), turn
 
     def go_back(self, turn: _Turn, grad: Tensor, counts: Sequence[int]) -> list[Tensor | None]:
-        """Gradients of the parameters, in memory of their own."""
+        """Return gradients of the parameters, in new memory."""
         assert self._turn is not None, "no other came in between"
         assert self._turn() is turn, "no other came in between"
         assert self._graphs is not None, "recorded"
         assert self._grad is not None, "recorded"
         self._turn = None
-        # Nodes that fill places left over get none.
+        # Padding nodes get none.
         self._grad.zero_()
         copy_hops(grad, self._grad, counts, self._edges.places.nodes[: len(counts)])
         self._graphs[1].replay()
@@ -288,7 +288,7 @@ class RecordedPasses:
 
 
 class _Turn:
-    """One pass forward, alive as long as it may go back."""
+    """One forward pass, alive as long as it may run backward."""
 
 
 class _Replayed(torch.autograd.Function):
@@ -304,26 +304,26 @@ class _Replayed(torch.autograd.Function):
             raise RuntimeError("a replayed pass goes back once and without a graph of its own; call accelerate(model) "
                                "without replay to use retain_graph or create_graph")  # fmt: skip
         recording, turn = ctx.recording, ctx.turn
-        # A loss that is kept holds no memory of graphs.
+        # A kept loss holds no memory of graphs.
         ctx.recording = ctx.turn = None
         return None, None, *recording.go_back(turn, grad, ctx.counts)
 
 
-# Ordinary passes before one is recorded, and batches in a row that found no room after which there is made more.
+# Ordinary passes before one is recorded, and consecutive batches that did not fit after which the places are enlarged.
 _WARM_UP = 8
 _MISSES = 4
-# Kinds of calls one after the other, none of which stays, after which none is expected to.
+# Consecutive calls of different kinds, after which no kind is expected to repeat.
 _CHANGES = 32
-# What calls a model on its own terms.
+# Wrappers that call a model in their own way.
 _SPREAD = (DataParallel, DistributedDataParallel, FullyShardedDataParallel)
 
 
 class Replay:
-    """Replays a model's passes; `accelerate(model, replay=True)` attaches one.
+    """Replay of a model's passes; `accelerate(model, replay=True)` attaches one.
 
     Attributes:
         replayed, ordinary: Training passes of both kinds so far.
-        reason: Why none is replayed, None where they may be.
+        reason: Why none is replayed, None if they may be.
     """
 
     def __init__(self) -> None:
@@ -331,7 +331,7 @@ class Replay:
         self.reason: str | None = None
         self._thread: int | None = None
         self._recording: RecordedPasses | None = None
-        # Of the recording, or of those calls in a row that may be recorded next.
+        # For the recording, or for consecutive calls that may be recorded next.
         self._kind: tuple[Any, ...] | None = None
         self._largest: Sizes | None = None
         self._recorded: Sizes | None = None
@@ -349,13 +349,13 @@ class Replay:
         return f"Replay(replayed={self.replayed}, ordinary={self.ordinary}{reason})"
 
     def run(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the model gives for its arguments."""
+        """Return the result of the model for its arguments."""
         plain = type(model).forward
         if not (model.training and torch.is_grad_enabled() and is_ordinary()) or _is_repeated():
             return plain(model, *args, **kwargs)
         call = self._read(model, args, kwargs)
         recording = self._recording
-        # What a pass keeps for its way back lies where that of the next would.
+        # The next pass would overwrite the tensors that a pass keeps for its backward.
         if call is not None and not (recording is not None and recording.is_busy()):
             if recording is not None and call.kind == self._kind and recording.fill(call):
                 self.replayed, self._missed, self._next, self._changes = self.replayed + 1, 0, None, 0
@@ -393,19 +393,19 @@ class Replay:
         self._missed = 0
         try:
             reason = self._record(model, args, kwargs, call, self._largest)
-        except Exception as error:  # Such as memory that runs out: the loop goes on as without.
+        except Exception as error:  # Such as memory that runs out: the loop goes on without replay.
             reason = (str(error) or type(error).__name__).splitlines()[0]
         if reason is not None:
             self._refuse(reason)
 
     def _record(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, largest: Sizes
                 ) -> str | None:  # fmt: skip
-        # The memory of an earlier one serves the next, once nothing reads it.
+        # The memory of an earlier one serves the next, once it is no longer read.
         if self._recording is not None:
             self._recording.wait()
         self._recording = None
         made = RecordedPasses(model, args, kwargs, call, largest)
-        # A small one leaves over more than finds room; the next may not.
+        # A small batch leaves more padding than fits; the next may not.
         if not made.fill(call):
             return None
         reason = made.record(call, args, kwargs)
@@ -419,11 +419,11 @@ class Replay:
 
 
 def _is_repeated() -> bool:
-    """Whether a pass is repeated on the way back, or what it keeps is handed to others, as by checkpoints."""
+    """Report whether a pass is repeated in backward, or hooks receive its saved tensors, as in checkpoints."""
     if torch._C._current_graph_task_id() != -1:
         return True
     try:
-        # Refused where there are some; torch 2.6 has no other way to ask.
+        # Refused if there are such hooks; torch 2.6 has no other way to ask.
         with torch.autograd.graph.disable_saved_tensors_hooks("hooks are in force"):
             return False
     except RuntimeError:
@@ -431,10 +431,10 @@ def _is_repeated() -> bool:
 
 
 def check(model: torch.nn.Module) -> None:
-    """Ask whether a model may be replayed.
+    """Check whether a model may be replayed.
 
     Raises:
-        ArgumentError: a norm looks at all nodes, or the model is no module that holds convolutions.
+        ArgumentError: a norm reads all nodes, or the model is no module that holds convolutions.
     """
     found = find_norm_over_nodes(model)
     if found is not None:
@@ -450,7 +450,7 @@ def check(model: torch.nn.Module) -> None:
 
 
 def watch_passes(model: torch.nn.Module) -> Replay:
-    """Let a model replay its passes, which `check` was asked about."""
+    """Let a model replay its passes, after `check`."""
     replay = Replay()
     # TorchScript compiles the `forward` of the instance.
     attach(model, forward=forward, _replay=replay, __prepare_scriptable__=copy.copy)
@@ -458,13 +458,13 @@ def watch_passes(model: torch.nn.Module) -> Replay:
 
 
 def forget_replay(model: torch.nn.Module) -> None:
-    """The opposite of `watch_passes`."""
+    """Undo `watch_passes`."""
     if is_attached(model, "forward", forward):
         detach(model, "forward", "_replay", "__prepare_scriptable__")
 
 
-# Not for TorchScript, which takes that of the class.
+# Not for TorchScript, which takes the method of the class.
 @torch.jit.unused
 def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """What replaces `forward` of a model that is replayed."""
+    """Override `forward` of a model that is replayed."""
     return self._replay.run(self, args, kwargs)

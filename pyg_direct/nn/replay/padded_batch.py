@@ -1,9 +1,8 @@
 """Padded batches: their tensors keep their addresses and sizes, for any batch (`PaddedBatch`, `PaddedTypes`).
 
-Nodes and edges of each hop have places of their own. `PaddedTypes` also has places for each type of nodes and each
-relation. In `PaddedBatch`, places that a batch leaves over hold nodes that lead only to themselves. In
-`PaddedTypes` they hold nodes that lead to such nodes alone. They change no result of a model that looks at nodes
-and their neighbors alone.
+Nodes and edges of each hop have their own places. `PaddedTypes` also has places for each type of nodes and each
+relation. In `PaddedBatch`, unused places hold nodes that lead only to themselves. In `PaddedTypes` they hold nodes that
+lead only to such nodes. They change no result of a model that reads only nodes and their neighbors.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.sorted_edges import find_batch, register_sorted
 from pyg_direct.ops.aggregate.padding import Targets, fits, pad_edges
 
-# Edges of a target of which no bound is known, in places that are left over.
+# Edges of a target without a known bound, in unused places.
 FEW_EDGES = 16
 
 
@@ -30,17 +29,17 @@ class Sizes(NamedTuple):
     edges: tuple[int, ...]
 
     def is_like(self, other: Any) -> bool:
-        """Whether both have as many hops."""
+        """Report whether both have as many hops."""
         return isinstance(other, Sizes) and len(self.edges) == len(other.edges)
 
     def join(self, other: Sizes) -> Sizes:
-        """The larger of both."""
+        """Return the larger of both."""
         return Sizes(*(tuple(map(max, *pair)) for pair in zip(self, other, strict=True)))
 
     def widen(self, margin: float, num_seeds: int, most_edges: int) -> Sizes:
-        """Places for batches that are larger by a share, the seeds as many as they are."""
+        """Return places for batches that are larger by a share, with as many seeds."""
         edges = tuple(count + math.ceil(count * margin) for count in self.edges)
-        # Room for the edges that a smaller batch leaves over.
+        # Room for the padding edges of a smaller batch.
         spare = [math.ceil(4 * margin * count / most_edges) + 1 for count in edges]
         nodes = tuple(count + math.ceil(count * margin) for count in self.nodes)
         return Sizes((num_seeds + spare[0], *(max(place, count + extra) for place, count, extra in
@@ -49,12 +48,12 @@ class Sizes(NamedTuple):
 
 
 def read_sizes(batch: Any) -> Sizes | None:
-    """Sizes of a batch of our loaders whose edges are known to be sorted; None for any other."""
+    """Read the sizes of a batch of pyg_direct loaders whose edges are known to be sorted; None for any other."""
     if type(batch) is not Data or not isinstance(getattr(batch, "edge_index", None), Tensor):
         return None
     known = find_batch(batch.edge_index)
     nodes, edges = getattr(batch, "num_sampled_nodes", None), getattr(batch, "num_sampled_edges", None)
-    # Loaders of links tell of no seeds.
+    # Loaders of links report no seeds.
     if known is None or nodes is None or edges is None or not isinstance(getattr(batch, "batch_size", None), int):
         return None
     if sum(edges) != batch.edge_index.shape[1] or sum(nodes) != batch.num_nodes:
@@ -63,7 +62,7 @@ def read_sizes(batch: Any) -> Sizes | None:
 
 
 def copy_hops(rows: Tensor, out: Tensor, counts: Sequence[int], places: Sequence[int]) -> None:
-    """Rows of each hop to its places, the first of them."""
+    """Copy rows of each hop to its places, the first of them."""
     first = begin = 0
     for count, room in zip(counts, places, strict=True):
         if count > 0:
@@ -79,7 +78,7 @@ class PaddedEdges:
         largest: Nodes and edges of each hop of the largest batches known.
         margin: How much larger batches may be.
         num_seeds: Seeds of a batch.
-        max_degree: Upper bound of the edges of a target, None where it is not known.
+        max_degree: Upper bound of the edges of a target, None if it is not known.
 
     Attributes:
         edge_index: The edges that a model is given; they keep their memory.
@@ -93,7 +92,7 @@ class PaddedEdges:
         self.edge_index = edge_index.new_zeros(2, sum(self.places.edges))
 
     def fill(self, edge_index: Tensor, sizes: Sizes) -> bool:
-        """Take edges over; False where they find no room, or are of another kind."""
+        """Copy edges; False if they do not fit, or are of another kind."""
         if (
             edge_index.dtype != self.edge_index.dtype
             or edge_index.device != self.edge_index.device
@@ -105,8 +104,8 @@ class PaddedEdges:
         return True
 
     def register(self) -> None:
-        """Tell that the edges are sorted, and forget what was known of those before."""
-        # Places left over give a target no more edges than others.
+        """Register the edges as sorted, and forget results for the edges before."""
+        # Padding gives a target no more edges than others.
         register_sorted(self.edge_index, *self.places, self._max_degree)
 
 
@@ -117,7 +116,7 @@ class PaddedBatch:
         batch: A batch like those to come.
         largest: Nodes and edges of each hop of the largest batches known.
         margin: How much larger batches may be.
-        names: Attributes to take over, rows of nodes or of edges.
+        names: Attributes to copy, rows of nodes or of edges.
 
     Attributes:
         data: The batch that a model is given; its tensors keep their memory.
@@ -145,7 +144,7 @@ class PaddedBatch:
         self.data.num_sampled_nodes, self.data.num_sampled_edges = list(places.nodes), list(places.edges)
 
     def fill(self, batch: Data) -> bool:
-        """Take a batch over; False where it finds no room, or is of another kind."""
+        """Copy a batch; False if it does not fit, or is of another kind."""
         sizes = read_sizes(batch)
         if (
             sizes is None
@@ -160,7 +159,7 @@ class PaddedBatch:
         return True
 
     def _read(self, name: str, sizes: Sizes) -> tuple[int, ...]:
-        """Rows of an attribute in each hop."""
+        """Return rows of an attribute in each hop."""
         return sizes.edges if self._of_edges[name] else sizes.nodes
 
     def _matches(self, name: str, batch: Data, sizes: Sizes) -> bool:
@@ -180,22 +179,24 @@ class TypedSizes(NamedTuple):
     edges: dict[Relation, tuple[int, ...]]
 
     def is_like(self, other: Any) -> bool:
-        """Whether both are of the same types, relations and hops."""
+        """Report whether both have the same types, relations and hops."""
         return isinstance(other, TypedSizes) and _shape(self) == _shape(other)
 
     def join(self, other: TypedSizes) -> TypedSizes:
-        """The larger of both."""
+        """Return the larger of both."""
         return TypedSizes(
             {key: tuple(map(max, counts, other.nodes[key])) for key, counts in self.nodes.items()},
             {key: tuple(map(max, counts, other.edges[key])) for key, counts in self.edges.items()},
         )
 
     def widen(self, margin: float, most_edges: dict[Relation, int]) -> TypedSizes:
-        """Places for batches that are larger by a share, with a node at least left over in each hop of each type."""
+        """Return places for batches that are larger by a share, with at least one unused node in each hop of each
+        type.
+        """
         edges = {kind: tuple(_widen(count, margin) for count in counts) for kind, counts in self.edges.items()}
         nodes = {}
         for kind, counts in self.nodes.items():
-            # Room for the edges that a smaller batch leaves over.
+            # Room for the padding edges of a smaller batch.
             into = [
                 [math.ceil(4 * margin * count / most_edges[relation]) for count in edges[relation]]
                 for relation in edges
@@ -217,7 +218,9 @@ def _shape(sizes: TypedSizes) -> tuple[dict[Any, int], dict[Any, int]]:
 
 
 def read_typed_sizes(batch: Any) -> TypedSizes | None:
-    """Sizes of a batch with types of our loaders, whose edges are known to be sorted; None for any other."""
+    """Read the sizes of a batch with types of pyg_direct loaders, whose edges are known to be sorted; None for any
+    other.
+    """
     if type(batch) is not HeteroData or find_input(batch) is None:
         return None
     nodes: dict[str, tuple[int, ...]] = {}
@@ -238,7 +241,7 @@ def read_typed_sizes(batch: Any) -> TypedSizes | None:
 
 
 def find_input(batch: Any) -> str | None:
-    """The type of the seeds; None where there is none, as in batches around links."""
+    """Return the type of the seeds; None if there is none, as in batches around links."""
     kinds = [kind for kind, store in batch.node_items() if isinstance(store._mapping.get("batch_size"), int)]
     return kinds[0] if len(kinds) == 1 else None
 
@@ -250,7 +253,7 @@ class PaddedTypes:
         batch: A batch like those to come.
         largest: Nodes and edges of each hop of the largest batches known.
         margin: How much larger batches may be.
-        names: Attributes to take over, rows of nodes or of edges, of the types and relations that have them.
+        names: Attributes to copy, rows of nodes or of edges, of the types and relations that have them.
 
     Attributes:
         data: The batch that a model is given; its tensors keep their memory.
@@ -293,7 +296,7 @@ class PaddedTypes:
         self.data[self._input].batch_size = self._num_seeds
 
     def fill(self, batch: Any) -> bool:
-        """Take a batch over; False where it finds no room, or is of another kind."""
+        """Copy a batch; False if it does not fit, or is of another kind."""
         sizes, places = read_typed_sizes(batch), self.places
         if (
             sizes is None
@@ -311,7 +314,7 @@ class PaddedTypes:
             out, (source, _, target) = self.data[kind].edge_index, kind
             pad_edges(batch[kind].edge_index, sizes.nodes[source], counts, places.nodes[source], places.edges[kind],
                       out, self._targets(kind, sizes))  # fmt: skip
-            # What was known of the batch before is forgotten.
+            # Results for the batch before are forgotten.
             register_sorted(out, places.nodes[source], places.edges[kind], self._max_degree[kind],
                             places.nodes[target])  # fmt: skip
         for key, name in self._names:
@@ -321,7 +324,7 @@ class PaddedTypes:
         return True
 
     def _targets(self, kind: Relation, sizes: TypedSizes) -> Targets | None:
-        """The targets of a relation between two types."""
+        """Return the targets of a relation between two types."""
         source, _, target = kind
         return None if source == target else Targets(sizes.nodes[target], self.places.nodes[target])
 

@@ -293,6 +293,6 @@ def _differentiate_extreme(grad: Tensor, x: Tensor, out: Tensor, indptr: Tensor,
     rows, best = (x if row is None else x.index_select(0, row)).detach(), out.detach()
     brings = (rows == best.index_select(0, target)).to(x.dtype)
     equals = (best == 0).to(x.dtype).index_add(0, target, brings)
-    # A NaN equals no row, and gives no gradient: as in torch, its gradient is not a number either.
+    # A NaN equals no row, so that its gradient is 0 / 0, a NaN too, as in torch.
     shares = grad.index_select(0, target) * (brings / equals.index_select(0, target))
     return shares if row is None else x.new_zeros(x.shape).index_add(0, row, shares)

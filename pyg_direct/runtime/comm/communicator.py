@@ -40,12 +40,12 @@ class Communicator:
     """Exchanges bytes with all processes of a group, in an order that is the same in all of them.
 
     It has its own process group and one thread that runs tasks one after the other. So batches made ahead never mix
-    with the collectives of DDP, nor those of two loaders with each other. The program must request them in one order on
+    with the collectives of DDP, nor do two loaders mix with each other. The program must request them in one order on
     all ranks. If one process fails, the others get the reason before they wait for it.
 
     Processes meet on the host, by Gloo, even if bytes go by NCCL. An NCCL kernel that waits for a late process blocks
-    every call that waits for all work of its GPU, such as the first matrix product of a program. The other process may
-    be late for this very reason.
+    every call that waits for the whole GPU, such as the first matrix product of a program. The other process may be
+    late for this very reason.
 
     Args:
         group: Ranks of this group take part, and each of them makes its communicator; None for all. With NCCL all other

@@ -1,9 +1,9 @@
 """Choice of the host memory that a GPU reads faster at random positions, measured once on each machine.
 
-Unified memory wins a tie. If the driver maps it in 2 MB pages it keeps its rate as a table grows, while page-locked
-memory in 4 KB pages falls to a third (an H200 beside an x86 host, at 32 GB; up to 256 MB both are alike). The
-measurement finds machines that serve unified memory badly: by faults, by migration or not at all. A large table is read
-once more when it is filled, because a small one may be served better.
+Unified memory wins a tie. If the driver maps it in 2 MB pages it keeps its rate as a table grows. Page-locked memory in
+4 KB pages falls to a third (an H200 beside an x86 host, at 32 GB; up to 256 MB both are alike). The measurement finds
+machines that serve unified memory badly: by faults, by migration or not at all. A large table is read once more when it
+is filled, because a small one may be served better.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _read_at_random(block: Block) -> float:
 def check_filled(block: Block, what: str) -> None:
     """Read 50 MB of a large table in host memory at random, once it is filled.
 
-    Warns if it is read at less than a quarter of the rate of a small table, which happens if the driver moves or maps
+    Warns if it is read at less than a quarter of the rate of a small table. This happens if the driver moves or maps
     memory page by page. Other work on the link at the same time slows reads less.
 
     Args:

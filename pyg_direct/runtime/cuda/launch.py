@@ -117,7 +117,7 @@ class _ParameterBlock:
         self.write = functools.partial(changing.pack_into, self._buffer, 0)
 
 
-# Source of a launch, for one kernel. Its names are bound beforehand and its arguments written out: look-ups in an
+# Source of a launch, for one kernel. Its names are bound beforehand and its arguments written out. Look-ups in an
 # object and a loop would cost as much as all the rest.
 _LAUNCH = """
 def make(bound, bind):

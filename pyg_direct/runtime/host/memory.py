@@ -103,7 +103,7 @@ give_back_now_and_then = _GivesBack()
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process may use: those it is bound to, and no more than the CPU share of its
+    """Return the number of cores that this process may use: the cores it is bound to, limited by the CPU share of its
     control groups.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

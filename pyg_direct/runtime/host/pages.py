@@ -6,7 +6,7 @@ Random reads of a graph, and results that are new each time, take half the time.
 A table that a GPU reads goes to the GPU's own NUMA node if it has room: reads from another node also cross the link
 between the processors. Otherwise, and for tables that CPU cores read, its pages are interleaved over all nodes, so that
 none serves all reads. Policies are set before pages are touched. They are not set if the system forbids them, as in
-some containers, or has one node, or if the process was given a policy, as by `numactl`. Pages then go wherever the
+some containers, if it has one node, or if the process has a policy, as from `numactl`. Pages then go wherever the
 system puts them.
 """
 
