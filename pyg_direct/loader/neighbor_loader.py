@@ -126,9 +126,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             MiB, and a sixteenth of the free memory.
         seed: Seed of shuffling and of all draws. They are then a function of (`seed`, epoch, number of the batch), and
             torch's generator is not used. With None, each epoch draws its seed at its start, from torch's CPU generator
-            or from `generator`. It makes as many draws as torch's `DataLoader`; each direct call draws one number. So
-            `torch.manual_seed` repeats the batches. Two loaders with one seed draw the same neighbors for a node in
-            batches with equal numbers: use different seeds.
+            or from `generator`. It makes as many draws as torch's `DataLoader`; each direct call draws one number.
+            Nothing is drawn before. So `torch.manual_seed` repeats the batches. Two loaders with one seed draw the same
+            neighbors for a node in batches with equal numbers: use different seeds.
         time_comparison: `<=` allows neighbors at the seed's own time, as PyG does; `<` only earlier ones.
         time_window: Only neighbors after the time of the seed minus this; None for no limit.
         prefetch: Batches prepared ahead. On a GPU one more is being sampled; on a CPU each is made by its own thread,
@@ -147,9 +147,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         cache_policy: For processes of a `torch.distributed` group, one per GPU, which all iterate. They share node
             attributes of more than 16 bytes a row, once in host memory, from the first process of a host.
             `device_replicate`: each GPU has its own hot rows. `p2p_clique_replicate`: GPUs joined by NVLink read each
-            other's hot rows, so that `feature_cache`, a size per GPU, caches more rows. Neighbor lists of a `Data` with
-            uniform sampling are in host memory once too. None: every process has its own. See `Feature`; later writes
-            to the attributes are reported, but not followed (see "Edits" below).
+            other's hot rows. `feature_cache` is a size per GPU, so n GPUs cache n times as many rows. Neighbor lists of
+            a `Data` with uniform sampling are in host memory once too. None: every process has its own. See `Feature`;
+            later writes to the attributes are reported, but not followed (see "Edits" below).
         cold_policy: With `cache_policy`: memory of the other rows and, with `topology_placement="auto"`, of neighbor
             lists that do not fit GPU memory. `unified` is a copy for each process, `pinned` one for all, and `auto` the
             first if the host has room. For rows also `shard`, see `Feature`: batches are then made in lockstep with the
@@ -196,9 +196,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     needs no weights, and a sum must be scaled by d / k, as with `uniform`. There are three differences to `uniform`.
     Means of different nodes are correlated, so that a loss over a batch may vary more or less. With `layer_dependency`,
     nodes of one hop are picked more often in the next; common neighborhoods bias the estimate through several layers.
-    Parallel edges share the draw of their source and are picked together, so that a mean over them is biased. `labor`
-    reads every list of neighbors whole, O(degree) per node; `uniform` takes O(fanout). With a topology on the host,
-    lists are read over the link, and the saved rows must outweigh them.
+    Parallel edges share the draw of their source and are picked together, so that the mean of such a node is biased.
+    `labor` reads every list of neighbors whole, O(degree) per node; `uniform` takes O(fanout). With a topology on the
+    host, lists are read over the link, and the saved rows must outweigh them.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError, DeviceError: named argument, rule and value.
