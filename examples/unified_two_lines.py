@@ -1,5 +1,6 @@
-"""A plain training script that reads features from host memory in place: two lines changed, as in PyTorch-Direct.  A
-comment (`was`) has the original of each changed line. The script imports `pyg_direct` already, for its sampler;
+"""A plain training script that reads features from host memory in place: two lines changed, as in PyTorch-Direct.
+
+A comment (`was`) has the original of each changed line. The script imports `pyg_direct` already, for its sampler;
 otherwise the import is a third line.
 
     python examples/unified_two_lines.py

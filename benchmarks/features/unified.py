@@ -78,9 +78,10 @@ def measure_figure_6() -> Iterator[Row]:
 
 
 def count_line_requests(row_bytes: int, access_bytes: int, *, is_shifted: bool) -> float:
-    """Count the lines of 128 bytes that the accesses of a group of threads request per row.  This is an average over
-    consecutive rows that begin at a line, with each access counted separately. It is computed, and not confirmed by a
-    profiler.
+    """Count the lines of 128 bytes that the accesses of a group of threads request per row.
+
+    This is an average over consecutive rows that begin at a line, with each access counted separately. It is computed,
+    and not confirmed by a profiler.
 
     Args:
         row_bytes: Bytes of a row.

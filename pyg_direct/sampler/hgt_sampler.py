@@ -22,8 +22,9 @@ Samples = Sequence[int] | Mapping[str, Sequence[int]]
 
 
 class HGTSampler(OwnSampler):
-    """Sampler of a number of nodes per type and layer (Hu et al., WWW 2020), after PyG's class; results are on
-    `device`.
+    """Sampler of a number of nodes per type and layer, as in `HGTLoader` (Hu et al., WWW 2020).
+
+    After PyG's class of that name; results are on `device`.
 
     Args:
         data: A `HeteroData`.

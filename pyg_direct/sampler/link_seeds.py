@@ -508,7 +508,7 @@ class Links:
 
 
 class PendingLinks:
-    """A sample around links, on its way.
+    """Pending sample around links.
 
     Args:
         links: The links.

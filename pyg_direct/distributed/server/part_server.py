@@ -217,7 +217,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 class _Readable:
-    """Declare an array writable, as torch requires."""
+    """Wrapper that declares an array writable, as torch requires."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array

@@ -65,7 +65,7 @@ def read_stores(source: Source, order: Any) -> tuple[dict[Any, GraphStore], Tens
 
 
 class ForeignError(Exception):
-    """PyG's own code must join the values of an attribute."""
+    """Signal that PyG's own code must join the values of an attribute."""
 
 
 class _Question:
