@@ -39,7 +39,7 @@ class _Molecules(InMemoryDataset):
 
 def measure_small_graphs(scale: float, sizes: Sequence[int] = (128, 1024), batches: int = 40,
                          workers: Sequence[int] = (0,)) -> Iterator[Row]:  # fmt: skip
-    """Measure a batch of the data set in memory and of a list of its graphs, on one thread of a CPU, or on a GPU."""
+    """Measure a batch of the data set in memory and of a list of its graphs, on one CPU thread or on a GPU."""
     device = resolve_device(None)
     dataset = _Molecules(max(4, int(12_000 * scale)))
     forms = {"in memory": dataset, "list": [dataset[number] for number in range(len(dataset))]}

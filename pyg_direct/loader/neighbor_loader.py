@@ -156,13 +156,14 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             other processes, which all iterate. A process with fewer batches, or after an abandoned epoch, takes part in
             the others' batches meanwhile. It ends its process group after they are done (`dist.barrier()`).
         hotness: Ranking of rows for `feature_cache`, of attributes that no other loader has placed yet. `expected`: the
-            probability that a batch reads them, computed from the graph when a cache is filled, in one pass over the
-            edges per hop (see `expected_reads`). If it is not known, with times, weights or a user's sampler, `degree`
-            is used. `degree`: the number of nodes with the row's node as a neighbor. Batches do not depend on it. With
-            `expected`, a `Data` with uniform sampling has hot rows of edge attributes on the host too. `feature_cache`
-            is then one budget, for rows of nodes and edges by their probability per byte. The ranking takes 64 bytes an
-            edge, and half of the free memory at most. Deprecated: `frequency`, for a `Data` with uniform sampling: this
-            probability, corrected by reads that are counted in `presample` epochs before the first one; use `expected`.
+            probability that a batch reads them (see `expected_reads`). It is computed from the graph when a cache is
+            filled, in one pass over the edges per hop. If it is not known, with times, weights or a user's sampler,
+            `degree` is used. `degree`: the number of nodes with the row's node as a neighbor. Batches do not depend on
+            it. With `expected`, a `Data` with uniform sampling has hot rows of edge attributes on the host too.
+            `feature_cache` is then one budget, for rows of nodes and edges by their probability per byte. The ranking
+            takes 64 bytes an edge, and half of the free memory at most. Deprecated: `frequency`, for a `Data` with
+            uniform sampling: this probability, corrected by reads that are counted in `presample` epochs before the
+            first one; use `expected`.
         presample: Deprecated, with `frequency`: epochs, or a part of one. None is a twentieth with `replace` and with
             `labor`; otherwise no reads are counted.
         custom_cls: Class of the batches of a graph in stores.

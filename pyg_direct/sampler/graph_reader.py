@@ -160,8 +160,9 @@ def _read_times(features: FeatureStore, time_attr: str | None, num_nodes: Any, e
 
 
 def is_edge_attr(attr: TensorAttr, num_rows: int, num_nodes: int, num_edges: int) -> bool:
-    """Check if an attribute of a graph without types belongs to edges: by its number of rows, or by its name if nodes
-    and edges are equally many.
+    """Check if an attribute of a graph without types belongs to edges.
+
+    This depends on its number of rows, or on its name if nodes and edges are equally many.
     """
     if num_nodes == num_edges:
         return "edge" in str(attr.attr_name)

@@ -1,7 +1,7 @@
 """Batches of many small graphs, cut out of one collated store, equal to PyG's `Batch.from_data_list`.
 
-`GraphCollection` reads a data set once: it joins each attribute of all graphs, and calls once the methods of graphs
-that PyG would call for each batch. A batch then takes a few gathers, for any number of graphs.
+`GraphCollection` reads a data set once: it joins each attribute of all graphs. Methods that PyG calls on graphs for
+each batch are called once. A batch then takes a few gathers, for any number of graphs.
 """
 
 from __future__ import annotations
