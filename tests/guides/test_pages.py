@@ -74,12 +74,12 @@ def given(request, tmp_path, monkeypatch):
         return torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
 
     loader = pyg_direct.NeighborLoader(data, [3, 3, 3], train_idx, batch_size=20)
-    names = {"data": data, "x": x, "edge_index": edge_index, "num_nodes": num_nodes, "epochs": 2, "model": model,
+    names = {"data": data, "dataset": [data] * 3, "ratings": make_ratings(x, edge_index), "snapshots": snapshots,
+             "train_dataset": snapshots, "x": x, "y": y, "edge_index": edge_index, "num_nodes": num_nodes,
              "train_idx": train_idx, "seeds": train_idx, "n_id": train_idx, "ids": train_idx, "rows": x[train_idx],
-             "topo": pyg_direct.CSRTopo(edge_index, num_nodes=num_nodes), "compute": compute, "loader": loader,
-             "optimizer": torch.optim.Adam(model.parameters()), "dataset": [data] * 3, "snapshots": snapshots,
-             "train_dataset": snapshots, "recurrent": Recurrent(), "h": None,
-             "ratings": make_ratings(x, edge_index)}  # fmt: skip
+             "topo": pyg_direct.CSRTopo(edge_index, num_nodes=num_nodes), "loader": loader, "model": model,
+             "compute": compute, "optimizer": torch.optim.Adam(model.parameters()), "epochs": 2,
+             "recurrent": Recurrent(), "h": None}  # fmt: skip
     page = request.node.callspec.params["name"]
     if page in ("hetero", "links", "times"):
         names["data"] = names["ratings"]
