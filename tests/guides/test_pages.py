@@ -66,7 +66,8 @@ def given(request, tmp_path, monkeypatch):
     x, y = torch.randn(num_nodes, 4), torch.randint(3, (num_nodes,))
     data = Data(x=x, y=y, edge_index=edge_index)
     np.save("x.npy", x.numpy())
-    model, train_idx = GraphSAGE(4, 8, 3, 3), torch.arange(0, num_nodes, 3)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, train_idx = GraphSAGE(4, 8, 3, 3).to(device), torch.arange(0, num_nodes, 3)
     snapshots = synthetic_dtdg(30, 120, 6, weighted=True)
 
     def compute(batch):
@@ -79,7 +80,7 @@ def given(request, tmp_path, monkeypatch):
              "train_idx": train_idx, "seeds": train_idx, "n_id": train_idx, "ids": train_idx, "rows": x[train_idx],
              "topo": pyg_direct.CSRTopo(edge_index, num_nodes=num_nodes), "loader": loader, "model": model,
              "compute": compute, "optimizer": torch.optim.Adam(model.parameters()), "epochs": 2,
-             "recurrent": Recurrent(), "h": None}  # fmt: skip
+             "recurrent": Recurrent().to(device), "h": None}  # fmt: skip
     page = request.node.callspec.params["name"]
     if page in ("hetero", "links", "times"):
         names["data"] = names["ratings"]
@@ -89,10 +90,18 @@ def given(request, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def group(tmp_path):
-    """A process group of this process alone."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+def group(request, tmp_path, monkeypatch):
+    """Process group of this process alone, as torchrun would begin it, but at a file instead of a port."""
+    begin = dist.init_process_group
+
+    def begin_alone(backend):
+        begin(backend, init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    monkeypatch.setattr(dist, "init_process_group", begin_alone)
+    if not any("dist.init_process_group(" in program[-1] for program in PROGRAMS[request.node.callspec.params["name"]]):
+        begin_alone("gloo")
     yield
     dist.destroy_process_group()
 
