@@ -1,41 +1,21 @@
-"""What the README says is there, its programs run, and its figures are those of the rows."""
+"""README and documentation: figures equal the rows, links lead to files, and one address names the repository."""
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GraphSAGE
-
-import pyg_direct
-from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
-from pyg_direct.dynamic.nn import TGCN
-from tests.graphs import make_random_graph
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
-
-
-def find_programs():
-    """Every program, in Python or as what a diff makes of one, by its heading and its number below it."""
-    programs = {}
-    for section in README.split("\n## ")[1:]:
-        heading = section.partition("\n")[0]
-        for number, (kind, text) in enumerate(re.findall(r"^```(python|diff)\n(.*?)^```", section, re.M | re.S), 1):
-            lines = text.splitlines()
-            if kind == "diff":
-                lines = [line[1:] for line in lines if not line.startswith("-")]
-            programs[f"{heading} {number}"] = "\n".join(lines)
-    return programs
-
-
-PROGRAMS = find_programs()
-# Compiled only: the first is for processes of a group, the second for programs of a cluster of Ray.
-NOT_RUN = {"Several machines 1", "Several machines 2"}
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "docs" / "performance.md", ROOT / "docs" / "limits.md", *GUIDES]
+IDS = [f"{path.relative_to(ROOT)}" for path in PAGES]
+# `OWNER` is replaced here, in the README and in the documentation, when the repository has a home.
+REPOSITORY = re.search(r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +26,45 @@ def measured():
     return module
 
 
-def test_figures_are_those_of_the_rows(measured):
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 250
+    assert len(README.split()) <= 2500
+
+
+# Figures.
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+def test_figures_are_those_of_the_rows(measured, name):
     # `python benchmarks/measured.py` writes them.
-    assert measured.update(README) == README
-    assert measured.render() in README
+    page = (ROOT / name).read_text()
+
+    assert measured.update(page) == page
+    assert measured.render(measured.PAGES[name]) in page
+
+
+def test_each_page_with_figures_is_written(measured):
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+
+    found = {f"{path.relative_to(ROOT)}" for path in pages if measured.PART.search(path.read_text())}
+
+    assert found == measured.PAGES.keys()
+
+
+def test_the_picture_shows_the_headline(measured):
+    steps = measured.read_headline()
+
+    texts = re.findall(r"<text [^>]*>([^<]+)</text>", measured.PICTURE.read_text())
+
+    assert len(steps) == 5
+    assert [text.removesuffix(" ms") for text in texts if text.endswith(" ms")] == [*map(measured.show, steps.values())]
+    assert set(steps) <= set(texts)
+
+
+def test_a_picture_is_drawn(measured, tmp_path):
+    measured.draw_headline(tmp_path / "step.svg")
+
+    assert measured.show(measured.read_headline()["... and accelerate(model)"]) in (tmp_path / "step.svg").read_text()
 
 
 # With a point, in thousands, or of a unit of what is measured.
@@ -57,12 +72,12 @@ FIGURE = re.compile(r"\d+(?: to \d+)? (?:%|[mun]?s|seconds|minutes|[KMGT]i?B|tim
 
 
 def find_figures(text):
-    """What looks like a measured figure in a text, but for its code, links and names of rows."""
-    bare = re.sub(r"^```.*?^```|`[^`]*`|\]\([^)]*\)|\{[^{}]*\}", "", text, flags=re.M | re.S)
+    """Return what looks like a measured figure in a text, outside of code, links and names of rows."""
+    bare = re.sub(r"^```.*?^```|`[^`]*`|\]\([^)]*\)|\{[^{}]*\}", "", text, flags=re.MULTILINE | re.DOTALL)
     return set(FIGURE.findall(bare))
 
 
-def test_no_figure_is_typed_by_hand(measured):
+def test_no_figure_is_typed_by_hand():
     # Sizes of graphs, and versions of other projects.
     known = {"2.45", "0.88", "13.7", "3.2", "9.4", "2.3", "1.6", "0.6", "0.2.4", "0.1.0", "26.10"}
 
@@ -72,13 +87,12 @@ def test_no_figure_is_typed_by_hand(measured):
 
 
 def test_no_figure_is_typed_beside_those_of_the_rows(measured):
-    versions = {"3.10", "3.13", "3.14", "2.60", "7.5", "8.0", "10.0"}
+    versions = {"2.6", "3.10", "3.13", "3.14", "2.60", "7.5", "8.0", "10.0"}
     # Of a paper; shares that are what a row was measured for, and its sizes.
     cases = {"4.5", "5 to 20 %", "1,024", "2,048", "2,076"}
     rules_of_the_code = {"8 GiB", "96 KiB", "64 MB", "1 GB", "30 s"}
 
-    before, _, rest = README.partition(measured.BEGIN)
-    found = find_figures(before) | find_figures(rest.partition(measured.END)[2])
+    found = set().union(*(find_figures(measured.PART.sub("", path.read_text())) for path in PAGES))
 
     assert found == versions | cases | rules_of_the_code
 
@@ -90,14 +104,14 @@ def test_figures_are_found():
 
 
 def test_the_fastest_of_a_line_is_set_off(measured):
-    lines = [line for line in measured.render().splitlines() if "**" in line]
+    lines = [line for line in measured.render("performance").splitlines() if "**" in line]
 
     assert len(lines) > 5
     for line in lines:
-        what, cells = line.removeprefix("| ").split(" | ", 1)
+        case, cells = line.removeprefix("| ").split(" | ", 1)
         figures = [float(figure.replace(",", "")) for figure in re.findall(r"[\d.,]*\d", cells)]
         bold = re.findall(r"\*\*([\d.,]+)\*\*", cells)
-        assert [float(figure.replace(",", "")) for figure in bold] == [max(figures)], what
+        assert [float(figure.replace(",", "")) for figure in bold] == [max(figures)], case
 
 
 def test_figures_have_three_digits(measured):
@@ -106,62 +120,107 @@ def test_figures_have_three_digits(measured):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_links_lead_somewhere(name):
-    links = re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", (ROOT / name).read_text())
-
-    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+# Links.
 
 
-class Recurrent(torch.nn.Module):
-    """A T-GCN and what reads it."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.out = TGCN(4, 8), torch.nn.Linear(8, 1)
-
-    def forward(self, x, edge_index, edge_attr, h):
-        h = self.layer(x, edge_index, edge_attr, h)
-        return self.out(h.relu()), h
+def find_anchors(text):
+    """Return the anchors that GitHub gives the headings of a page."""
+    bare = re.sub(r"^```.*?^```|`", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", bare), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.fixture
-def given(request, tmp_path, monkeypatch):
-    """What the README's programs take for given."""
-    monkeypatch.chdir(tmp_path)
-    edge_index, num_nodes = make_random_graph(300, 3000)
-    x, y = torch.randn(num_nodes, 4), torch.randint(3, (num_nodes,))
-    data = Data(x=x, y=y, edge_index=edge_index)
-    np.save("x.npy", x.numpy())
-    model, train_idx = GraphSAGE(4, 8, 3, 3), torch.arange(0, num_nodes, 3)
-    ratings = HeteroData(user={"x": x}, movie={"x": x}, user__rates__movie={"edge_index": edge_index},
-                         movie__rev_rates__user={"edge_index": edge_index.flip(0)})  # fmt: skip
-    snapshots = synthetic_dtdg(30, 120, 5, weighted=True)
-
-    def compute(batch):
-        out = model(batch.x, batch.edge_index)[: batch.batch_size]
-        return torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
-
-    names = {"pyg_direct": pyg_direct, "NeighborLoader": pyg_direct.NeighborLoader, "Feature": pyg_direct.Feature,
-             "Data": Data, "data": data, "x": x, "edge_index": edge_index, "num_nodes": num_nodes,
-             "feature": pyg_direct.Feature().from_file("x.npy"), "epochs": 2, "train_idx": train_idx,
-             "seeds": train_idx, "n_id": train_idx, "topo": pyg_direct.CSRTopo(edge_index, num_nodes=num_nodes),
-             "model": model, "compute": compute, "optimizer": torch.optim.Adam(model.parameters()),
-             "loader": pyg_direct.NeighborLoader(data, [3, 3, 3], train_idx, batch_size=20)}  # fmt: skip
-    others = {"One import 2": {"data": ratings}, "One import 3": {"dataset": [data] * 3},
-              "Dynamic graphs 1": {"train_dataset": snapshots, "model": Recurrent(), "h": None}}  # fmt: skip
-    return names | others.get(request.node.callspec.params["name"], {})
+def follow(page, link):
+    """Return what is wrong with a link of a page, "" where nothing is, None where it leaves the repository."""
+    target, _, anchor = link.partition("#")
+    if target.startswith(REPOSITORY):
+        target = re.sub(r"^/(?:blob|tree|raw)/main/", "", target.removeprefix(REPOSITORY)) or "README.md"
+        path = ROOT / target
+    elif re.match(r"\w+:", target):
+        return None
+    else:
+        path = page.parent / target if target else page
+    if not path.exists():
+        return f"{link}: no such file"
+    if anchor and anchor not in find_anchors(path.read_text()):
+        return f"{link}: no such heading"
+    return ""
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - NOT_RUN))
-def test_programs_run(name, given):
-    exec(compile(PROGRAMS[name], f"README.md: {name}", "exec"), given)
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 
 
-def test_other_programs_are_python():
-    assert len(PROGRAMS) > 13
-    for name in NOT_RUN:
-        compile(PROGRAMS[name], f"README.md: {name}", "exec")
+@pytest.mark.parametrize("page", LINKING, ids=[f"{path.relative_to(ROOT)}" for path in LINKING])
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```|`[^`\n]*`(?!\])", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+    assert [wrong for link in re.findall(r"\]\(([^)\s]+)\)", text) if (wrong := follow(page, link))] == []
+
+
+def test_wrong_links_are_found():
+    page = ROOT / "docs" / "limits.md"
+    links = ["performance.md", "performance.md#accuracy", f"{REPOSITORY}/blob/main/LICENSE", "https://pyg.org"]
+
+    assert [follow(page, link) for link in links] == ["", "", "", None]
+    assert follow(page, "#nothing") == "#nothing: no such heading"
+    assert follow(page, f"{REPOSITORY}/blob/main/LICENCE").endswith("no such file")
+
+
+def test_the_readme_reads_alike_on_a_package_index():
+    links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL))
+
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    assert "```mermaid" not in README
+
+
+def test_one_place_names_the_repository():
+    """Also in files that others write, such as pages of the documentation and forms of the repository."""
+    listed = subprocess.run(["git", "ls-files", "*.md", "*.toml", "*.cff", "*.yml", "*.yaml", "docs/*.py"], cwd=ROOT,
+                            capture_output=True, text=True, check=False)  # fmt: skip
+    names = listed.stdout.split() or ["README.md", "pyproject.toml", *IDS]
+
+    addresses = {name: re.findall(r"https://github\.com/([\w.-]+/pyg_direct)\b", (ROOT / name).read_text())
+                 for name in names}  # fmt: skip
+
+    known = {REPOSITORY.removeprefix("https://github.com/")}
+    assert [name for name, found in addresses.items() if set(found) - known] == []
+    assert f"git clone {REPOSITORY} && cd pyg_direct" in README
+    assert len(addresses["README.md"]) > 20
+
+
+# Pages, and what they name.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_a_page_has_one_title(page):
+    bare = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+    assert len(re.findall(r"^# ", bare, re.MULTILINE)) == 1
+    assert re.search(r"^#", bare, re.MULTILINE).start() == 0
+
+
+def test_every_guide_is_in_the_table_and_in_the_tree():
+    index = (ROOT / "docs" / "guides" / "index.md").read_text()
+    names = {path.stem for path in GUIDES} - {"index"}
+
+    assert set(re.findall(r"\]\((\w+)\.md\)", index)) == names
+    assert set(index.partition("```{toctree}")[2].partition("```")[0].split()) - {":hidden:"} == names
+
+
+def test_pages_show_one_command_alike():
+    partition = re.search(r"^python -m pyg_direct partition .*$", README, re.MULTILINE)[0]
+
+    assert partition in (ROOT / "docs" / "guides" / "several_machines.md").read_text()
+
+
+@pytest.mark.slow
+def test_commands_of_the_guide_are_there():
+    told = re.findall(r"^\| `(\w+)", (ROOT / "docs" / "guides" / "commands.md").read_text(), re.MULTILINE)
+
+    done = subprocess.run([sys.executable, "-m", "pyg_direct", "--help"], capture_output=True, text=True, check=True)
+
+    assert len(told) >= 5
+    assert [name for name in told if not re.search(rf"^\W*{name}\b", done.stdout, re.MULTILINE)] == []
 
 
 def test_every_room_is_on_the_map():
@@ -170,4 +229,4 @@ def test_every_room_is_on_the_map():
 
     rooms = [path.parent.name for path in (ROOT / "pyg_direct").glob("*/__init__.py")]
     assert [room for room in rooms if not any(room in re.findall(r"\w+", floor) for floor in floors)] == []
-    assert "CONTRIBUTING.md#the-floors" in README.split("## The rooms")[1].split("## ")[0]
+    assert "CONTRIBUTING.md#the-floors" in (ROOT / "docs" / "guides" / "how_it_works.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-README = EXAMPLES.parent / "README.md"
+PAGE = EXAMPLES.parent / "docs" / "guides" / "examples.md"
 
 # What a guide prints at its end, and the least that the number in it must be.
 GUIDES = {
@@ -109,7 +109,7 @@ def test_processes_are_as_many_as_gpus_allow(monkeypatch):
         count(None, "cuda")
 
 
-def test_every_example_is_told_in_the_readme():
+def test_every_example_is_listed():
     names = {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"model.py"}
 
-    assert {name for name in names if f"examples/{name}" not in README.read_text()} == set()
+    assert {name for name in names if f"examples/{name}" not in PAGE.read_text()} == set()
