@@ -198,8 +198,7 @@ class GeneralPlan:
             self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
         self._edges_per_seed = _expect_edges(topo, self._fanouts)
         is_on_gpu = SIMULATED or topology.device.type == "cuda"
-        self._is_captured = (is_on_gpu and self._picks_here and recipe.subgraph_type != "induced"
-                             and (self.disjoint or self._has_table))  # fmt: skip
+        self._is_captured = is_on_gpu and self._picks_here and (self.disjoint or self._has_table)
         # By the number of batches that they sample together, and whether seeds may repeat.
         self._captured: dict[tuple[int, bool], HeteroGpuPlan] = {}
         # Of a row of each relation; found when it is first needed.
@@ -269,9 +268,11 @@ class GeneralPlan:
         number = min((known for known, own in self._captured if known >= size and own == repeats), default=size)
         plan = self._captured.get((number, repeats))
         if plan is None:
+            all_edges = np.full(len(self.topology.topo.edge_types), -1)
             plan = self._captured[number, repeats] = HeteroGpuPlan(
                 self.topology, self._fanouts, self.rules, self.rows, self.flags, disjoint=self.disjoint,
-                repeats=repeats, num_batches=number, max_degree=self.recipe.max_degree)  # fmt: skip
+                repeats=repeats, num_batches=number, max_degree=self.recipe.max_degree,
+                last_fanouts=all_edges if self.recipe.subgraph_type == "induced" else None)  # fmt: skip
         pending = []
         for first in range(0, len(keys), size):
             own = slice(first, first + size)

@@ -26,6 +26,8 @@ KINDS = {
     "disjoint": ("", False, Options(disjoint=True)),
     "timed": ("node", False, Options(temporal_strategy="last")),
     "weighted": ("edge", True, Options(replace=True, time_window=5)),
+    "induced": ("", False, Options(subgraph_type="induced")),
+    "trees induced": ("edge", True, Options(subgraph_type="induced", time_window=8)),
 }
 pytestmark = ON_GPU_PLANS
 
@@ -212,6 +214,37 @@ def test_seeds_that_repeat_become_the_different_ones_ascending(device):
         assert got.num_seeds == {kind: len(seeds.get(kind, [])) for kind in graph.num_nodes}
 
 
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_edges_among_sets_of_nodes_need_no_hops(device, disjoint):
+    graph, options = make_parts(), Options(disjoint=disjoint, subgraph_type="induced")
+    plan = make_plan(graph, device, [], options)
+    sets = [{"paper": [9, 3, 9, 0], "author": [7, 1]}, {"venue": [0]}, {"paper": list(range(40)), "venue": [0]}]
+
+    for seeds in sets:
+        with poisoned_memory():
+            got = plan.sample(as_tensors(seeds, device), KEY)
+        assert_equal(got, expect(graph, seeds, [], options))
+        assert got.num_seeds == {kind: len(seeds.get(kind, [])) for kind in graph.num_nodes}
+
+
+def test_edges_of_a_subgraph_have_no_bound_by_fanouts(device):
+    graph = make_parts()
+    bounds = [make_plan(graph, device, FANOUTS, Options(subgraph_type=kind)).sample(as_tensors(SEEDS, device), KEY)
+              .max_degree for kind in ("directional", "induced")]  # fmt: skip
+
+    assert bounds == [4, None]
+
+
+@pytest.mark.parametrize("kind", ["directional", "induced"])
+def test_a_batch_leaves_nothing_behind_in_the_scratch(device, kind):
+    plan = make_plan(make_parts(), device, FANOUTS, Options(subgraph_type=kind))
+    plan.sample(as_tensors(SEEDS, device), KEY)
+
+    scratch = plan._captured[1, False]._scratch
+    assert not scratch.seen.view(torch.int32).any()
+    assert not scratch.fresh.view(torch.int32).any()
+
+
 @pytest.mark.parametrize("seed", [-1, 25])
 def test_a_seed_that_may_repeat_and_is_no_node_is_named(device, seed):
     plan = make_plan(make_parts(), device, FANOUTS, Options())
@@ -252,6 +285,7 @@ def test_any_graph_matches_the_reference(device, data):
     graph = data.draw(odd_parts(weighted=data.draw(st.booleans())))
     seeds, seed_time, fanouts = data.draw(odd_requests(graph))
     options = Options(replace=data.draw(st.booleans()), disjoint=data.draw(st.booleans()),
+                      subgraph_type=data.draw(st.sampled_from(["directional", "induced"])),
                       temporal_strategy=data.draw(st.sampled_from(["uniform", "last"])),
                       time_window=data.draw(st.none() | st.integers(0, 5)))  # fmt: skip
     plan = make_plan(graph, device, fanouts, options)

@@ -270,9 +270,7 @@ def place_items_gpu(state, hop, capacity, work, counts, block_sums, offsets):
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
 def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, repeats, nodes, class_starts, bucket_starts,
                     bucket_step, work, offsets, begins, firsts, totals, outputs, outbox):  # fmt: skip
-    """The tables of the last hop, the positions of all outputs, and the sizes for the host, which are reset for the
-    next batch; one block.
-    """
+    """The tables of the last hop, the places of all outputs, and the sizes for the host; one block."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     num_classes, entries = num_batches * num_types, np.int64(work.shape[0] // COLUMNS - 1)
     tid = np.int64(cuda.threadIdx.x)
@@ -286,24 +284,39 @@ def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, repeats, nod
     cuda.syncthreads()
     close_nodes(state, num_hops, num_classes, inbox, num_batches, repeats, nodes, class_starts, bucket_starts,
                 bucket_step, begins, totals)  # fmt: skip
-    place_outputs(totals, (num_hops + 1) * num_classes, num_classes, 0, outputs, 0, shared)
-    edges = (num_hops + 2) * num_classes + num_hops * entries
-    place_outputs(totals, edges, entries, 0, outputs, num_classes + 1, shared)
-    place_outputs(totals, edges, entries, 1, outputs, num_classes + entries + 2, shared)
-    w = tid
+    place_all_outputs(totals, num_hops, num_hops, num_classes, entries, outputs, shared)
+    leave_sizes(state, totals, outbox)
+
+
+@body
+def leave_sizes(state, totals, outbox):
+    """The sizes of a batch for the host, which are noted anew for the next one; by one block."""
+    w = np.int64(cuda.threadIdx.x)
     while w < STATE:
         outbox[w] = state[w]
         w += THREADS
-    w = tid
+    w = np.int64(cuda.threadIdx.x)
     while w < totals.shape[0]:
         outbox[STATE + w] = totals[w]
         w += THREADS
     cuda.syncthreads()
-    if tid == 0:
+    if cuda.threadIdx.x == 0:
         state[BAD_SEED] = NO_POSITION
         state[NEEDED_EDGES] = 0
         state[NEEDED_ITEMS] = 0
         state[NUM_EXCLUDED] = 0
+
+
+@body
+def place_all_outputs(totals, num_hops, num_stages, num_classes, entries, outputs, shared):
+    """Where the nodes of each class, the edge ids and the pairs of each entry begin; by one block.
+
+    Edges have as many rows of totals as there are stages.
+    """
+    place_outputs(totals, (num_hops + 1) * num_classes, num_classes, 0, outputs, 0, shared)
+    edges = (num_hops + 2) * num_classes + num_stages * entries
+    place_outputs(totals, edges, entries, 0, outputs, num_classes + 1, shared)
+    place_outputs(totals, edges, entries, 1, outputs, num_classes + entries + 2, shared)
 
 
 @body
@@ -339,7 +352,8 @@ def find_hop(state, start, num_hops, place):
 
 @gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i4[] u4[]")
 def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, place_of_id, seen):
-    """Positions of nodes become local ids within their classes, and bits of nodes are cleared."""
+    """Places of nodes become local ids within their classes, and bits of nodes are cleared in `seen`, unless that is
+    empty."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < state[NODES + num_hops]:
         node = nodes[i]
@@ -349,7 +363,8 @@ def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, place
             row = hop * (num_classes + 1)
             kind = find_below(begins, row, num_classes, i)
             place_of_id[node] = np.int32(-1 - (totals[hop * num_classes + kind] + i - begins[row + kind]))
-        seen[node >> 5] = np.uint32(0)
+        if seen.shape[0] > 0:
+            seen[node >> 5] = np.uint32(0)
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
@@ -362,11 +377,14 @@ def localize_ids_gpu(state, num_hops, sources, place_of_id):
         e += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[]")
-def export_typed_batch_gpu(state, num_hops, num_classes, num_entries, node_starts, nodes, trees, begins, firsts, totals,
-                           outputs, sources, targets, ids, expands_sources, out_nodes, out_trees, out_pairs,
-                           out_ids):  # fmt: skip
-    """The batch by class and entry, hop after hop within each; pairs have sources of edges first."""
+@gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[]")
+def export_typed_batch_gpu(state, num_hops, num_stages, num_classes, num_entries, node_starts, nodes, trees, begins,
+                           firsts, totals, outputs, sources, targets, ids, order, expands_sources, out_nodes, out_trees,
+                           out_pairs, out_ids):  # fmt: skip
+    """The batch by class and entry, hop after hop within each; pairs have sources of edges first.
+
+    Edges have as many stages as hops, and stand in order; or one, of the places that `order` lists.
+    """
     first = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     step = np.int64(cuda.gridDim.x) * THREADS
     i = first
@@ -383,14 +401,15 @@ def export_typed_batch_gpu(state, num_hops, num_classes, num_entries, node_start
     pair_starts = id_starts + num_entries + 1
     e = first
     while e < out_ids.shape[0]:
-        hop = find_hop(state, EDGES + 1, num_hops - 1, e)
+        hop = find_hop(state, EDGES + 1, num_stages - 1, e)
+        own = order[e] if order.shape[0] > 0 else e
         row = hop * (num_entries + 1)
         entry = find_below(firsts, row, num_entries, e)
         place = totals[edge_totals + hop * num_entries + entry] + e - firsts[row + entry]
-        out_ids[outputs[id_starts + entry] + place] = ids[e]
-        count = totals[edge_totals + num_hops * num_entries + entry]
+        out_ids[outputs[id_starts + entry] + place] = ids[own]
+        count = totals[edge_totals + num_stages * num_entries + entry]
         at = outputs[pair_starts + entry] + place
-        source, target = sources[e], targets[e]
+        source, target = sources[own], targets[own]
         if expands_sources:
             source, target = target, source
         out_pairs[at] = source
