@@ -203,6 +203,8 @@ class HeteroGpuPlan(CapturedPlan):
             those among all their nodes; None where they have the edges of the hops.
     """
 
+    _slot_class: type[Slot] = Slot
+
     def __init__(self, topology: PlacedHetero, fanouts: np.ndarray, rules: Rules, rows: Rows, flags: np.ndarray, *,
                  disjoint: bool, repeats: bool, num_batches: int, max_degree: int | None,
                  last_fanouts: np.ndarray | None = None) -> None:  # fmt: skip
@@ -340,7 +342,7 @@ class HeteroGpuPlan(CapturedPlan):
                 f"a batch must have fewer than {_MAX_EDGES} edges, and {capacity.seeds} seeds with these fanouts need "
                 f"{capacity.edges}; use fewer seeds or smaller fanouts"
             )
-        slot = Slot(self, capacity)
+        slot = self._slot_class(self, capacity)
         self._known_edges, self._known_items = (max(known, new) for known, new in (
             (self._known_edges, capacity.edges), (self._known_items, capacity.items)))  # fmt: skip
         return slot
