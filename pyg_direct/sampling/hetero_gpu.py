@@ -3,8 +3,9 @@
 A kernel lists the work of each hop over all relations (`kernels/sampling/captured_hops.py`), so that the host waits
 once a batch. A batch may have the edges among all its nodes instead (`kernels/sampling/captured_subgraph.py`).
 
-Nodes whose trees are not told apart are numbered by a bitmap over all node types, one batch at a time. Those of trees
-are numbered by buckets, which are sorted each (`kernels/local_ids/sorted_buckets.py`).
+Nodes whose trees are not told apart are numbered by a bitmap over all node types, one batch at a time. Local ids stand
+in a table over these, or by the ranks of a batch's nodes in the bitmap where the table would be too large. Nodes of
+trees are numbered by buckets, which are sorted each (`kernels/local_ids/sorted_buckets.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pyg_direct.kernels.batch_counters import (
     SEEDS_ON_GPU,
     STATE,
 )
-from pyg_direct.kernels.local_ids import new_nodes, sorted_buckets
+from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel, sorted_buckets
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import captured_hops, captured_subgraph, hetero, weighted_gpu, worklist
 from pyg_direct.kernels.sampling.worklist import COLUMNS
@@ -45,9 +46,11 @@ from pyg_direct.ops.local_ids.relabel import num_words
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import full_grid, grid_for, run_gpu
 from pyg_direct.ops.sampling.hetero import PairList, Rows, Rules, write_edges
+from pyg_direct.runtime.cuda.graph_capture import fill_words
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs
+from pyg_direct.sampling.local_ids import fits_table
 from pyg_direct.sampling.seeds import Request, list_seeds, name_seed
 
 # Nodes up to which every hop reads the whole bitmap: flags would cost more than they save.
@@ -68,36 +71,38 @@ class Scratch(captured_plan.Scratch):
 
     Attributes:
         seen, fresh: Bitmaps, uint32 `[W]`, empty between batches; `[0]` where trees are told apart.
-        place_of_id: Places of nodes, int32 `[N]`, or `[0]`.
+        place_of_id: Places of nodes, int32 `[N]`; `[0]` there, or where it would be too large.
+        ranks: There, nodes of a batch in lower words, int32 `[W]`; otherwise `[0]`.
         touched: A flag, uint8, for each group of words of `fresh`; `[0]` for few nodes, all of whose groups are read.
         block_sums: int64, one for each block of a full grid.
     """
 
-    def __init__(self, topology: PlacedHetero, has_table: bool) -> None:
+    def __init__(self, topology: PlacedHetero, has_bits: bool, has_table: bool) -> None:
         super().__init__()
-        device, num_ids = topology.device, int(topology.topo.type_starts[-1]) if has_table else 0
+        device, num_ids = topology.device, int(topology.topo.type_starts[-1]) if has_bits else 0
         words = num_words(num_ids)
         groups = -(-words // GROUP_WORDS) if num_ids > _SCAN_NODES else 0
         self.seen = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
         self.fresh = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
         self.touched = torch.zeros(groups, dtype=torch.uint8, device=device)
-        self.place_of_id = torch.full((num_ids,), FAR, dtype=torch.int32, device=device)
+        self.place_of_id = torch.full((num_ids if has_table else 0,), FAR, dtype=torch.int32, device=device)
+        self.ranks = torch.empty(0 if has_table else words, dtype=torch.int32, device=device)
         self.block_sums = torch.empty(full_grid(self.place_of_id), dtype=torch.int64, device=device)
         self._topology: PlacedHetero | None = None
 
     @classmethod
-    def of(cls, topology: PlacedHetero, has_table: bool) -> Scratch:
-        """The scratch of a topology, made once."""
-        key = id(topology), has_table
+    def of(cls, topology: PlacedHetero, has_bits: bool, has_table: bool) -> Scratch:
+        """The scratch of a topology, made once: with bitmaps of its nodes, and a table of them."""
+        key = id(topology), has_bits, has_table
         known = _SCRATCH.get(key)
         if known is None:
-            known = _SCRATCH[key] = cls(topology, has_table)
+            known = _SCRATCH[key] = cls(topology, has_bits, has_table)
             # So that its id stays its own as long as the scratch lives.
             known._topology = topology
         return known
 
 
-_SCRATCH: WeakValueDictionary[tuple[int, bool], Scratch] = WeakValueDictionary()
+_SCRATCH: WeakValueDictionary[tuple[int, bool, bool], Scratch] = WeakValueDictionary()
 
 
 class Capacity(NamedTuple):
@@ -172,6 +177,7 @@ class Slot(captured_plan.Slot):
         self.seed_times = reserve(plan.num_times * seeds if topo.is_temporal else 0)
         self.excluded = torch.full((excluded,), _LAST, dtype=torch.int64, device=device)
         self.nodes, self.trees = reserve(num_nodes), reserve(num_nodes if plan.disjoint else 0)
+        self.place_of_rank = reserve(0 if plan.disjoint or plan.has_table else num_nodes, dtype=torch.int32)
         self.starts, self.sizes, self.counts = reserve(3, items).unbind()
         self.offsets = torch.zeros(items + 1, dtype=torch.int64, device=device)
         self.draws, self.sources, self.ids, self.targets = reserve(4, edges).unbind()
@@ -219,6 +225,7 @@ class HeteroGpuPlan(CapturedPlan):
         self.num_times = 2 if rules.window == hetero.BY_SEED else 1
         self.num_classes, self.num_entries = num_batches * len(topo.node_types), num_batches * len(topo.edge_types)
         self.is_weighted = rows.edge_weight.numel() > 0
+        self.has_table = not disjoint and fits_table(int(topo.type_starts[-1]), device)
         self._flags = flags
         sizes = np.array([topo.num_nodes[kind] for kind in topo.node_types], np.int64)
         self._type_sizes, self._type_starts = upload(np.stack([sizes, topo.type_starts[:-1]]), device).unbind()
@@ -295,7 +302,7 @@ class HeteroGpuPlan(CapturedPlan):
         return words.reshape(-1)
 
     def _find_scratch(self) -> Scratch:
-        return Scratch.of(self.topology, not self.disjoint)
+        return Scratch.of(self.topology, not self.disjoint, self.has_table)
 
     def _has_room(self, slot: Slot, pending: Pending) -> bool:
         listed, excluded, num_batches = pending.seeds
@@ -375,7 +382,7 @@ class HeteroGpuPlan(CapturedPlan):
 
     def _enqueue(self, slot: Slot, stream: int) -> None:
         topo, rows, scratch, layout = self.topology.topo, self.rows, self._scratch, slot.layout
-        hops, batches, types, classes = self.num_hops, self.num_batches, len(topo.node_types), self.num_classes
+        hops, batches, types = self.num_hops, self.num_batches, len(topo.node_types)
         load_grid = grid_for(slot.capacity.seeds, slot.state)
         # Where the buckets of each hop begin among its nodes; empty without buckets.
         starts_of = [slot.bucket_starts[:0] if not self.disjoint or hop < 0 else slot.new_starts[hop]
@@ -387,7 +394,7 @@ class HeteroGpuPlan(CapturedPlan):
                 stream=stream)  # fmt: skip
         if self.repeats:
             self._number_by_table(BEFORE_SEEDS, scratch.seen, slot.state, slot.nodes, stream)
-        elif not self.disjoint:
+        elif self.has_table:
             run_gpu(captured_hops.claim_seeds_gpu, load_grid, slot.state, slot.nodes, scratch.place_of_id,
                     stream=stream)  # fmt: skip
         for hop in range(hops):
@@ -411,10 +418,14 @@ class HeteroGpuPlan(CapturedPlan):
                 slot.begins, slot.firsts, slot.totals, slot.outputs, slot.outbox, stream=stream)  # fmt: skip
         if self.disjoint:
             return
-        run_gpu(captured_hops.settle_places_gpu, node_grid, slot.state, hops, classes, slot.nodes, slot.begins,
-                slot.totals, scratch.place_of_id, scratch.seen, stream=stream)  # fmt: skip
+        # Through a table, sources are found without the bits of nodes.
+        cleared = scratch.seen if self.has_table else scratch.seen[:0]
+        found = self._settle_places(slot, node_grid, cleared, stream)
         run_gpu(captured_hops.localize_ids_gpu, grid_for(slot.capacity.edges, slot.state), slot.state, hops,
-                slot.sources, scratch.place_of_id, stream=stream)  # fmt: skip
+                slot.sources, *found, stream=stream)  # fmt: skip
+        if not self.has_table:
+            run_gpu(captured_hops.forget_nodes_gpu, node_grid, slot.state, hops, slot.nodes, scratch.seen,
+                    stream=stream)  # fmt: skip
 
     def _pick(self, slot: Slot, work: Tensor, hop: int, stage: int, stream: int) -> None:
         """Edges of a work list, which draws as `hop`, come behind those of the stages before.
@@ -457,23 +468,38 @@ class HeteroGpuPlan(CapturedPlan):
     def _keep_inside(self, slot: Slot, node_grid: int, stream: int) -> None:
         """Leave out the edges of the last stage that lead to no node of the batch, and close it."""
         scratch, layout, hops = self._scratch, slot.layout, self.num_hops
+        found = scratch.seen, scratch.ranks, scratch.place_of_id
         if not self.disjoint:
-            # Bits of nodes tell which places are theirs until the edges are found.
-            run_gpu(captured_hops.settle_places_gpu, node_grid, slot.state, hops, self.num_classes, slot.nodes,
-                    slot.begins, slot.totals, scratch.place_of_id, scratch.seen[:0], stream=stream)  # fmt: skip
+            found = self._settle_places(slot, node_grid, scratch.seen[:0], stream)
         parts = self.num_classes, layout.range_bits, layout.tree_bits, layout.tree_shift, layout.bucket_shift
         edge_grid = grid_for(slot.capacity.edges, slot.state)
         run_gpu(captured_subgraph.localize_inside_gpu, edge_grid, slot.state, hops, *parts, slot.bucket_counts.numel(),
-                scratch.seen, scratch.place_of_id, slot.first_trees, slot.new_starts.view(-1), slot.begins, slot.totals,
-                slot.nodes, slot.keys, slot.sources, scratch.block_sums, stream=stream)  # fmt: skip
+                *found, slot.first_trees, slot.new_starts.view(-1), slot.begins, slot.totals, slot.nodes, slot.keys,
+                slot.sources, scratch.block_sums, stream=stream)  # fmt: skip
         run_gpu(captured_subgraph.order_inside_gpu, edge_grid, slot.state, slot.sources, scratch.block_sums, slot.draws,
                 stream=stream)  # fmt: skip
         run_gpu(captured_subgraph.close_subgraph_gpu, 1, slot.state, hops, self.num_classes, slot.all_work,
                 slot.offsets, slot.draws, slot.firsts, slot.totals, slot.outputs, slot.outbox,
                 stream=stream)  # fmt: skip
         if not self.disjoint:
-            run_gpu(captured_subgraph.forget_nodes_gpu, node_grid, slot.state, hops, slot.nodes, scratch.seen,
+            run_gpu(captured_hops.forget_nodes_gpu, node_grid, slot.state, hops, slot.nodes, scratch.seen,
                     stream=stream)  # fmt: skip
+
+    def _settle_places(self, slot: Slot, node_grid: int, cleared: Tensor, stream: int
+                       ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Note the local ids of all nodes; returns (bits of nodes, ranks of words, local ids) to find them by."""
+        s, hops, places = self._scratch, self.num_hops, self._scratch.place_of_id
+        if not self.has_table:
+            places = slot.place_of_rank
+            grid = max(1, min(s.block_sums.numel(), -(-s.seen.numel() // THREADS)))
+            fill_words(places, FAR, stream)
+            run_gpu(bitmap.sum_words_gpu, grid, s.seen, s.block_sums, stream=stream)
+            run_gpu(bitmap.rank_words_gpu, grid, s.seen, s.block_sums, s.ranks, stream=stream)
+            run_gpu(relabel.locate_nodes_gpu, node_grid, slot.state, hops, slot.nodes, s.seen, s.ranks, places,
+                    stream=stream)  # fmt: skip
+        run_gpu(captured_hops.settle_places_gpu, node_grid, slot.state, hops, self.num_classes, slot.nodes, slot.begins,
+                slot.totals, s.seen, s.ranks, places, cleared, stream=stream)  # fmt: skip
+        return s.seen, s.ranks, places
 
     def _number_by_table(self, hop: int, seen: Tensor, state: Tensor, nodes: Tensor, stream: int) -> None:
         """The ids marked fresh that were not seen become `nodes` of the hop after `hop`, counted in `state`."""

@@ -198,7 +198,7 @@ class GeneralPlan:
             self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
         self._edges_per_seed = _expect_edges(topo, self._fanouts)
         is_on_gpu = SIMULATED or topology.device.type == "cuda"
-        self._is_captured = is_on_gpu and self._picks_here and (self.disjoint or self._has_table)
+        self._is_captured = is_on_gpu and self._picks_here
         # By the number of batches that they sample together, and whether seeds may repeat.
         self._captured: dict[tuple[int, bool], HeteroGpuPlan] = {}
         # Of a row of each relation; found when it is first needed.

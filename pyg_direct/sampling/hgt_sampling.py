@@ -159,6 +159,8 @@ class HgtGpuPlan(HeteroGpuPlan):
         rows = topology.rows._replace(edge_weight=topology.rows.edge_weight[:0])
         super().__init__(topology, fanouts[:-1], _RULES, rows, np.zeros(len(topo.edge_types), np.int64), disjoint=False,
                          repeats=False, num_batches=1, max_degree=None, last_fanouts=fanouts[-1])  # fmt: skip
+        # Each layer finds budgets through it.
+        self.has_table = True
         self._wanted = upload(samples, topology.device)
 
     @property

@@ -33,9 +33,7 @@ pytestmark = ON_GPU_PLANS
 
 
 def make_plan(graph, device, fanouts, options):
-    plan = GeneralPlan(make_topo(graph).place("auto", device), GeneralRecipe(fanouts, **asdict(options)))
-    plan._is_captured = True
-    return plan
+    return GeneralPlan(make_topo(graph).place("auto", device), GeneralRecipe(fanouts, **asdict(options)))
 
 
 def expect(graph, seeds, fanouts, options, times=None, key=KEY):
@@ -235,12 +233,22 @@ def test_edges_of_a_subgraph_have_no_bound_by_fanouts(device):
     assert bounds == [4, None]
 
 
+@pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("kind", ["directional", "induced"])
-def test_a_batch_leaves_nothing_behind_in_the_scratch(device, kind):
-    plan = make_plan(make_parts(), device, FANOUTS, Options(subgraph_type=kind))
-    plan.sample(as_tensors(SEEDS, device), KEY)
+@pytest.mark.parametrize("has_table", [False, True])
+def test_a_batch_leaves_nothing_behind_in_the_scratch(device, monkeypatch, has_table, kind, repeats):
+    monkeypatch.setattr(hetero_gpu, "fits_table", lambda *_: has_table)
+    graph, options = make_parts(), Options(subgraph_type=kind)
+    plan = make_plan(graph, device, FANOUTS, options)
 
-    scratch = plan._captured[1, False]._scratch
+    for key in (KEY, 3):
+        with poisoned_memory():
+            (got,) = plan.submit_together([(as_tensors(SEEDS, device), None)], [key], repeats=repeats).finish()
+        seeds = {kind: sorted({*own}) if repeats else own for kind, own in SEEDS.items()}
+        assert_equal(got, expect(graph, seeds, FANOUTS, options, key=key))
+
+    scratch = plan._captured[1, repeats]._scratch
+    assert (scratch.place_of_id.numel() > 0) == has_table != (scratch.ranks.numel() > 0)
     assert not scratch.seen.view(torch.int32).any()
     assert not scratch.fresh.view(torch.int32).any()
 
@@ -267,7 +275,6 @@ def test_plans_share_the_scratch_of_a_topology(device):
     topology = make_topo(graph).place("auto", device)
     plans = [GeneralPlan(topology, GeneralRecipe(fanouts)) for fanouts in ([2], [3, 1])]
     for plan in plans:
-        plan._is_captured = True
         plan.sample(as_tensors(SEEDS, device), KEY)
 
     first, second = (plan._captured[1, False] for plan in plans)
@@ -288,7 +295,11 @@ def test_any_graph_matches_the_reference(device, data):
                       subgraph_type=data.draw(st.sampled_from(["directional", "induced"])),
                       temporal_strategy=data.draw(st.sampled_from(["uniform", "last"])),
                       time_window=data.draw(st.none() | st.integers(0, 5)))  # fmt: skip
-    plan = make_plan(graph, device, fanouts, options)
+    has_table = data.draw(st.booleans())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hetero_gpu, "fits_table", lambda *_: has_table)
+        plan = make_plan(graph, device, fanouts, options)
+        plan.submit_together([(as_tensors(seeds, device), as_tensors(seed_time, device))], [KEY]).finish()
 
     with poisoned_memory():
         got = plan.sample(as_tensors(seeds, device), KEY, seed_time=as_tensors(seed_time, device))

@@ -10,9 +10,11 @@ the first edge of each entry in each hop. `totals`, int64 `[(H + 2) * C + (H + 1
 before each hop, and then the edges of each entry before each hop. `outputs`, int64 `[(C + 1) + 2 * (A + 1)]`, has the
 first position of each class's nodes, and of each entry's edge ids and pairs, in the exported batch.
 
-Without disjoint trees, sources are ids of the id space until the batch is over. `place_of_id` has the position of each
-node; after the last hop it has the local id, as -1 - id. With disjoint trees sources are local ids already, because
-buckets of each tree have numbered them (`kernels/local_ids/sorted_buckets.py`).
+Where trees are not told apart, sources are ids of the id space until the batch is over. `place_of_id` has the place
+of each node, and when all hops are over its local id, as -1 - id. Over an id space too large for that, `places` has
+these by the rank of a node among those of the batch, once the hops are over (`kernels/local_ids/bitmap.py`). If trees
+are told apart, sources are local ids already, since buckets of each tree have numbered them
+(`kernels/local_ids/sorted_buckets.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from pyg_direct.kernels.batch_counters import (
     SEEDS_ON_GPU,
     STATE,
 )
-from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of
+from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of, rank_of
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before
 from pyg_direct.kernels.sampling import worklist
 from pyg_direct.kernels.sampling.worklist import COLUMNS, count_all_items
@@ -111,7 +113,7 @@ def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_type
                         seed_times[place] = inbox[given + count + place]
         if trees.shape[0] > 0:
             trees[i] = tree
-        if place_of_id.shape[0] > 0:
+        else:
             node += type_starts[node_type]
         if repeats != 0:
             cuda.atomic.or_(fresh, node >> 5, bit_of(node))
@@ -119,8 +121,9 @@ def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_type
                 touched[node // (GROUP_WORDS * WORD)] = 1
         else:
             nodes[i] = node
-            if place_of_id.shape[0] > 0:
+            if trees.shape[0] == 0:
                 cuda.atomic.or_(seen, node >> 5, bit_of(node))
+            if place_of_id.shape[0] > 0:
                 # The first of repeated seeds wins: `claim_seeds_gpu` takes the minimum.
                 place_of_id[node] = FAR
         i += np.int64(cuda.gridDim.x) * THREADS
@@ -350,31 +353,46 @@ def find_hop(state, start, num_hops, place):
     return hop
 
 
-@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i4[] u4[]")
-def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, place_of_id, seen):
-    """Places of nodes become local ids within their classes, and bits of nodes are cleared in `seen`, unless that is
+@body
+def find_key(seen, ranks, node):
+    """Where a node of the batch stands in `places`: at its rank, or at its id where there are no ranks."""
+    return np.int64(node) if ranks.shape[0] == 0 else np.int64(rank_of(seen, ranks, node))
+
+
+@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] u4[] i4[] i4[] u4[]")
+def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, seen, ranks, places, cleared):
+    """Places of nodes become local ids within their classes, and bits of nodes are cleared in `cleared`, unless that is
     empty."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < state[NODES + num_hops]:
-        node = nodes[i]
-        # Except for a repeated seed; a local id is negative here, and never a position.
-        if place_of_id[node] == i:
+        key = find_key(seen, ranks, nodes[i])
+        # Not so for a repeated seed; a local id is negative here, and never a place.
+        if places[key] == i:
             hop = find_hop(state, NODES, num_hops, i)
             row = hop * (num_classes + 1)
             kind = find_below(begins, row, num_classes, i)
-            place_of_id[node] = np.int32(-1 - (totals[hop * num_classes + kind] + i - begins[row + kind]))
-        if seen.shape[0] > 0:
-            seen[node >> 5] = np.uint32(0)
+            places[key] = np.int32(-1 - (totals[hop * num_classes + kind] + i - begins[row + kind]))
+        if cleared.shape[0] > 0:
+            cleared[nodes[i] >> 5] = np.uint32(0)
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] i8 i8[] i4[]")
-def localize_ids_gpu(state, num_hops, sources, place_of_id):
+@gpu_kernel("i8[] i8 i8[] u4[] i4[] i4[]")
+def localize_ids_gpu(state, num_hops, sources, seen, ranks, places):
     """Ids of sources become local ids."""
     e = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while e < state[EDGES + num_hops]:
-        sources[e] = -1 - np.int64(place_of_id[sources[e]])
+        sources[e] = -1 - np.int64(places[find_key(seen, ranks, sources[e])])
         e += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8 i8[] u4[]")
+def forget_nodes_gpu(state, num_hops, nodes, seen):
+    """Clear the bits of the nodes of a batch."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < state[NODES + num_hops]:
+        seen[nodes[i] >> 5] = np.uint32(0)
+        i += np.int64(cuda.gridDim.x) * THREADS
 
 
 @gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[]")

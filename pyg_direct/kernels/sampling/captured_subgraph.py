@@ -5,7 +5,7 @@ hop): relations stand in order, and the nodes of a relation in the order of thei
 those of the hops. Sources become local ids, or -1 where they are no nodes of the batch. `order`, int64, has the places
 of the edges whose sources are nodes of the batch, in the order of the items; `state[NUM_INSIDE]` is their number.
 
-Nodes are found as the hops have numbered them: through `place_of_id` and `seen`, or in the buckets of their trees.
+Nodes are found as the hops have numbered them: through `seen` and `places`, or in the buckets of their trees.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
-from pyg_direct.kernels.batch_counters import EDGES, HEADER, NEEDED_ITEMS, NODES, NUM_INSIDE
+from pyg_direct.kernels.batch_counters import EDGES, HEADER, NEEDED_ITEMS, NUM_INSIDE
 from pyg_direct.kernels.local_ids.bitmap import has_bit
 from pyg_direct.kernels.local_ids.sorted_buckets import find_node
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
 from pyg_direct.kernels.sampling import worklist
-from pyg_direct.kernels.sampling.captured_hops import close_nodes, first_not_below, leave_sizes, place_all_outputs
+from pyg_direct.kernels.sampling.captured_hops import (
+    close_nodes,
+    find_key,
+    first_not_below,
+    leave_sizes,
+    place_all_outputs,
+)
 from pyg_direct.kernels.sampling.worklist import COLUMNS
 
 _FIRST, _FRONT, _LOCAL = worklist.FIRST, worklist.FRONT, worklist.LOCAL
@@ -73,19 +79,19 @@ def list_all_nodes_gpu(state, inbox, num_hops, num_batches, num_types, capacity,
 
 
 @body
-def find_local(state, num_hops, num_classes, range_bits, tree_bits, tree_shift, bucket_shift, num_buckets, seen,
-               place_of_id, first_trees, new_starts, begins, totals, nodes, keys, item):  # fmt: skip
+def find_local(state, num_hops, num_classes, range_bits, tree_bits, tree_shift, bucket_shift, num_buckets, seen, ranks,
+               places, first_trees, new_starts, begins, totals, nodes, keys, item):  # fmt: skip
     """Local id of an identity; -1 where it is no node of the batch."""
-    if place_of_id.shape[0] == 0:
+    if num_buckets > 0:
         return find_node(state, num_hops, num_classes, num_buckets, range_bits, tree_bits, tree_shift, bucket_shift,
                          first_trees, new_starts, begins, totals, nodes, keys, item)  # fmt: skip
     # Places of nodes that no batch has any more are left in the table.
-    return -1 - np.int64(place_of_id[item]) if has_bit(seen, item) else np.int64(-1)
+    return -1 - np.int64(places[find_key(seen, ranks, item)]) if has_bit(seen, item) else np.int64(-1)
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 i8 u4[] i4[] i8[] i8[] i8[] i8[] i8[] u4[] i8[] i8[]")
+@gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 i8 u4[] i4[] i4[] i8[] i8[] i8[] i8[] i8[] u4[] i8[] i8[]")
 def localize_inside_gpu(state, num_hops, num_classes, range_bits, tree_bits, tree_shift, bucket_shift, num_buckets,
-                        seen, place_of_id, first_trees, new_starts, begins, totals, nodes, keys, sources,
+                        seen, ranks, places, first_trees, new_starts, begins, totals, nodes, keys, sources,
                         block_sums):  # fmt: skip
     """Sources of the stage become local ids, or -1; `block_sums` gets the edges of each block that are inside."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
@@ -94,7 +100,7 @@ def localize_inside_gpu(state, num_hops, num_classes, range_bits, tree_bits, tre
     e = begin + cuda.threadIdx.x
     while e < end:
         local = find_local(state, num_hops, num_classes, range_bits, tree_bits, tree_shift, bucket_shift, num_buckets,
-                           seen, place_of_id, first_trees, new_starts, begins, totals, nodes, keys,
+                           seen, ranks, places, first_trees, new_starts, begins, totals, nodes, keys,
                            sources[e])  # fmt: skip
         sources[e] = local
         if local >= 0:
@@ -145,12 +151,3 @@ def close_subgraph_gpu(state, num_hops, num_classes, work, offsets, order, first
     cuda.syncthreads()
     place_all_outputs(totals, num_hops, 1, num_classes, entries, outputs, shared)
     leave_sizes(state, totals, outbox)
-
-
-@gpu_kernel("i8[] i8 i8[] u4[]")
-def forget_nodes_gpu(state, num_hops, nodes, seen):
-    """Clear the bits of the nodes of a batch."""
-    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    while i < state[NODES + num_hops]:
-        seen[nodes[i] >> 5] = np.uint32(0)
-        i += np.int64(cuda.gridDim.x) * THREADS

@@ -160,7 +160,8 @@ def test_batch_does_not_depend_on_the_way_it_is_made(device, monkeypatch, limit)
     graph = make_parts(times="node" if limit == "times" else "")
     fanouts = {edge_type: [4, 3] for edge_type in graph.edges}
     if limit == "table":
-        monkeypatch.setattr(general, "fits_table", lambda *_: False)
+        for module in (general, hetero_gpu):
+            monkeypatch.setattr(module, "fits_table", lambda *_: False)
     elif limit == "one thread":
         monkeypatch.setattr(run_kernel, "FEW_ITEMS", 10**6)
     elif limit == "bound":
