@@ -21,10 +21,9 @@ import numpy as np
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cpu_sequence, cuda, gpu_kernel
 from pyg_direct.kernels.batch_counters import BUDGET_DRAW, NODES
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of, has_bit
-from pyg_direct.kernels.local_ids.hash_table import slot_at
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block
 from pyg_direct.kernels.sampling.random import draw
-from pyg_direct.kernels.sampling.uniform import find_row
+from pyg_direct.kernels.sampling.uniform import LOW_WORD, find_row
 from pyg_direct.kernels.sampling.weighted import draw_unit, order_of
 from pyg_direct.kernels.sampling.worklist import KEY, count_all_items, find_entry, frontier_place
 
@@ -43,16 +42,25 @@ _TAKES_ALL, _TAKES_NONE = -1, -2
 # In place of the budget of a node that is in the batch.
 CHOSEN = -1
 _FREE = -1
+# Odd multipliers spread the halves of an id over 64 bits (Knuth, TAOCP 3, section 6.4).
+_LOW_SPREAD, _HIGH_SPREAD = np.uint64(0x9E3779B1), np.uint64(0x85EBCA77)
+_HALF = np.uint64(32)
+
+
+@body
+def first_slot(table, item):
+    """The slot that a search for a node begins at."""
+    word = np.uint64(item)
+    spread = np.uint64((word & LOW_WORD) * _LOW_SPREAD) ^ np.uint64((word >> _HALF) * _HIGH_SPREAD)
+    return np.int64(np.uint64(spread ^ (spread >> _HALF)) >> np.uint64(8)) & (np.int64(table.shape[0]) - 1)
 
 
 @body
 def enter(table, item):
     """The slot of a node, which is free if the node is not in the table."""
-    attempt = 0
-    slot = slot_at(table, table.shape[0], 0, 0, item, attempt)
+    slot = first_slot(table, item)
     while table[slot] != _FREE and table[slot] != item:
-        attempt += 1
-        slot = slot_at(table, table.shape[0], 0, 0, item, attempt)
+        slot = (slot + 1) & (np.int64(table.shape[0]) - 1)
     return slot
 
 

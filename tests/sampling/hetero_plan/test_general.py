@@ -362,31 +362,17 @@ def test_more_trees_than_an_integer_numbers_are_refused(monkeypatch):
         plan.sample({"paper": torch.arange(9)}, KEY)
 
 
-@pytest.mark.parametrize("direction", ["in", "out"])
-def test_no_row_of_a_relation_has_more_neighbors_than_told(direction):
-    graph = make_parts(direction=direction)
-    topo = make_topo(graph)
-
-    most = general._find_most_neighbors(topo, topo.place("cpu", "cpu").rows)
-
-    ends = {kind: [pair[direction == "in"] for pair in pairs] for kind, pairs in graph.edges.items()}
-    assert most.tolist() == [max((own.count(node) for node in own), default=0) for own in ends.values()]
-
-
-def test_edges_of_a_hop_are_bounded_by_the_longest_rows():
+def test_edges_of_a_hop_are_bounded_by_fanouts():
     topo = make_topo(make_parts())
     counts, fanouts = np.array([5, 2, 0, 1]), np.array([9, 2, 3, 4, 1])
     _, work = list_work(topo, np.zeros(5, np.int64), fanouts, counts, np.zeros(4, np.int64), topo.type_starts, 0)
     relations = work.reshape(-1, COLUMNS)[:-1, RELATION]
-    most = np.array([4, 7, 1, 0, 5])
 
-    sizes = counts[topo.expanded[relations]]
-    assert ops._bound_edges(work, None) == (sizes * fanouts[relations]).sum()
-    assert ops._bound_edges(work, most) == (sizes * np.minimum(fanouts, most)[relations]).sum()
-    # Of all neighbors there is no bound that is worth its memory.
+    assert ops._bound_edges(work) == (counts[topo.expanded[relations]] * fanouts[relations]).sum()
+    # Of all neighbors there is no bound.
     _, work = list_work(topo, np.zeros(5, np.int64), -fanouts // fanouts, counts, np.zeros(4, np.int64),
                         topo.type_starts, 0)  # fmt: skip
-    assert ops._bound_edges(work, most) is None
+    assert ops._bound_edges(work) is None
 
 
 def choose_pairs(graph, rng, share):
