@@ -177,6 +177,20 @@ def test_batch_does_not_depend_on_the_way_it_is_made(device, monkeypatch, limit)
 
 
 @pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize("kind", ["directional", "induced"])
+def test_sources_that_torch_sorts_give_the_batch_of_the_reference(monkeypatch, kind, disjoint):
+    # As on a GPU for graphs in parts.
+    monkeypatch.setattr(general, "runs_on_gpu", lambda _: True)
+    monkeypatch.setattr(GeneralPlan, "_picks_here", False)
+    graph, options = make_parts(times="edge" if disjoint else ""), Options(disjoint=disjoint, subgraph_type=kind)
+    plan = make_plan(graph, torch.device("cpu"), [4, 0, 3], options)
+
+    got = plan.sample(as_tensors(SEEDS, "cpu"), KEY, seed_time=as_tensors(SEED_TIME, "cpu"))
+
+    assert_equal(got, sample(graph, SEEDS, dict.fromkeys(graph.edges, [4, 0, 3]), KEY, options, SEED_TIME))
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
 def test_more_types_than_a_block_has_threads_match_reference(device, disjoint):
     kinds = [f"t{number}" for number in range(12)]
     edges = {(a, "to", b): [(0, 1), (1, 1), (2, 0)] for a, b in zip(kinds, [*kinds[1:], kinds[0]], strict=True)}
