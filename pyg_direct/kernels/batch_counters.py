@@ -12,8 +12,8 @@ BAD_SEED = 2
 NEEDED_EDGES = 3
 # In the inbox: 1 if the seeds are on the GPU already instead of after the header.
 SEEDS_ON_GPU = 4
-# In the state of a batch with types: items of a hop that were needed when they did not fit the plan, else 0; how many
-# edges are left out; and how many edges there are among the nodes of a subgraph. In its inbox: whether seeds have their
+# In the state of a batch with types: items of a hop that were needed if they did not fit the plan, otherwise 0; the
+# number of excluded edges; and the number of edges among the nodes of a subgraph. In its inbox: 1 if seeds have their
 # own times.
 NEEDED_ITEMS = 4
 NUM_EXCLUDED = 5

@@ -4,7 +4,7 @@ A kernel lists the work of each hop over all relations (`kernels/sampling/captur
 once a batch. A batch may have the edges among all its nodes instead (`kernels/sampling/captured_subgraph.py`).
 
 Nodes whose trees are not told apart are numbered by a bitmap over all node types, one batch at a time. Local ids stand
-in a table over these, or by the ranks of a batch's nodes in the bitmap where the table would be too large. Nodes of
+in a table over these; if it would be too large, they stand by the ranks of a batch's nodes in the bitmap. Nodes of
 trees are numbered by buckets, which are sorted each (`kernels/local_ids/sorted_buckets.py`).
 """
 
@@ -71,8 +71,8 @@ class Scratch(captured_plan.Scratch):
 
     Attributes:
         seen, fresh: Bitmaps, uint32 `[W]`, empty between batches; `[0]` where trees are told apart.
-        place_of_id: Places of nodes, int32 `[N]`; `[0]` there, or where it would be too large.
-        ranks: There, nodes of a batch in lower words, int32 `[W]`; otherwise `[0]`.
+        place_of_id: Positions of nodes, int32 `[N]`; `[0]` with trees, or if it would be too large.
+        ranks: In the latter case, number of a batch's nodes in lower words, int32 `[W]`; otherwise `[0]`.
         touched: A flag, uint8, for each group of words of `fresh`; `[0]` for few nodes, all of whose groups are read.
         block_sums: int64, one for each block of a full grid.
     """
@@ -205,8 +205,8 @@ class HeteroGpuPlan(CapturedPlan):
         repeats: Whether nodes may stand several times among the seeds, which then are the different ones, ascending.
         num_batches: Batches that are sampled together; one unless trees are told apart.
         max_degree: See `GeneralSample`.
-        last_fanouts: Edges of each node and relation that are looked at, int64 `[R]`, -1 for all, where batches have
-            those among all their nodes; None where they have the edges of the hops.
+        last_fanouts: For batches of the edges among their nodes: edges of a node that are looked at, by relation,
+            int64 `[R]`, -1 for all. None for batches of the edges of their hops.
     """
 
     _slot_class: type[Slot] = Slot
@@ -275,8 +275,8 @@ class HeteroGpuPlan(CapturedPlan):
         return HEADER + self.num_batches + 2 * self.num_classes + 1
 
     def list_templates(self, layout: Layout) -> np.ndarray:
-        """Words of the work lists of all hops that do not depend on a batch, int64 `[H * (A + 1) * COLUMNS]`, and of a
-        last stage."""
+        """Words of the work lists that do not depend on a batch, int64 `[(A + 1) * COLUMNS]` for each hop and a last
+        stage."""
         topo = self.topology.topo
         num_types, num_relations = len(topo.node_types), len(topo.edge_types)
         fanouts = self.fanouts
@@ -428,9 +428,9 @@ class HeteroGpuPlan(CapturedPlan):
                     stream=stream)  # fmt: skip
 
     def _pick(self, slot: Slot, work: Tensor, hop: int, stage: int, stream: int) -> None:
-        """Edges of a work list, which draws as `hop`, come behind those of the stages before.
+        """Pick the edges of a work list under the key of `hop`, and write them after the edges of earlier stages.
 
-        Sources are left for `_number`, unless they are those of the last stage of subgraphs.
+        Sources of hops are marked for `_number`.
         """
         rows, scratch, layout = self.rows, self._scratch, slot.layout
         full = scratch.block_sums.numel()
@@ -459,14 +459,14 @@ class HeteroGpuPlan(CapturedPlan):
                 slot.sources, slot.ids, slot.targets, *marked, stream=stream)  # fmt: skip
 
     def _number(self, slot: Slot, hop: int, stream: int) -> None:
-        """The new sources of a hop become the nodes of the next one."""
+        """Turn the new sources of a hop into the nodes of the next hop."""
         if self.disjoint:
             self._number_by_buckets(slot, hop, stream)
         else:
             self._number_by_table(hop, self._scratch.seen, slot.state, slot.nodes, stream)
 
     def _keep_inside(self, slot: Slot, node_grid: int, stream: int) -> None:
-        """Leave out the edges of the last stage that lead to no node of the batch, and close it."""
+        """Keep the edges of the last stage whose sources are nodes of the batch, and close the batch."""
         scratch, layout, hops = self._scratch, slot.layout, self.num_hops
         found = scratch.seen, scratch.ranks, scratch.place_of_id
         if not self.disjoint:
@@ -487,7 +487,7 @@ class HeteroGpuPlan(CapturedPlan):
 
     def _settle_places(self, slot: Slot, node_grid: int, cleared: Tensor, stream: int
                        ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """Note the local ids of all nodes; returns (bits of nodes, ranks of words, local ids) to find them by."""
+        """Write the local ids of all nodes; return (bits of nodes, ranks of words, local ids) to find them by."""
         s, hops, places = self._scratch, self.num_hops, self._scratch.place_of_id
         if not self.has_table:
             places = slot.place_of_rank
@@ -502,7 +502,7 @@ class HeteroGpuPlan(CapturedPlan):
         return s.seen, s.ranks, places
 
     def _number_by_table(self, hop: int, seen: Tensor, state: Tensor, nodes: Tensor, stream: int) -> None:
-        """The ids marked fresh that were not seen become `nodes` of the hop after `hop`, counted in `state`."""
+        """Append the ids marked fresh that were not seen to `nodes`, as those of the hop after `hop` of `state`."""
         s = self._scratch
         full, words = s.block_sums.numel(), seen.numel()
         grid, quads = max(1, min(full, -(-words // THREADS))), int(words > _FEW_WORDS * THREADS * full)

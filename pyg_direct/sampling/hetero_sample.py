@@ -128,7 +128,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
         num_batches: Batches, G.
         disjoint: Whether trees are told apart.
         max_degree: See `GeneralSample`.
-        has_hops: Whether a batch has the edges of its hops, instead of those among its nodes.
+        has_hops: True for batches of the edges of their hops, False for batches of the edges among their nodes.
     """
     num_types, num_relations = len(topo.node_types), len(topo.edge_types)
     by_type, by_relation = node_counts.sum(0), num_edges.sum(0)

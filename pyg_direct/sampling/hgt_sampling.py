@@ -125,9 +125,9 @@ def _score(ids: Tensor, shares: Tensor, key: int) -> Tensor:
 
 
 class _Slot(hetero_gpu.Slot):
-    """A slot with the neighbors that the layers of a batch met, and their budgets (`kernels/sampling/hgt_budget.py`).
+    """Slot with the neighbors that the layers of a batch met, and their budgets (`kernels/sampling/hgt_budget.py`).
 
-    What the next batch finds empty, `forget_met_gpu` empties.
+    Counts, bits and budgets are zero between batches.
     """
 
     def __init__(self, plan: HgtGpuPlan, capacity: Capacity) -> None:
@@ -173,7 +173,7 @@ class HgtGpuPlan(HeteroGpuPlan):
         return super()._count_slot_bytes(capacity) + 24 * most + counts + 4 * self.num_words
 
     def _number(self, slot: _Slot, hop: int, stream: int) -> None:
-        """The nodes that a layer chooses become those of the next hop."""
+        """Turn the nodes that a layer chooses into the nodes of the next hop."""
         scratch, num_types = self._scratch, self.num_classes
         grid, starts = grid_for(slot.met.numel(), slot.state), self._class_starts
         if hop == 0:

@@ -117,7 +117,7 @@ class SortedNumbering:
 
 
 class TorchNumbering:
-    """Numbers identities by sorting the sources of each hop, on a GPU, which it does not wait for."""
+    """Numbers identities by sorting the sources of each hop with torch, on a GPU, without a wait."""
 
     def __init__(self, space: Space) -> None:
         self._space = space

@@ -116,7 +116,7 @@ def find_known(state, hop, num_classes, num_buckets, bucket, kind, first_node, k
 @body
 def find_node(state, hop, num_classes, num_buckets, range_bits, tree_bits, tree_shift, bucket_shift, first_trees,
               new_starts, begins, totals, nodes, keys, item):  # fmt: skip
-    """Local id of an identity among the seeds and the nodes of the hops up to `hop`; -1 where it is none of them."""
+    """Local id of an identity among the seeds and the nodes of the hops up to `hop`; -1 if it is absent."""
     bucket = item >> bucket_shift
     kind = bucket >> (range_bits + tree_bits)
     tree = (bucket >> range_bits) & ((np.int64(1) << tree_bits) - 1)

@@ -10,10 +10,10 @@ the first edge of each entry in each hop. `totals`, int64 `[(H + 2) * C + (H + 1
 before each hop, and then the edges of each entry before each hop. `outputs`, int64 `[(C + 1) + 2 * (A + 1)]`, has the
 first position of each class's nodes, and of each entry's edge ids and pairs, in the exported batch.
 
-Where trees are not told apart, sources are ids of the id space until the batch is over. `place_of_id` has the place
-of each node, and when all hops are over its local id, as -1 - id. Over an id space too large for that, `places` has
-these by the rank of a node among those of the batch, once the hops are over (`kernels/local_ids/bitmap.py`). If trees
-are told apart, sources are local ids already, since buckets of each tree have numbered them
+Without disjoint trees, sources are ids of the id space until the batch is over. `place_of_id` has the position of each
+node; after the last hop it has the local id, as -1 - id. If the id space is too large for such a table, `places` has
+the local ids by the ranks of the nodes among all nodes of the batch (`kernels/local_ids/bitmap.py`). With disjoint
+trees sources are local ids already, because buckets of each tree have numbered them
 (`kernels/local_ids/sorted_buckets.py`).
 """
 
@@ -273,7 +273,7 @@ def place_items_gpu(state, hop, capacity, work, counts, block_sums, offsets):
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
 def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, repeats, nodes, class_starts, bucket_starts,
                     bucket_step, work, offsets, begins, firsts, totals, outputs, outbox):  # fmt: skip
-    """The tables of the last hop, the places of all outputs, and the sizes for the host; one block."""
+    """The tables of the last hop, the positions of all outputs, and the sizes for the host; one block."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     num_classes, entries = num_batches * num_types, np.int64(work.shape[0] // COLUMNS - 1)
     tid = np.int64(cuda.threadIdx.x)
@@ -293,7 +293,7 @@ def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, repeats, nod
 
 @body
 def leave_sizes(state, totals, outbox):
-    """The sizes of a batch for the host, which are noted anew for the next one; by one block."""
+    """Copy the sizes of a batch to the outbox, and reset them for the next batch; by one block."""
     w = np.int64(cuda.threadIdx.x)
     while w < STATE:
         outbox[w] = state[w]
@@ -312,7 +312,7 @@ def leave_sizes(state, totals, outbox):
 
 @body
 def place_all_outputs(totals, num_hops, num_stages, num_classes, entries, outputs, shared):
-    """Where the nodes of each class, the edge ids and the pairs of each entry begin; by one block.
+    """First position of each class's nodes, and of each entry's edge ids and pairs; by one block.
 
     Edges have as many rows of totals as there are stages.
     """
@@ -355,14 +355,15 @@ def find_hop(state, start, num_hops, place):
 
 @body
 def find_key(seen, ranks, node):
-    """Where a node of the batch stands in `places`: at its rank, or at its id where there are no ranks."""
+    """Position of a node of the batch in `places`: its rank, or its id if there are no ranks."""
     return np.int64(node) if ranks.shape[0] == 0 else np.int64(rank_of(seen, ranks, node))
 
 
 @gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] u4[] i4[] i4[] u4[]")
 def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, seen, ranks, places, cleared):
-    """Places of nodes become local ids within their classes, and bits of nodes are cleared in `cleared`, unless that is
-    empty."""
+    """Positions of nodes become local ids within their classes; bits of nodes are cleared in `cleared` if it is not
+    empty.
+    """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < state[NODES + num_hops]:
         key = find_key(seen, ranks, nodes[i])

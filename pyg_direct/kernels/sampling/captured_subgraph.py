@@ -1,11 +1,11 @@
-"""Last stage of a captured batch that has the edges among all its nodes instead of those of its hops.
+"""Last stage of a captured batch that has the edges among all its nodes instead of the edges of its hops.
 
 The stage is one more hop, which expands the nodes of all hops. Its work list has an entry for each (entry of a hop,
-hop): relations stand in order, and the nodes of a relation in the order of their local ids. Its edges stand in place of
-those of the hops. Sources become local ids, or -1 where they are no nodes of the batch. `order`, int64, has the places
-of the edges whose sources are nodes of the batch, in the order of the items; `state[NUM_INSIDE]` is their number.
+hop). So relations stand in order, and the nodes of a relation in the order of their local ids. The edges of the stage
+replace the edges of the hops. Sources become local ids, or -1 if they are no nodes of the batch. `order`, int64, lists
+the positions of the other edges, in the order of the items; `state[NUM_INSIDE]` is their number.
 
-Nodes are found as the hops have numbered them: through `seen` and `places`, or in the buckets of their trees.
+Nodes are found in the way that the hops numbered them: by `seen` and `places`, or in the buckets of their trees.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def list_all_nodes_gpu(state, inbox, num_hops, num_batches, num_types, capacity,
                        bucket_starts, bucket_step, template, work, begins, totals, first_trees):  # fmt: skip
     """Close the nodes of the last hop, and list the work of the stage; one block.
 
-    `template` holds what is known of the entries of a hop, int64 `[A * COLUMNS]`, all of which have items. Where there
-    are more items than the capacity, it is noted and the stage has none.
+    `template` holds the known columns of the entries of a hop, int64 `[A * COLUMNS]`, all of which have items. If there
+    are more items than the capacity, their number is recorded and the stage has none.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     tid, num_classes = np.int64(cuda.threadIdx.x), num_batches * num_types
@@ -81,11 +81,11 @@ def list_all_nodes_gpu(state, inbox, num_hops, num_batches, num_types, capacity,
 @body
 def find_local(state, num_hops, num_classes, range_bits, tree_bits, tree_shift, bucket_shift, num_buckets, seen, ranks,
                places, first_trees, new_starts, begins, totals, nodes, keys, item):  # fmt: skip
-    """Local id of an identity; -1 where it is no node of the batch."""
+    """Local id of an identity; -1 if it is no node of the batch."""
     if num_buckets > 0:
         return find_node(state, num_hops, num_classes, num_buckets, range_bits, tree_bits, tree_shift, bucket_shift,
                          first_trees, new_starts, begins, totals, nodes, keys, item)  # fmt: skip
-    # Places of nodes that no batch has any more are left in the table.
+    # The table keeps the local ids of nodes of earlier batches.
     return -1 - np.int64(places[find_key(seen, ranks, item)]) if has_bit(seen, item) else np.int64(-1)
 
 
@@ -93,7 +93,7 @@ def find_local(state, num_hops, num_classes, range_bits, tree_bits, tree_shift, 
 def localize_inside_gpu(state, num_hops, num_classes, range_bits, tree_bits, tree_shift, bucket_shift, num_buckets,
                         seen, ranks, places, first_trees, new_starts, begins, totals, nodes, keys, sources,
                         block_sums):  # fmt: skip
-    """Sources of the stage become local ids, or -1; `block_sums` gets the edges of each block that are inside."""
+    """Sources of the stage become local ids, or -1; `block_sums` gets the number of edges inside, by block."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     begin, end = own_range(state[EDGES + 1])
     count = np.int64(0)
@@ -113,7 +113,7 @@ def localize_inside_gpu(state, num_hops, num_classes, range_bits, tree_bits, tre
 
 @gpu_kernel("i8[] i8[] i8[] i8[]")
 def order_inside_gpu(state, sources, block_sums, order):
-    """List the places of the edges that are inside, by a grid as that which counted them."""
+    """List the positions of the edges inside, by a grid of the size that counted them."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     running, total = sum_before(block_sums, shared)
     begin, end = own_range(state[EDGES + 1])
@@ -134,7 +134,7 @@ def order_inside_gpu(state, sources, block_sums, order):
 
 @gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
 def close_subgraph_gpu(state, num_hops, num_classes, work, offsets, order, firsts, totals, outputs, outbox):
-    """The tables of the edges inside, the places of all outputs, and the sizes for the host; one block."""
+    """The tables of the edges inside, the positions of all outputs, and the sizes for the host; one block."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     tid, width = np.int64(cuda.threadIdx.x), (num_hops + 1) * COLUMNS
     entries = np.int64((work.shape[0] // COLUMNS - 1) // (num_hops + 1))

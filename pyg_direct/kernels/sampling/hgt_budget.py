@@ -1,15 +1,16 @@
-"""Budgets of HGT's sampling: what each node that may be sampled has, and which nodes a layer chooses.
+"""Budgets of HGT's sampling, one for each candidate, and the choice of a layer's nodes.
 
 On a CPU they stand in a hash table of the nodes that may be sampled, and of those that are. `table` holds ids of the id
 space, -1 where free, int64 `[S]`, S a power of two; `shares` the budget of the node in each slot, or CHOSEN, int64
 `[S]`; `slots` the slots in the order in which they were filled, int64.
 
-On a GPU `met`, int64 `[M]`, lists the neighbors that layers have met, those of a layer ascending.
-`met_state[NODES + l]` is their number before layer l. `budgets`, int64 `[M]`, stands beside them, and `place_of_id` has
-the place of each; of nodes of the batch, which have a bit in `seen`, it has the place among these. Scores become
-integers of 62 bits in the same order. A layer finds the largest that it takes of each type digit by digit, from the
-highest: all blocks count how many scores begin with the digits found so far and each next one, and a block for each
-type finds the digit.
+On a GPU `met`, int64 `[M]`, lists the neighbors that layers have met, in ascending order within a layer.
+`met_state[NODES + l]` is their number before layer l. `budgets`, int64 `[M]`, has their budgets. `place_of_id` has the
+position of each in `met`, or for a node of the batch, which has a bit in `seen`, the position among these nodes.
+
+Scores become integers of 62 bits in the same order. For each type, a layer finds the largest score that it takes digit
+by digit, from the highest. All blocks count the scores that begin with the digits found so far, by their next digit.
+Then one block a type finds the digit.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ DIGITS = [(48, 14), (36, 12), (24, 12), (12, 12), (0, 12)]
 if SIMULATED:
     DIGITS = [(56, 6), *((shift, 8) for shift in range(48, -1, -8))]
 BINS = 1 << max(bits for _, bits in DIGITS)
-# In the place of the digits found: a layer takes all nodes of a type, or none.
+# Instead of the digits found: a layer takes all nodes of a type, or none.
 _TAKES_ALL, _TAKES_NONE = -1, -2
 
 # In place of the budget of a node that is in the batch.
@@ -137,7 +138,7 @@ def keep_inside_cpu(nodes, places, sources, targets, edge_ids, ends, table, plac
 
 @gpu_kernel("i8[] i8[] u4[]")
 def mark_seeds_met_gpu(state, nodes, met_bits):
-    """Seeds are no neighbors that may be sampled."""
+    """Set the bits of the seeds, which are no candidates."""
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < state[NODES]:
         cuda.atomic.or_(met_bits, nodes[i] >> 5, bit_of(nodes[i]))
@@ -186,8 +187,10 @@ def order_of_budget(layer_key, node, budget):
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8[] i8[] u4[] i8[] i8[] i8[] i4[]")
 def count_digits_gpu(met_state, work, layer, shift, bits, num_types, met, budgets, seen, type_starts, prefixes, orders,
                      counts):  # fmt: skip
-    """counts[t * BINS + d]: scores of type t whose digit is d, behind the digits found so far; `orders` gets all scores
-    with the first digit, -1 of nodes of the batch."""
+    """counts[t * BINS + d]: scores of type t that begin with the digits found so far and then d.
+
+    With the first digit `orders` gets all scores, and -1 for nodes of the batch.
+    """
     layer_key = draw(np.uint64(work[KEY]), layer, BUDGET_DRAW)
     is_first = shift + bits == _ORDER_BITS
     end = met_state[NODES + layer + 1]
@@ -208,8 +211,8 @@ def count_digits_gpu(met_state, work, layer, shift, bits, num_types, met, budget
 def find_digits_gpu(is_first, bits, num_types, wanted, prefixes, left, equal, counts):
     """The next digit of the largest score that each type takes; a block takes a type at a time, and clears its counts.
 
-    `wanted`, int64 `[T]`, is how many nodes the layer takes. `left` gets how many it takes among the scores that begin
-    with the digits found, and `equal` how many of these there are.
+    `wanted`, int64 `[T]`, is the number of nodes to take. `equal` gets the number of scores that begin with the digits
+    found, and `left` the number to take of them.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     found = cuda.shared.array(3, np.int64)
@@ -265,7 +268,7 @@ def mark_chosen_gpu(met_state, layer, num_types, met, orders, type_starts, prefi
             if order == limit:
                 is_taken = True
                 if left[kind] < equal[kind]:
-                    # Of equal scores those of the first nodes.
+                    # Of equal scores, take the lowest ids.
                     before = np.int64(0)
                     for other in range(end):
                         if orders[other] == order and met[other] < node and met[other] >= type_starts[kind]:
@@ -280,7 +283,7 @@ def mark_chosen_gpu(met_state, layer, num_types, met, orders, type_starts, prefi
 
 @gpu_kernel("i8[] i8[] i8 i8[] i8[] i8[] u4[]")
 def forget_met_gpu(state, met_state, num_layers, nodes, met, budgets, met_bits):
-    """Clear what a batch has left of seeds and of the neighbors that its layers met."""
+    """Clear the bits and budgets of a batch for the next one."""
     first, step = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x, np.int64(cuda.gridDim.x) * THREADS
     i = first
     while i < state[NODES]:

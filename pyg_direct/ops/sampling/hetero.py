@@ -158,7 +158,7 @@ def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tupl
 
 
 def _bound_edges(work: np.ndarray) -> int | None:
-    """The most edges that a work list can give; None where that has no bound, or one not worth its memory."""
+    """Return the most edges that a work list can give; None if that has no bound, or one not worth its memory."""
     table = work.reshape(-1, COLUMNS)
     picks = table[:-1, FANOUT]
     bound = int(np.dot(np.diff(table[:, FIRST]), picks))

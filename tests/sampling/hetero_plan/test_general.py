@@ -187,7 +187,7 @@ def test_sources_that_torch_sorts_give_the_batch_of_the_reference(monkeypatch, k
 
     got = plan.sample(as_tensors(SEEDS, "cpu"), KEY, seed_time=as_tensors(SEED_TIME, "cpu"))
 
-    assert_equal(got, sample(graph, SEEDS, dict.fromkeys(graph.edges, [4, 0, 3]), KEY, options, SEED_TIME))
+    assert_equal(got, sample(graph, SEEDS, {kind: [4, 0, 3] for kind in graph.edges}, KEY, options, SEED_TIME))
 
 
 @pytest.mark.parametrize("disjoint", [False, True])
