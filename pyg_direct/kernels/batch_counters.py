@@ -12,10 +12,12 @@ BAD_SEED = 2
 NEEDED_EDGES = 3
 # In the inbox: 1 if the seeds are on the GPU already instead of after the header.
 SEEDS_ON_GPU = 4
-# In the state of a batch with types: items of a hop that were needed if they did not fit the plan, otherwise 0; and the
-# number of excluded edges. In its inbox: 1 if seeds have their own times.
+# In the state of a batch with types: items of a hop that were needed if they did not fit the plan, otherwise 0; the
+# number of excluded edges; and the number of edges among the nodes of a subgraph. In its inbox: 1 if seeds have their
+# own times.
 NEEDED_ITEMS = 4
 NUM_EXCLUDED = 5
+NUM_INSIDE = 6
 OWN_TIMES = 5
 # In the inbox: links whose ends are the seeds, 0 for other seeds, and negatives to draw for their sources.
 NUM_LINKS = 5

@@ -9,10 +9,14 @@ import torch
 from torch_geometric.data import HeteroData
 from torch_geometric.loader import HGTLoader as PygHGTLoader
 
+from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.sampler.graph_reader import settle_filter
 from pyg_direct.sampler.hgt_sampler import HGTSampler, Samples
+from pyg_direct.sampler.keyed_sampler import Drawn, is_own
+from pyg_direct.sampling.captured_plan import PendingOutput
 from pyg_direct.sampling.hgt_sampling import MOST_NEIGHBORS
+from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
 
 
@@ -55,3 +59,10 @@ class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
         kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
         self._open_general(data, sampler, input_nodes, None, transform, transform_sampler_output, None, None,
                            store_dtype, kwargs)  # fmt: skip
+
+    def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        # A sampler of a class of its own may draw in another way than ours.
+        if not is_own(self._sampler, HGTSampler):
+            return super()._submit(key, number, seeds)
+        index = self.input_data[seeds.positions]
+        return PendingOutput(self._sampler.submit_from_nodes(index, key=key.of_batch(number)), Drawn)

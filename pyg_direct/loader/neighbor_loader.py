@@ -67,8 +67,8 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     A batch is a PyG `Data` or `HeteroData` on `device`. It has node and edge attributes gathered there, and `n_id`,
     `e_id`, `input_id`, `batch_size`, `num_sampled_nodes`, `num_sampled_edges`. Nodes are ordered by hop, seeds first.
     With a `seed`, the batch b of epoch e is a function of (`seed`, e, b) and the input nodes. Without a `seed`, a
-    number drawn for the epoch replaces (`seed`, e). Batches are equal on every device and placement. Uniform sampling
-    of a `Data` is one captured CUDA graph; other options take several launches per hop.
+    number drawn for the epoch replaces (`seed`, e). Batches are equal on every device and placement. On a GPU, a
+    batch is sampled by one captured CUDA graph.
 
     Args:
         data: A `Data` or `HeteroData` with `edge_index` or `adj_t`, or (`FeatureStore`, `GraphStore`). Edits before an

@@ -20,6 +20,7 @@ from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.sampler.graph_reader import count_nodes, read_parts
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, to_general_output
+from pyg_direct.sampling.captured_plan import PendingOutput
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe, Sample
 
@@ -81,10 +82,11 @@ class TypedInducedLoader(InducedLoader):
         attributes = self._prepare() if self._general is None else self._general
         return [f"topology: {self._sampled_topology}"], attributes.describe()
 
-    def _start_typed(self, nodes: Tensor) -> Drawn:
-        """Start to find the subgraph of nodes in PyG's numbering, all types consecutively, int64 `[M]` on the CPU."""
+    def _start_typed(self, nodes: Tensor) -> PendingOutput:
+        """Start to find the subgraph of nodes as PyG numbers them, all types in a row, int64 `[M]` on the CPU."""
         assert self._typed_plan is not None
-        return Drawn(to_general_output(self._typed_plan.sample(self._split(nodes), 0), is_hetero=True))
+        pending = self._typed_plan.submit_together([(self._split(nodes), None)], [0])
+        return PendingOutput(pending, lambda samples: Drawn(to_general_output(samples[0], is_hetero=True)))
 
     def _split(self, nodes: Tensor) -> dict[str, Tensor]:
         """Split ids by type, and convert them to ids within their types, in the given order."""

@@ -14,6 +14,8 @@ from pyg_direct.ops.argument_checks import check_fanouts, check_flag
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampler.graph_reader import read_parts
 from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output
+from pyg_direct.sampling.captured_plan import PendingOutput
+from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.hgt_sampling import MOST_NEIGHBORS, HgtPlan
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.typing import Device
@@ -100,10 +102,29 @@ class HGTSampler(OwnSampler):
             index: PyG's input: ids and their type.
             key: Draw under this key instead of the sampler's own count of calls.
         """
-        key = self._next_key() if key is None else key
-        out = to_general_output(self._open_plan().sample({index.input_type: index.node}, key), is_hetero=True)
-        out.metadata = (index.input_id, index.time)
+        out: HeteroSamplerOutput = self.submit_from_nodes(index, key=key).finish()
         return out
+
+    def submit_from_nodes(self, index: NodeSamplerInput, *, key: int | None = None) -> PendingOutput:
+        """Start to sample around nodes; as `sample_from_nodes`, but what a captured plan samples is not waited for.
+
+        Args:
+            index, key: As of `sample_from_nodes`.
+
+        Returns:
+            What `finish()` makes a sample of, once it is waited for.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        key = self._next_key() if key is None else key
+
+        def give(sample: GeneralSample) -> HeteroSamplerOutput:
+            out = to_general_output(sample, is_hetero=True)
+            out.metadata = (index.input_id, index.time)
+            return out
+
+        return PendingOutput(self._open_plan().submit({index.input_type: index.node}, key), give)
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: Any = None) -> HeteroSamplerOutput:
         """Raise `NotImplementedError`, as PyG does.

@@ -31,6 +31,7 @@ _STEPS = (
     "sample_from_edges",
     "submit_together",
     "submit_links_together",
+    "submit_from_nodes",
     "submit_from_edges",
     "edge_permutation",
     "_sample",

@@ -1,8 +1,11 @@
 """GPU plan for graphs with types, times and weights: all hops of a batch, or of several, as one captured graph.
 
 A kernel lists the work of each hop over all relations (`kernels/sampling/captured_hops.py`), so that the host waits
-once a batch. Nodes whose trees are not told apart are numbered by a bitmap over all node types, one batch at a time.
-Those of trees are numbered by buckets, which are sorted each (`kernels/local_ids/sorted_buckets.py`).
+once a batch. A batch may have the edges among all its nodes instead (`kernels/sampling/captured_subgraph.py`).
+
+Nodes whose trees are not told apart are numbered by a bitmap over all node types, one batch at a time. Local ids stand
+in a table over these; if it would be too large, they stand by the ranks of a batch's nodes in the bitmap. Nodes of
+trees are numbered by buckets, which are sorted each (`kernels/local_ids/sorted_buckets.py`).
 """
 
 from __future__ import annotations
@@ -29,22 +32,25 @@ from pyg_direct.kernels.batch_counters import (
     NO_POSITION,
     NODES,
     NUM_EXCLUDED,
+    NUM_INSIDE,
     NUM_SEEDS,
     OWN_TIMES,
     SEEDS_ON_GPU,
     STATE,
 )
-from pyg_direct.kernels.local_ids import new_nodes, sorted_buckets
+from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel, sorted_buckets
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
-from pyg_direct.kernels.sampling import captured_hops, hetero, weighted_gpu, worklist
+from pyg_direct.kernels.sampling import captured_hops, captured_subgraph, hetero, weighted_gpu, worklist
 from pyg_direct.kernels.sampling.worklist import COLUMNS
 from pyg_direct.ops.local_ids.relabel import num_words
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import full_grid, grid_for, run_gpu
 from pyg_direct.ops.sampling.hetero import PairList, Rows, Rules, write_edges
+from pyg_direct.runtime.cuda.graph_capture import fill_words
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs
+from pyg_direct.sampling.local_ids import fits_table
 from pyg_direct.sampling.seeds import Request, list_seeds, name_seed
 
 # Nodes up to which every hop reads the whole bitmap: flags would cost more than they save.
@@ -65,36 +71,38 @@ class Scratch(captured_plan.Scratch):
 
     Attributes:
         seen, fresh: Bitmaps, uint32 `[W]`, empty between batches; `[0]` where trees are told apart.
-        place_of_id: Places of nodes, int32 `[N]`, or `[0]`.
+        place_of_id: Positions of nodes, int32 `[N]`; `[0]` with trees, or if it would be too large.
+        ranks: In the latter case, number of a batch's nodes in lower words, int32 `[W]`; otherwise `[0]`.
         touched: A flag, uint8, for each group of words of `fresh`; `[0]` for few nodes, all of whose groups are read.
         block_sums: int64, one for each block of a full grid.
     """
 
-    def __init__(self, topology: PlacedHetero, has_table: bool) -> None:
+    def __init__(self, topology: PlacedHetero, has_bits: bool, has_table: bool) -> None:
         super().__init__()
-        device, num_ids = topology.device, int(topology.topo.type_starts[-1]) if has_table else 0
+        device, num_ids = topology.device, int(topology.topo.type_starts[-1]) if has_bits else 0
         words = num_words(num_ids)
         groups = -(-words // GROUP_WORDS) if num_ids > _SCAN_NODES else 0
         self.seen = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
         self.fresh = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
         self.touched = torch.zeros(groups, dtype=torch.uint8, device=device)
-        self.place_of_id = torch.full((num_ids,), FAR, dtype=torch.int32, device=device)
+        self.place_of_id = torch.full((num_ids if has_table else 0,), FAR, dtype=torch.int32, device=device)
+        self.ranks = torch.empty(0 if has_table else words, dtype=torch.int32, device=device)
         self.block_sums = torch.empty(full_grid(self.place_of_id), dtype=torch.int64, device=device)
         self._topology: PlacedHetero | None = None
 
     @classmethod
-    def of(cls, topology: PlacedHetero, has_table: bool) -> Scratch:
-        """The scratch of a topology, made once."""
-        key = id(topology), has_table
+    def of(cls, topology: PlacedHetero, has_bits: bool, has_table: bool) -> Scratch:
+        """The scratch of a topology, made once: with bitmaps of its nodes, and a table of them."""
+        key = id(topology), has_bits, has_table
         known = _SCRATCH.get(key)
         if known is None:
-            known = _SCRATCH[key] = cls(topology, has_table)
+            known = _SCRATCH[key] = cls(topology, has_bits, has_table)
             # So that its id stays its own as long as the scratch lives.
             known._topology = topology
         return known
 
 
-_SCRATCH: WeakValueDictionary[tuple[int, bool], Scratch] = WeakValueDictionary()
+_SCRATCH: WeakValueDictionary[tuple[int, bool, bool], Scratch] = WeakValueDictionary()
 
 
 class Capacity(NamedTuple):
@@ -140,7 +148,11 @@ class Slot(captured_plan.Slot):
         on_gpu, layout = device.type == "cuda", plan.lay_out(capacity)
         seeds, edges, items, excluded, _ = capacity
         num_nodes = seeds + (edges if plan.disjoint else min(edges, int(topo.type_starts[-1])))
-        classes, entries, hops = plan.num_classes, plan.num_entries, plan.num_hops
+        classes, entries, hops, rows = plan.num_classes, plan.num_entries, plan.num_hops, plan.num_hops
+        is_subgraph = plan.last_fanouts is not None
+        if is_subgraph:
+            # Its edges have a row of the tables, with or without hops.
+            rows = max(rows, 1)
 
         def reserve(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.empty(*size, dtype=dtype, device=device)
@@ -148,20 +160,24 @@ class Slot(captured_plan.Slot):
         self.capacity, self.layout = capacity, layout
         room = (1 + plan.num_times) * seeds
         self.inbox = torch.zeros(plan.find_seeds() + room, dtype=torch.int64, pin_memory=on_gpu, device="cpu")
-        self.totals = reserve((hops + 2) * classes + (hops + 1) * entries)
+        self.totals = reserve((hops + 2) * classes + (rows + 1) * entries)
         self.outbox = torch.zeros(STATE + self.totals.numel(), dtype=torch.int64, pin_memory=on_gpu, device="cpu")
         self.inbox_words: np.ndarray = self.inbox.numpy()
         self.outbox_words: np.ndarray = self.outbox.numpy()
         self.arrived = reserve(room)
         self.state = torch.zeros(STATE, dtype=torch.int64, device=device)
         self.state[BAD_SEED] = NO_POSITION
-        self.begins, self.firsts = reserve((hops + 1) * (classes + 1)), reserve(hops * (entries + 1))
+        self.begins, self.firsts = reserve((hops + 1) * (classes + 1)), reserve(rows * (entries + 1))
         self.outputs = reserve(classes + 1 + 2 * (entries + 1))
         self.template = upload(plan.list_templates(layout), device)
         self.work = torch.zeros((entries + 1) * COLUMNS, dtype=torch.int64, device=device)
+        # Of the last stage of subgraphs, for the nodes of all hops.
+        all_entries = (hops + 1) * entries + 1 if is_subgraph else 0
+        self.all_work = torch.zeros(all_entries * COLUMNS, dtype=torch.int64, device=device)
         self.seed_times = reserve(plan.num_times * seeds if topo.is_temporal else 0)
         self.excluded = torch.full((excluded,), _LAST, dtype=torch.int64, device=device)
         self.nodes, self.trees = reserve(num_nodes), reserve(num_nodes if plan.disjoint else 0)
+        self.place_of_rank = reserve(0 if plan.disjoint or plan.has_table else num_nodes, dtype=torch.int32)
         self.starts, self.sizes, self.counts = reserve(3, items).unbind()
         self.offsets = torch.zeros(items + 1, dtype=torch.int64, device=device)
         self.draws, self.sources, self.ids, self.targets = reserve(4, edges).unbind()
@@ -189,19 +205,27 @@ class HeteroGpuPlan(CapturedPlan):
         repeats: Whether nodes may stand several times among the seeds, which then are the different ones, ascending.
         num_batches: Batches that are sampled together; one unless trees are told apart.
         max_degree: See `GeneralSample`.
+        last_fanouts: For batches of the edges among their nodes: edges of a node that are looked at, by relation,
+            int64 `[R]`, -1 for all. None for batches of the edges of their hops.
     """
 
+    _slot_class: type[Slot] = Slot
+
     def __init__(self, topology: PlacedHetero, fanouts: np.ndarray, rules: Rules, rows: Rows, flags: np.ndarray, *,
-                 disjoint: bool, repeats: bool, num_batches: int, max_degree: int | None) -> None:  # fmt: skip
+                 disjoint: bool, repeats: bool, num_batches: int, max_degree: int | None,
+                 last_fanouts: np.ndarray | None = None) -> None:  # fmt: skip
         assert not repeats if disjoint else num_batches == 1, "batches that share a bitmap, or seeds with trees"
         super().__init__()
         self.topology, self.fanouts, self.rules, self.rows = topology, fanouts, rules, rows
         self.disjoint, self.repeats, self.num_batches, self.max_degree = disjoint, repeats, num_batches, max_degree
         topo, device = topology.topo, topology.device
-        self.num_hops = len(fanouts)
+        self.num_hops, self.last_fanouts = len(fanouts), last_fanouts
+        # Rows of the tables of edges that leave with a batch.
+        self.num_stages = len(fanouts) if last_fanouts is None else 1
         self.num_times = 2 if rules.window == hetero.BY_SEED else 1
         self.num_classes, self.num_entries = num_batches * len(topo.node_types), num_batches * len(topo.edge_types)
         self.is_weighted = rows.edge_weight.numel() > 0
+        self.has_table = not disjoint and fits_table(int(topo.type_starts[-1]), device)
         self._flags = flags
         sizes = np.array([topo.num_nodes[kind] for kind in topo.node_types], np.int64)
         self._type_sizes, self._type_starts = upload(np.stack([sizes, topo.type_starts[:-1]]), device).unbind()
@@ -227,11 +251,11 @@ class HeteroGpuPlan(CapturedPlan):
         pending = Pending(self, (listed, excluded, len(requests)), [*keys, *[0] * missing])
         if listed.numel() == 0:
             node_counts = np.zeros((self.num_hops + 1, len(requests) * len(topo.node_types)), np.int64)
-            num_edges = np.zeros((self.num_hops, len(requests) * len(topo.edge_types)), np.int64)
+            num_edges = np.zeros((self.num_stages, len(requests) * len(topo.edge_types)), np.int64)
             new = self._class_starts.new_empty
             outputs = new(0), new(2 * num_edges.shape[1]), new(0)
             pending._result = split_outputs(topo, outputs, node_counts, num_edges, len(requests), self.disjoint,
-                                            self.max_degree)  # fmt: skip
+                                            self.max_degree, has_hops=self.last_fanouts is None)  # fmt: skip
             return pending
         return self._submit(pending)
 
@@ -251,15 +275,19 @@ class HeteroGpuPlan(CapturedPlan):
         return HEADER + self.num_batches + 2 * self.num_classes + 1
 
     def list_templates(self, layout: Layout) -> np.ndarray:
-        """Words of the work lists of all hops that do not depend on a batch, int64 `[H * (A + 1) * COLUMNS]`."""
+        """Words of the work lists that do not depend on a batch, int64 `[(A + 1) * COLUMNS]` for each hop and a last
+        stage."""
         topo = self.topology.topo
         num_types, num_relations = len(topo.node_types), len(topo.edge_types)
-        words = np.zeros((self.num_hops, self.num_entries + 1, COLUMNS), np.int64)
+        fanouts = self.fanouts
+        if self.last_fanouts is not None:
+            fanouts = np.concatenate([fanouts, self.last_fanouts[None]])
+        words = np.zeros((len(fanouts), self.num_entries + 1, COLUMNS), np.int64)
         batches, relations = np.divmod(np.arange(self.num_entries), max(1, num_relations))
         expanded, reached = topo.expanded[relations], topo.reached[relations]
         entries = words[:, :-1]
         entries[..., worklist.RELATION], entries[..., worklist.BATCH] = relations, batches
-        entries[..., worklist.FANOUT] = self.fanouts[:, relations]
+        entries[..., worklist.FANOUT] = fanouts[:, relations]
         entries[..., worklist.ROWS] = topo.row_starts[relations]
         entries[..., worklist.EDGES] = topo.edge_starts[relations]
         entries[..., worklist.FRONT] = batches * num_types + expanded
@@ -274,7 +302,7 @@ class HeteroGpuPlan(CapturedPlan):
         return words.reshape(-1)
 
     def _find_scratch(self) -> Scratch:
-        return Scratch.of(self.topology, not self.disjoint)
+        return Scratch.of(self.topology, not self.disjoint, self.has_table)
 
     def _has_room(self, slot: Slot, pending: Pending) -> bool:
         listed, excluded, num_batches = pending.seeds
@@ -299,13 +327,14 @@ class HeteroGpuPlan(CapturedPlan):
         num_excluded = 1 << num_excluded.bit_length() if num_excluded else 0
         counts = listed.counts.reshape(num_batches, -1).sum(0)
         worst = None
-        if before is None or num_seeds == listed.numel():
+        if self.last_fanouts is None and (before is None or num_seeds == listed.numel()):
             worst = _find_worst_case(self.topology.topo, self.fanouts, counts, None if self.disjoint else num_batches)
         if worst is not None and worst[0] <= _WORST_CASE_EDGES:
             return Capacity(num_seeds, max(worst[0], self._known_edges, 1), max(worst[1], self._known_items, 1),
                             num_excluded, num_trees)  # fmt: skip
         edges = max(self._known_edges, _FIRST_EDGES)
-        return Capacity(num_seeds, edges, max(self._known_items, edges), num_excluded, num_trees)
+        items = max(self._known_items, edges, int(counts[self.topology.topo.expanded].sum()))
+        return Capacity(num_seeds, edges, items, num_excluded, num_trees)
 
     def _count_slot_bytes(self, capacity: Capacity) -> int:
         seeds, edges, items, *_ = capacity
@@ -320,7 +349,7 @@ class HeteroGpuPlan(CapturedPlan):
                 f"a batch must have fewer than {_MAX_EDGES} edges, and {capacity.seeds} seeds with these fanouts need "
                 f"{capacity.edges}; use fewer seeds or smaller fanouts"
             )
-        slot = Slot(self, capacity)
+        slot = self._slot_class(self, capacity)
         self._known_edges, self._known_items = (max(known, new) for known, new in (
             (self._known_edges, capacity.edges), (self._known_items, capacity.items)))  # fmt: skip
         return slot
@@ -352,11 +381,9 @@ class HeteroGpuPlan(CapturedPlan):
                 write_edges(self.rows, excluded, slot.state, NUM_EXCLUDED, slot.excluded)
 
     def _enqueue(self, slot: Slot, stream: int) -> None:
-        topo, rows, scratch = self.topology.topo, self.rows, self._scratch
-        hops, batches, types, classes = self.num_hops, self.num_batches, len(topo.node_types), self.num_classes
-        layout = slot.layout
-        load_grid, full = grid_for(slot.capacity.seeds, slot.state), scratch.block_sums.numel()
-        replace, last, strict = int(self.rules.replace), int(self.rules.last), int(self.rules.strict)
+        topo, rows, scratch, layout = self.topology.topo, self.rows, self._scratch, slot.layout
+        hops, batches, types = self.num_hops, self.num_batches, len(topo.node_types)
+        load_grid = grid_for(slot.capacity.seeds, slot.state)
         # Where the buckets of each hop begin among its nodes; empty without buckets.
         starts_of = [slot.bucket_starts[:0] if not self.disjoint or hop < 0 else slot.new_starts[hop]
                      for hop in range(-1, hops)]  # fmt: skip
@@ -366,57 +393,122 @@ class HeteroGpuPlan(CapturedPlan):
                 scratch.touched, scratch.seen, scratch.place_of_id, slot.nodes, slot.trees, slot.seed_times,
                 stream=stream)  # fmt: skip
         if self.repeats:
-            self._number_by_table(slot, BEFORE_SEEDS, stream)
-        elif not self.disjoint:
+            self._number_by_table(BEFORE_SEEDS, scratch.seen, slot.state, slot.nodes, stream)
+        elif self.has_table:
             run_gpu(captured_hops.claim_seeds_gpu, load_grid, slot.state, slot.nodes, scratch.place_of_id,
                     stream=stream)  # fmt: skip
-        item_grid = max(1, min(full, -(-slot.capacity.items // THREADS)))
         for hop in range(hops):
             run_gpu(captured_hops.list_work_gpu, 1, slot.state, slot.inbox, hop, hops, batches, types,
                     slot.capacity.items, int(self.repeats), slot.nodes, self._class_starts, starts_of[hop],
                     layout.bucket_step, slot.template, slot.work, slot.offsets, slot.begins, slot.firsts, slot.totals,
                     slot.first_trees, stream=stream)  # fmt: skip
-            run_gpu(hetero.count_items_gpu, item_grid, slot.work, rows.indptr, rows.indices, rows.node_time,
-                    rows.edge_time, rows.edge_weight, slot.nodes, slot.trees, slot.seed_times, slot.excluded, replace,
-                    last, strict, self.rules.window, slot.starts, slot.sizes, slot.counts, scratch.block_sums,
-                    stream=stream)  # fmt: skip
-            run_gpu(captured_hops.place_items_gpu, item_grid, slot.state, hop, slot.capacity.edges, slot.work,
-                    slot.counts, scratch.block_sums, slot.offsets, stream=stream)  # fmt: skip
-            if self.is_weighted:
-                run_gpu(weighted_gpu.pick_weighted_gpu, full, hop, replace, slot.work, rows.edge_weight,
-                        rows.weight_before, slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes,
-                        slot.offsets, slot.draws, stream=stream)  # fmt: skip
-                if not replace:
-                    run_gpu(weighted_gpu.pick_long_rows_gpu, full, hop, slot.work, rows.edge_weight, slot.excluded,
-                            slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.scores, slot.draws,
-                            stream=stream)  # fmt: skip
-            run_gpu(hetero.pick_items_gpu, full, hop, replace, layout.tree_shift, slot.work, rows.indices,
-                    rows.edge_ids, slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets,
-                    slot.draws, slot.repeats, slot.sources, slot.ids, slot.targets, scratch.fresh, scratch.touched,
-                    layout.bucket_shift, slot.bucket_counts, slot.ranks, stream=stream)  # fmt: skip
-            if self.disjoint:
-                self._number_by_buckets(slot, hop, stream)
-            else:
-                self._number_by_table(slot, hop, stream)
+            self._pick(slot, slot.work, hop, hop, stream)
+            self._number(slot, hop, stream)
+        node_grid = grid_for(slot.nodes.numel(), slot.state)
+        if self.last_fanouts is not None:
+            run_gpu(captured_subgraph.list_all_nodes_gpu, 1, slot.state, slot.inbox, hops, batches, types,
+                    slot.capacity.items, int(self.repeats), slot.nodes, self._class_starts, starts_of[hops],
+                    layout.bucket_step, slot.template[hops * slot.work.numel() :], slot.all_work, slot.begins,
+                    slot.totals, slot.first_trees, stream=stream)  # fmt: skip
+            self._pick(slot, slot.all_work, hops, 0, stream)
+            self._keep_inside(slot, node_grid, stream)
+            return
         run_gpu(captured_hops.close_batch_gpu, 1, slot.state, slot.inbox, hops, batches, types, int(self.repeats),
                 slot.nodes, self._class_starts, starts_of[hops], layout.bucket_step, slot.work, slot.offsets,
                 slot.begins, slot.firsts, slot.totals, slot.outputs, slot.outbox, stream=stream)  # fmt: skip
         if self.disjoint:
             return
-        node_grid = grid_for(slot.nodes.numel(), slot.state)
-        run_gpu(captured_hops.settle_places_gpu, node_grid, slot.state, hops, classes, slot.nodes, slot.begins,
-                slot.totals, scratch.place_of_id, scratch.seen, stream=stream)  # fmt: skip
+        # Through a table, sources are found without the bits of nodes.
+        cleared = scratch.seen if self.has_table else scratch.seen[:0]
+        found = self._settle_places(slot, node_grid, cleared, stream)
         run_gpu(captured_hops.localize_ids_gpu, grid_for(slot.capacity.edges, slot.state), slot.state, hops,
-                slot.sources, scratch.place_of_id, stream=stream)  # fmt: skip
+                slot.sources, *found, stream=stream)  # fmt: skip
+        if not self.has_table:
+            run_gpu(captured_hops.forget_nodes_gpu, node_grid, slot.state, hops, slot.nodes, scratch.seen,
+                    stream=stream)  # fmt: skip
 
-    def _number_by_table(self, slot: Slot, hop: int, stream: int) -> None:
-        """The nodes marked fresh become those of the hop after `hop`."""
+    def _pick(self, slot: Slot, work: Tensor, hop: int, stage: int, stream: int) -> None:
+        """Pick the edges of a work list under the key of `hop`, and write them after the edges of earlier stages.
+
+        Sources of hops are marked for `_number`.
+        """
+        rows, scratch, layout = self.rows, self._scratch, slot.layout
+        full = scratch.block_sums.numel()
+        item_grid = max(1, min(full, -(-slot.capacity.items // THREADS)))
+        replace, last, strict = int(self.rules.replace), int(self.rules.last), int(self.rules.strict)
+        run_gpu(hetero.count_items_gpu, item_grid, work, rows.indptr, rows.indices, rows.node_time, rows.edge_time,
+                rows.edge_weight, slot.nodes, slot.trees, slot.seed_times, slot.excluded, replace, last, strict,
+                self.rules.window, slot.starts, slot.sizes, slot.counts, scratch.block_sums,
+                stream=stream)  # fmt: skip
+        run_gpu(captured_hops.place_items_gpu, item_grid, slot.state, stage, slot.capacity.edges, work, slot.counts,
+                scratch.block_sums, slot.offsets, stream=stream)  # fmt: skip
+        is_hop = work is slot.work
+        if self.is_weighted and is_hop:
+            run_gpu(weighted_gpu.pick_weighted_gpu, full, hop, replace, work, rows.edge_weight, rows.weight_before,
+                    slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.draws,
+                    stream=stream)  # fmt: skip
+            if not replace:
+                run_gpu(weighted_gpu.pick_long_rows_gpu, full, hop, work, rows.edge_weight, slot.excluded, slot.nodes,
+                        slot.trees, slot.starts, slot.sizes, slot.offsets, slot.scores, slot.draws,
+                        stream=stream)  # fmt: skip
+        marked = scratch.fresh, scratch.touched, layout.bucket_shift, slot.bucket_counts, slot.ranks
+        if not is_hop:
+            marked = scratch.fresh[:0], scratch.touched[:0], 0, slot.bucket_counts[:0], slot.ranks[:0]
+        run_gpu(hetero.pick_items_gpu, full, hop, replace, layout.tree_shift, work, rows.indices, rows.edge_ids,
+                slot.excluded, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets, slot.draws, slot.repeats,
+                slot.sources, slot.ids, slot.targets, *marked, stream=stream)  # fmt: skip
+
+    def _number(self, slot: Slot, hop: int, stream: int) -> None:
+        """Turn the new sources of a hop into the nodes of the next hop."""
+        if self.disjoint:
+            self._number_by_buckets(slot, hop, stream)
+        else:
+            self._number_by_table(hop, self._scratch.seen, slot.state, slot.nodes, stream)
+
+    def _keep_inside(self, slot: Slot, node_grid: int, stream: int) -> None:
+        """Keep the edges of the last stage whose sources are nodes of the batch, and close the batch."""
+        scratch, layout, hops = self._scratch, slot.layout, self.num_hops
+        found = scratch.seen, scratch.ranks, scratch.place_of_id
+        if not self.disjoint:
+            found = self._settle_places(slot, node_grid, scratch.seen[:0], stream)
+        parts = self.num_classes, layout.range_bits, layout.tree_bits, layout.tree_shift, layout.bucket_shift
+        edge_grid = grid_for(slot.capacity.edges, slot.state)
+        run_gpu(captured_subgraph.localize_inside_gpu, edge_grid, slot.state, hops, *parts, slot.bucket_counts.numel(),
+                *found, slot.first_trees, slot.new_starts.view(-1), slot.begins, slot.totals, slot.nodes, slot.keys,
+                slot.sources, scratch.block_sums, stream=stream)  # fmt: skip
+        run_gpu(captured_subgraph.order_inside_gpu, edge_grid, slot.state, slot.sources, scratch.block_sums, slot.draws,
+                stream=stream)  # fmt: skip
+        run_gpu(captured_subgraph.close_subgraph_gpu, 1, slot.state, hops, self.num_classes, slot.all_work,
+                slot.offsets, slot.draws, slot.firsts, slot.totals, slot.outputs, slot.outbox,
+                stream=stream)  # fmt: skip
+        if not self.disjoint:
+            run_gpu(captured_hops.forget_nodes_gpu, node_grid, slot.state, hops, slot.nodes, scratch.seen,
+                    stream=stream)  # fmt: skip
+
+    def _settle_places(self, slot: Slot, node_grid: int, cleared: Tensor, stream: int
+                       ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Write the local ids of all nodes; return (bits of nodes, ranks of words, local ids) to find them by."""
+        s, hops, places = self._scratch, self.num_hops, self._scratch.place_of_id
+        if not self.has_table:
+            places = slot.place_of_rank
+            grid = max(1, min(s.block_sums.numel(), -(-s.seen.numel() // THREADS)))
+            fill_words(places, FAR, stream)
+            run_gpu(bitmap.sum_words_gpu, grid, s.seen, s.block_sums, stream=stream)
+            run_gpu(bitmap.rank_words_gpu, grid, s.seen, s.block_sums, s.ranks, stream=stream)
+            run_gpu(relabel.locate_nodes_gpu, node_grid, slot.state, hops, slot.nodes, s.seen, s.ranks, places,
+                    stream=stream)  # fmt: skip
+        run_gpu(captured_hops.settle_places_gpu, node_grid, slot.state, hops, self.num_classes, slot.nodes, slot.begins,
+                slot.totals, s.seen, s.ranks, places, cleared, stream=stream)  # fmt: skip
+        return s.seen, s.ranks, places
+
+    def _number_by_table(self, hop: int, seen: Tensor, state: Tensor, nodes: Tensor, stream: int) -> None:
+        """Append the ids marked fresh that were not seen to `nodes`, as those of the hop after `hop` of `state`."""
         s = self._scratch
-        full, words = s.block_sums.numel(), s.seen.numel()
+        full, words = s.block_sums.numel(), seen.numel()
         grid, quads = max(1, min(full, -(-words // THREADS))), int(words > _FEW_WORDS * THREADS * full)
-        run_gpu(new_nodes.count_fresh_gpu, grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
-        run_gpu(new_nodes.emit_fresh_gpu, grid, slot.state, hop, quads, s.fresh, s.seen, s.touched, s.block_sums,
-                s.place_of_id, slot.nodes, stream=stream)  # fmt: skip
+        run_gpu(new_nodes.count_fresh_gpu, grid, s.fresh, seen, s.touched, s.block_sums, stream=stream)
+        run_gpu(new_nodes.emit_fresh_gpu, grid, state, hop, quads, s.fresh, seen, s.touched, s.block_sums,
+                s.place_of_id, nodes, stream=stream)  # fmt: skip
 
     def _number_by_buckets(self, slot: Slot, hop: int, stream: int) -> None:
         """As `_number_by_table`, of the identities of this hop, whose sources become local ids at once."""
@@ -460,17 +552,19 @@ class HeteroGpuPlan(CapturedPlan):
         num_asked = pending.seeds[2]
         totals = words[STATE:].copy()
         nodes = totals[: (hops + 2) * self.num_classes].reshape(hops + 2, self.num_classes)
-        edges = totals[nodes.size :].reshape(hops + 1, self.num_entries)
-        num_nodes, num_edges = int(words[NODES + hops]), int(words[EDGES + hops])
+        is_subgraph, stages = self.last_fanouts is not None, self.num_stages
+        edges = totals[nodes.size :][: (stages + 1) * self.num_entries].reshape(stages + 1, self.num_entries)
+        num_nodes, num_edges = int(words[NODES + hops]), int(words[NUM_INSIDE if is_subgraph else EDGES + hops])
+        order = slot.draws if is_subgraph else slot.draws[:0]
         new, pair_room = slot.arrived.new_empty, int(2 * np.maximum(edges[-1], 1).sum())
         out_nodes = new(num_nodes * (2 if self.disjoint else 1))
         outputs = out_nodes, new(pair_room), new(num_edges)
         run_gpu(captured_hops.export_typed_batch_gpu, grid_for(max(num_nodes, num_edges), slot.state), slot.state, hops,
-                self.num_classes, self.num_entries, self._node_starts, slot.nodes, slot.trees, slot.begins,
-                slot.firsts, slot.totals, slot.outputs, slot.sources, slot.targets, slot.ids,
+                stages, self.num_classes, self.num_entries, self._node_starts, slot.nodes, slot.trees, slot.begins,
+                slot.firsts, slot.totals, slot.outputs, slot.sources, slot.targets, slot.ids, order,
                 int(topo.direction == "out"), out_nodes[:num_nodes], out_nodes[num_nodes:], *outputs[1:])  # fmt: skip
         samples = split_outputs(topo, outputs, np.diff(nodes, axis=0), np.diff(edges, axis=0), self.num_batches,
-                                self.disjoint, self.max_degree)  # fmt: skip
+                                self.disjoint, self.max_degree, has_hops=not is_subgraph)  # fmt: skip
         return samples[:num_asked]
 
 

@@ -1,15 +1,14 @@
 """General plan: any number of node types and relations, with PyG's options, hop after hop on any device.
 
 A hop is one work list over all relations (`kernels/sampling/worklist.py`), so the number of kernels does not grow
-with the number of relations. On a GPU a captured plan (`hetero_gpu.py`) lists it on the device. On a CPU, for induced
-subgraphs, graphs in parts, and id spaces too large for a table, `list_work` makes the list from the numbers of nodes to
-expand, for which the host waits once a hop.
+with the number of relations. On a GPU a captured plan (`hetero_gpu.py`) lists it on the device. On a CPU, and for
+graphs in parts, `list_work` makes the list from the numbers of nodes to expand, for which the host waits once a hop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -45,7 +44,6 @@ from pyg_direct.ops.sampling.hetero import (
     Frontier,
     PairList,
     Picked,
-    Rows,
     Rules,
     find_edges,
     pick_edges,
@@ -58,12 +56,11 @@ from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
 from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
 from pyg_direct.sampling.local_ids import (
-    SMALLEST_TABLE,
-    HashNumbering,
     Scratch,
     SortedNumbering,
     Space,
     TableNumbering,
+    TorchNumbering,
     fits_table,
 )
 from pyg_direct.sampling.sampling_options import GeneralRecipe
@@ -166,7 +163,7 @@ class _Edges(NamedTuple):
     counts: np.ndarray
 
 
-Numbering = HashNumbering | SortedNumbering | TableNumbering
+Numbering = SortedNumbering | TableNumbering | TorchNumbering
 
 
 class GeneralPlan:
@@ -192,18 +189,13 @@ class GeneralPlan:
         self.flags = TIMED * topo.timed.astype(np.int64) + WEIGHTED * weighted.astype(np.int64)
         self.rows = topology.with_running_weights() if recipe.replace and weighted.any() else topology.rows
         self._has_table = not self.disjoint and fits_table(int(topo.type_starts[-1]), topology.device)
-        # Size of the hash table; the largest that a batch needed so far.
-        self._num_slots = SMALLEST_TABLE
         if not weighted.any():
             self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
         self._edges_per_seed = _expect_edges(topo, self._fanouts)
         is_on_gpu = SIMULATED or topology.device.type == "cuda"
-        self._is_captured = (is_on_gpu and self._picks_here and recipe.subgraph_type != "induced"
-                             and (self.disjoint or self._has_table))  # fmt: skip
+        self._is_captured = is_on_gpu and self._picks_here
         # By the number of batches that they sample together, and whether seeds may repeat.
         self._captured: dict[tuple[int, bool], HeteroGpuPlan] = {}
-        # Of a row of each relation; found when it is first needed.
-        self._most_neighbors: np.ndarray | None = None
         # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
         self._most_seeds = self._most_edges = 0
 
@@ -269,9 +261,11 @@ class GeneralPlan:
         number = min((known for known, own in self._captured if known >= size and own == repeats), default=size)
         plan = self._captured.get((number, repeats))
         if plan is None:
+            all_edges = np.full(len(self.topology.topo.edge_types), -1)
             plan = self._captured[number, repeats] = HeteroGpuPlan(
                 self.topology, self._fanouts, self.rules, self.rows, self.flags, disjoint=self.disjoint,
-                repeats=repeats, num_batches=number, max_degree=self.recipe.max_degree)  # fmt: skip
+                repeats=repeats, num_batches=number, max_degree=self.recipe.max_degree,
+                last_fanouts=all_edges if self.recipe.subgraph_type == "induced" else None)  # fmt: skip
         pending = []
         for first in range(0, len(keys), size):
             own = slice(first, first + size)
@@ -323,20 +317,14 @@ class GeneralPlan:
         table, places, entries, of_batches = split_parts(upload(words, self.topology.device), sizes)
         first = _Hop(start.rows, start.trees, counts, _find_times(start, start.trees, of_batches))
         listed, space = listed._replace(entries=entries), Space(table, start.tree_shift, start.tree_bits)
-        if not self._has_table or len(keys) > 1:
-            if not runs_on_gpu(table):
-                by_order = SortedNumbering(space)
-                by_order.start(start.identities, counts)
-                return self._sample(start, keys, by_order, first, listed)
-            by_hash = HashNumbering(space, self._num_slots)
-            by_hash.start(start.identities, counts, places)
-            samples = self._sample(start, keys, by_hash, first, listed)
-            self._num_slots = max(self._num_slots, by_hash.num_slots)
-            return samples
+        if runs_on_gpu(table) or not self._has_table or len(keys) > 1:
+            by_order = (TorchNumbering if runs_on_gpu(table) else SortedNumbering)(space)
+            by_order.start(start.identities, counts)
+            return self._sample(start, keys, by_order, first, listed)
         try:
             scratch = self.topology.scratch.pop()
         except IndexError:
-            scratch = Scratch(int(self.topology.topo.type_starts[-1]), self.topology.device)
+            scratch = Scratch(int(self.topology.topo.type_starts[-1]))
         by_table = TableNumbering(space, scratch)
         by_table.start(start.identities, counts, places)
         samples = self._sample(start, keys, by_table, first, listed)
@@ -406,10 +394,8 @@ class GeneralPlan:
             none = front.rows[:0]
             return Picked(none, none, none, none.new_zeros(1))
         frontier = Frontier(front.rows, front.trees, front.times.view(-1), start.tree_shift)
-        if self._most_neighbors is None and runs_on_gpu(front.rows):
-            self._most_neighbors = _find_most_neighbors(self.topology.topo, self.rows)
         picked = pick_edges(self.rows, listed.work, frontier, self.rules, hop=hop, entries=listed.entries,
-                            most_neighbors=self._most_neighbors, excluded=start.excluded)  # fmt: skip
+                            excluded=start.excluded)  # fmt: skip
         self.topology.check_neighbors(picked.ids)
         return picked
 
@@ -487,15 +473,6 @@ def _find_times(start: Seeds, trees: Tensor, of_batches: Tensor) -> Tensor:
     first, counts = of_batches.view(2, -1)
     places = first.repeat_interleave(counts, output_size=trees.numel()).add_(trees)
     return start.times.index_select(0, places)
-
-
-def _find_most_neighbors(topo: HeteroTopo, rows: Rows) -> np.ndarray:
-    """The most neighbors that a row of each relation has, int64 `[R]`."""
-    starts = topo.row_starts.tolist()
-    assert rows.indptr.numel() == starts[-1] + 1, "rows of a part of the graph"
-    most = [rows.indptr[begin : end + 1].diff().max() if begin < end else rows.indptr.new_zeros(())
-            for begin, end in pairwise(starts)]  # fmt: skip
-    return np.array(torch.stack(most).tolist() if most else [], dtype=np.int64)
 
 
 def _expect_edges(topo: HeteroTopo, fanouts: np.ndarray) -> int:

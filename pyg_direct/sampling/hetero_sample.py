@@ -114,8 +114,8 @@ def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node_counts: np.ndarray,
-                  num_edges: np.ndarray, num_batches: int, disjoint: bool, max_degree: int | None
-                  ) -> list[GeneralSample]:  # fmt: skip
+                  num_edges: np.ndarray, num_batches: int, disjoint: bool, max_degree: int | None, *,
+                  has_hops: bool = True) -> list[GeneralSample]:  # fmt: skip
     """The batches whose types and relations stand one after the other in three arrays.
 
     Args:
@@ -128,6 +128,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
         num_batches: Batches, G.
         disjoint: Whether trees are told apart.
         max_degree: See `GeneralSample`.
+        has_hops: True for batches of the edges of their hops, False for batches of the edges among their nodes.
     """
     num_types, num_relations = len(topo.node_types), len(topo.edge_types)
     by_type, by_relation = node_counts.sum(0), num_edges.sum(0)
@@ -150,8 +151,9 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             edge_index=dict(zip(topo.edge_types, pairs_of[own_relations], strict=True)),
             edge=dict(zip(topo.edge_types, id_parts[own_relations], strict=True)),
             batch=dict(zip(topo.node_types, trees, strict=True)) if disjoint else None,
-            num_sampled_nodes=dict(zip(topo.node_types, sampled_nodes[own_types], strict=True)),
-            num_sampled_edges=dict(zip(topo.edge_types, sampled_edges[own_relations], strict=True)),
+            num_sampled_nodes=dict(zip(topo.node_types, sampled_nodes[own_types], strict=True)) if has_hops else None,
+            num_sampled_edges=dict(zip(topo.edge_types, sampled_edges[own_relations], strict=True))
+            if has_hops else None,
             memory=outputs,
             max_degree=max_degree,
             num_seeds=dict(zip(topo.node_types, first_counts[own_types], strict=True)),

@@ -3,6 +3,9 @@
 Every node sampled adds, for each relation, 1 / (number of its neighbors) to the budget of each neighbor. A layer takes
 nodes of each type with chances in proportion to the squares of their budgets, without replacement
 (Efraimidis-Spirakis). Budgets are sums of fixed-point numbers, so that the order of adding does not matter.
+
+On a GPU a batch is a captured graph like those of `hetero_gpu.py`: a layer is a hop whose new nodes are chosen among
+the neighbors that it and the layers before it met. On a CPU layers follow one another in loops.
 """
 
 from __future__ import annotations
@@ -14,22 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
-from pyg_direct.kernels.batch_counters import BUDGET_DRAW
+from pyg_direct.kernels.batch_counters import BUDGET_DRAW, MAX_HOPS, STATE
 from pyg_direct.kernels.sampling import hgt_budget as kernels
 from pyg_direct.ops.argument_checks import check_fanouts, check_key
-from pyg_direct.ops.run_kernel import run_cpu, runs_on_gpu
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu
 from pyg_direct.ops.sampling.hetero import Frontier, Rules, pick_edges
 from pyg_direct.ops.sampling.random import derive_key, draw_bits
 from pyg_direct.runtime.host.threads import one_thread
+from pyg_direct.sampling import hetero_gpu
+from pyg_direct.sampling.captured_plan import Finished, PendingOutput
+from pyg_direct.sampling.hetero_gpu import Capacity, HeteroGpuPlan
 from pyg_direct.sampling.hetero_plan import list_work
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_by
+from pyg_direct.sampling.sampling_options import check_hops
 from pyg_direct.sampling.seeds import read_seeds
 
 # Neighbors of a node in one relation that are looked at, as in torch-sparse; more are drawn from.
 MOST_NEIGHBORS = 50
-_ONE = 1 << 40
 _RULES = Rules(replace=False, last=False, strict=False, window=-1)
 
 
@@ -44,60 +52,6 @@ class _Edges(NamedTuple):
 
 
 class _Budget:
-    """Nodes that may be sampled and their budgets, kept in order; for a GPU.
-
-    `_ids` holds those of the id space, ascending, `_shares` their budgets times `_ONE`, int64 `[C]`.
-    """
-
-    def __init__(self, seeds: Tensor, starts: Tensor) -> None:
-        self._starts, self._chosen = starts, seeds
-        self._ids = self._shares = seeds[:0]
-
-    def add(self, edges: _Edges, num_targets: int) -> None:
-        """Add what nodes of a layer bring to their neighbors that are not in the batch."""
-        number = torch.arange(edges.sources.numel(), device=edges.sources.device)
-        relation = torch.searchsorted(edges.ends[1:], number, right=True)
-        # Edges of one node and relation stand together.
-        item = relation * (num_targets + 1) + edges.targets
-        _, place, size = item.unique_consecutive(return_inverse=True, return_counts=True)
-        shares = torch.div(torch.full_like(size, _ONE), size, rounding_mode="floor")[place]
-        is_new = ~torch.isin(edges.sources, self._chosen)
-        self._ids, places = torch.cat([self._ids, edges.sources[is_new]]).unique(return_inverse=True)
-        shares = torch.cat([self._shares, shares[is_new]])
-        self._shares = torch.zeros_like(self._ids).index_add_(0, places, shares)
-
-    def take(self, wanted: np.ndarray, key: int) -> tuple[Tensor, np.ndarray]:
-        """Choose nodes of each type, `wanted[t]` of them at most: (ids, ascending; their number by type)."""
-        ids = self._ids
-        kind = torch.searchsorted(self._starts, ids, right=True) - 1
-        order = _score(ids, self._shares, key).sort(stable=True).indices
-        order = order[kind[order].sort(stable=True).indices]
-        begins = torch.searchsorted(ids, self._starts)
-        place = torch.arange(ids.numel(), device=ids.device) - begins[kind[order]]
-        most = torch.from_numpy(wanted).to(ids.device)
-        taken = ids[order[place < most[kind[order]]]].sort().values
-        own = torch.searchsorted(taken, self._starts).diff()
-        self._chosen = torch.cat([self._chosen, taken]).sort().values
-        kept = ~torch.isin(ids, taken)
-        self._ids, self._shares = ids[kept], self._shares[kept]
-        return taken, np.array(own.tolist(), dtype=np.int64)
-
-    def keep_inside(self, nodes: Tensor, places: Tensor, edges: _Edges) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-        """Keep edges among the nodes of the batch: (place of the source, of the target, edge id; number by relation).
-
-        Args:
-            nodes: All nodes of the batch in the id space, and `places` where each stands within its type.
-            edges: Edges into them.
-        """
-        # Of a repeated seed the first place.
-        table = nodes.sort(stable=True)
-        at = torch.searchsorted(table.values, edges.sources).clamp(max=max(nodes.numel() - 1, 0))
-        is_inside = table.values[at] == edges.sources if nodes.numel() else edges.sources > 0
-        kept = torch.cat([edges.ends.new_zeros(1), is_inside.cumsum(0)])[edges.ends].diff().tolist()
-        return places[table.indices[at[is_inside]]], edges.targets[is_inside], edges.ids[is_inside], kept
-
-
-class _TableBudget:
     """Nodes that may be sampled and their budgets, in a hash table (`kernels/sampling/hgt_budget.py`); for a CPU."""
 
     def __init__(self, seeds: Tensor, starts: Tensor) -> None:
@@ -123,13 +77,14 @@ class _TableBudget:
         self._count = run_cpu(kernels.choose_nodes_cpu, ids, *self._filled())
         self._shares[self._slots[: self._count]] = shares
 
-    def add(self, edges: _Edges, num_targets: int) -> None:
-        """As `_Budget.add`."""
+    def add(self, edges: _Edges) -> None:
+        """Add what nodes of a layer bring to their neighbors that are not in the batch."""
         self._make_room(edges.sources.numel())
-        self._count = run_cpu(kernels.add_shares_cpu, edges.sources, edges.targets, edges.ends, _ONE, *self._filled())
+        self._count = run_cpu(kernels.add_shares_cpu, edges.sources, edges.targets, edges.ends, kernels.ONE,
+                              *self._filled())  # fmt: skip
 
     def take(self, wanted: np.ndarray, key: int) -> tuple[Tensor, np.ndarray]:
-        """As `_Budget.take`."""
+        """Choose nodes of each type, `wanted[t]` of them at most: (ids, ascending; their number by type)."""
         ids, shares = np.empty((2, self._count), np.int64)
         count = run_cpu(kernels.list_budgets_cpu, self._table, self._shares, self._slots[: self._count], ids, shares)
         ids, shares = ids[:count], shares[:count]
@@ -150,7 +105,12 @@ class _TableBudget:
         return torch.from_numpy(chosen), np.array([len(own) for own in taken], np.int64)
 
     def keep_inside(self, nodes: Tensor, places: Tensor, edges: _Edges) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-        """As `_Budget.keep_inside`."""
+        """Keep edges among the nodes of the batch: (place of the source, of the target, edge id; number by relation).
+
+        Args:
+            nodes: All nodes of the batch in the id space, and `places` where each stands within its type.
+            edges: Edges into them.
+        """
         found, kept = torch.empty(3, edges.sources.numel(), dtype=torch.int64), np.empty(len(edges.relations), np.int64)
         count = run_cpu(kernels.keep_inside_cpu, nodes, places, edges.sources, edges.targets, edges.ids, edges.ends,
                         self._table, np.full(len(self._table), -1, np.int32), *found, kept)  # fmt: skip
@@ -161,7 +121,81 @@ class _TableBudget:
 def _score(ids: Tensor, shares: Tensor, key: int) -> Tensor:
     """-log(uniform) / square of the budget, float64: the least are chosen."""
     unit = (((draw_bits(ids, key=key) >> 12) & (2**52 - 1)).double() + 0.5) * 2.0**-52
-    return -torch.log(unit) / (shares.double() / _ONE).square()
+    return -torch.log(unit) / (shares.double() / kernels.ONE).square()
+
+
+class _Slot(hetero_gpu.Slot):
+    """Slot with the neighbors that the layers of a batch met, and their budgets (`kernels/sampling/hgt_budget.py`).
+
+    Counts, bits and budgets are zero between batches.
+    """
+
+    def __init__(self, plan: HgtGpuPlan, capacity: Capacity) -> None:
+        super().__init__(plan, capacity)
+        device, num_types = plan.topology.device, plan.num_classes
+        most = self.nodes.numel()
+        self.met_state = torch.zeros(STATE, dtype=torch.int64, device=device)
+        self.met_bits = torch.zeros(plan.num_words, dtype=torch.int32, device=device).view(torch.uint32)
+        self.budgets = torch.zeros(most, dtype=torch.int64, device=device)
+        self.met, self.orders = torch.empty(2, most, dtype=torch.int64, device=device).unbind()
+        self.prefixes, self.left, self.equal = torch.empty(3, num_types, dtype=torch.int64, device=device).unbind()
+        self.digit_counts = torch.zeros(num_types * kernels.BINS, dtype=torch.int32, device=device)
+
+
+class HgtGpuPlan(HeteroGpuPlan):
+    """Samples batches layer by layer on one GPU.
+
+    Args:
+        topology: The graph.
+        samples: Nodes to sample by layer and type, int64 `[L, T]`.
+        most_neighbors: See `HgtPlan`.
+    """
+
+    _slot_class = _Slot
+
+    def __init__(self, topology: PlacedHetero, samples: np.ndarray, most_neighbors: int) -> None:
+        topo = topology.topo
+        fanouts = np.full((len(samples) + 1, len(topo.edge_types)), most_neighbors)
+        rows = topology.rows._replace(edge_weight=topology.rows.edge_weight[:0])
+        super().__init__(topology, fanouts[:-1], _RULES, rows, np.zeros(len(topo.edge_types), np.int64), disjoint=False,
+                         repeats=False, num_batches=1, max_degree=None, last_fanouts=fanouts[-1])  # fmt: skip
+        # Each layer finds budgets through it.
+        self.has_table = True
+        self._wanted = upload(samples, topology.device)
+
+    @property
+    def num_words(self) -> int:
+        """Words of a bitmap of all nodes."""
+        return int(self._scratch.seen.numel())
+
+    def _count_slot_bytes(self, capacity: Capacity) -> int:
+        most, counts = capacity.seeds + capacity.edges, 4 * kernels.BINS * self.num_classes
+        return super()._count_slot_bytes(capacity) + 24 * most + counts + 4 * self.num_words
+
+    def _number(self, slot: _Slot, hop: int, stream: int) -> None:
+        """Turn the nodes that a layer chooses into the nodes of the next hop."""
+        scratch, num_types = self._scratch, self.num_classes
+        grid, starts = grid_for(slot.met.numel(), slot.state), self._class_starts
+        if hop == 0:
+            run_gpu(kernels.mark_seeds_met_gpu, grid_for(slot.capacity.seeds, slot.state), slot.state, slot.nodes,
+                    slot.met_bits, stream=stream)  # fmt: skip
+        self._number_by_table(hop, slot.met_bits, slot.met_state, slot.met, stream)
+        run_gpu(kernels.add_shares_gpu, scratch.block_sums.numel(), slot.work, slot.offsets, slot.sources, slot.nodes,
+                scratch.seen, scratch.place_of_id, slot.budgets, stream=stream)  # fmt: skip
+        for number, (shift, bits) in enumerate(kernels.DIGITS):
+            run_gpu(kernels.count_digits_gpu, grid, slot.met_state, slot.work, hop, shift, bits, num_types, slot.met,
+                    slot.budgets, scratch.seen, starts, slot.prefixes, slot.orders, slot.digit_counts,
+                    stream=stream)  # fmt: skip
+            run_gpu(kernels.find_digits_gpu, max(1, num_types), int(number == 0), bits, num_types, self._wanted[hop],
+                    slot.prefixes, slot.left, slot.equal, slot.digit_counts, stream=stream)  # fmt: skip
+        run_gpu(kernels.mark_chosen_gpu, grid, slot.met_state, hop, num_types, slot.met, slot.orders, starts,
+                slot.prefixes, slot.left, slot.equal, scratch.fresh, scratch.touched, stream=stream)  # fmt: skip
+        self._number_by_table(hop, scratch.seen, slot.state, slot.nodes, stream)
+
+    def _keep_inside(self, slot: _Slot, node_grid: int, stream: int) -> None:
+        super()._keep_inside(slot, node_grid, stream)
+        run_gpu(kernels.forget_met_gpu, node_grid, slot.state, slot.met_state, self.num_hops, slot.nodes, slot.met,
+                slot.budgets, slot.met_bits, stream=stream)  # fmt: skip
 
 
 class HgtPlan:
@@ -188,6 +222,8 @@ class HgtPlan:
         self._fanouts = np.full(len(topo.edge_types), most)
         self._flags = np.zeros(len(topo.edge_types), np.int64)
         self._starts = torch.from_numpy(topo.type_starts).to(topology.device)
+        is_on_gpu = SIMULATED or topology.device.type == "cuda"
+        self._captured = HgtGpuPlan(topology, self._samples, most) if is_on_gpu else None
 
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> GeneralSample:
         """The batch of `seeds` under `key`: nodes of each type, seeds first, then layer after layer.
@@ -201,22 +237,36 @@ class HgtPlan:
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
+        sample: GeneralSample = self.submit(seeds, key).finish()
+        return sample
+
+    def submit(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> PendingOutput | Finished:
+        """Start to sample a batch; `finish()` of what is returned gives what `sample` does.
+
+        Args:
+            seeds, key: As of `sample`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
         check_key("key", key)
         self.topology.check_process()
-        # On a CPU a few hundred items for each of its loops: torch's other threads would only be woken.
-        with one_thread(self.topology.device.type == "cpu"):
-            return self._sample(seeds, key)
+        if self._captured is not None:
+            return PendingOutput(self._captured.submit([(seeds, None)], [key]), lambda samples: samples[0])
+        # A few hundred items for each of the loops: torch's other threads would only be woken.
+        with one_thread():
+            return Finished(self._sample(seeds, key))
 
     def _sample(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> GeneralSample:
         start = read_seeds(self.topology, seeds, None, False)
         layers, counts = [start.identities], [start.counts]
         front = start.identities.unique()
-        budget = (_Budget if runs_on_gpu(front) else _TableBudget)(front, self._starts)
+        budget = _Budget(front, self._starts)
         for layer, wanted in enumerate(self._samples):
             if front.numel() > 0:
                 ends = torch.searchsorted(front, self._starts)
                 edges = self._expand(front, np.diff(np.array(ends.tolist(), dtype=np.int64)), key, layer)
-                budget.add(edges, front.numel())
+                budget.add(edges)
             front, own = budget.take(wanted, derive_key(key, layer, BUDGET_DRAW))
             layers.append(front)
             counts.append(own)
@@ -240,7 +290,7 @@ class HgtPlan:
         total = int(picked.ends[-1])
         return _Edges(picked.sources[:total], picked.targets[:total], picked.ids[:total], picked.ends, relations)
 
-    def _collect(self, nodes: Tensor, counts: np.ndarray, edges: _Edges, budget: _Budget | _TableBudget
+    def _collect(self, nodes: Tensor, counts: np.ndarray, edges: _Edges, budget: _Budget
                  ) -> GeneralSample:  # fmt: skip
         """The sample of nodes, type after type, with the edges among them."""
         topo, sizes = self.topology.topo, torch.from_numpy(counts).to(nodes.device)
@@ -271,6 +321,7 @@ def read_samples(topo: HeteroTopo, num_samples: Mapping[str, Sequence[int]]) -> 
         rows[kind] = check_fanouts(f"num_samples[{kind!r}]", list(own))
         if any(number < 0 for number in rows[kind]):
             raise ArgumentError(f"num_samples must hold numbers of at least 0, got {rows[kind]} for {kind!r}")
+        check_hops(rows[kind], MAX_HOPS, f"num_samples[{kind!r}]")
     num_layers = max((len(own) for own in rows.values()), default=0)
     table = np.zeros((num_layers, len(topo.node_types)), np.int64)
     for number, kind in enumerate(topo.node_types):

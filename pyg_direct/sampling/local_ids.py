@@ -1,9 +1,9 @@
 """Local ids of the nodes of a batch: within each type, seeds first, then hop after hop, ascending within a hop.
 
 Nodes come as identities (`kernels/sampling/worklist.py`). A hop enters its sources, learns how many are new of each
-type, and then settles them. The new nodes are found in three ways. `TableNumbering` uses bitmaps and a table over all
-nodes of a graph. Where these would be too large, or trees are told apart, `HashNumbering` uses a hash table of the
-identities of a batch on a GPU, and `SortedNumbering` sorts them on a CPU.
+type, and then settles them. On a CPU `TableNumbering` finds the new ones by bitmaps and a table over all nodes of a
+graph; where these would be too large, or trees are told apart, `SortedNumbering` sorts the sources. Captured plans on a
+GPU number nodes in their kernels; for graphs in parts `TorchNumbering` sorts there.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.compiler.jit import THREADS
-from pyg_direct.kernels.batch_counters import FAR, NODES
-from pyg_direct.kernels.local_ids import hash_table as kernels, new_nodes, sorted_sources
+from pyg_direct.kernels.batch_counters import FAR
+from pyg_direct.kernels.local_ids import new_nodes, sorted_sources
 from pyg_direct.ops.local_ids.relabel import num_words
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
+from pyg_direct.ops.run_kernel import cpu_chunks, run_cpu
+
+# Above all identities.
+_LAST = 2**63 - 1
 
 
 class Space(NamedTuple):
@@ -49,139 +51,6 @@ class Settled(NamedTuple):
     locals: Tensor
 
 
-class Numbering:
-    """What numberings through a table share: slots that hold local ids."""
-
-    def __init__(self, space: Space) -> None:
-        self._space = space
-        self._known = np.zeros(space.bases.numel() - 1, np.int64)
-        self._table = space.bases[:0]
-        self._region = 0
-        # Of the sources of a hop; the new ones among them, ascending on a CPU, and where these lie.
-        self._slots, self._new, self._new_slots = self._table, self._table, self._table
-        self._local_of_slot: Tensor
-
-    def _start(self, seeds: Tensor, slots: Tensor, counts: np.ndarray) -> None:
-        """Local ids of seeds: places among those of their type; of a repeated one, the first."""
-        if seeds.numel() > 0:
-            places = [np.arange(count, dtype=np.int32) for count in counts.tolist() if count > 0]
-            self._local_of_slot.index_fill_(0, slots, FAR)
-            self._local_of_slot.scatter_reduce_(0, slots, upload(np.concatenate(places), seeds.device), "amin")
-        self._known = counts.copy()
-
-    def list_places(self, counts: np.ndarray) -> np.ndarray:
-        """What `settle` needs on the device for so many new nodes of each type, int64 `[2 T]`: where those of each type
-        begin among them, and its local ids so far."""
-        return np.concatenate([np.cumsum(counts) - counts, self._known])
-
-    def settle(self, num_sources: int, counts: np.ndarray, places: Tensor | None = None) -> Settled:
-        """Give the new nodes their local ids, `counts` of each type; `places` of `list_places` may be there already."""
-        new = self._sort_new(int(counts.sum()))
-        if places is None:
-            places = upload(self.list_places(counts), new.device)
-        rows, trees = self._assign(new, places)
-        self._known = self._known + counts
-        return Settled(rows, trees, self._local_of_slot.index_select(0, self._slots[:num_sources]).long())
-
-    def _assign(self, new: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """(ids within their types, trees) of identities, type after type, which get local ids in that order."""
-        rows = torch.empty_like(new)
-        trees = torch.empty_like(new) if self._space.tree_bits > 0 else new[:0]
-        if new.numel() > 0:
-            half = table.numel() // 2
-            places, out = (table[:half], table[half:]), (rows, trees, self._local_of_slot)
-            if runs_on_gpu(new):
-                run_gpu(kernels.settle_gpu, grid_for(new.numel(), new), new, *places, *self._space, self._table,
-                        self._region, *out)  # fmt: skip
-            else:
-                run_cpu(kernels.settle_cpu, new, self._new_slots, *places, *self._space[:2], cpu_chunks(), *out)
-        return rows, trees
-
-    def _sort_new(self, count: int) -> Tensor:
-        """The new identities of this hop, ascending."""
-        raise NotImplementedError
-
-
-SMALLEST_TABLE = 1 << 10
-
-
-class HashNumbering(Numbering):
-    """Numbers identities through a hash table, on a GPU; its memory depends on the batch alone."""
-
-    def __init__(self, space: Space, num_slots: int = SMALLEST_TABLE) -> None:
-        super().__init__(space)
-        self._num_entries = 0
-        self._allocate(num_slots)
-
-    @property
-    def num_slots(self) -> int:
-        """Size of the table, which a later batch may begin with."""
-        return self._table.numel()
-
-    def _allocate(self, size: int) -> None:
-        device = self._space.bases.device
-        self._table = torch.full((size,), -1, dtype=torch.int64, device=device)
-        self._local_of_slot = torch.full((size,), FAR, dtype=torch.int32, device=device)
-        self._region = size
-
-    def start(self, seeds: Tensor, counts: np.ndarray, places: Tensor | None = None) -> None:
-        """Number the seeds, type after type; `places` of `list_places` may be on the device already."""
-        if seeds.numel() > 0:
-            self.enter(seeds, seeds.new_full((1,), seeds.numel()))
-            if self._space.tree_bits > 0:
-                # None repeats in a tree of its own.
-                places = upload(self.list_places(counts), seeds.device) if places is None else places
-                self._assign(seeds, places)
-            else:
-                self._start(seeds, self._slots[: seeds.numel()], counts)
-        self._known = counts.copy()
-
-    def enter(self, sources: Tensor, ends: Tensor) -> Tensor:
-        """Enter the first sources, as many as the last of `ends` says, and note their slots.
-
-        Returns:
-            How many are new, and how many of each type, int64 `[1 + T]`.
-        """
-        self._make_room(sources.numel())
-        self._slots, self._new = sources.new_empty(2, sources.numel()).unbind()
-        # A bound, until the hop is settled.
-        self._num_entries += sources.numel()
-        bases = self._space.bases
-        new_counts = torch.zeros(bases.numel(), dtype=torch.int64, device=sources.device)
-        run_gpu(kernels.insert_gpu, grid_for(sources.numel(), sources), ends, sources, *self._space,
-                self._table, self._slots, self._new, new_counts)  # fmt: skip
-        if bases.numel() - 1 > THREADS:
-            found = torch.searchsorted(self._sort_new(int(new_counts[0])), bases)
-            new_counts[1:] = found.diff()
-        return new_counts
-
-    def _sort_new(self, count: int) -> Tensor:
-        return self._new[:count].sort().values
-
-    def _make_room(self, more: int) -> None:
-        if 2 * (self._num_entries + more) <= self._table.numel():
-            return
-        self._rebuild(1 << (4 * (self._num_entries + more)).bit_length())
-
-    def _rebuild(self, size: int) -> None:
-        """Move the settled identities to a table of another size."""
-        is_settled = (self._table >= 0) & (self._local_of_slot != FAR)
-        items, local_ids = self._table[is_settled], self._local_of_slot[is_settled]
-        self._num_entries = 0
-        self._allocate(size)
-        if items.numel() > 0:
-            self.enter(items, items.new_full((1,), items.numel()))
-            self._local_of_slot[self._slots] = local_ids
-
-    def find(self, sources: Tensor) -> Tensor:
-        """Local id of every source, -1 for one that is not in the batch."""
-        slots = torch.empty_like(sources)
-        if sources.numel() > 0:
-            run_gpu(kernels.find_slots_gpu, grid_for(sources.numel(), sources), sources, *self._space[1:], self._table,
-                    self._region, slots)  # fmt: skip
-        return torch.where(slots >= 0, self._local_of_slot[slots.clamp_(min=0)].long(), -1)
-
-
 class SortedNumbering:
     """Numbers identities by sorting the sources of each hop, on a CPU."""
 
@@ -195,7 +64,7 @@ class SortedNumbering:
         self._settled = Settled(space.bases[:0], space.bases[:0], space.bases[:0])
 
     def start(self, seeds: Tensor, counts: np.ndarray, places: Tensor | None = None) -> None:
-        """As `HashNumbering.start`."""
+        """Number the seeds, type after type; `places` of `list_places` may be on the device already."""
         items = seeds.numpy()
         numbers = np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)
         if len(items) > 0 and not (items[1:] > items[:-1]).all():
@@ -233,7 +102,7 @@ class SortedNumbering:
         return self._settled
 
     def find(self, sources: Tensor) -> Tensor:
-        """As `HashNumbering.find`."""
+        """Local id of every source, -1 for one that is not in the batch."""
         self._merge()
         locals_ = torch.empty_like(sources)
         run_cpu(sorted_sources.find_known_cpu, sources, *self._known, locals_)
@@ -247,6 +116,82 @@ class SortedNumbering:
             self._known, self._new = (out[0], out[1]), (out[0, :0], out[1, :0])
 
 
+class TorchNumbering:
+    """Numbers identities by sorting the sources of each hop with torch, on a GPU, without a wait."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._of_type = np.zeros(space.bases.numel() - 1, np.int64)
+        none = space.bases[:0]
+        # As of `SortedNumbering`; a repeated seed stands here as often, the first place before the others.
+        self._known, self._new = (none, none), (none, none)
+        self._settled = Settled(none, none, none)
+
+    def start(self, seeds: Tensor, counts: np.ndarray, places: Tensor | None = None) -> None:
+        """As `SortedNumbering.start`."""
+        numbers = np.arange(seeds.numel()) - np.repeat(np.cumsum(counts) - counts, counts)
+        items, order = seeds.sort(stable=True)
+        self._known, self._of_type = (items, upload(numbers, seeds.device)[order]), counts.copy()
+
+    def list_places(self, counts: np.ndarray) -> np.ndarray:
+        """As `SortedNumbering.list_places`."""
+        return counts[:0]
+
+    def enter(self, sources: Tensor, ends: Tensor) -> Tensor:
+        """As `SortedNumbering.enter`, of the first sources, as many as the last of `ends` says."""
+        self._merge()
+        bases, size = self._space.bases, sources.numel()
+        if size == 0:
+            self._settled = Settled(sources, sources, sources)
+            return torch.zeros_like(bases)
+        places = torch.arange(size, device=sources.device)
+        items, order = torch.where(places < ends[-1], sources, _LAST).sort()
+        local_ids = self._look_up(items)
+        is_new = (local_ids < 0) & (items != _LAST)
+        is_new[1:] &= items[1:] != items[:-1]
+        numbers = is_new.cumsum(0) - 1
+        # Those that are not new go behind the end.
+        new = torch.full((size + 1,), _LAST, device=sources.device).scatter_(
+            0, torch.where(is_new, numbers, size), items)[:size]  # fmt: skip
+        begins = torch.searchsorted(new, bases)
+        kinds = (torch.searchsorted(bases, new, right=True) - 1).clamp_(max=bases.numel() - 2)
+        nodes = new - bases[kinds]
+        trees = nodes >> self._space.tree_shift
+        new_locals = (upload(self._of_type, sources.device) - begins[:-1])[kinds] + places
+        local_ids = torch.where(local_ids < 0, new_locals[numbers.clamp(min=0)], local_ids)
+        self._settled = Settled(nodes - (trees << self._space.tree_shift), trees if self._space.tree_bits else new[:0],
+                                torch.empty_like(local_ids).scatter_(0, order, local_ids))  # fmt: skip
+        self._new = new, new_locals
+        return torch.cat([numbers[-1:] + 1, begins.diff()])
+
+    def settle(self, num_sources: int, counts: np.ndarray, places: Tensor | None = None) -> Settled:
+        """As `SortedNumbering.settle`, of so many sources."""
+        self._of_type = self._of_type + counts
+        count, (new, new_locals) = int(counts.sum()), self._new
+        self._new = new[:count], new_locals[:count]
+        return Settled(self._settled.rows[:count], self._settled.trees[:count], self._settled.locals[:num_sources])
+
+    def find(self, sources: Tensor) -> Tensor:
+        """As `SortedNumbering.find`."""
+        self._merge()
+        return self._look_up(sources)
+
+    def _look_up(self, items: Tensor) -> Tensor:
+        """Local ids of known identities, -1 of others."""
+        known, local_ids = self._known
+        if known.numel() == 0:
+            return torch.full_like(items, -1)
+        at = torch.searchsorted(known, items).clamp_(max=known.numel() - 1)
+        return torch.where(known[at] == items, local_ids[at], -1)
+
+    def _merge(self) -> None:
+        """Make the nodes of the last hop known."""
+        if self._new[0].numel() > 0:
+            items, order = torch.cat([self._known[0], self._new[0]]).sort(stable=True)
+            self._known = items, torch.cat([self._known[1], self._new[1]])[order]
+            self._new = items[:0], items[:0]
+
+
 # Share of memory that a table of local ids by node may take on a GPU, and its bytes on a CPU.
 TABLE_SHARE = 1 / 32
 _TABLE_BYTES = 1 << 30
@@ -255,95 +200,73 @@ _TABLE_BYTES = 1 << 30
 class Scratch:
     """Memory by the number of nodes, empty between batches: bitmaps, uint32 `[W]`, and local ids, int32 `[N]`."""
 
-    def __init__(self, num_ids: int, device: torch.device) -> None:
+    def __init__(self, num_ids: int) -> None:
         words = num_words(num_ids)
-        self.seen = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
-        self.fresh = torch.zeros(words, dtype=torch.int32, device=device).view(torch.uint32)
-        self.local_of_id = torch.full((num_ids,), -1, dtype=torch.int32, device=device)
-        self._last: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
-
-    def wait(self) -> None:
-        """Come after the batch before, which may be of another stream."""
-        if self._last is not None and self._last[0] != torch.cuda.current_stream(self.seen.device):
-            self._last[1].wait()
-
-    def note(self) -> None:
-        """Remember the batch that was enqueued."""
-        if self.seen.is_cuda:
-            event = torch.cuda.Event() if self._last is None else self._last[1]
-            event.record()
-            self._last = torch.cuda.current_stream(self.seen.device), event
+        self.seen, self.fresh = torch.zeros(2, words, dtype=torch.int32, device="cpu").view(torch.uint32).unbind()
+        self.local_of_id = torch.full((num_ids,), -1, dtype=torch.int32, device="cpu")
 
 
-class TableNumbering(Numbering):
-    """Numbers nodes through bitmaps and a table over the whole id space; for trees that are not told apart."""
+class TableNumbering:
+    """Numbers nodes through bitmaps and a table over the id space, on a CPU; for trees that are not told apart."""
 
     def __init__(self, space: Space, scratch: Scratch) -> None:
-        super().__init__(space)
-        scratch.wait()
-        self._scratch = scratch
-        self._local_of_slot = scratch.local_of_id
+        self._space, self._scratch = space, scratch
+        self._known = np.zeros(space.bases.numel() - 1, np.int64)
+        self._sources = self._new = space.bases[:0]
         self._entered: list[Tensor] = []
 
     def start(self, seeds: Tensor, counts: np.ndarray, places: Tensor | None = None) -> None:
-        """As `HashNumbering.start`."""
+        """As `SortedNumbering.start`: local ids of seeds are places among those of their type; of a repeated one, the
+        first."""
         self._entered.append(seeds)
-        if runs_on_gpu(seeds):
-            if seeds.numel() > 0:
-                end = seeds.new_full((1,), seeds.numel())
-                run_gpu(kernels.mark_identities_gpu, grid_for(seeds.numel(), seeds), end, seeds, self._scratch.seen)
-        else:
-            run_cpu(new_nodes.mark_fresh_cpu, seeds, self._scratch.seen[None], cpu_chunks())
-        self._start(seeds, seeds, counts)
+        run_cpu(new_nodes.mark_fresh_cpu, seeds, self._scratch.seen[None], cpu_chunks())
+        if seeds.numel() > 0:
+            own = [np.arange(count, dtype=np.int32) for count in counts.tolist() if count > 0]
+            self._scratch.local_of_id.index_fill_(0, seeds, FAR)
+            self._scratch.local_of_id.scatter_reduce_(0, seeds, torch.from_numpy(np.concatenate(own)), "amin")
+        self._known = counts.copy()
+
+    def list_places(self, counts: np.ndarray) -> np.ndarray:
+        """What `settle` needs for so many new nodes of each type, int64 `[2 T]`: where those of each type begin among
+        them, and its local ids so far."""
+        return np.concatenate([np.cumsum(counts) - counts, self._known])
 
     def enter(self, sources: Tensor, ends: Tensor) -> Tensor:
-        """As `HashNumbering.enter`."""
-        self._slots = sources
-        scratch, bases = self._scratch, self._space.bases
-        most = min(sources.numel(), scratch.local_of_id.numel())
-        if not runs_on_gpu(sources):
-            sums = np.zeros(cpu_chunks(), np.int64)
-            run_cpu(new_nodes.mark_fresh_cpu, sources, scratch.fresh[None], len(sums))
-            new = np.empty(most, np.int64)
-            run_cpu(new_nodes.emit_fresh_cpu, scratch.fresh[None], scratch.seen, sums, new, 0)
-            found = new[: sums.sum()]
-            self._new = self._new_slots = torch.from_numpy(found)
-            bounds = np.searchsorted(found, bases.numpy())
-            return torch.from_numpy(np.concatenate([[len(found)], np.diff(bounds)]).astype(np.int64))
-        new_counts = torch.empty(bases.numel(), dtype=torch.int64, device=sources.device)
-        state = torch.zeros(NODES + 2, dtype=torch.int64, device=sources.device)
-        self._new = torch.empty(most, dtype=torch.int64, device=sources.device)
-        no_flags, no_table = sources[:0].to(torch.uint8), scratch.local_of_id[:0]
-        grid = max(1, min(full_grid(sources), -(-scratch.fresh.numel() // THREADS)))
-        block_sums = torch.empty(grid, dtype=torch.int64, device=sources.device)
-        run_gpu(kernels.mark_identities_gpu, grid_for(sources.numel(), sources), ends, sources, scratch.fresh)
-        run_gpu(new_nodes.count_fresh_gpu, grid, scratch.fresh, scratch.seen, no_flags, block_sums)
-        run_gpu(new_nodes.emit_fresh_gpu, grid, state, 0, 0, scratch.fresh, scratch.seen, no_flags, block_sums,
-                no_table, self._new)  # fmt: skip
-        run_gpu(kernels.count_types_gpu, 1, state, self._new, bases, new_counts)
-        return new_counts
+        """Note the sources.
 
-    def _sort_new(self, count: int) -> Tensor:
-        new = self._new[:count]
+        Returns:
+            How many are new, and how many of each type, int64 `[1 + T]`.
+        """
+        self._sources, scratch, bases = sources, self._scratch, self._space.bases
+        sums = np.zeros(cpu_chunks(), np.int64)
+        run_cpu(new_nodes.mark_fresh_cpu, sources, scratch.fresh[None], len(sums))
+        new = np.empty(min(sources.numel(), scratch.local_of_id.numel()), np.int64)
+        run_cpu(new_nodes.emit_fresh_cpu, scratch.fresh[None], scratch.seen, sums, new, 0)
+        found = new[: sums.sum()]
+        self._new = torch.from_numpy(found)
+        bounds = np.searchsorted(found, bases.numpy())
+        return torch.from_numpy(np.concatenate([[len(found)], np.diff(bounds)]).astype(np.int64))
+
+    def settle(self, num_sources: int, counts: np.ndarray, places: Tensor | None = None) -> Settled:
+        """Give the new nodes their local ids, `counts` of each type; `places` of `list_places` may be there already."""
+        table, new = torch.from_numpy(self.list_places(counts)) if places is None else places, self._new
         self._entered.append(new)
-        return new
+        rows, half = torch.empty_like(new), table.numel() // 2
+        if new.numel() > 0:
+            run_cpu(new_nodes.settle_nodes_cpu, new, table[:half], table[half:], self._space.bases, cpu_chunks(), rows,
+                    self._scratch.local_of_id)  # fmt: skip
+        self._known = self._known + counts
+        return Settled(rows, new[:0], self._scratch.local_of_id.index_select(0, self._sources[:num_sources]).long())
 
     def find(self, sources: Tensor) -> Tensor:
-        """As `HashNumbering.find`."""
-        return self._local_of_slot[sources].long()
+        """As `SortedNumbering.find`."""
+        return self._scratch.local_of_id[sources].long()
 
     def close(self) -> None:
         """Empty the scratch for the next batch."""
-        scratch = self._scratch
         for items in self._entered:
-            if items.numel() == 0:
-                continue
-            if runs_on_gpu(items):
-                run_gpu(kernels.forget_gpu, grid_for(items.numel(), items), items, scratch.seen, scratch.local_of_id)
-            else:
-                scratch.seen.numpy()[items.numpy() >> 5] = 0
-                scratch.local_of_id[items] = -1
-        scratch.note()
+            self._scratch.seen.numpy()[items.numpy() >> 5] = 0
+            self._scratch.local_of_id[items] = -1
 
 
 def fits_table(num_ids: int, device: torch.device) -> bool:

@@ -177,7 +177,10 @@ class GeneralRecipe:
 
     @cached_property
     def max_degree(self) -> int | None:
-        """Upper bound of the edges of one relation that a node of a sample has; None where all neighbors are taken."""
+        """Upper bound of the edges of one relation that a node of a sample has; None if all neighbors are taken, or
+        the edges are not the picked ones."""
+        if self.subgraph_type != "directional":
+            return None
         return largest_fanout(self.fanouts.values() if isinstance(self.fanouts, Mapping) else [self.fanouts])
 
     def table(self, topo: HeteroTopo) -> np.ndarray:

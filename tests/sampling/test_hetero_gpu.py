@@ -26,14 +26,14 @@ KINDS = {
     "disjoint": ("", False, Options(disjoint=True)),
     "timed": ("node", False, Options(temporal_strategy="last")),
     "weighted": ("edge", True, Options(replace=True, time_window=5)),
+    "induced": ("", False, Options(subgraph_type="induced")),
+    "trees induced": ("edge", True, Options(subgraph_type="induced", time_window=8)),
 }
 pytestmark = ON_GPU_PLANS
 
 
 def make_plan(graph, device, fanouts, options):
-    plan = GeneralPlan(make_topo(graph).place("auto", device), GeneralRecipe(fanouts, **asdict(options)))
-    plan._is_captured = True
-    return plan
+    return GeneralPlan(make_topo(graph).place("auto", device), GeneralRecipe(fanouts, **asdict(options)))
 
 
 def expect(graph, seeds, fanouts, options, times=None, key=KEY):
@@ -212,6 +212,47 @@ def test_seeds_that_repeat_become_the_different_ones_ascending(device):
         assert got.num_seeds == {kind: len(seeds.get(kind, [])) for kind in graph.num_nodes}
 
 
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_edges_among_sets_of_nodes_need_no_hops(device, disjoint):
+    graph, options = make_parts(), Options(disjoint=disjoint, subgraph_type="induced")
+    plan = make_plan(graph, device, [], options)
+    sets = [{"paper": [9, 3, 9, 0], "author": [7, 1]}, {"venue": [0]}, {"paper": list(range(40)), "venue": [0]}]
+
+    for seeds in sets:
+        with poisoned_memory():
+            got = plan.sample(as_tensors(seeds, device), KEY)
+        assert_equal(got, expect(graph, seeds, [], options))
+        assert got.num_seeds == {kind: len(seeds.get(kind, [])) for kind in graph.num_nodes}
+
+
+def test_edges_of_a_subgraph_have_no_bound_by_fanouts(device):
+    graph = make_parts()
+    bounds = [make_plan(graph, device, FANOUTS, Options(subgraph_type=kind)).sample(as_tensors(SEEDS, device), KEY)
+              .max_degree for kind in ("directional", "induced")]  # fmt: skip
+
+    assert bounds == [4, None]
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("kind", ["directional", "induced"])
+@pytest.mark.parametrize("has_table", [False, True])
+def test_a_batch_leaves_nothing_behind_in_the_scratch(device, monkeypatch, has_table, kind, repeats):
+    monkeypatch.setattr(hetero_gpu, "fits_table", lambda *_: has_table)
+    graph, options = make_parts(), Options(subgraph_type=kind)
+    plan = make_plan(graph, device, FANOUTS, options)
+
+    for key in (KEY, 3):
+        with poisoned_memory():
+            (got,) = plan.submit_together([(as_tensors(SEEDS, device), None)], [key], repeats=repeats).finish()
+        seeds = {kind: sorted({*own}) if repeats else own for kind, own in SEEDS.items()}
+        assert_equal(got, expect(graph, seeds, FANOUTS, options, key=key))
+
+    scratch = plan._captured[1, repeats]._scratch
+    assert (scratch.place_of_id.numel() > 0) == has_table != (scratch.ranks.numel() > 0)
+    assert not scratch.seen.view(torch.int32).any()
+    assert not scratch.fresh.view(torch.int32).any()
+
+
 @pytest.mark.parametrize("seed", [-1, 25])
 def test_a_seed_that_may_repeat_and_is_no_node_is_named(device, seed):
     plan = make_plan(make_parts(), device, FANOUTS, Options())
@@ -234,7 +275,6 @@ def test_plans_share_the_scratch_of_a_topology(device):
     topology = make_topo(graph).place("auto", device)
     plans = [GeneralPlan(topology, GeneralRecipe(fanouts)) for fanouts in ([2], [3, 1])]
     for plan in plans:
-        plan._is_captured = True
         plan.sample(as_tensors(SEEDS, device), KEY)
 
     first, second = (plan._captured[1, False] for plan in plans)
@@ -252,9 +292,14 @@ def test_any_graph_matches_the_reference(device, data):
     graph = data.draw(odd_parts(weighted=data.draw(st.booleans())))
     seeds, seed_time, fanouts = data.draw(odd_requests(graph))
     options = Options(replace=data.draw(st.booleans()), disjoint=data.draw(st.booleans()),
+                      subgraph_type=data.draw(st.sampled_from(["directional", "induced"])),
                       temporal_strategy=data.draw(st.sampled_from(["uniform", "last"])),
                       time_window=data.draw(st.none() | st.integers(0, 5)))  # fmt: skip
-    plan = make_plan(graph, device, fanouts, options)
+    has_table = data.draw(st.booleans())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hetero_gpu, "fits_table", lambda *_: has_table)
+        plan = make_plan(graph, device, fanouts, options)
+        plan.submit_together([(as_tensors(seeds, device), as_tensors(seed_time, device))], [KEY]).finish()
 
     with poisoned_memory():
         got = plan.sample(as_tensors(seeds, device), KEY, seed_time=as_tensors(seed_time, device))

@@ -12,6 +12,7 @@ from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel,
 from pyg_direct.kernels.batch_counters import NODES
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of, count_bits, lowest_bit
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
+from pyg_direct.kernels.sampling.uniform import find_row
 
 # Ids a word from which it pays to have a thread for each bit of a word instead of one for each word.
 _DENSE = 3
@@ -112,6 +113,22 @@ def emit_fresh_cpu(fresh, seen, chunk_sums, nodes, begin):
         for b in range(c):
             at += chunk_sums[b]
         emit_words(c * share, min((c + 1) * share, words), fresh[0], seen, nodes, at)
+
+
+@cpu_kernel
+def settle_nodes_cpu(items, begins, known, bases, chunks, rows, local_of_id):
+    """Give new nodes, type after type, their local ids, and list their ids within the types.
+
+    Type t begins at items[begins[t]], and at `bases[t]` in the id space; `known[t]` is its first new local id.
+    """
+    share = (items.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        begin, end = min(c * share, items.shape[0]), min((c + 1) * share, items.shape[0])
+        kind = find_row(begins, known.shape[0], begin)
+        for i in range(begin, end):
+            while kind + 1 < known.shape[0] and begins[kind + 1] <= i:
+                kind += 1
+            rows[i], local_of_id[items[i]] = items[i] - bases[kind], known[kind] + i - begins[kind]
 
 
 @gpu_kernel("I[] u4[]", I=("i4", "i8"))

@@ -114,6 +114,22 @@ def find_known(state, hop, num_classes, num_buckets, bucket, kind, first_node, k
 
 
 @body
+def find_node(state, hop, num_classes, num_buckets, range_bits, tree_bits, tree_shift, bucket_shift, first_trees,
+              new_starts, begins, totals, nodes, keys, item):  # fmt: skip
+    """Local id of an identity among the seeds and the nodes of the hops up to `hop`; -1 if it is absent."""
+    bucket = item >> bucket_shift
+    kind = bucket >> (range_bits + tree_bits)
+    tree = (bucket >> range_bits) & ((np.int64(1) << tree_bits) - 1)
+    first_node = (bucket << bucket_shift) & ((np.int64(1) << tree_shift) - 1)
+    key = item - (bucket << bucket_shift)
+    seed_place = begins[kind] + tree - first_trees[kind]
+    if begins[kind] <= seed_place and seed_place < begins[kind + 1] and nodes[seed_place] - first_node == key:
+        return seed_place - begins[kind]
+    return find_known(state, hop, num_classes, num_buckets, bucket, kind, first_node, key, new_starts, begins, totals,
+                      nodes, keys, False)  # fmt: skip
+
+
+@body
 def sort_tile(keys, size):
     """Sort the first `size` of shared keys, a power of two (bitonic sort, Batcher 1968); one block."""
     # Indices of 32 bits: indices of 64 bits take several instructions each.

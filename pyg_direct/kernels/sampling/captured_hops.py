@@ -11,8 +11,10 @@ before each hop, and then the edges of each entry before each hop. `outputs`, in
 first position of each class's nodes, and of each entry's edge ids and pairs, in the exported batch.
 
 Without disjoint trees, sources are ids of the id space until the batch is over. `place_of_id` has the position of each
-node; after the last hop it has the local id, as -1 - id. With disjoint trees sources are local ids already, because
-buckets of each tree have numbered them (`kernels/local_ids/sorted_buckets.py`).
+node; after the last hop it has the local id, as -1 - id. If the id space is too large for such a table, `places` has
+the local ids by the ranks of the nodes among all nodes of the batch (`kernels/local_ids/bitmap.py`). With disjoint
+trees sources are local ids already, because buckets of each tree have numbered them
+(`kernels/local_ids/sorted_buckets.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from pyg_direct.kernels.batch_counters import (
     SEEDS_ON_GPU,
     STATE,
 )
-from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of
+from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS, WORD, bit_of, rank_of
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before
 from pyg_direct.kernels.sampling import worklist
 from pyg_direct.kernels.sampling.worklist import COLUMNS, count_all_items
@@ -111,7 +113,7 @@ def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_type
                         seed_times[place] = inbox[given + count + place]
         if trees.shape[0] > 0:
             trees[i] = tree
-        if place_of_id.shape[0] > 0:
+        else:
             node += type_starts[node_type]
         if repeats != 0:
             cuda.atomic.or_(fresh, node >> 5, bit_of(node))
@@ -119,8 +121,9 @@ def load_typed_seeds_gpu(state, inbox, arrived, node_time, num_batches, num_type
                 touched[node // (GROUP_WORDS * WORD)] = 1
         else:
             nodes[i] = node
-            if place_of_id.shape[0] > 0:
+            if trees.shape[0] == 0:
                 cuda.atomic.or_(seen, node >> 5, bit_of(node))
+            if place_of_id.shape[0] > 0:
                 # The first of repeated seeds wins: `claim_seeds_gpu` takes the minimum.
                 place_of_id[node] = FAR
         i += np.int64(cuda.gridDim.x) * THREADS
@@ -270,9 +273,7 @@ def place_items_gpu(state, hop, capacity, work, counts, block_sums, offsets):
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
 def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, repeats, nodes, class_starts, bucket_starts,
                     bucket_step, work, offsets, begins, firsts, totals, outputs, outbox):  # fmt: skip
-    """The tables of the last hop, the positions of all outputs, and the sizes for the host, which are reset for the
-    next batch; one block.
-    """
+    """The tables of the last hop, the positions of all outputs, and the sizes for the host; one block."""
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     num_classes, entries = num_batches * num_types, np.int64(work.shape[0] // COLUMNS - 1)
     tid = np.int64(cuda.threadIdx.x)
@@ -286,24 +287,39 @@ def close_batch_gpu(state, inbox, num_hops, num_batches, num_types, repeats, nod
     cuda.syncthreads()
     close_nodes(state, num_hops, num_classes, inbox, num_batches, repeats, nodes, class_starts, bucket_starts,
                 bucket_step, begins, totals)  # fmt: skip
-    place_outputs(totals, (num_hops + 1) * num_classes, num_classes, 0, outputs, 0, shared)
-    edges = (num_hops + 2) * num_classes + num_hops * entries
-    place_outputs(totals, edges, entries, 0, outputs, num_classes + 1, shared)
-    place_outputs(totals, edges, entries, 1, outputs, num_classes + entries + 2, shared)
-    w = tid
+    place_all_outputs(totals, num_hops, num_hops, num_classes, entries, outputs, shared)
+    leave_sizes(state, totals, outbox)
+
+
+@body
+def leave_sizes(state, totals, outbox):
+    """Copy the sizes of a batch to the outbox, and reset them for the next batch; by one block."""
+    w = np.int64(cuda.threadIdx.x)
     while w < STATE:
         outbox[w] = state[w]
         w += THREADS
-    w = tid
+    w = np.int64(cuda.threadIdx.x)
     while w < totals.shape[0]:
         outbox[STATE + w] = totals[w]
         w += THREADS
     cuda.syncthreads()
-    if tid == 0:
+    if cuda.threadIdx.x == 0:
         state[BAD_SEED] = NO_POSITION
         state[NEEDED_EDGES] = 0
         state[NEEDED_ITEMS] = 0
         state[NUM_EXCLUDED] = 0
+
+
+@body
+def place_all_outputs(totals, num_hops, num_stages, num_classes, entries, outputs, shared):
+    """First position of each class's nodes, and of each entry's edge ids and pairs; by one block.
+
+    Edges have as many rows of totals as there are stages.
+    """
+    place_outputs(totals, (num_hops + 1) * num_classes, num_classes, 0, outputs, 0, shared)
+    edges = (num_hops + 2) * num_classes + num_stages * entries
+    place_outputs(totals, edges, entries, 0, outputs, num_classes + 1, shared)
+    place_outputs(totals, edges, entries, 1, outputs, num_classes + entries + 2, shared)
 
 
 @body
@@ -337,36 +353,57 @@ def find_hop(state, start, num_hops, place):
     return hop
 
 
-@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i4[] u4[]")
-def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, place_of_id, seen):
-    """Positions of nodes become local ids within their classes, and bits of nodes are cleared."""
+@body
+def find_key(seen, ranks, node):
+    """Position of a node of the batch in `places`: its rank, or its id if there are no ranks."""
+    return np.int64(node) if ranks.shape[0] == 0 else np.int64(rank_of(seen, ranks, node))
+
+
+@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] u4[] i4[] i4[] u4[]")
+def settle_places_gpu(state, num_hops, num_classes, nodes, begins, totals, seen, ranks, places, cleared):
+    """Positions of nodes become local ids within their classes; bits of nodes are cleared in `cleared` if it is not
+    empty.
+    """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < state[NODES + num_hops]:
-        node = nodes[i]
-        # Except for a repeated seed; a local id is negative here, and never a position.
-        if place_of_id[node] == i:
+        key = find_key(seen, ranks, nodes[i])
+        # Not so for a repeated seed; a local id is negative here, and never a place.
+        if places[key] == i:
             hop = find_hop(state, NODES, num_hops, i)
             row = hop * (num_classes + 1)
             kind = find_below(begins, row, num_classes, i)
-            place_of_id[node] = np.int32(-1 - (totals[hop * num_classes + kind] + i - begins[row + kind]))
-        seen[node >> 5] = np.uint32(0)
+            places[key] = np.int32(-1 - (totals[hop * num_classes + kind] + i - begins[row + kind]))
+        if cleared.shape[0] > 0:
+            cleared[nodes[i] >> 5] = np.uint32(0)
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] i8 i8[] i4[]")
-def localize_ids_gpu(state, num_hops, sources, place_of_id):
+@gpu_kernel("i8[] i8 i8[] u4[] i4[] i4[]")
+def localize_ids_gpu(state, num_hops, sources, seen, ranks, places):
     """Ids of sources become local ids."""
     e = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while e < state[EDGES + num_hops]:
-        sources[e] = -1 - np.int64(place_of_id[sources[e]])
+        sources[e] = -1 - np.int64(places[find_key(seen, ranks, sources[e])])
         e += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[]")
-def export_typed_batch_gpu(state, num_hops, num_classes, num_entries, node_starts, nodes, trees, begins, firsts, totals,
-                           outputs, sources, targets, ids, expands_sources, out_nodes, out_trees, out_pairs,
-                           out_ids):  # fmt: skip
-    """The batch by class and entry, hop after hop within each; pairs have sources of edges first."""
+@gpu_kernel("i8[] i8 i8[] u4[]")
+def forget_nodes_gpu(state, num_hops, nodes, seen):
+    """Clear the bits of the nodes of a batch."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < state[NODES + num_hops]:
+        seen[nodes[i] >> 5] = np.uint32(0)
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[]")
+def export_typed_batch_gpu(state, num_hops, num_stages, num_classes, num_entries, node_starts, nodes, trees, begins,
+                           firsts, totals, outputs, sources, targets, ids, order, expands_sources, out_nodes, out_trees,
+                           out_pairs, out_ids):  # fmt: skip
+    """The batch by class and entry, hop after hop within each; pairs have sources of edges first.
+
+    Edges have as many stages as hops, and stand in order; or one, of the places that `order` lists.
+    """
     first = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     step = np.int64(cuda.gridDim.x) * THREADS
     i = first
@@ -383,14 +420,15 @@ def export_typed_batch_gpu(state, num_hops, num_classes, num_entries, node_start
     pair_starts = id_starts + num_entries + 1
     e = first
     while e < out_ids.shape[0]:
-        hop = find_hop(state, EDGES + 1, num_hops - 1, e)
+        hop = find_hop(state, EDGES + 1, num_stages - 1, e)
+        own = order[e] if order.shape[0] > 0 else e
         row = hop * (num_entries + 1)
         entry = find_below(firsts, row, num_entries, e)
         place = totals[edge_totals + hop * num_entries + entry] + e - firsts[row + entry]
-        out_ids[outputs[id_starts + entry] + place] = ids[e]
-        count = totals[edge_totals + num_hops * num_entries + entry]
+        out_ids[outputs[id_starts + entry] + place] = ids[own]
+        count = totals[edge_totals + num_stages * num_entries + entry]
         at = outputs[pair_starts + entry] + place
-        source, target = sources[e], targets[e]
+        source, target = sources[own], targets[own]
         if expands_sources:
             source, target = target, source
         out_pairs[at] = source

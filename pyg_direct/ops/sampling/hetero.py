@@ -12,7 +12,7 @@ from pyg_direct.compiler.jit import THREADS
 from pyg_direct.kernels.sampling import hetero as kernels, weighted_gpu
 from pyg_direct.kernels.sampling.excluded_edges import find_edges_cpu, find_edges_gpu
 from pyg_direct.kernels.sampling.weighted import sum_weights_cpu
-from pyg_direct.kernels.sampling.worklist import COLUMNS, FANOUT, FIRST, RELATION
+from pyg_direct.kernels.sampling.worklist import COLUMNS, FANOUT, FIRST
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 
@@ -91,8 +91,7 @@ class Picked(NamedTuple):
 
 
 def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, hop: int,
-               entries: Tensor | None = None, most_neighbors: np.ndarray | None = None,
-               excluded: Tensor | None = None) -> Picked:  # fmt: skip
+               entries: Tensor | None = None, excluded: Tensor | None = None) -> Picked:  # fmt: skip
     """Pick edges of every item of a work list; equal keys in it give equal picks on any device.
 
     Waits for the GPU only if the number of edges has no bound, or a large one.
@@ -100,8 +99,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     Args:
         work: The work list, int64 `[(A + 1) * COLUMNS]`, on the host.
         hop: Number of the hop; hops of one key draw independently.
-        entries: The work list on the device, if it is there already.
-        most_neighbors: Upper bound of the neighbors of a row of each relation, int64 `[R]`; None for none.
+        entries: The work list on the device, where it is there already.
         excluded: Edges that no item picks, as `find_edges` lists them; None for none.
     """
     device, num_items = frontier.rows.device, int(work[-COLUMNS])
@@ -119,7 +117,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     offsets = torch.zeros(num_items + 1, dtype=torch.int64, device=device)
     torch.cumsum(counts, 0, out=offsets[1:])
     ends = offsets.index_select(0, entries[::COLUMNS])
-    most = _bound_edges(work, None if rules.replace else most_neighbors)
+    most = _bound_edges(work)
     capacity = int(offsets[-1]) if most is None else most
     draws, sources, ids, targets = torch.empty(4, capacity, dtype=torch.int64, device=device).unbind()
     if capacity == 0:
@@ -159,13 +157,10 @@ def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tupl
     return Picked(*(torch.from_numpy(part) for part in (*made, offsets[work[::COLUMNS]], offsets)))
 
 
-def _bound_edges(work: np.ndarray, most_neighbors: np.ndarray | None) -> int | None:
+def _bound_edges(work: np.ndarray) -> int | None:
     """Return the most edges that a work list can give; None if that has no bound, or one not worth its memory."""
     table = work.reshape(-1, COLUMNS)
     picks = table[:-1, FANOUT]
-    if most_neighbors is not None:
-        # If all neighbors are taken, the longest row is a poor bound for the others.
-        picks = np.minimum(picks, most_neighbors[table[:-1, RELATION]])
     bound = int(np.dot(np.diff(table[:, FIRST]), picks))
     return bound if picks.size and picks.min() >= 0 and bound <= _LARGE_BOUND else None
 

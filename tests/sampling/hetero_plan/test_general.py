@@ -160,7 +160,8 @@ def test_batch_does_not_depend_on_the_way_it_is_made(device, monkeypatch, limit)
     graph = make_parts(times="node" if limit == "times" else "")
     fanouts = {edge_type: [4, 3] for edge_type in graph.edges}
     if limit == "table":
-        monkeypatch.setattr(general, "fits_table", lambda *_: False)
+        for module in (general, hetero_gpu):
+            monkeypatch.setattr(module, "fits_table", lambda *_: False)
     elif limit == "one thread":
         monkeypatch.setattr(run_kernel, "FEW_ITEMS", 10**6)
     elif limit == "bound":
@@ -173,6 +174,20 @@ def test_batch_does_not_depend_on_the_way_it_is_made(device, monkeypatch, limit)
     got = plan.sample(as_tensors(SEEDS, device), KEY, seed_time=None if times is None else as_tensors(times, device))
 
     assert_equal(got, sample(graph, SEEDS, fanouts, KEY, Options(), times))
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize("kind", ["directional", "induced"])
+def test_sources_that_torch_sorts_give_the_batch_of_the_reference(monkeypatch, kind, disjoint):
+    # As on a GPU for graphs in parts.
+    monkeypatch.setattr(general, "runs_on_gpu", lambda _: True)
+    monkeypatch.setattr(GeneralPlan, "_picks_here", False)
+    graph, options = make_parts(times="edge" if disjoint else ""), Options(disjoint=disjoint, subgraph_type=kind)
+    plan = make_plan(graph, torch.device("cpu"), [4, 0, 3], options)
+
+    got = plan.sample(as_tensors(SEEDS, "cpu"), KEY, seed_time=as_tensors(SEED_TIME, "cpu"))
+
+    assert_equal(got, sample(graph, SEEDS, {kind: [4, 0, 3] for kind in graph.edges}, KEY, options, SEED_TIME))
 
 
 @pytest.mark.parametrize("disjoint", [False, True])
@@ -361,31 +376,17 @@ def test_more_trees_than_an_integer_numbers_are_refused(monkeypatch):
         plan.sample({"paper": torch.arange(9)}, KEY)
 
 
-@pytest.mark.parametrize("direction", ["in", "out"])
-def test_no_row_of_a_relation_has_more_neighbors_than_told(direction):
-    graph = make_parts(direction=direction)
-    topo = make_topo(graph)
-
-    most = general._find_most_neighbors(topo, topo.place("cpu", "cpu").rows)
-
-    ends = {kind: [pair[direction == "in"] for pair in pairs] for kind, pairs in graph.edges.items()}
-    assert most.tolist() == [max((own.count(node) for node in own), default=0) for own in ends.values()]
-
-
-def test_edges_of_a_hop_are_bounded_by_the_longest_rows():
+def test_edges_of_a_hop_are_bounded_by_fanouts():
     topo = make_topo(make_parts())
     counts, fanouts = np.array([5, 2, 0, 1]), np.array([9, 2, 3, 4, 1])
     _, work = list_work(topo, np.zeros(5, np.int64), fanouts, counts, np.zeros(4, np.int64), topo.type_starts, 0)
     relations = work.reshape(-1, COLUMNS)[:-1, RELATION]
-    most = np.array([4, 7, 1, 0, 5])
 
-    sizes = counts[topo.expanded[relations]]
-    assert ops._bound_edges(work, None) == (sizes * fanouts[relations]).sum()
-    assert ops._bound_edges(work, most) == (sizes * np.minimum(fanouts, most)[relations]).sum()
-    # Of all neighbors there is no bound that is worth its memory.
+    assert ops._bound_edges(work) == (counts[topo.expanded[relations]] * fanouts[relations]).sum()
+    # Of all neighbors there is no bound.
     _, work = list_work(topo, np.zeros(5, np.int64), -fanouts // fanouts, counts, np.zeros(4, np.int64),
                         topo.type_starts, 0)  # fmt: skip
-    assert ops._bound_edges(work, most) is None
+    assert ops._bound_edges(work) is None
 
 
 def choose_pairs(graph, rng, share):
