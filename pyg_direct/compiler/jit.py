@@ -39,6 +39,7 @@ from pyg_direct.compiler.code_cache import (
     read_sources,
     source_folder,
 )
+from pyg_direct.compiler.link_once import linked_once, replaced
 from pyg_direct.compiler.nvrtc import compile_source, link_pieces
 from pyg_direct.compiler.targets import PTX_VERSIONS, nearest_target, stamp_version
 from pyg_direct.errors import ArgumentError
@@ -108,17 +109,6 @@ class Declaration:
 
 # Code of scalar steps by architecture, function, types of its arguments and name.
 _STEPS: dict[tuple[Any, ...], Any] = {}
-
-
-@contextlib.contextmanager
-def replaced(where: Any, name: str, value: Any) -> Iterator[None]:
-    """Let an object have another attribute for a while."""
-    real = getattr(where, name)
-    setattr(where, name, value)
-    try:
-        yield
-    finally:
-        setattr(where, name, real)
 
 
 def lower_once(lower: Callable[..., Any], target: tuple[int, int]) -> Callable[..., Any]:
@@ -353,7 +343,13 @@ class CpuKernel:
         finally:
             numba.config.CACHE_DIR = previous
         # Numba calls it if the disk has no code for these types.
-        made._compiler.compile = _compiling(self._fn.__name__)(made._compiler.compile)
+        make, name = made._compiler.compile, self._fn.__name__
+
+        def compile_loop(*args: Any) -> Any:
+            with _compiling(name), linked_once(fn.__qualname__):
+                return make(*args)
+
+        made._compiler.compile = compile_loop
         # Numba calls it for types that are new to this process.
         made._compile_for_args = self._compiling_alone(made._compile_for_args, folder)
         return made  # type: ignore[no-any-return]
