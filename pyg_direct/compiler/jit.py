@@ -42,7 +42,7 @@ from pyg_direct.compiler.code_cache import (
 from pyg_direct.compiler.link_once import linked_once, replaced
 from pyg_direct.compiler.nvrtc import compile_source, link_pieces
 from pyg_direct.compiler.targets import PTX_VERSIONS, nearest_target, stamp_version
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, needs_extra
 from pyg_direct.progress import show_wait
 
 
@@ -228,10 +228,14 @@ def _gpu_compiler() -> _GpuCompiler:
         return _GpuCompiler(mlir_cuda, mlir_types, register)
     if COMPILER not in ("", "numba"):
         raise ArgumentError(f"PYG_DIRECT_COMPILER must be numba or mlir, got {COMPILER!r}")
-    from numba import cuda as numba_cuda, types
+    # Numba may have a `cuda` of its own, which is not this compiler.
+    with needs_extra("the compiler of GPU kernels, which an installation without compiled ones calls,", "compile13",
+                     "compile12"):  # fmt: skip
+        import numba_cuda  # noqa: F401
+    from numba import cuda, types
     from numba.extending import register_jitable
 
-    return _GpuCompiler(numba_cuda, types, register_jitable)
+    return _GpuCompiler(cuda, types, register_jitable)
 
 
 def _bind(on_gpu: bool) -> None:
