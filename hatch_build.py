@@ -1,7 +1,7 @@
-"""Puts PTX of every foreseen kernel specialisation into the wheel; needs no GPU, but numba-cuda and its libraries.
+"""Puts PTX of every kernel specialisation into the wheel; needs no GPU, but numba-cuda and its libraries.
 
 Where they are missing, or do not work, the wheel is built without PTX, with a warning: kernels then compile at first
-use. An editable install has none, since an edit of the sources would make it stale.
+use, which takes an extra (`compile13`). An editable install has none, since an edit of the sources would make it stale.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PtxHook(BuildHookInterface):
             build_data["force_include"][archive] = "pyg_direct/compiler/ptx.zip"
         else:
             reason = done.stderr.strip().rpartition("\n")[2]
-            self.app.display_warning(f"the wheel holds no PTX, its kernels will compile at first use: {reason}")
+            self.app.display_warning(f"the wheel holds no PTX, its GPU kernels will compile at first use, with the extra compile13: {reason}")
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the archive, of which the wheel holds a copy."""

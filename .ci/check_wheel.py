@@ -59,6 +59,7 @@ assert installed.is_relative_to(sys.prefix), f"{installed} is not the installed 
 borrowed = {one.name for one in metadata.distributions() if not Path(one.locate_file("")).is_relative_to(sys.prefix)}
 assert not borrowed, f"not of this environment: {borrowed}"
 
+assert importlib.util.find_spec("numba_cuda") is None, "the wheel would be tried with a compiler of GPU kernels"
 assert (installed / "py.typed").is_file(), "type checkers of users would not look at the package"
 tags = re.findall("^Tag: (.*)$", metadata.distribution("pyg_direct").read_text("WHEEL"), re.M)
 assert tags == ["py3-none-any"], tags

@@ -67,10 +67,17 @@ def compile_source(folder):
     source.compile_source.__wrapped__("draw", (9, 0))
 
 
+def compile_grid(folder):
+    from pyg_direct.compiler.jit import _gpu_compiler
+
+    _gpu_compiler.__wrapped__()
+
+
 @pytest.mark.parametrize(("package", "call", "extra"), [
     ("ray", import_engine, '".[ray]"'), ("pyarrow", read_parquet, '".[distributed]"'),
     ("torch_geometric_temporal", patch_temporal, '".[temporal]"'),
-    ("cuda.bindings", compile_source, '".[cu13]" or pip install ".[cu12]"'),
+    ("cuda.bindings", compile_source, '".[compile13]" or pip install ".[compile12]"'),
+    ("numba_cuda", compile_grid, '".[compile13]" or pip install ".[compile12]"'),
 ])  # fmt: skip
 def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch, tmp_path, package, call, extra):
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:

@@ -57,10 +57,11 @@ def _check_cuda(facts: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("note", "CUDA_VISIBLE_DEVICES hides all GPUs: batches are made on the CPU",
                       "unset it to use them")  # fmt: skip
     else:
-        yield from _check_bindings(cuda)
+        yield from _check_bindings(facts)
 
 
-def _check_bindings(cuda: dict[str, Any]) -> Iterator[Finding]:
+def _check_bindings(facts: dict[str, Any]) -> Iterator[Finding]:
+    cuda = facts["cuda"]
     extra = "cu" + str(cuda["torch_cuda"]).partition(".")[0]
     if cuda["reason"] is not None:
         how = "see whether the driver works: nvidia-smi"
@@ -70,9 +71,10 @@ def _check_bindings(cuda: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("fix", f"torch cannot use the GPU: {cuda['reason']}", how)
     elif cuda["bindings_error"] is not None:
         yield Finding("fix", cuda["bindings_error"], f'pip install ".[{extra}]" in the clone of pyg_direct')
-    if not cuda["ptx_in_wheel"] and cuda["compiler"] is None:
+    has_compiler = cuda["compiler"] is not None and facts["optional"]["numba-cuda"] is not None
+    if not cuda["ptx_in_wheel"] and not has_compiler:
         yield Finding("fix", "this installation carries no compiled GPU kernels, and there is nothing to compile with",
-                      f'pip install ".[{extra}]" in the clone of pyg_direct')  # fmt: skip
+                      f'pip install ".[{extra.replace("cu", "compile")}]" in the clone of pyg_direct')  # fmt: skip
 
 
 def _is_older(driver: str, torch: str) -> bool:

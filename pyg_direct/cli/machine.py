@@ -28,10 +28,11 @@ from pyg_direct.runtime.cuda.peer_memory import p2pCliqueTopo, read_link
 from pyg_direct.runtime.host.memory import available_bytes, count_cores, page_lock_limit, total_bytes
 
 Facts = dict[str, Any]
-REQUIRED = ("torch", "torch_geometric", "numba", "numba-cuda", "numpy", "cuda-bindings")
+REQUIRED = ("torch", "torch_geometric", "numba", "numpy", "cuda-bindings")
 # Distributions of each extra of the package, and what they are good for.
 OPTIONAL = {
     "torch_sparse": ("sparse", "graphs given as SparseTensor"),
+    "numba-cuda": ("compile13", "GPU kernels compiled here"),
     "ogb": ("ogb", "data sets of the Open Graph Benchmark"),
     "pymetis": ("distributed", "partitions by METIS"),
     "pyarrow": ("distributed", "edges in parquet files"),

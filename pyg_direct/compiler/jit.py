@@ -39,9 +39,10 @@ from pyg_direct.compiler.code_cache import (
     read_sources,
     source_folder,
 )
+from pyg_direct.compiler.link_once import linked_once, replaced
 from pyg_direct.compiler.nvrtc import compile_source, link_pieces
 from pyg_direct.compiler.targets import PTX_VERSIONS, nearest_target, stamp_version
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, needs_extra
 from pyg_direct.progress import show_wait
 
 
@@ -108,17 +109,6 @@ class Declaration:
 
 # Code of scalar steps by architecture, function, types of its arguments and name.
 _STEPS: dict[tuple[Any, ...], Any] = {}
-
-
-@contextlib.contextmanager
-def replaced(where: Any, name: str, value: Any) -> Iterator[None]:
-    """Let an object have another attribute for a while."""
-    real = getattr(where, name)
-    setattr(where, name, value)
-    try:
-        yield
-    finally:
-        setattr(where, name, real)
 
 
 def lower_once(lower: Callable[..., Any], target: tuple[int, int]) -> Callable[..., Any]:
@@ -238,10 +228,14 @@ def _gpu_compiler() -> _GpuCompiler:
         return _GpuCompiler(mlir_cuda, mlir_types, register)
     if COMPILER not in ("", "numba"):
         raise ArgumentError(f"PYG_DIRECT_COMPILER must be numba or mlir, got {COMPILER!r}")
-    from numba import cuda as numba_cuda, types
+    # Numba may have a `cuda` of its own, which is not this compiler.
+    with needs_extra("the compiler of GPU kernels, which an installation without compiled ones calls,", "compile13",
+                     "compile12"):  # fmt: skip
+        import numba_cuda  # noqa: F401
+    from numba import cuda, types
     from numba.extending import register_jitable
 
-    return _GpuCompiler(numba_cuda, types, register_jitable)
+    return _GpuCompiler(cuda, types, register_jitable)
 
 
 def _bind(on_gpu: bool) -> None:
@@ -353,7 +347,13 @@ class CpuKernel:
         finally:
             numba.config.CACHE_DIR = previous
         # Numba calls it if the disk has no code for these types.
-        made._compiler.compile = _compiling(self._fn.__name__)(made._compiler.compile)
+        make, name = made._compiler.compile, self._fn.__name__
+
+        def compile_loop(*args: Any) -> Any:
+            with _compiling(name), linked_once(fn.__qualname__):
+                return make(*args)
+
+        made._compiler.compile = compile_loop
         # Numba calls it for types that are new to this process.
         made._compile_for_args = self._compiling_alone(made._compile_for_args, folder)
         return made  # type: ignore[no-any-return]

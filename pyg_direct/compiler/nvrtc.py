@@ -17,7 +17,7 @@ from pyg_direct.errors import needs_extra
 @functools.cache
 def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
     """LTO-IR of `cuda_src/<name>.cu`, kept for the process."""
-    with needs_extra("a kernel that calls C++", "cu13", "cu12"):
+    with needs_extra("a kernel that calls C++", "compile13", "compile12"):
         from cuda.bindings import nvrtc
 
     def call(result: tuple[Any, ...]) -> Any:
@@ -45,7 +45,7 @@ def compile_source(name: str, compute_capability: tuple[int, int]) -> bytes:
 
 def link_pieces(pieces: Sequence[bytes], compute_capability: tuple[int, int]) -> str:
     """PTX of LTO-IR pieces linked together."""
-    with needs_extra("a kernel that calls C++", "cu13", "cu12"):
+    with needs_extra("a kernel that calls C++", "compile13", "compile12"):
         from cuda.bindings import nvjitlink
 
     options = ["-lto", "-ptx", "-arch=sm_{}{}".format(*compute_capability)]

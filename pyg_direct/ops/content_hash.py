@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ WHOLE_BYTES = 32 << 20
 # Runs of words that are read from a larger tensor; and in a hurry, from a tensor of more than so many bytes.
 _PIECES, _FEW_PIECES, _LENGTH, _FEW_BYTES = 4096, 256, 16, 64 << 10
 _WORD = 8
+# Seconds that NumPy adds up in a process before the loops are compiled or read, which takes as long.
+_NUMPY_SECONDS = 0.5
 _HURRY = threading.local()
 
 
@@ -118,9 +121,12 @@ def _sum_bytes(flat: Tensor, pieces: int, whole_bytes: int) -> int:
         return _sum_on_gpu(flat[: count * _WORD], pieces, is_whole) + tail
     words = flat[: count * _WORD].numpy().view(np.uint64)
     looked_at = count if is_whole else pieces * _LENGTH
-    if sys.modules.get("numba") is None:
-        # Loading the compiler would take longer, and batches of compiled kernels need none.
-        return _sum_by_numpy(words, pieces, is_whole) + tail
+    if sys.modules.get("numba") is None or _Spent.seconds < _NUMPY_SECONDS:
+        # Batches of GPU kernels need no compiler, and a short program would wait longer for it than for NumPy.
+        begin = time.perf_counter()
+        total = _sum_by_numpy(words, pieces, is_whole)
+        _Spent.seconds += time.perf_counter() - begin
+        return total + tail
     with threads_for(looked_at):
         sums = np.empty(cpu_chunks(), np.uint64)
         if is_whole:
@@ -128,6 +134,12 @@ def _sum_bytes(flat: Tensor, pieces: int, whole_bytes: int) -> int:
         else:
             run_cpu(kernels.sum_some_cpu, words, pieces, _LENGTH, sums)
     return int(sums.sum()) + tail
+
+
+class _Spent:
+    """Seconds that NumPy has added up in this process."""
+
+    seconds = 0.0
 
 
 def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:

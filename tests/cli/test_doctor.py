@@ -47,7 +47,7 @@ def gpu_machine(facts):
     cuda = {"torch_cuda": "13.0", "torch_hip": None, "driver": "580.65.06", "driver_cuda": "13.0", "has_driver": True,
             "bindings_error": None, "ptx_in_wheel": True, "compiler": None, "usable": True, "reason": None}  # fmt: skip
     return made | {"gpus": [gpu, {**copy.deepcopy(gpu), "index": 1}], "links": links, "cliques": [[0, 1]], "cuda": cuda,
-                   "outdated": [], "environment": {},
+                   "outdated": [], "environment": {}, "optional": {**made["optional"], "numba-cuda": "0.30"},
                    "cpu": {"cores": 16, "torch_threads": 8, "kernel_threads": 16},
                    "cache": {"folder": "~/.cache/pyg_direct", "writable": True}}  # fmt: skip
 
@@ -158,6 +158,17 @@ def test_what_is_wrong_is_found(gpu_machine, where, value, level, words):
     assert [finding.level for finding in found] == [level]
     assert words in found[0].what
     assert found[0].how
+
+
+def test_a_compiler_without_the_libraries_it_calls_or_they_without_it_compile_nothing(gpu_machine):
+    gpu_machine["cuda"] |= {"ptx_in_wheel": False, "compiler": "nvidia-nvvm"}
+    both = find_faults(gpu_machine)
+
+    gpu_machine["optional"]["numba-cuda"] = None
+    (found,) = find_faults(gpu_machine)
+
+    assert both == []
+    assert found.how == 'pip install ".[compile13]" in the clone of pyg_direct'
 
 
 @pytest.mark.parametrize(

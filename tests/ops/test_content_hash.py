@@ -102,11 +102,23 @@ class TestLargeTensors:
     @pytest.mark.parametrize("count", [1, 127, 128, 4099])
     def test_sums_without_the_compiler_are_those_of_the_loops(self, monkeypatch, count):
         table = torch.randint(-(2**62), 2**62, (count,))
+        monkeypatch.setattr(content_hash, "_NUMPY_SECONDS", 0.0)
         known = read_content(table)
 
         monkeypatch.delitem(sys.modules, "numba")
 
         assert read_content(table) == known
+
+    def test_loops_follow_once_numpy_has_taken_long(self, monkeypatch):
+        used = []
+        monkeypatch.setattr(content_hash, "run_cpu", lambda kernel, *args: used.append(kernel))
+        monkeypatch.setattr(content_hash._Spent, "seconds", 0.0)
+        table = torch.ones(4096, dtype=torch.int64)
+
+        while not used:
+            read_content(table)
+
+        assert content_hash._Spent.seconds >= content_hash._NUMPY_SECONDS
 
     @pytest.mark.parametrize("begin", [0, 777, 2900])
     def test_a_run_of_two_parts_in_sixteen_is_found(self, real_device, begin):

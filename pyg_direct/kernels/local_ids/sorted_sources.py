@@ -109,6 +109,55 @@ def find_new(begin, end, keys, order, known, known_locals, codes, to_order, new)
     return count
 
 
+@body
+def sort_chunk(c, sources, top, passes, digits, starts, known, known_locals, keys, order, spare_keys, spare_order,
+               new):  # fmt: skip
+    """Sort the items of a chunk and list its new keys (`find_new`); returns their number."""
+    begin, end = starts[c], starts[c + 1]
+    places = np.zeros((passes, _RADIX), np.int64)
+    take_range(sources, top, digits[c], digits[c + 1], begin, passes, places, keys, order)
+    if sort_range(begin, end, passes, places, keys, order, spare_keys, spare_order):
+        return find_new(begin, end, spare_keys, spare_order, known, known_locals, keys, order, new)
+    return find_new(begin, end, keys, order, known, known_locals, keys, order, new)
+
+
+@body
+def close_gaps(bases, chunks, starts, firsts, new, counts, begins):
+    """Move the new keys of all chunks together; their number and that of each type go to `counts`."""
+    total = np.int64(0)
+    for c in range(chunks):
+        count = firsts[c]
+        if starts[c] != total:
+            for i in range(count):
+                new[total + i] = new[starts[c] + i]
+        firsts[c] = total
+        total += count
+    firsts[chunks] = total
+    for kind in range(bases.shape[0]):
+        begins[kind] = count_below(new, total, bases[kind])
+    counts[0] = total
+    for kind in range(bases.shape[0] - 1):
+        counts[kind + 1] = begins[kind + 1] - begins[kind]
+
+
+@body
+def write_locals(c, bases, tree_shift, of_type, starts, firsts, begins, keys, order, new, new_locals, rows, trees,
+                 local_ids):  # fmt: skip
+    """The ids of a chunk's new keys, and the local ids of its sources."""
+    first, kind = firsts[c], 0
+    for i in range(first, firsts[c + 1]):
+        while begins[kind + 1] <= i:
+            kind += 1
+        place = new[i] - bases[kind]
+        tree = place >> tree_shift
+        rows[i], new_locals[i] = place - (tree << tree_shift), of_type[kind] + i - begins[kind]
+        if trees.shape[0] > 0:
+            trees[i] = tree
+    for i in range(starts[c], starts[c + 1]):
+        code = keys[i]
+        local_ids[order[i]] = new_locals[first + code] if code >= 0 else -1 - code
+
+
 @cpu_kernel
 def number_sources_cpu(sources, bases, tree_shift, bits, known, known_locals, of_type, chunks, keys, order, spare_keys,
                        spare_order, new, new_locals, rows, trees, local_ids, counts):  # fmt: skip
@@ -121,44 +170,15 @@ def number_sources_cpu(sources, bases, tree_shift, bits, known, known_locals, of
     top = max(0, bits - _DIGIT_BITS)
     passes = (bits + _DIGIT_BITS - 1) // _DIGIT_BITS
     digits, starts = np.empty(chunks + 1, np.int64), np.empty(chunks + 1, np.int64)
+    firsts, begins = np.empty(chunks + 1, np.int64), np.empty(bases.shape[0], np.int64)
     split_range(sources, top, chunks, digits, starts)
-    firsts = np.zeros(chunks + 1, np.int64)
     for c in prange(chunks):
-        begin, end = starts[c], starts[c + 1]
-        places = np.zeros((passes, _RADIX), np.int64)
-        take_range(sources, top, digits[c], digits[c + 1], begin, passes, places, keys, order)
-        if sort_range(begin, end, passes, places, keys, order, spare_keys, spare_order):
-            firsts[c] = find_new(begin, end, spare_keys, spare_order, known, known_locals, keys, order, new)
-        else:
-            firsts[c] = find_new(begin, end, keys, order, known, known_locals, keys, order, new)
-    total = np.int64(0)
-    for c in range(chunks):
-        count = firsts[c]
-        if starts[c] != total:
-            for i in range(count):
-                new[total + i] = new[starts[c] + i]
-        firsts[c] = total
-        total += count
-    firsts[chunks] = total
-    begins = np.empty(bases.shape[0], np.int64)
-    for kind in range(bases.shape[0]):
-        begins[kind] = count_below(new, total, bases[kind])
-    counts[0] = total
-    for kind in range(bases.shape[0] - 1):
-        counts[kind + 1] = begins[kind + 1] - begins[kind]
+        firsts[c] = sort_chunk(c, sources, top, passes, digits, starts, known, known_locals, keys, order, spare_keys,
+                               spare_order, new)  # fmt: skip
+    close_gaps(bases, chunks, starts, firsts, new, counts, begins)
     for c in prange(chunks):
-        first, kind = firsts[c], 0
-        for i in range(first, firsts[c + 1]):
-            while begins[kind + 1] <= i:
-                kind += 1
-            place = new[i] - bases[kind]
-            tree = place >> tree_shift
-            rows[i], new_locals[i] = place - (tree << tree_shift), of_type[kind] + i - begins[kind]
-            if trees.shape[0] > 0:
-                trees[i] = tree
-        for i in range(starts[c], starts[c + 1]):
-            code = keys[i]
-            local_ids[order[i]] = new_locals[first + code] if code >= 0 else -1 - code
+        write_locals(c, bases, tree_shift, of_type, starts, firsts, begins, keys, order, new, new_locals, rows, trees,
+                     local_ids)  # fmt: skip
 
 
 @cpu_sequence

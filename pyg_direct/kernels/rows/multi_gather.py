@@ -68,25 +68,34 @@ def find_typed_address(layout, tables, ids, i, row_bytes, errors):
     return find_address(np.uint64(tables[table]), item, tables[count + table], row_bytes)
 
 
+@body
+def copy_typed(i, end, layout, tables, ids, row_bytes, out):
+    """Copy the rows [i, end) of the output; the first whose id names none, `end` where all do."""
+    count, wrong = tables.shape[0] >> 1, end
+    table = find_row(layout, count, i)
+    while i < end:
+        begin, i = i, min(end, layout[table + 1])
+        to_id, address, num_rows = layout[count + 1 + table], tables[table], tables[count + table]
+        for at in range(begin, i):
+            item = ids[at + to_id]
+            if is_row(item, num_rows):
+                memcpy(out + at * row_bytes, address + item * row_bytes, row_bytes)
+            else:
+                wrong = min(wrong, at)
+        table += 1
+    return wrong
+
+
 @cpu_kernel
 def gather_typed_cpu(layout, tables, ids, row_bytes, out, chunks, errors):
     """Rows of any number of bytes; `out` is an address."""
-    count = tables.shape[0] >> 1
-    total = layout[count]
+    total = layout[tables.shape[0] >> 1]
     share = (total + chunks - 1) // chunks
     for c in prange(chunks):
-        i, end = min(c * share, total), min((c + 1) * share, total)
-        table = find_row(layout, count, i)
-        while i < end:
-            begin, i = i, min(end, layout[table + 1])
-            to_id, address, num_rows = layout[count + 1 + table], tables[table], tables[count + table]
-            for at in range(begin, i):
-                item = ids[at + to_id]
-                if is_row(item, num_rows):
-                    memcpy(out + at * row_bytes, address + item * row_bytes, row_bytes)
-                else:
-                    errors[c] = min(errors[c], at)
-            table += 1
+        begin, end = min(c * share, total), min((c + 1) * share, total)
+        wrong = copy_typed(begin, end, layout, tables, ids, row_bytes, out)
+        if wrong < end:
+            errors[c] = min(errors[c], wrong)
 
 
 @gpu_kernel("i8[] i8[] i8[] i4 u8 i8[]", sources=("rows",), resident_blocks=8)

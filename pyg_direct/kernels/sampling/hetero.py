@@ -224,33 +224,41 @@ def restrict_rows(entry, begin, end, base, work, excluded, last, starts, sizes):
         starts[item], sizes[item] = restrict_to_left(excluded, base, starts[item], sizes[item], most)
 
 
+@body
+def count_run(item, end, work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
+              replace, last, strict, window, starts, sizes, counts):  # fmt: skip
+    """What each of the items [item, end) picks from, and how much."""
+    # If edges are excluded, the last ones are the last of the remaining.
+    last_now = last if excluded.shape[0] == 0 else 0
+    entry = find_entry(work, item)
+    # Entry after entry: tests for each item alone take longer than its reads.
+    while item < end:
+        begin, item = item, min(end, work[entry + COLUMNS + FIRST])
+        read_rows(entry, begin, item, work, indptr, rows, starts, sizes)
+        if work[entry + FLAGS] & TIMED:
+            restrict_by_time(entry, begin, item, work, indices, node_time, edge_time, trees, seed_times, last_now,
+                             strict, window, starts, sizes, counts)  # fmt: skip
+        fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
+        if excluded.shape[0] > 0:
+            base = work[entry + BATCH] * indices.shape[0]
+            restrict_rows(entry, begin, item, base, work, excluded, last, starts, sizes)
+            for i in range(begin, item):
+                counts[i] = count_picks_left(edge_weight, starts[i], sizes[i], fanout, flags, replace, excluded,
+                                             base)  # fmt: skip
+        else:
+            for i in range(begin, item):
+                counts[i] = count_picks(edge_weight, starts[i], starts[i] + sizes[i], fanout, flags, replace)
+        entry += COLUMNS
+
+
 @cpu_kernel
 def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
                     replace, last, strict, window, chunks, starts, sizes, counts):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
-    # If edges are excluded, the last ones are the last of the remaining.
-    last_now = last if excluded.shape[0] == 0 else 0
     for c in prange(chunks):
         item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
-        entry = find_entry(work, item)
-        # Entry after entry: tests for each item alone take longer than its reads.
-        while item < end:
-            begin, item = item, min(end, work[entry + COLUMNS + FIRST])
-            read_rows(entry, begin, item, work, indptr, rows, starts, sizes)
-            if work[entry + FLAGS] & TIMED:
-                restrict_by_time(entry, begin, item, work, indices, node_time, edge_time, trees, seed_times, last_now,
-                                 strict, window, starts, sizes, counts)  # fmt: skip
-            fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
-            if excluded.shape[0] > 0:
-                base = work[entry + BATCH] * indices.shape[0]
-                restrict_rows(entry, begin, item, base, work, excluded, last, starts, sizes)
-                for i in range(begin, item):
-                    counts[i] = count_picks_left(edge_weight, starts[i], sizes[i], fanout, flags, replace, excluded,
-                                                 base)  # fmt: skip
-            else:
-                for i in range(begin, item):
-                    counts[i] = count_picks(edge_weight, starts[i], starts[i] + sizes[i], fanout, flags, replace)
-            entry += COLUMNS
+        count_run(item, end, work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
+                  replace, last, strict, window, starts, sizes, counts)  # fmt: skip
 
 
 @body
@@ -260,63 +268,71 @@ def pass_excluded(excluded, first, base, start, positions, begin, end):
         positions[e] = position_of(excluded, first, base, start, positions[e] - start)
 
 
+@body
+def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, excluded, rows,
+             trees, starts, sizes, offsets, scores, positions, sources, ids, targets):  # fmt: skip
+    """The edges that the items [item, end) pick."""
+    entry = find_entry(work, item)
+    drawn, units = np.empty(SHORT_ROW, np.int64), np.empty(SHORT_ROW, np.float64)
+    while item < end:
+        begin, item = item, min(end, work[entry + COLUMNS + FIRST])
+        # Two draws for a relation, not for each of its items.
+        key_of_relation = relation_key(work, entry, hop)
+        to_place = work[entry + FRONT] - work[entry + FIRST]
+        to_target = work[entry + LOCAL] - work[entry + FIRST]
+        base = work[entry + BATCH] * indices.shape[0]
+        type_start, type_base = work[entry + SOURCE_START], work[entry + SOURCE_BASE]
+        for i in range(begin, item):
+            at, start, size, place = offsets[i], starts[i], sizes[i], to_place + i
+            count, first = offsets[i + 1] - at, np.int64(0)
+            # Of the first node of the type; the others follow it.
+            own_first = identity(np.int64(0), tree_of(trees, place), tree_shift, type_start, type_base)
+            if excluded.shape[0] > 0:
+                first = first_excluded(excluded, base + start)
+            is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
+            if count == size and not replace and not (work[entry + FLAGS] & WEIGHTED):
+                # Taken whole, in order, which needs no draws.
+                for slot in range(count):
+                    positions[at + slot], targets[at + slot] = start + slot, to_target + i
+                    sources[at + slot] = own_first
+            elif count > 0:
+                own_key = tree_key(key_of_relation, trees, place)
+                if is_weighted(work, entry, size, replace):
+                    if replace or not is_whole:
+                        pick_weighted_row(own_key, rows[place], start, size, count, replace, edge_weight,
+                                          weight_before, excluded, base, start, scores, positions, at)  # fmt: skip
+                    else:
+                        pick_lightest_in_loop(own_key, rows[place], start, size, count, edge_weight, start, units,
+                                              scores, positions, at)  # fmt: skip
+                else:
+                    pick_row_in_order(own_key, rows[place], start, size, work[entry + FANOUT], replace, drawn,
+                                      positions, at)  # fmt: skip
+                for e in range(at, at + count):
+                    targets[e], sources[e] = to_target + i, own_first
+            if not is_whole:
+                pass_excluded(excluded, first, base, start, positions, at, at + count)
+        # Separate loops over all edges: many cache misses in flight instead of one after each draw, or row.
+        begin_edges, end_edges = offsets[begin], offsets[item]
+        for e in range(begin_edges, end_edges):
+            sources[e] += indices[positions[e]]
+        if edge_ids.shape[0] > 0:
+            for e in range(begin_edges, end_edges):
+                ids[e] = edge_ids[positions[e]]
+        else:
+            first_edge = work[entry + EDGES]
+            for e in range(begin_edges, end_edges):
+                ids[e] = positions[e] - first_edge
+        entry += COLUMNS
+
+
 @cpu_kernel
 def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, excluded, rows, trees,
                    starts, sizes, offsets, chunks, scores, positions, sources, ids, targets):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
         item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
-        entry = find_entry(work, item)
-        drawn, units = np.empty(SHORT_ROW, np.int64), np.empty(SHORT_ROW, np.float64)
-        while item < end:
-            begin, item = item, min(end, work[entry + COLUMNS + FIRST])
-            # Two draws for a relation, not for each of its items.
-            key_of_relation = relation_key(work, entry, hop)
-            to_place = work[entry + FRONT] - work[entry + FIRST]
-            to_target = work[entry + LOCAL] - work[entry + FIRST]
-            base = work[entry + BATCH] * indices.shape[0]
-            type_start, type_base = work[entry + SOURCE_START], work[entry + SOURCE_BASE]
-            for i in range(begin, item):
-                at, start, size, place = offsets[i], starts[i], sizes[i], to_place + i
-                count, first = offsets[i + 1] - at, np.int64(0)
-                # Of the first node of the type; the others follow it.
-                own_first = identity(np.int64(0), tree_of(trees, place), tree_shift, type_start, type_base)
-                if excluded.shape[0] > 0:
-                    first = first_excluded(excluded, base + start)
-                is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
-                if count == size and not replace and not (work[entry + FLAGS] & WEIGHTED):
-                    # Taken whole, in order, which needs no draws.
-                    for slot in range(count):
-                        positions[at + slot], targets[at + slot] = start + slot, to_target + i
-                        sources[at + slot] = own_first
-                elif count > 0:
-                    own_key = tree_key(key_of_relation, trees, place)
-                    if is_weighted(work, entry, size, replace):
-                        if replace or not is_whole:
-                            pick_weighted_row(own_key, rows[place], start, size, count, replace, edge_weight,
-                                              weight_before, excluded, base, start, scores, positions, at)  # fmt: skip
-                        else:
-                            pick_lightest_in_loop(own_key, rows[place], start, size, count, edge_weight, start, units,
-                                                  scores, positions, at)  # fmt: skip
-                    else:
-                        pick_row_in_order(own_key, rows[place], start, size, work[entry + FANOUT], replace, drawn,
-                                          positions, at)  # fmt: skip
-                    for e in range(at, at + count):
-                        targets[e], sources[e] = to_target + i, own_first
-                if not is_whole:
-                    pass_excluded(excluded, first, base, start, positions, at, at + count)
-            # Separate loops over all edges: many cache misses in flight instead of one after each draw, or row.
-            begin_edges, end_edges = offsets[begin], offsets[item]
-            for e in range(begin_edges, end_edges):
-                sources[e] += indices[positions[e]]
-            if edge_ids.shape[0] > 0:
-                for e in range(begin_edges, end_edges):
-                    ids[e] = edge_ids[positions[e]]
-            else:
-                first_edge = work[entry + EDGES]
-                for e in range(begin_edges, end_edges):
-                    ids[e] = positions[e] - first_edge
-            entry += COLUMNS
+        pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, excluded,
+                 rows, trees, starts, sizes, offsets, scores, positions, sources, ids, targets)  # fmt: skip
 
 
 @gpu_kernel("i8[] i8[] I[] i8[] i8[] W[] i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[]", I=("i4", "i8"),
