@@ -19,8 +19,8 @@ class A3TGCN(torch.nn.Module):
 
     Args:
         in_channels, out_channels: Features of a node in a period, and of its state.
+        periods: Number of periods.
         improved, cached, add_self_loops: As in `GCNConv`.
-        improved, cached, add_self_loops: As of `GCNConv`.
     """
 
     def __init__(self, in_channels: int, out_channels: int, periods: int, improved: bool = False,
