@@ -1,8 +1,11 @@
-"""What the docstring of a public function, method or class leaves out.
+"""Rules for docstrings: gaps of public functions, methods and classes, and plain English everywhere.
 
-Every parameter stands in `Args`, or in `Attributes` of a class; `*args` and `**kwargs` may. What is annotated as a
-tensor or an array has a shape in brackets and a dtype, or names what tells them. `Raises` has the errors that the
-function raises, and those of the package that are raised by what it calls: functions by name, methods of its object.
+Every parameter stands in `Args`, or in `Attributes` of a class; `*args` and `**kwargs` may. If it is annotated as a
+tensor or an array, its entry has a shape in brackets and a dtype, or names another docstring that has them. `Raises`
+lists the errors that the function raises, and errors of the package that its callees raise. Callees are functions by
+name, and methods of its object.
+
+No docstring begins with a word of `WRONG_STARTS`, and no sentence has more than `MOST_WORDS` words.
 """
 
 import ast
@@ -18,10 +21,13 @@ TENSOR = re.compile(r"\b(?:Unified)?Tensor\b|\bndarray\b")
 SHAPE = re.compile(r"`\[[^`]*\]`")
 DTYPE = re.compile(r"\b(?:int\d*|integers?|float\w*|bool|dtype)\b", re.I)
 ELSEWHERE = re.compile(r"\b(?:see|as of|as in)\s+`", re.I)
+WRONG_STARTS = {"what", "whether", "where", "that", "who"}
+MOST_WORDS = 25
+WORD = re.compile(r"[(\"']*[A-Za-z][A-Za-z'-]*[)\"',.:;!?]*")
 
 
 def find_gaps(function, text, owner=None):
-    """What `text` leaves out of a function, or of a method of the class `owner`, in words."""
+    """List in words the gaps of `text`, the docstring of a function, or of a method of the class `owner`."""
     sections, signature = split_sections(text), inspect.signature(function)
     told, gaps = read_entries(sections), []
     for p in signature.parameters.values():
@@ -38,13 +44,13 @@ def find_gaps(function, text, owner=None):
 
 
 def split_sections(text):
-    """The parts of a docstring by heading; what stands before the first one has none."""
+    """Split a docstring into its parts by heading; the part before the first heading has an empty one."""
     parts = re.split(r"^(\w+):\n(?=    )", inspect.cleandoc(text), flags=re.M)
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
 
 def read_entries(sections):
-    """What `Args` and `Attributes` say, by name."""
+    """Return the entries of `Args` and `Attributes` by name."""
     lines = "\n".join(sections.get(name, "") for name in ("Args", "Attributes"))
     entries = re.findall(r"^    (\S[^:]*):(.*?)(?=^    \S|^\S|\Z)", lines, re.M | re.S)
     return {name: told for names, told in entries for name in re.findall(r"\w+", names)}
@@ -59,12 +65,12 @@ def tells_tensor(text):
 
 
 def families(error):
-    """The names under which an error can be told: its own and those of its bases."""
+    """Return the names that may stand for an error: its own and the names of its bases."""
     return {base.__name__ for base in (getattr(errors, error, None) or getattr(builtins, error)).__mro__}
 
 
 def find_errors(function, owner=None):
-    """Names of the errors that a function raises, and of those of the package that what it calls raises."""
+    """Return names of the errors that a function raises, and of the package's errors that its callees raise."""
     found = raised_in(function)
     for callee in find_callees(function, owner):
         found |= raised_in(callee) & ERRORS
@@ -73,7 +79,7 @@ def find_errors(function, owner=None):
 
 def parse(function):
     function = inspect.unwrap(function)
-    # That of a dataclass is written by Python.
+    # Python writes the constructor of a dataclass.
     is_written = function.__code__.co_filename != "<string>"
     return ast.parse(textwrap.dedent(inspect.getsource(function)) if is_written else "")
 
@@ -85,7 +91,7 @@ def raised_in(function):
 
 
 def find_callees(function, owner=None):
-    """Functions of the package that a function calls by name, and methods that it calls of its own object."""
+    """List functions of the package that a function calls by name, and methods of its own object that it calls."""
     scope = inspect.unwrap(function).__globals__
     for call in (node.func for node in ast.walk(parse(function)) if isinstance(node, ast.Call)):
         callee = None
@@ -96,3 +102,39 @@ def find_callees(function, owner=None):
         callee = vars(callee).get("__init__") if inspect.isclass(callee) else getattr(callee, "__func__", callee)
         if inspect.isfunction(callee) and callee.__module__.startswith("pyg_direct"):
             yield callee
+
+
+def list_docstrings(path):
+    """List (name, docstring) of a file, its classes, functions and methods, private ones included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text is not None:
+                yield getattr(node, "name", path.name), text
+
+
+def has_wrong_start(text):
+    first = re.match(r"[`(\"]*([A-Za-z]+)", text)
+    return first is not None and first[1].lower() in WRONG_STARTS
+
+
+def find_long_sentences(text, most=MOST_WORDS):
+    """List the sentences of a docstring that have more than `most` words; code counts as one word, formulas as none."""
+    sentences = [part for block in split_blocks(text) for part in re.split(r"(?<=[.!?;])\s+", block)]
+    return [sentence for sentence in sentences if count_words(sentence) > most]
+
+
+def split_blocks(text):
+    """Split a docstring into paragraphs, entries and items, without tables and examples, with code as one word."""
+    blocks = [[]]
+    for line in inspect.cleandoc(text).splitlines():
+        is_prose = line.strip() and not line.lstrip().startswith(("|", ">>>", "..."))
+        if not is_prose or re.match(r"\s*- |\s*\d+\. |    \S[^:]*:", line):
+            blocks.append([])
+        if is_prose:
+            blocks[-1].append(line.strip())
+    return [re.sub(r"``?[^`]*``?", "code", " ".join(block)) for block in blocks if block]
+
+
+def count_words(sentence):
+    return sum(WORD.fullmatch(word) is not None for word in sentence.split())

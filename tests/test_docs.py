@@ -1,4 +1,4 @@
-"""What `help` shows: every public name is told, every argument too, and the examples hold."""
+"""Docstrings: they describe every public name and argument in plain English, and their examples hold."""
 
 import doctest
 import importlib
@@ -11,13 +11,13 @@ from torch import Tensor
 import pyg_direct
 from pyg_direct.errors import DeviceError, IdError
 from pyg_direct.ops.argument_checks import check_flag
-from tests.docstrings import find_gaps
+from tests.docstrings import MOST_WORDS, find_gaps, find_long_sentences, has_wrong_start, list_docstrings
 
 PACKAGE = Path(pyg_direct.__file__).parent
 
 
 def find_modules(text):
-    """Names of the package's modules whose source holds `text`."""
+    """Return names of the package's modules whose source holds `text`."""
     paths = sorted(path for path in PACKAGE.rglob("*.py") if text in path.read_text())
     return [".".join(["pyg_direct", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
             for path in paths]  # fmt: skip
@@ -29,7 +29,7 @@ NAMES = {f"{room}.{name}": getattr(importlib.import_module(room), name)
 
 
 def members_of(cls):
-    """Public methods and properties that the package wrote, by name."""
+    """List public methods and properties of the package by name, without inherited ones of others."""
     for name in dir(cls):
         owner = next(base for base in cls.__mro__ if name in vars(base)) if not name.startswith("_") else None
         if owner is not None and owner.__module__.startswith("pyg_direct"):
@@ -40,7 +40,7 @@ def members_of(cls):
 
 
 def find_all_gaps(thing):
-    """What is left out of a function; or of a class and, with their names, of its methods."""
+    """List the gaps of a function; or of a class and, with their names, of its methods."""
     if not inspect.isclass(thing):
         return find_gaps(thing, thing.__doc__)
     gaps = find_gaps(thing.__init__, thing.__doc__, thing) if "__init__" in vars(thing) else []
@@ -57,9 +57,9 @@ def test_rooms_are_found():
 def test_every_name_and_argument_is_told(name):
     thing = NAMES[name]
     if not callable(thing):
-        return  # a table, told by its module
+        return  # a table, which the docstring of its module describes
 
-    assert thing.__doc__  # that of a class is not inherited
+    assert thing.__doc__  # a class does not inherit its docstring
     if inspect.isclass(thing):
         assert [key for key, member in members_of(thing) if not inspect.getdoc(member)] == []
     assert find_all_gaps(thing) == []
@@ -100,6 +100,36 @@ def test_an_error_may_be_told_by_its_base():
         raise IdError("out of range")
 
     assert find_gaps(check, "Args:\n    ids: Ids.\n\nRaises:\n    ArgumentError: out of range.") == []
+
+
+# Rooms in plain English; a room that is rewritten joins them, and none leaves.
+PLAIN_ROOMS = ["", "datasets", "distributed", "dynamic", "features", "graph", "kernels", "loader", "nn", "noedit",
+               "ops", "runtime", "sampler"]  # fmt: skip
+
+
+@pytest.mark.parametrize("room", PLAIN_ROOMS)
+def test_docstrings_are_plain_english(room):
+    texts = [(f"{path.relative_to(PACKAGE)}: {name}", text)
+             for path in sorted(PACKAGE.glob(f"{room}/**/*.py" if room else "*.py"))
+             for name, text in list_docstrings(path)]  # fmt: skip
+
+    assert len(texts) > 40
+    assert [where for where, text in texts if has_wrong_start(text)] == []
+    assert [(where, sentence) for where, text in texts for sentence in find_long_sentences(text)] == []
+
+
+def test_plain_english_is_checked():
+    long = " ".join(["word"] * MOST_WORDS) + " more"
+
+    assert has_wrong_start("Whether it is.")
+    assert has_wrong_start("(what it is, and more).")
+    assert not has_wrong_start("Whatever it is.")
+    assert find_long_sentences(f"Do it.\n\n{long}.\n\nArgs:\n    name: {long}.") == [f"{long}.", f"name: {long}."]
+    assert find_long_sentences(long.replace(" more", "")) == []
+    assert find_long_sentences(f"{long.replace(' more', ' `x y z`')} 12 = f(x)") == [
+        f"{long.replace(' more', ' code')} 12 = f(x)"
+    ]
+    assert find_long_sentences(f"Do it: {long[:60]}.\n\n| {long} |\n\n- {long[:60]}\n- {long[:60]}\n>>> {long}") == []
 
 
 @pytest.mark.slow

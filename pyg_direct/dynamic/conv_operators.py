@@ -1,13 +1,12 @@
 """Convolutions of a snapshot split into factors and edges, so that snapshots can share their edges.
 
-Y = d * X + a * (W (b * X)). W holds the weights as given, a and b scale rows and columns, and d is a diagonal. Each
-of a, b and d has one number per node. If an edge is shared, snapshots still differ in degrees, and so in normalised
-weights. This difference lies in a, b and d. The rules are those of PyG's convolutions, edge for edge.
+Y = d * X + a * (W (b * X)). W holds the weights as given, a and b scale rows and columns, and d is a diagonal. Each of
+a, b and d has one number per node. If an edge is shared, snapshots still differ in degrees, and so in normalized
+weights. This difference lies in a, b and d. The rules equal PyG's convolutions, edge for edge.
 
 Diffusion steps of DCRNN, along the edges of a snapshot (`walk_along`) and against them (`walk_against`), are one
-operator each. They follow PyTorch Geometric Temporal. A step along weighs an edge by the degree of its source. A
-step against visits the edges in the order of their targets, but takes the degrees in the order in which edges were
-given.
+operator each. They follow PyTorch Geometric Temporal. A step along weighs an edge by the degree of its source. A step
+against visits the edges in the order of their targets, but takes the degrees in the given order of edges.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class Factors(NamedTuple):
         keys: target * N + source of the edges of W, int64 `[E]`, ascending and unique.
         weight: Their weights, `[E]`, fp32 or float64 as all numbers here; None for ones.
         row, column, diagonal: a, b and d, `[N]`; None for ones, ones and zeros.
-        refusal: What is wrong with a snapshot that the operator does not take, whose edges are then left out, so that
-            others of its group can be aggregated; None where nothing is.
+        refusal: Reason why the operator refuses a snapshot, or None. The edges of a refused snapshot are left out, so
+            that others of its group can be aggregated.
     """
 
     keys: Tensor
@@ -47,10 +46,12 @@ class Operator(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether factors of nodes and edges are the same in a graph that has further parts without edges to them."""
+        """Report whether factors of nodes and edges stay equal in a graph that has further parts without edges to
+        them.
+        """
 
     def factorise(self, snapshot: Snapshot) -> Factors:
-        """The factors of one snapshot."""
+        """Return the factors of one snapshot."""
 
 
 def _inverse_root(degree: Tensor) -> Tensor:
@@ -67,8 +68,8 @@ def _inverse(degree: Tensor) -> Tensor:
 class GCN:
     """GCNConv: D^-1/2 (A + I) D^-1/2 with degrees of targets, as `gcn_norm` has it.
 
-    A loop that is there keeps its weight, the last one given, instead of the filled one; the filled one is 2 under
-    `improved`, but 1 in graphs without weights. Nodes of degree zero get nothing.
+    An existing loop keeps its weight, the last one given, instead of the filled one. The filled one is 2 under
+    `improved`, but 1 in graphs without weights. Nodes of degree zero get zeros.
     """
 
     improved: bool = False
@@ -77,7 +78,7 @@ class GCN:
     is_local: ClassVar[bool] = True
 
     def factorise(self, snapshot: Snapshot) -> Factors:
-        """The factors of one snapshot."""
+        """Return the factors of one snapshot."""
         if not self.normalize:
             return Factors(snapshot.keys, snapshot.weight, None, None, None)
         if not self.add_self_loops:
@@ -100,7 +101,7 @@ class Sum:
     is_local: ClassVar[bool] = True
 
     def factorise(self, snapshot: Snapshot) -> Factors:
-        """The factors of one snapshot."""
+        """Return the factors of one snapshot."""
         return Factors(snapshot.keys, snapshot.weight, None, None, None)
 
 
@@ -111,7 +112,7 @@ class Mean:
     is_local: ClassVar[bool] = True
 
     def factorise(self, snapshot: Snapshot) -> Factors:
-        """The factors of one snapshot."""
+        """Return the factors of one snapshot."""
         return Factors(snapshot.keys, snapshot.weight, snapshot.num_in.clamp(min=1).reciprocal(), None, None)
 
 
@@ -131,11 +132,11 @@ class Chebyshev:
 
     @property
     def is_local(self) -> bool:
-        """Where the largest entry is not looked for, see `Operator`."""
+        """Report True if the largest entry is not needed, see `Operator`."""
         return self.lambda_max is not None
 
     def factorise(self, snapshot: Snapshot) -> Factors:
-        """The factors of one snapshot."""
+        """Return the factors of one snapshot."""
         rest = snapshot.without_loops()
         degree = rest.sum_out()
         row, column = None, None
@@ -145,13 +146,13 @@ class Chebyshev:
         elif self.normalization == "rw":
             column = _inverse(degree)
         largest = self._largest(rest, row, column, loop) if self.lambda_max is None else self.lambda_max
-        # As in PyG, nothing is a number where all entries are zero.
+        # As in PyG, the result is a NaN if all entries are zero.
         factor = 2 / largest if largest else math.nan
         row = torch.full_like(degree, -factor) if row is None else row * -factor
         return Factors(rest.keys, rest.weight, row, column, factor * loop - 1)
 
     def _largest(self, rest: Snapshot, row: Tensor | None, column: Tensor | None, loop: Tensor) -> float:
-        # Parallel edges are entries of their own in PyG; without weights below zero they are never the largest.
+        # Parallel edges are separate entries in PyG; without negative weights they are never the largest.
         keys, weight = rest.apart or (rest.keys, rest.weight)
         targets = torch.div(keys, max(1, rest.num_nodes), rounding_mode="floor")
         sources = keys - targets * rest.num_nodes
@@ -161,7 +162,7 @@ class Chebyshev:
         if column is not None:
             entries = entries * column[sources]
         if rest.apart is not None:
-            # Loops too, which a Laplacian has not.
+            # Loops too, which a Laplacian does not have.
             entries = entries[targets != sources]
         return 2 * float(torch.cat([-entries, loop]).max()) if loop.numel() else 1.0
 
@@ -172,7 +173,7 @@ def _degrees(ends: Tensor, weight: Tensor | None, size: int) -> Tensor:
 
 
 def _flatten(edge_weight: Tensor | None, num_edges: int) -> Tensor | None:
-    """Weights as `[E]`."""
+    """Return weights as `[E]`."""
     if edge_weight is None or edge_weight.shape == (num_edges,):
         return edge_weight
     if edge_weight.shape != (num_edges, 1):
@@ -181,7 +182,7 @@ def _flatten(edge_weight: Tensor | None, num_edges: int) -> Tensor | None:
 
 
 def walk_along(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Edges (source, target), int64 `[2, E]`, and their weights `[E]` in a step along them.
+    """Return edges (source, target), int64 `[2, E]`, and their weights `[E]` in a step along them.
 
     Args:
         edge_index: Edges, int64 `[2, E]`.
@@ -196,11 +197,11 @@ def walk_along(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, 
 
 
 def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same of a step against them.
+    """Return edges and weights in a step against the edges.
 
     Raises:
         ArgumentError: there is another number of weights.
-        RuntimeError: an edge is there several times or weighs 0.
+        RuntimeError: an edge occurs several times or has weight 0.
     """
     against, shares, refusal = _turn(edge_index, _flatten(edge_weight, edge_index.shape[1]))
     if refusal is not None:
@@ -209,7 +210,7 @@ def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor
 
 
 def _turn(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tensor, str | None]:
-    """What `walk_against` gives, and what is wrong with the edges, if anything is: then there are other numbers of
+    """Return the result of `walk_against`, and the error of the edges, if any: then there are different numbers of
     edges and of weights.
     """
     row, col = edge_index
@@ -229,14 +230,14 @@ def _turn(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor, Tenso
 
 @dataclass(frozen=True)
 class Walk:
-    """A step along the edges, or with `is_against` one against them, of snapshots that know their edges as given."""
+    """A step along the edges, or with `is_against` one against them, for snapshots that keep their edges as given."""
 
     is_against: bool = False
     # The last node that has an edge counts.
     is_local: ClassVar[bool] = False
 
     def factorise(self, snapshot: Snapshot) -> Factors:
-        """The factors of one snapshot."""
+        """Return the factors of one snapshot."""
         assert snapshot.given is not None, "the order in which edges were given counts"
         edges, weight = snapshot.given
         if self.is_against:
@@ -245,7 +246,7 @@ class Walk:
                 return Factors(snapshot.keys[:0], None, None, None, None, refusal)
             ordered = order_edges(edges, shares, snapshot.num_nodes, dtype=shares.dtype)
             return Factors(ordered.keys, ordered.weight, None, None, None)
-        # The edges of a source have one share, whatever they weigh: they are there as often as they were given.
+        # The edges of a source have equal shares, whatever their weights: each counts as often as it was given.
         ordered, sources = order_edges(edges, None, snapshot.num_nodes), edges[0]
         column = _degrees(sources, weight, snapshot.num_nodes).reciprocal_()
         is_source = torch.zeros_like(column, dtype=torch.bool).index_fill_(0, sources, True)

@@ -1,4 +1,4 @@
-"""Copies from page-locked memory to the device, on a stream of their own, beside what it computes."""
+"""Copies from page-locked memory to the device, on a separate stream, in parallel with its computation."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ T = TypeVar("T")
 
 
 class Coming(Generic[T]):
-    """What is on its way.
+    """A copy in flight.
 
-    Memory of it belongs to the stream that copies: one that lets go of it untaken frees it for later copies only, which
-    are behind this one on that stream.
+    Its memory belongs to the copy stream. If it is dropped before it is taken, its memory is freed only for later
+    copies on that stream.
     """
 
     def __init__(self, value: T, copied: Any, timeline: Timeline | None = None) -> None:
         self._value, self._copied, self._timeline = value, copied, timeline
 
     def take(self, device: torch.device) -> T:
-        """The value, for the current stream: work queued on it from now on waits for the copy, the host does not.
+        """Return the value for the current stream: work queued on it from now on waits for the copy, the host does not.
 
-        The memory is not given to other copies before that work is done, whenever it is let go of.
+        The memory is not reused by other copies before that work is done, whenever it is dropped.
         """
         stream = torch.cuda.current_stream(device)
         with trace(self._timeline, "wait"):
@@ -37,10 +37,10 @@ class Coming(Generic[T]):
 
 
 class CopyStream:
-    """Begins copies that are asked for later; only of a GPU.
+    """Stream that begins copies before they are needed; only on a GPU.
 
-    Nothing is awaited before a copy: it writes to memory that no other stream has, and what it reads was written by the
-    host before it began.
+    A copy waits for nothing: it writes to memory that no other stream uses, and the host has finished writing its
+    source.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,12 +48,12 @@ class CopyStream:
         self._stream: torch.cuda.Stream | None = None
 
     def __reduce__(self) -> Any:
-        # A stream is of its process.
+        # A stream belongs to its process.
         return CopyStream, (self._device,)
 
     @property
     def is_apart(self) -> bool:
-        """Whether there is anything to be beside of."""
+        """Report whether there is a device to copy to in parallel."""
         return self._device.type == "cuda"
 
     def begin(self, copy: Callable[[], T], timeline: Timeline | None = None) -> Coming[T]:
@@ -61,7 +61,7 @@ class CopyStream:
 
         Args:
             copy: Makes it on the current stream without waiting; its result has `record_stream`.
-            timeline: Where it is noted.
+            timeline: Timeline that records the copy.
         """
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)

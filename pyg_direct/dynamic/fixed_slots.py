@@ -1,7 +1,7 @@
-"""Sparse matrices of all snapshots in arrays of one size, so that those of a frame can be put at fixed places.
+"""Sparse matrices of all snapshots in arrays of one size, so that the matrices of a frame can be moved to fixed places.
 
-What is captured once for the places of a frame is replayed for any frame that is moved there. Factors are multiplied
-into the weights and diagonals are edges, so that one structure is all there is to a frame.
+Work that is captured once for the places of a frame is replayed for any frame that is moved there. Factors are
+multiplied into the weights and diagonals are edges, so that a frame has a single structure.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pyg_direct.ops.local_ids.csr import repeat_each
 from pyg_direct.ops.snapshots.aggregate import multiply_slices
 from pyg_direct.ops.snapshots.sliced_csr import SlicedCSR, count_slices, flag_rows, place_slices
 
-# A snapshot that no frame has: slices of it are passed over.
+# A snapshot that no frame has: its slices are skipped.
 _NONE = 255
-# Edges that are sorted at once, unless one snapshot has more: that takes some 64 bytes of memory for each, and where
-# there are more on a CPU, torch wakes all its threads.
+# Edges that are sorted at once, unless one snapshot has more. A sort takes some 64 bytes of memory for each edge, and
+# on a CPU torch wakes all its threads for more.
 _MOST_EDGES = {"cuda": 1 << 22, "cpu": 1 << 15}
 
 
@@ -30,7 +30,7 @@ class _Side(NamedTuple):
 
     Attributes:
         times: These snapshots.
-        time: Of each node that has edges the snapshot, counted from the first of these, int64 `[R]`.
+        time: Snapshot of each node that has edges, counted from the first of these, int64 `[R]`.
         node: The node, int64 `[R]`.
         counts: Its edges, int64 `[R]`.
         num_slices: Slices of each snapshot.
@@ -48,7 +48,7 @@ class _Side(NamedTuple):
 
     @classmethod
     def of(cls, times: range, ends: Tensor, num_nodes: int, others: Tensor, weight: Tensor) -> _Side:
-        """Of ends given as snapshot * N + node, ascending; waits for their device."""
+        """Make it from ends given as snapshot * N + node, ascending; waits for their device."""
         ids, counts = torch.unique_consecutive(ends, return_counts=True)
         time = torch.div(ids, max(1, num_nodes), rounding_mode="floor")
         num_slices = ids.new_zeros(len(times)).index_add_(0, time, count_slices(counts))
@@ -56,7 +56,7 @@ class _Side(NamedTuple):
 
 
 def merge_factors(factors: Factors, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Targets, sources and weights of d + a * W * b, edges by target."""
+    """Return targets, sources and weights of d + a * W * b, edges by target."""
     keys, weight = factors.keys, factors.weight
     rows = torch.div(keys, max(1, num_nodes), rounding_mode="floor")
     dtype = next((f.dtype for f in (weight, factors.row, factors.diagonal) if f is not None), torch.float32)
@@ -76,7 +76,7 @@ def _count_edges(factors: Factors, num_nodes: int) -> int:
 
 
 def _sort(factors: Sequence[Factors], times: range, num_nodes: int) -> tuple[_Side, _Side]:
-    """The edges of some snapshots by target and by source."""
+    """Sort the edges of some snapshots by target and by source."""
     merged = [merge_factors(factors[time], num_nodes) for time in times]
     offsets = [number * num_nodes for number in range(len(times))]
     rows, cols, weight = (torch.cat(parts) for parts in zip(*merged, strict=True))
@@ -90,7 +90,7 @@ def _sort(factors: Sequence[Factors], times: range, num_nodes: int) -> tuple[_Si
 
 
 def _cut(counts: Sequence[int], most: int) -> Iterator[range]:
-    """Ranges of consecutive snapshots that have `most` edges together, one of more alone."""
+    """Return ranges of consecutive snapshots that have at most `most` edges together; a larger snapshot is alone."""
     first = total = 0
     for time, count in enumerate(counts):
         if time > first and total + count > most:
@@ -101,7 +101,7 @@ def _cut(counts: Sequence[int], most: int) -> Iterator[range]:
 
 
 def _spread(counts: Sequence[int], room: int, device: torch.device) -> Tensor:
-    """Places of what lies one behind the other, in rooms of one size that hold so many each."""
+    """Return the places of concatenated items in segments of one size, by the number of items of each."""
     gaps = [number * room - before for number, before in enumerate(accumulate(counts[:-1], initial=0))]
     total = sum(counts)
     each = torch.tensor([gaps, counts], device=device)
@@ -109,17 +109,17 @@ def _spread(counts: Sequence[int], room: int, device: torch.device) -> Tensor:
 
 
 class Slots:
-    """The matrices of T snapshots, and those of `window` consecutive ones beside each other.
+    """Matrices of T snapshots, and the matrices of `window` consecutive ones beside each other.
 
     Args:
-        factors: Of each snapshot, in order, on the host or the device.
+        factors: Factors of each snapshot, in order, on the host or the device.
         num_nodes: N.
         window: W, at most `MOST`.
-        device: Where they lie.
+        device: Device of the matrices.
 
     Attributes:
-        num_bytes: Memory of all that lies there.
-        sent_bytes: Copied from the host.
+        num_bytes: Memory of all arrays there.
+        sent_bytes: Bytes copied from the host.
     """
 
     MOST = _NONE
@@ -129,14 +129,14 @@ class Slots:
         made_at = factors[0].keys.device
         parts = _cut(self._counts, _MOST_EDGES[made_at.type])
         sides = list(zip(*(_sort(factors, part, num_nodes) for part in parts), strict=True))
-        # One slice more than any snapshot has: it holds the room that the edges of a snapshot leave.
+        # One slice more than any snapshot has: it holds the unused edges of a snapshot's segment.
         self._num_slices = max(count for side in sides for part in side for count in part.num_slices) + 1
         self._num_edges = max(self._counts)
         rows = torch.zeros(2, times, self._num_slices, dtype=torch.int32, device=made_at)
         ends = torch.tensor(self._counts, dtype=torch.int32, device=made_at)
         offsets = ends.view(1, times, 1).repeat(2, 1, self._num_slices)
         others = torch.zeros(2, times, self._num_edges, dtype=torch.int32, device=made_at)
-        # Those of snapshots whose edges all weigh one are fp32 beside others of float64.
+        # If all edges of a snapshot have weight one they are fp32 beside float64 ones.
         dtype = max((part.weight.dtype for part in sides[0]), key=lambda dtype: dtype.itemsize)
         weights = torch.zeros(2, times, self._num_edges, dtype=dtype, device=made_at)
         for number, side in enumerate(sides):
@@ -156,7 +156,7 @@ class Slots:
         self.sent_bytes = self.num_bytes if made_at.type == "cpu" else 0
 
     def _lay(self, part: _Side, rows: Tensor, offsets: Tensor, others: Tensor, weights: Tensor) -> None:
-        """Write edges to where their snapshots have room."""
+        """Write edges into the segments of their snapshots."""
         times, device = slice(part.times.start, part.times.stop), rows.device
         segment, first, has_several = place_slices(part.counts, sum(part.num_slices))
         before = torch.tensor([*accumulate(self._counts[times], initial=0)], device=device)
@@ -169,14 +169,14 @@ class Slots:
 
     @staticmethod
     def count_bytes(factors: Sequence[Factors], num_nodes: int, window: int) -> int:
-        """About as much as `num_bytes` would be."""
+        """Return an estimate of `num_bytes`."""
         edges = max(_count_edges(f, num_nodes) for f in factors)
         numbers = (number for f in factors for number in (f.weight, f.row, f.column, f.diagonal) if number is not None)
         size = 4 + max((number.element_size() for number in numbers), default=4)
         return 2 * (len(factors) + window) * (size * edges + 9 * (num_nodes + edges // 32))
 
     def move(self, first: int) -> None:
-        """Put snapshots [first, first + W) in their places."""
+        """Move snapshots [first, first + W) to their places."""
         part = slice(first, first + self.window)
         *arrays, offsets = self._all
         torch._foreach_copy_(self._here[:3], [array[:, part] for array in arrays])

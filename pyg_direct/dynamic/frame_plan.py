@@ -1,9 +1,9 @@
 """Snapshots of a frame at fixed places, so that the work on one frame can be replayed for the next.
 
-Snapshots of a frame also have attributes beside features, edges, weights and targets: messages, masks, days
-(`Others`). Each frame gets its own snapshots' attributes. A recorded frame reads fixed places instead, and
-attributes of equal shape are moved there with every frame. If a frame reads anything else that differs between
-snapshots, it is not recorded (`NotReplayableError`).
+Snapshots of a frame also have attributes beside features, edges, weights and targets: messages, masks, days (`Others`).
+Each frame gets its own snapshots' attributes. A recorded frame reads fixed places instead, and attributes of equal
+shape are moved there with every frame. If a frame reads any other value that differs between snapshots, it is not
+recorded (`NotReplayableError`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pyg_direct.dynamic.lazy_tensor import LazyTensor, tag, was_written
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, PygDirectError
 
-# What frames have places of their own for, or of which a model may read the shape alone.
+# Attributes with fixed places in a frame, or of which a model may read only the shape.
 _OWN = ("x", "edge_index", "edge_attr", "y")
 
 
 class NotReplayableError(PygDirectError, RuntimeError):
-    """What a model does with a frame depends on more than arrays of fixed size."""
+    """A model's work on a frame depends on more than arrays of fixed size."""
 
 
 class Others:
-    """Attributes of snapshots that frames hand on.
+    """Attributes of snapshots that frames pass on.
 
     Args:
         snapshots: All of them, in order, as a stream gives them.
@@ -42,12 +42,13 @@ class Others:
 
     def __init__(self, snapshots: Sequence[Any], window: int) -> None:
         self._snapshots, self._window = snapshots, window
-        # Fixed places of what has one shape in all snapshots, `[W, ...]`; and what a recorded frame must not read.
+        # Fixed places of attributes with one shape in all snapshots, `[W, ...]`; and attributes that a recorded frame
+        # must not read.
         self._places: dict[str, Tensor] = {}
         self._moving: frozenset[str] = frozenset()
 
     def fix(self, first: int) -> None:
-        """Let there be fixed places, with what the frame that begins at snapshot `first` has."""
+        """Make fixed places, filled for the frame that begins at snapshot `first`."""
         keys = {key for snapshot in self._snapshots for key in snapshot.keys()} - {*_OWN}  # noqa: SIM118
         given = {key: [snapshot.get(key) for snapshot in self._snapshots] for key in sorted(keys)}
         changing = {key: values for key, values in given.items() if not _are_same(values)}
@@ -56,7 +57,7 @@ class Others:
         self._moving = frozenset(changing.keys() - fixed.keys())
 
     def free(self) -> None:
-        """Let there be no fixed places any more."""
+        """Remove the fixed places."""
         self._places, self._moving = {}, frozenset()
 
     def move(self, first: int) -> None:
@@ -67,16 +68,16 @@ class Others:
             torch._foreach_copy_(places, [snapshot[key] for key in self._places for snapshot in snapshots])
 
     def take(self, number: int) -> Any:
-        """A snapshot as it is, its own to change."""
+        """Return a copy of a snapshot, which a program may change."""
         snapshot = copy.copy(self._snapshots[number])
         message = snapshot.get("edge_attr")
         if isinstance(message, LazyTensor):
-            # What is fetched lives as long as the snapshot that is given out.
+            # Fetched tensors live as long as the returned snapshot.
             snapshot["edge_attr"] = message.renew()
         return snapshot
 
     def take_fixed(self, number: int, place: int) -> Any:
-        """The same to be recorded, at a place of the frame."""
+        """Return the snapshot for a recording, at a place of the frame."""
         snapshot = copy.copy(self._snapshots[number])
         for key, places in self._places.items():
             snapshot[key] = places[place]
@@ -89,7 +90,7 @@ class Others:
 
 
 class _Recorded(dict[str, Any]):
-    """The attributes of a recorded snapshot, of which some must not be read: a replay would go on with their values."""
+    """Attributes of a recorded snapshot, of which some must not be read: a replay would go on with their values."""
 
     def __init__(self, given: dict[str, Any], moving: frozenset[str]) -> None:
         super().__init__(given)
@@ -109,7 +110,7 @@ class _Recorded(dict[str, Any]):
         return super().__contains__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of any dict, unless it must not be read."""
+        """Return an entry as any dict, unless it must not be read."""
         self._check(key)
         return super().get(key, default)
 
@@ -122,7 +123,7 @@ def _refuse_messages() -> Tensor:
 
 
 def _are_same(values: Sequence[Any]) -> bool:
-    """Whether an attribute is one object or number in all snapshots."""
+    """Report whether an attribute is one object or number in all snapshots."""
     first = values[0]
     if isinstance(first, (bool, int, float, str)):
         return all(type(value) is type(first) and value == first for value in values)
@@ -130,7 +131,7 @@ def _are_same(values: Sequence[Any]) -> bool:
 
 
 def _are_alike(values: Sequence[Any]) -> bool:
-    """Whether an attribute is an ordinary tensor of one shape in all snapshots."""
+    """Report whether an attribute is an ordinary tensor of one shape in all snapshots."""
     kinds = {(value.shape, value.dtype, value.device) if _is_plain(value) else None for value in values}
     return len(kinds) == 1 and None not in kinds
 
@@ -139,52 +140,52 @@ def _is_plain(value: Any) -> bool:
     return type(value) is Tensor and value.layout == torch.strided and not value.requires_grad
 
 
-# Of the free memory of a GPU, what copies that only save time may take.
+# Share of the free memory of a GPU that copies which only save time may take.
 _SHARE = 0.2
-# Snapshots that are copied ahead at most, beside those of a frame: where an epoch begins anew, all are other ones.
+# Most snapshots that are copied ahead, beside those of a frame: at the start of an epoch all snapshots change.
 _AHEAD = 2
 
 
 class FramePlan(SnapshotPlan):
-    """The plan of `window` snapshots that move through those of another plan.
+    """Plan of `window` snapshots that move through the snapshots of another plan.
 
-    Times are places within the frame. Aggregated features, features and targets lie in arrays of their own, which
-    `move` fills; a step of one snapshot copies one. What else the snapshots have is in `others`.
+    Times are places within the frame. Aggregated features, features and targets have separate arrays, which `move`
+    fills; a step of one snapshot copies one. Other attributes of the snapshots are in `others`.
     """
 
     def __init__(self, real: SnapshotPlan, times: range, snapshots: Sequence[Any], window: int) -> None:
         super().__init__([real.parts[time] for time in times[:window]], real.device)
-        # Structures and rows are the real plan's.
+        # Structures and rows belong to the real plan.
         self.real, self.times, self.window, self.first = real, times, window, 0
         self.has_weights = real.has_weights
-        # Whether matrices lie at fixed places too, so that frames can be replayed.
+        # True if matrices lie at fixed places too, so that frames can be replayed.
         self.has_slots = self.is_recording = self._is_moving = False
         self._targets = torch.stack([snapshot.y for snapshot in snapshots])
         for snapshot, target in zip(snapshots, self._targets.unbind(0), strict=True):
-            # What was stacked is not held twice.
+            # A stacked tensor is not held twice.
             snapshot.y = target
         self.others = Others(snapshots, window)
         self._windows: dict[tuple[Operator, bool], Tensor] = {}
         self._features: Tensor | None = None
-        # What a window is filled from, of all snapshots; None where they do not all lie on the device.
+        # Rows of all snapshots from which a window is filled; None if they do not all lie on the device.
         self._sources: dict[Hashable, Tensor | None] = {}
         self._slots: dict[tuple[Operator, bool], Slots | None] = {}
-        # What later layers aggregate with, and whose first aggregation is made here of features that came.
+        # Operators of later layers, and operators whose first aggregation is made here from copied features.
         self._multiplied: set[tuple[Operator, bool]] = set()
         self._derived: set[tuple[Operator, bool]] = set()
         self._once: dict[Hashable, Any] = {}
         self._deferred: list[tuple[Hashable, Callable[[], None]]] = []
-        # What steps were given of the frame: name, place and tensor.
+        # Tensors that steps received from the frame: name, place and tensor.
         self._handed: list[tuple[str, int, Tensor]] = []
         self.y = self._targets[:window].clone()
 
     def tell_time(self, time: int) -> int:
-        """Which snapshot is at a place of the frame."""
+        """Return the snapshot at a place of the frame."""
         return self.times[self.first + time]
 
     def move(self, first: int) -> None:
-        """Let the frame begin at snapshot `first`."""
-        # What an exception left half moved is filled anew.
+        """Move the frame to begin at snapshot `first`."""
+        # If an exception interrupted a move, the frame is filled again.
         step, self.first = self.window if self._is_moving else first - self.first, first
         self._is_moving = True
         times = self.times[first : first + self.window]
@@ -220,7 +221,7 @@ class FramePlan(SnapshotPlan):
         torch._foreach_copy_(windows, sources)
 
     def _gather(self, operator: Operator, weighted: bool) -> Tensor | None:
-        """Aggregated features of all snapshots, `[T, N, F]`, once all are on the device."""
+        """Return aggregated features of all snapshots, `[T, N, F]`, once all are on the device."""
         key = operator, weighted
         rows = self._windows[key]
         num_bytes = len(self.times) * rows[0].numel() * rows.element_size()
@@ -229,11 +230,13 @@ class FramePlan(SnapshotPlan):
         return self._sources.get(key)
 
     def _fits(self, num_bytes: int) -> bool:
-        """Whether something takes little of the memory that is free, or leaves enough of it."""
+        """Report whether an allocation takes little of the free memory, or leaves enough of it."""
         return self.real.budget.has_room(num_bytes, _SHARE)
 
     def _gather_features(self) -> Tensor | None:
-        """Features of all snapshots, where nothing limits what the device holds and they take little of it."""
+        """Return the features of all snapshots, if the device has no memory limit and they take little of its
+        memory.
+        """
         if "x" not in self._sources:
             x, all_ = self.real.parts[self.times[0]].x, None
             assert x is not None, "checked when the trainer was made"
@@ -243,7 +246,9 @@ class FramePlan(SnapshotPlan):
         return self._sources["x"]
 
     def prefetch(self) -> None:
-        """Begin to copy what the next frame has and this one has not; behind the last one that is the first."""
+        """Begin to copy rows and matrices that the next frame needs and this one does not have; after the last frame
+        that is the first.
+        """
         last = len(self.times) - self.window
         following = self.first + 1 if self.first < last else 0
         fresh = [n for n in range(following, following + self.window) if not 0 <= n - self.first < self.window]
@@ -258,9 +263,10 @@ class FramePlan(SnapshotPlan):
                 self.real.prefetch_features(operator, time, weighted)
 
     def settle_frames(self) -> None:
-        """Choose what stays on the device under a limit, when all frames were trained on once.
+        """Choose the data that stays on the device under a limit, after one epoch of all frames.
 
-        First aggregations are not copied where their features and matrices come anyway: what is small is made of them.
+        First aggregations are not copied if their features and matrices are copied anyway: small ones are computed from
+        these.
         """
         if self.real.budget.limit is None:
             return
@@ -291,7 +297,7 @@ class FramePlan(SnapshotPlan):
             rows[place].copy_(read(self.first + place), non_blocking=True)
 
     def get_snapshots(self) -> list[Any]:
-        """The snapshots of the frame; their tensors are read only where a layer needs them."""
+        """Return the snapshots of the frame; their tensors are read only when a layer needs them."""
         return [self._get_snapshot(place) for place in range(self.window)]
 
     def _get_snapshot(self, place: int) -> Any:
@@ -317,10 +323,10 @@ class FramePlan(SnapshotPlan):
         return made
 
     def check_unwritten(self) -> None:
-        """Refuse what a step wrote to features, edges or weights, which other frames have too.
+        """Refuse writes of a step to features, edges or weights, which other frames share.
 
         Raises:
-            ArgumentError: it did.
+            ArgumentError: a step wrote to them.
         """
         for role, place, made in self._handed:
             if was_written(made):
@@ -332,7 +338,7 @@ class FramePlan(SnapshotPlan):
         return self.get_features()[place]
 
     def get_features(self) -> Tensor:
-        """Features of the frame, `[W, N, F]`."""
+        """Return features of the frame, `[W, N, F]`."""
         if self._features is None:
             self._check_recording("features that no frame before asked for")
             self._features = torch.stack([self._features_at(self.first + place) for place in range(self.window)])
@@ -347,11 +353,11 @@ class FramePlan(SnapshotPlan):
             raise NotReplayableError(f"the model reads {what}")
 
     def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
-        """What an operator makes of the snapshot at a place of the frame."""
+        """Factorize the snapshot at a place of the frame."""
         return self.real.factorise(operator, self.times[self.first + time], weighted)
 
     def get_window(self, operator: Operator, weighted: bool) -> Tensor:
-        """Aggregated features of the frame, `[W, N, F]`."""
+        """Return aggregated features of the frame, `[W, N, F]`."""
         key = operator, weighted
         if key not in self._windows:
             self._check_recording("aggregated features that no frame before asked for")
@@ -360,11 +366,11 @@ class FramePlan(SnapshotPlan):
         return self._windows[key]
 
     def aggregate_features(self, operator: Operator, time: int, weighted: bool = True) -> Tensor:
-        """The aggregated features at a place of the frame."""
+        """Return the aggregated features at a place of the frame."""
         return self.get_window(operator, weighted)[time]
 
     def at(self, time: int) -> tuple[SnapshotPlan, int]:
-        """What has the edges of the snapshot at a place of the frame, and which it is there."""
+        """Return the plan that has the edges of the snapshot at a place of the frame, and its number there."""
         self._check_recording("edges")
         return self.real, self.times[self.first + time]
 
@@ -393,11 +399,11 @@ class FramePlan(SnapshotPlan):
         return torch.cat(list(apart), 1)
 
     def _find_slots(self, operator: Operator, weighted: bool) -> Slots | None:
-        """Matrices of the frame at fixed places, where they take little of what is free."""
+        """Return the matrices of the frame at fixed places, if they take little of the free memory."""
         key = operator, weighted
         if key not in self._slots and self.has_slots and self.window <= Slots.MOST and not self.is_recording:
             factors = [self.real.factorise(operator, time, weighted) for time in self.times]
-            # Their keys count the nodes of all snapshots, which may be more than those of the frames.
+            # Their keys count the nodes of all snapshots, which may be more than the nodes of the frames.
             num_nodes = self.real.num_nodes
             num_bytes = Slots.count_bytes(factors, num_nodes, self.window)
             self._slots[key] = None
@@ -410,35 +416,35 @@ class FramePlan(SnapshotPlan):
         return self._slots.get(key)
 
     def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
-        """What `make()` gives for the snapshot at a place; made once."""
+        """Return the result of `make()` for the snapshot at a place; computed once."""
         self._check_recording("what is kept of single snapshots")
 
         def make_apart() -> Any:
-            # What lies in the arrays of the frame is another snapshot's soon.
+            # The arrays of the frame soon hold another snapshot.
             return pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, make())
 
         return self.real.keep(key, self.times[self.first + time], make_apart)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make()` gives, made once in a frame."""
+        """Return the result of `make()`, computed once in a frame."""
         if key not in self._once:
             self._once[key] = make()
         return self._once[key]
 
     def defer(self, work: Callable[[], None], owner: Hashable = None) -> None:
-        """Do something when all snapshots of the frame have gone through the model, or the owner finishes it."""
+        """Call work after all snapshots of the frame have gone through the model, or when its owner finishes it."""
         self._deferred.append((owner, work))
 
     def forget(self) -> None:
-        """Drop what was made once for the frame, whose graph may hold this plan in turn, and what was deferred or given
-        to steps.
+        """Drop the cached results of the frame, whose graph may hold this plan, and all deferred work and tensors of
+        steps.
         """
         self._once.clear()
         self._deferred.clear()
         self._handed.clear()
 
     def finish(self, owner: Hashable = None) -> None:
-        """Do what was deferred: by one owner, or all."""
+        """Run deferred work: of one owner, or all."""
         due = [(by, work) for by, work in self._deferred if owner in (None, by)]
         self._deferred = [(by, work) for by, work in self._deferred if owner not in (None, by)]
         for _, work in due:

@@ -4,8 +4,7 @@ The first epoch trains while it prepares: features are aggregated and kept, grou
 on, each frame copies one snapshot to the places of the last. On a GPU the passes are one captured graph if the
 model allows it. The graph includes the step if the optimizer allows it.
 
-`FrameMeter` measures each frame of the preparing epoch: bytes, seconds of its stages and memory (PiPAD, section
-4.4).
+`FrameMeter` measures each frame of the preparing epoch: bytes, seconds of its stages and memory (PiPAD, section 4.4).
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from pyg_direct.typing import Device
 
 
 class FrameCost(NamedTuple):
-    """What a frame took.
+    """Cost of a frame.
 
     Attributes:
         first: Its first snapshot.
-        moved_bytes: Copied to the device.
-        seconds: Of each stage of `Timeline`; one may lie within another.
-        held_bytes: Of the GPU's memory when it ended; 0 on a CPU.
-        peak_bytes: The most of that memory since it began; 0 on a CPU.
+        moved_bytes: Bytes copied to the device.
+        seconds: Seconds of each stage of `Timeline`; one may lie within another.
+        held_bytes: GPU memory at its end; 0 on a CPU.
+        peak_bytes: Peak of that memory since its start; 0 on a CPU.
     """
 
     first: int
@@ -54,9 +53,9 @@ class FrameCost(NamedTuple):
 
 
 class FrameMeter:
-    """Takes the costs of frames by the spans of a timeline; nobody waits for the GPU until they are asked for.
+    """Meter of the costs of frames, by the spans of a timeline; the GPU is not waited for until they are read.
 
-    Peaks are torch's own, which begin anew with every frame.
+    Peaks are torch's own, which are reset with every frame.
     """
 
     def __init__(self, timeline: Timeline, device: torch.device, count_moved: Callable[[], int]) -> None:
@@ -67,7 +66,7 @@ class FrameMeter:
 
     @contextmanager
     def measure(self, first: int) -> Iterator[None]:
-        """Note what the block takes as that of a frame; nothing of one that fails."""
+        """Measure the block as a frame; a failed block is not recorded."""
         spans, moved, held, peak = self._timeline.count, self._count_moved(), 0, 0
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -77,7 +76,7 @@ class FrameMeter:
         self._frames.append((first, self._count_moved() - moved, spans, self._timeline.count, held, peak))
 
     def costs(self) -> list[FrameCost]:
-        """Of all frames, in order."""
+        """Costs of all frames, in order."""
         spans, out = self._timeline.spans(), []
         for first, moved, begin, end, held, peak in self._frames:
             seconds = sum_lanes(spans[begin:end], LANES)
@@ -90,24 +89,24 @@ _Step = Callable[[torch.nn.Module, Any, Any], tuple[Tensor, Any]]
 
 
 def run_recurrent(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Tensor, Any]:
-    """A model of `(x, edge_index, edge_weight, state)` that gives `(y_hat, state)`."""
+    """Run a model of `(x, edge_index, edge_weight, state)` that returns `(y_hat, state)`."""
     out: tuple[Tensor, Any] = model(snapshot.x, snapshot.edge_index, snapshot.edge_attr, state)
     return out
 
 
 def run_stateless(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Tensor, Any]:
-    """A model of `(x, edge_index, edge_weight)` that gives `y_hat`."""
+    """Run a model of `(x, edge_index, edge_weight)` that returns `y_hat`."""
     return model(snapshot.x, snapshot.edge_index, snapshot.edge_attr), None
 
 
 @dataclass
 class _Epoch:
-    """What there is of an epoch that has begun, which an exception may leave.
+    """State of an unfinished epoch, which an exception may have interrupted.
 
     Attributes:
-        done: Frames that were trained, and the sum of their losses: one thing, so that both are of the same frames.
-        seconds, moved_bytes: What was spent on it.
-        meters: Of the calls that prepared.
+        done: Number of trained frames, and the sum of their losses: one tuple, so that both count the same frames.
+        seconds, moved_bytes: Time and bytes of it so far.
+        meters: Meters of the calls that prepared.
     """
 
     done: tuple[int, Tensor]
@@ -117,38 +116,40 @@ class _Epoch:
 
 
 class FrameTrainer:
-    """Trains a model over the frames of a signal, `window` snapshots each, one snapshot apart.
+    """Trainer of a model over the frames of a signal, `window` snapshots each, one snapshot apart.
 
-    Every frame starts without a state, layers with `reinitialize_weight()` begin anew; it ends with a step.
+    Every frame starts without a state, and layers with `reinitialize_weight()` start again; it ends with a step.
 
-    Snapshots have all that those of the signal have. Where a step reads of it what differs between snapshots and is no
-    tensor of one shape, or messages of several numbers an edge, frames are not replayed, which `decisions` tells.
+    Snapshots have all attributes of the signal's snapshots. If a step reads messages of several numbers an edge, frames
+    are not replayed. The same holds for an attribute that differs between snapshots and is no tensor of one shape.
+    `decisions` gives the reason.
 
-    An epoch that an exception left, the first or any other, is gone on with by the next call of `train_epoch`: with the
-    frame that failed, as a whole, so that parameters have the step of each frame once. Its loss, time and bytes are
-    those of all its frames. Only what an interrupted step of the optimizer had done itself stays.
+    If an exception interrupts an epoch, the first or any other, the next call of `train_epoch` continues it. It repeats
+    the failed frame as a whole, so that parameters get the step of each frame once. The loss, time and bytes cover all
+    frames of the epoch. Only the partial work of an interrupted optimizer step remains.
 
     Args:
         model: Any module; layers of `pyg_direct.dynamic.nn` in it share work between snapshots, others get the same
             features and edges.
-        signal: What `stream` takes, or a stream.
-        optimizer: Of the parameters of `model`. Its steps are replayed with the passes where all its groups are
+        signal: A signal as for `stream`, or a stream.
+        optimizer: Optimizer of the parameters of `model`. Its steps are replayed with the passes if all its groups are
             `capturable` with a tensor of the GPU for the learning rate.
         window: W, snapshots of a frame.
         loss: `loss(y_hat, y)`, a number.
-        target: Whether the loss is that of the "last" snapshot of a frame or the mean over "all".
-        step: How the model is called, `step(model, snapshot, state) -> (y_hat, state)`; `run_stateless` of this file is
-            for models without a state. It must not write to features, edges or weights of the snapshot.
-        device, memory: As of `stream`; a stream has its own, so that with one `memory` must be left out, and `device`
-            be the stream's if it is given.
-        replay: Whether frames are replayed as a CUDA graph from the second on; None does it where it works.
+        target: Take the loss of the "last" snapshot of a frame, or the mean over "all".
+        step: Call of the model, `step(model, snapshot, state) -> (y_hat, state)`; `run_stateless` of this file is for
+            models without a state. It must not write to features, edges or weights of the snapshot.
+        device, memory: As for `stream`. A given stream has its own: `memory` must then be left out, and `device` equal
+            the stream's if it is given.
+        replay: Replay frames as a CUDA graph from the second on; None does so if it works.
 
     Attributes:
-        plan: What is known of the snapshots.
-        history: Of each epoch its mean `loss`, `seconds`, `moved_bytes` to the device, and whether it was `replayed`.
-        decisions: What was chosen, and why, in words.
-        costs: What each frame of the first epoch took, which is measured; on a GPU torch's peak of memory begins anew
-            with each of them. What is kept on the GPU later leaves twice the memory that they needed.
+        plan: Plan of the snapshots.
+        history: For each epoch its mean `loss`, `seconds`, `moved_bytes` to the device, and True or False for
+            `replayed`.
+        decisions: Choices and their reasons, in words.
+        costs: Measured cost of each frame of the first epoch; on a GPU each resets torch's peak of memory. Data kept on
+            the GPU later leaves twice the memory that they needed.
 
     Raises:
         ArgumentError, ArgumentTypeError, MemoryLimitError: named argument, rule and value.
@@ -197,7 +198,7 @@ class FrameTrainer:
         self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
         self._may_replay = replay is not False and self.plan.device.type == "cuda"
         self._must_replay = replay is True
-        # What the optimizer was when its step became a part of the graph; None where it is none.
+        # State of the optimizer when its step became a part of the graph; None if it is not a part.
         self._captured_step: list[Any] | None = None
         self._frame.has_slots = self._may_replay
         self._epoch: _Epoch | None = None
@@ -213,7 +214,7 @@ class FrameTrainer:
         return len(self._times) - self.window + 1
 
     def train_epoch(self) -> float:
-        """Train over all frames, in order, or those that an exception left of an epoch; the mean loss of all."""
+        """Train over all frames, in order, or the rest of an interrupted epoch; return the mean loss of all."""
         self.model.train()
         begin, moved = time.perf_counter(), self.plan.count_moved()
         if self._epoch is None:
@@ -231,13 +232,13 @@ class FrameTrainer:
         return mean
 
     def _go_on(self, epoch: _Epoch) -> None:
-        """Train over the frames that an epoch has left."""
+        """Train over the remaining frames of an epoch."""
         if self._captured_step is not None and self._captured_step != self._describe_step():
-            # A graph goes on with what they were.
+            # A graph would go on with their old values.
             self._graph = self._captured_step = None
         if self.history and self._may_replay and self._graph is None:
             self._record()
-        # The graph's own, whatever was done about gradients since.
+        # The graph's own gradients, whatever a program did to gradients since.
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         if self.history:
@@ -250,12 +251,12 @@ class FrameTrainer:
         try:
             for first in range(begin, self.num_frames):
                 if first == begin + 1 and not self.history and self._may_replay:
-                    # All that the first one made is there.
+                    # All results of the first one exist.
                     self._record()
                 with nullcontext() if meter is None else meter.measure(self._times[first]):
                     with trace(timeline, "move"):
                         self._frame.move(first)
-                    # Before passes that the host is long in queueing.
+                    # Before passes that the host takes long to queue.
                     self._frame.prefetch()
                     with trace(timeline, "passes"):
                         cost = self._run_frame()
@@ -264,11 +265,11 @@ class FrameTrainer:
                             self.optimizer.step()
                     epoch.done = first + 1, epoch.done[1] + cost
         finally:
-            # Also of a frame that was left.
+            # Also for an interrupted frame.
             self._frame.forget()
 
     def _prepare(self, epoch: _Epoch) -> None:
-        """Train over the frames while it is measured what they take, the first one without a graph."""
+        """Train over the frames and measure them, the first one without a graph."""
         self._graph = self._captured_step = None
         given = self.plan.timeline
         self.plan.timeline = timeline = given or Timeline(self.plan.device)
@@ -283,7 +284,7 @@ class FrameTrainer:
         self._frame.settle_frames()
 
     def trace_epoch(self) -> Timeline:
-        """Train over all frames and tell when each stage ran; `draw(path)` of what is returned makes a picture."""
+        """Train over all frames and return the timeline of its stages; its `draw(path)` makes a picture."""
         self.plan.timeline = timeline = Timeline(self.plan.device)
         try:
             self.train_epoch()
@@ -292,10 +293,10 @@ class FrameTrainer:
         return timeline
 
     def fit(self, epochs: int) -> list[float]:
-        """Train for some epochs; their mean losses.
+        """Train for some epochs; return their mean losses.
 
         Args:
-            epochs: How many.
+            epochs: Number of epochs.
         """
         return [self.train_epoch() for _ in range(epochs)]
 
@@ -310,8 +311,8 @@ class FrameTrainer:
         return cost.detach()
 
     def _compute(self) -> Tensor:
-        """The loss of the frame."""
-        # Casts that a caller's autocast keeps are of parameters before the last step.
+        """Compute the loss of the frame."""
+        # Casts that a caller's autocast caches belong to parameters before the last step.
         torch.clear_autocast_cache()
         for module in self.model.modules():
             begin_anew: Any = getattr(module, "reinitialize_weight", None)
@@ -336,9 +337,9 @@ class FrameTrainer:
             if not isinstance(error, torch.OutOfMemoryError) and not str(error).startswith("CUDA error"):
                 self._go_on_without(error)
                 return
-        # Out here nothing refers any more to what the failing capture had made. What a graph uses is none of the memory
-        # that torch has cached; and operations of earlier passes that are in a cycle, and so are still there, order its
-        # gradients behind streams that are not captured.
+        # Here the tensors of the failed capture have no references any more. A graph cannot use memory that torch has
+        # cached. Operations of earlier passes that still live in a reference cycle order its gradients after streams
+        # that are not captured.
         self._forget_gradients()
         gc.collect()
         torch.cuda.empty_cache()
@@ -348,7 +349,7 @@ class FrameTrainer:
             self._go_on_without(error)
 
     def _go_on_without(self, error: Exception) -> None:
-        """Frames are trained one operation after the other from now on."""
+        """Train frames one operation after the other from now on."""
         if self._must_replay:
             raise error
         torch.cuda.synchronize(self.plan.device)
@@ -365,10 +366,10 @@ class FrameTrainer:
         torch.cuda.synchronize(device)
         self._frame.is_recording = True
         try:
-            # Torch's own stream for it may be of another GPU. The first makes the GPU the current one, and its stream
-            # what it was, also after an error.
+            # Torch's own capture stream may belong to another GPU. The first makes the GPU the current one, and
+            # restores its stream, also after an error.
             with torch.cuda.stream(torch.cuda.current_stream(device)), warnings.catch_warnings():
-                # Of graphs that hold nothing, where the model was refused at once, and that not all waits are found.
+                # torch warns about empty graphs, if the model was refused at once, and that it does not find all waits.
                 warnings.simplefilter("ignore")
                 with record_graph(graph, torch.cuda.Stream(device)), waits_refused():
                     cost = self._compute()
@@ -385,24 +386,28 @@ class FrameTrainer:
             torch.clear_autocast_cache()
 
     def _may_capture_step(self) -> bool:
-        """Whether a step does all on the GPU, with a state that is there already."""
+        """Report whether a step runs entirely on the GPU, with an existing state."""
         stepped = (p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
         return steps_on_gpu(self.optimizer) and all(p in self.optimizer.state for p in stepped)
 
     def _describe_step(self) -> list[Any]:
-        """What a captured step goes on with: options, and where learning rates and the optimizer's state lie."""
+        """Describe the state of a captured step: options, and addresses of learning rates and of the optimizer's
+        state.
+        """
         groups, known = self.optimizer.param_groups, self.optimizer.state.values()
         options = [value for group in groups for name, value in group.items() if name != "params"]
         values = [*options, *(value for state in known for value in state.values())]
         return [value.data_ptr() if isinstance(value, Tensor) else value for value in values]
 
     def _list_parameters(self) -> list[torch.nn.Parameter]:
-        """Those of the optimizer and of the model, each once."""
+        """List the parameters of the optimizer and of the model, each once."""
         stepped = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         return list(dict.fromkeys([*stepped, *self.model.parameters()]))
 
     def _forget_gradients(self) -> None:
-        """Also those of parameters that the optimizer does not have: a graph would add to memory of their owner's."""
+        """Drop all gradients, also of parameters that the optimizer does not have: a graph would add to memory of their
+        owner.
+        """
         for parameter in self._list_parameters():
             parameter.grad = None
 
@@ -414,7 +419,7 @@ class FrameTrainer:
         return ", ".join([*stages, f"{moved / 1e6:.3g} MB to the device", *memory])
 
     def summary(self) -> str:
-        """Sizes, decisions and the course of the epochs, in lines."""
+        """Return sizes, decisions and the course of the epochs, in lines."""
         lines = self.plan.summary().splitlines()
         lines += [f"frames: {self.num_frames} of {self.window} snapshots", *self.decisions]
         if self.costs:
@@ -438,7 +443,7 @@ def _check_optimizer(optimizer: Any) -> None:
 
 
 def _check_shapes(name: str, values: list[Tensor | None]) -> None:
-    """Raise unless an attribute is there in all snapshots, in one shape."""
+    """Raise unless an attribute exists in all snapshots, in one shape."""
     shapes = [None if value is None else tuple(value.shape) for value in values]
     if None in shapes:
         other, advice = shapes.index(None), f"give {name} to every snapshot, or loop over `stream`, which needs none"

@@ -1,4 +1,6 @@
-"""Which snapshots of a sequence are aggregated together, chosen when a layer first asks, for rows of its width."""
+"""Choice of the snapshots of a sequence that are aggregated together, made when a layer first asks, for rows of its
+width.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from pyg_direct.dynamic.timeline import Timeline
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
 from pyg_direct.ops.snapshots.overlap import MAX_GROUP
 
-# The form of snapshots that lie beside each other and share nothing.
+# The form of snapshots that lie beside each other and share no edges.
 APART = "apart"
 # Rows of a structure are less.
 _MOST = 2**31
@@ -26,28 +28,28 @@ _Known = tuple[Operator, bool, int]
 
 
 def name_matrices(form: str, factors: Sequence[Factors]) -> Hashable:
-    """What tells the matrices of a group from others."""
+    """Return the key of a group's matrices."""
     return form, *(id(f) for f in factors)
 
 
 class GroupChoice:
     """The groups of a sequence of snapshots.
 
-    Features that are aggregated once, by structures that the device makes of edges that it has, are so apart: to find
-    what snapshots share takes longer than to read all their edges. Of a first epoch of 69 ms, with twelve snapshots of
-    5.5 million edges on an H100, to find it and to choose two groups by it took 15.
+    If features are aggregated once, by structures that the device makes of edges in its memory, snapshots stay
+    separate. Finding their shared edges would take longer than reading all edges. With twelve snapshots of 5.5 million
+    edges on an H100, finding them and choosing two groups took 15 of the 69 ms of a first epoch.
 
     Args:
         parts: The snapshots, in order.
         num_nodes: N of all of them.
-        device: Where layers compute.
-        group_size: Snapshots of a group; "auto" chooses for every eight of them, form included.
-        form: Of groups whose size is given.
-        edges: Of the snapshots.
-        ahead: Whose thread slices what is soon asked for.
+        device: Device of the layers.
+        group_size: Snapshots of a group; "auto" chooses for every eight of them, including the form.
+        form: Form of groups whose size is given.
+        edges: Edges of the snapshots.
+        ahead: Thread that slices snapshots before they are needed.
 
     Attributes:
-        decisions: What was chosen, in words.
+        decisions: Choices in words.
     """
 
     def __init__(self, parts: Sequence[Parts], num_nodes: int, device: torch.device, group_size: int | str, form: str,
@@ -57,23 +59,23 @@ class GroupChoice:
         # Groups by operator, weighting and first snapshot of a block, and by numbers of a row: None for rows that are
         # aggregated once, snapshots apart.
         self._groups: dict[_Known, dict[int | None, list[Option]]] = {}
-        # Matrices that a thread built before they were asked for.
+        # Matrices that a thread built before they were requested.
         self._built: dict[Hashable, SnapshotMatrices] = {}
         self.decisions: list[str] = []
 
     def find_block(self, time: int) -> tuple[int, int]:
-        """The snapshots among which groups are chosen, or the group where its size is given."""
+        """Return the snapshots among which groups are chosen, or the group if its size is given."""
         size = self._group_size if isinstance(self._group_size, int) else MAX_GROUP
         first = time - time % size
         return find_alike(self._parts, time, first, min(first + size, len(self._parts)))
 
     def find(self, operator: Operator, time: int, weighted: bool, channels: int, once: bool = False) -> Option:
-        """The group that a snapshot is aggregated with.
+        """Return the group that a snapshot is aggregated with.
 
         Args:
-            operator, time, weighted: Of what, and which.
+            operator, time, weighted: Operator, snapshot and weighting.
             channels: Numbers of a row.
-            once: Whether these rows are aggregated once and kept.
+            once: True if these rows are aggregated once and kept.
         """
         low, high = self.find_block(time)
         known = self._groups.setdefault((operator, weighted, low), {})
@@ -83,13 +85,13 @@ class GroupChoice:
         return next(option for option in known[width] if option.first <= time < option.last)
 
     def _are_apart(self, low: int, high: int) -> bool:
-        """Whether rows that are aggregated once are so snapshot by snapshot, side by side."""
+        """Report whether rows that are aggregated once are computed snapshot by snapshot, side by side."""
         is_open = self._group_size == "auto" and self._edges.are_on_device
         return is_open and (high - low) * self._num_nodes < _MOST
 
     def _choose_here(self, operator: Operator, low: int, high: int, weighted: bool,
                      width: int | None) -> list[Option]:  # fmt: skip
-        """The groups of a block, told in words; a `width` of None is for snapshots apart."""
+        """Choose the groups of a block, and record them in words; a `width` of None is for snapshots apart."""
         is_told = self._group_size == "auto" and high - low > 1
         if width is None:
             if is_told:
@@ -104,7 +106,7 @@ class GroupChoice:
 
     def _choose(self, operator: Operator, low: int, high: int, weighted: bool, channels: int,
                 build: bool = False) -> tuple[list[Option], dict[Hashable, SnapshotMatrices]]:  # fmt: skip
-        """The groups of snapshots [low, high), and with `build` the matrices of each, on the host."""
+        """Choose the groups of snapshots [low, high), and with `build` make the matrices of each, on the host."""
         speeds = self._tell_speeds(low, high)
         with self._edges.in_one_thread(low, high):
             factors = [self._edges.factorise(operator, t, weighted) for t in range(low, high)]
@@ -120,7 +122,7 @@ class GroupChoice:
         return chosen, built
 
     def _tell_speeds(self, low: int, high: int) -> Speeds | None:
-        """Speeds of the device, where a choice needs them."""
+        """Return the speeds of the device, if a choice needs them."""
         if isinstance(self._group_size, int) or high - low == 1:
             return None
         return self._edges.tell_speeds(find_speeds(self._device))
@@ -129,23 +131,23 @@ class GroupChoice:
         """Let a thread slice the block that `time` begins, if it has not been chosen and a thread pays."""
         low, high = self.find_block(time)
         if channels not in self._groups.get((operator, weighted, low), {}) and self._edges.are_for_thread(low, high):
-            # Measured here, where nothing trains beside it.
+            # Measured here, while no training runs in parallel.
             self._tell_speeds(low, high)
             work = partial(self._choose, operator, low, high, weighted, channels, True)
             self._ahead.begin((operator, weighted, low, channels), work, timeline)
 
     def take_built(self, key: Hashable) -> SnapshotMatrices | None:
-        """Matrices that a thread built, once."""
+        """Return matrices that a thread built, once."""
         return self._built.pop(key, None)
 
     def list_known(self, operator: Operator, time: int, weighted: bool) -> Iterator[Option]:
-        """The groups that a snapshot is in, chosen so far, for rows of any width."""
+        """List the groups that a snapshot is in, chosen so far, for rows of any width."""
         known = self._groups.get((operator, weighted, self.find_block(time)[0]), {})
         for groups in known.values():
             yield from (group for group in groups if group.first <= time < group.last and group.form != APART)
 
     def halve(self, operator: Operator, weighted: bool, group: Option) -> None:
-        """Put two groups in the place of one whose rows do not fit the device at once."""
+        """Replace a group whose rows do not fit the device at once by two."""
         middle = group.first + 2 ** ((group.last - group.first - 1).bit_length() - 1)
         for known in self._groups[operator, weighted, self.find_block(group.first)[0]].values():
             if group in known:

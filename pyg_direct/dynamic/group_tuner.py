@@ -1,8 +1,8 @@
 """How many snapshots to aggregate at once, and in which form (PiPAD, section 4.4).
 
-By the speeds of the device the seconds of every option are told from the edges that snapshots share. Options nest: a
-group of eight stays whole or falls apart into two of four, and so on, so that the best choice for each half is that of
-the whole.
+The speeds of the device and the edges that snapshots share give the expected seconds of every option. Options nest: a
+group of eight stays whole or splits into two of four, and so on. So the best choice for the whole contains the best
+choice for each half.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pyg_direct.ops.snapshots.overlap import EdgeUnion, merge_unions
 
 
 class Option(NamedTuple):
-    """A group of snapshots and what it is expected to take.
+    """A group of snapshots and its expected cost.
 
     Attributes:
         first, last: Snapshots [first, last).
         form: "split" or "mask".
-        seconds: Of its aggregation, the transfer of its structure included.
+        seconds: Seconds of its aggregation, including the transfer of its structure.
         overlap_rate: S * shared edges / edges of all its snapshots.
     """
 
@@ -47,16 +47,16 @@ class Option(NamedTuple):
 
 def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, speeds: Speeds, values: str = "ones",
                    num_nodes: int = 0) -> list[Option]:  # fmt: skip
-    """The options for one group; for a single snapshot both forms are one.
+    """Return the options for one group; for a single snapshot both forms are one.
 
     Args:
         union: Edges of the group.
         num_edges: Edges of all its snapshots, each counted in each.
         channels: F.
         first: Its first snapshot.
-        speeds: Of the device.
-        values: Value mode of the edges, as `find_values` tells.
-        num_nodes: N; 0 where rows are few.
+        speeds: Speeds of the device.
+        values: Value mode of the edges, as from `find_values`.
+        num_nodes: N; 0 if rows are few.
     """
     size = union.num_snapshots
     shared = int((union.presence == union.full).sum())
@@ -65,7 +65,7 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     all_edges = union.keys.numel()
 
     numbers = num_nodes * size * channels
-    # A union has a weight an edge only if all snapshots agree on it; what they do not can go to the exclusives.
+    # A union has a weight an edge only if all snapshots agree on it; other edges can go to the exclusives.
     modes = {"mask": "stacked" if values == "move" else values, "split": "shared" if values == "move" else values}
     weights = {form: {"ones": 0, "shared": 1, "stacked": size}[mode] for form, mode in modes.items()}
 
@@ -76,7 +76,7 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
         if speeds.bytes_per_second:
             copied = speeds.send_seconds + others * speeds.send_more_seconds + num_bytes / speeds.bytes_per_second
             copied += num_csr * speeds.convert_seconds
-        # The row that a slice is added to takes as long as that of an edge.
+        # The row that a slice is added to takes as long as the row of an edge.
         work = sum(speeds.add_up(count + slices, width, footprint) for count, slices, width in parts) + scanned
         work += numbers * (speeds.per_number(footprint) + others * speeds.again_seconds)
         work += speeds.floor_seconds + others * speeds.floor_more_seconds
@@ -92,7 +92,7 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
     weighted = values != "ones"
     edge_bytes = 4 + 4 * weighted
     union_bytes = all_edges * (5 + 4 * weights["mask"]) + 8 * slices
-    # Rows of snapshots that have not an edge are not read.
+    # Rows of snapshots that lack an edge are not read.
     mean_width = channels * num_edges / max(1, all_edges)
     is_csr = is_summed_over_csr("mask" if size > 1 else "all", all_edges, num_nodes, size * channels, weighted)
     is_csr = is_csr and (size == 1 or leaves_bits(num_nodes, size))
@@ -115,7 +115,7 @@ def expect_options(union: EdgeUnion, num_edges: int, channels: int, first: int, 
 
 
 def _expect_slices(num_edges: int, num_rows: int) -> int:
-    """Slices of so many edges, if these were spread at random; 0 where rows are not told."""
+    """Return the slices of so many edges, if these were spread at random; 0 without a number of rows."""
     if num_rows == 0:
         return 0
     return round(num_rows * -math.expm1(-num_edges / num_rows) + num_edges / SLICE)
@@ -123,15 +123,15 @@ def _expect_slices(num_edges: int, num_rows: int) -> int:
 
 def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: int = 0, values: str = "ones",
                   num_nodes: int = 0) -> list[Option]:  # fmt: skip
-    """The options that together take the least for consecutive snapshots.
+    """Choose the options that together take the least time for consecutive snapshots.
 
     Args:
         keys: target * N + source of the edges of 1 to 8 snapshots, ascending and unique.
         channels: F.
-        speeds: Of the device.
+        speeds: Speeds of the device.
         first: Number of the first snapshot.
-        values: Value mode of the edges, as `find_values` tells.
-        num_nodes: N; 0 where rows are few.
+        values: Value mode of the edges, as from `find_values`.
+        num_nodes: N; 0 if rows are few.
     """
     groups = []
     for offset, part in enumerate(keys):
@@ -153,11 +153,11 @@ def choose_groups(keys: Sequence[Tensor], channels: int, speeds: Speeds, first: 
 
 
 def find_values(factors: Sequence[Factors], most: int = 1024) -> str:
-    """The value mode of snapshots' edges, by those that neighbors share; on a CPU by so many of them.
+    """Return the value mode of snapshots' edges, from edges that neighbors share; on a CPU from at most so many.
 
     Returns:
-        "ones" without weights; "shared" where neighbors agree on all; "stacked" where they do on less than half, and
-        "move" otherwise, as `group.choose_values` has it.
+        "ones" without weights; "shared" if neighbors agree on all; "stacked" if they agree on less than half, and
+        "move" otherwise, as in `group.choose_values`.
     """
     if all(f.weight is None for f in factors):
         return "ones"

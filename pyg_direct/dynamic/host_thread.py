@@ -1,7 +1,7 @@
 """Host work on snapshots that are needed soon, on threads in parallel with training (PiPAD, section 4.5).
 
-`Ahead` starts each result by key before it is requested. `take_turns` serialises an object's methods, because
-threads read, change and keep the same state.
+`Ahead` starts each result by key before it is requested. `take_turns` serializes an object's methods, because threads
+read, change and keep the same state.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pyg_direct.runtime.host.threads import Pool
 
 
 class Ahead:
-    """Results by key, each begun on a thread before it is asked for.
+    """Results by key, each begun on a thread before it is requested.
 
-    An exception is raised where its result is asked for. A process with a single core gets no thread.
+    An exception is raised when its result is requested. A process with a single core gets no thread.
 
     Attributes:
-        lock: Guards what the thread and its callers both add to.
-        turn: Guards what callers alone change, also while one waits for the thread, which never takes it.
+        lock: Guards state that the thread and its callers both change.
+        turn: Guards state that only callers change, also while one waits for the thread, which never takes it.
     """
 
     def __init__(self) -> None:
@@ -36,22 +36,22 @@ class Ahead:
         self._coming: dict[Hashable, Future[Any]] = {}
 
     def __reduce__(self) -> Any:
-        # Copies begin with nothing.
+        # Copies begin empty.
         return Ahead, ()
 
     def begin(self, key: Hashable, work: Callable[[], Any], timeline: Timeline | None = None) -> None:
         """Let the thread do work, unless it has done so or is about to."""
         if key in self._coming or count_cores() < 2:
             return
-        # With loops of one thread: the other cores train.
+        # With loops of one thread, because the other cores train.
         pool = Pool(1, "pyg_direct-snapshots", lambda: set_cpu_threads(1))
         self._coming[key] = pool.submit(_run, work, timeline)
-        # It ends with its work: while it has threads of torch's loops, those of all others wait asleep, and a small
+        # It ends with its work. While it has threads of torch's loops, all other such threads wait asleep, and a small
         # loop takes ten times as long.
         pool.finish()
 
     def finish(self, key: Hashable) -> Any:
-        """The result of work that was begun, once; None where none was."""
+        """Return the result of work that was begun, once; None if it was not begun."""
         future = self._coming.pop(key, None)
         return None if future is None else future.result()
 
@@ -65,9 +65,9 @@ T = TypeVar("T")
 
 
 def take_turns(*names: str) -> Callable[[type[T]], type[T]]:
-    """Let a class's methods of these names run in one thread at a time; its objects have the lock `_ahead.turn`.
+    """Make a class's methods of these names run in one thread at a time; its objects have the lock `_ahead.turn`.
 
-    What an evaluation in `torch.inference_mode` is the first to ask for serves training too.
+    Results first requested by an evaluation in `torch.inference_mode` serve training too.
     """
 
     def change(cls: type[T]) -> type[T]:

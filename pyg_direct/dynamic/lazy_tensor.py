@@ -1,6 +1,6 @@
-"""Tensors of a snapshot that know where they come from, and ones that are copied to the GPU only when read.
+"""Tensors of a snapshot that carry their origin, and tensors that are copied to the GPU only when read.
 
-A layer that gets them asks `find_tag` which snapshot they are, and then needs neither edges nor features itself.
+A layer that gets them asks `find_tag` for their snapshot, and then needs neither edges nor features itself.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ _NAME = "_pyg_direct_tag"
 
 
 class Tag:
-    """Where a tensor comes from: snapshot `time` of `plan`, as `role` "x", "edge_index" or "edge_weight"."""
+    """Origin of a tensor: snapshot `time` of `plan`, as `role` "x", "edge_index" or "edge_weight"."""
 
     def __init__(self, plan: Any, time: int, role: str, version: int) -> None:
         self.plan, self.time, self.role, self.version = plan, time, role, version
 
     def __deepcopy__(self, memo: Any) -> Tag:
-        # A copy is a tensor of its own, which may be written to.
+        # A copy is a separate tensor, which may be written to.
         return Tag(None, -1, "", -1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Of what `torch.load` reads by default, and programs that have not this package.
+        # A type that `torch.load` reads by default, also in programs without this package.
         return OrderedDict, ()
 
 
 def tag(tensor: Tensor, plan: Any, time: int, role: str) -> Tensor:
-    """Let a tensor be known as part of a snapshot, as long as it is not written to."""
+    """Mark a tensor as part of a snapshot, as long as it is not written to."""
     setattr(tensor, _NAME, Tag(plan, time, role, tensor._version))
     return tensor
 
 
 def find_tag(tensor: Any, role: str) -> Tag | None:
-    """What a tensor is known as; None for any other, and for one that was written to or asks for gradients."""
+    """Return the origin of a tensor; None for any other, and for one that was written to or requires gradients."""
     found = getattr(tensor, _NAME, None)
-    # Saved ones come back as something else.
+    # Saved tensors come back as other objects.
     if not isinstance(found, Tag) or found.plan is None or found.role != role:
         return None
     return None if tensor.requires_grad or was_written(tensor) else found
 
 
 def was_written(tensor: Any) -> bool:
-    """Whether something wrote to a tensor since it was made known."""
+    """Report whether a tensor was written to since it was marked."""
     found: Tag = getattr(tensor, _NAME)
     return bool(tensor._version != found.version or getattr(tensor, "is_written", False))
 
@@ -57,8 +57,8 @@ def was_written(tensor: Any) -> bool:
 class LazyTensor(Tensor):
     """A tensor of known shape whose numbers are fetched when an operation reads them, then kept while it lives.
 
-    It has no memory of its own: what asks for its storage gets an error of torch, and for its address that of what is
-    fetched. Results of operations are ordinary tensors.
+    It has no memory of its own. A request for its storage raises an error of torch, and a request for its address gives
+    the address of the fetched tensor. Results of operations are ordinary tensors.
     """
 
     _written: bool
@@ -81,9 +81,9 @@ class LazyTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def load(self) -> Tensor:
-        """The ordinary tensor; fetched once."""
+        """Return the ordinary tensor; fetched once."""
         if self._loaded is None:
-            # Those of `torch.inference_mode` do not count writes.
+            # Tensors of `torch.inference_mode` do not count writes.
             with ordinary_tensors():
                 self._loaded = self._load()
             self._version_loaded = self._loaded._version
@@ -91,7 +91,7 @@ class LazyTensor(Tensor):
 
     @ordinary_tensors()
     def renew(self) -> LazyTensor:
-        """Another one of the same numbers, known as this one was, that has fetched nothing."""
+        """Return another tensor of the same numbers and origin, which has fetched nothing."""
         made = LazyTensor(self, self.device, self._load)
         known = getattr(self, _NAME, None)
         if isinstance(known, Tag):
@@ -100,13 +100,13 @@ class LazyTensor(Tensor):
 
     @property
     def is_written(self) -> bool:
-        """Whether something wrote to it."""
+        """Report whether it was written to."""
         return self._written or (self._loaded is not None and self._loaded._version != self._version_loaded)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (),  # type: ignore[override]
                            kwargs: Any = None) -> Any:  # fmt: skip
-        """Run the operation on what is fetched."""
+        """Run the operation on the fetched tensor."""
         if func._schema.is_mutable:
             for value in pytree.tree_leaves((args, kwargs or {})):
                 if isinstance(value, LazyTensor):
@@ -116,27 +116,27 @@ class LazyTensor(Tensor):
         return func(*args, **kwargs)
 
     def tolist(self) -> Any:
-        """As of the ordinary tensor."""
+        """Return the list of the ordinary tensor."""
         return self.load().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """As of the ordinary tensor."""
+        """Return the array of the ordinary tensor."""
         return self.load().numpy(force=force)
 
-    # What torch does below its operations would find no memory.
+    # Code of torch below its operations would find no memory.
 
     def share_memory_(self) -> Tensor:
-        """The ordinary tensor, moved to shared memory."""
+        """Return the ordinary tensor, moved to shared memory."""
         return self.load().share_memory_()
 
     def apply_(self, function: Callable[[Any], Any]) -> LazyTensor:
-        """As of the ordinary tensor."""
+        """Apply a function to the ordinary tensor."""
         self.load().apply_(function)  # type: ignore[no-untyped-call]
         self._written = True
         return self
 
     def data_ptr(self) -> int:
-        """Where the ordinary tensor lies."""
+        """Return the address of the ordinary tensor."""
         return self.load().data_ptr()
 
     def __dlpack__(self, **options: Any) -> Any:

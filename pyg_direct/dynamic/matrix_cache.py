@@ -1,9 +1,9 @@
 """Matrices of groups of snapshots: on the device while a budget lasts, others only while their snapshots train.
 
-Matrices are sent packed (`Sent`), without the factors that the device can compute from what is sent anyway. This
-applies to normalised convolutions of edges without weights, or with small whole weights (edges that were given
-several times). Their factors are the inverse roots of degrees, which are sums over these edges, and the diagonal is
-the square of a factor. The numbers decide: they must be equal.
+Matrices are sent packed (`Sent`), without the factors that the device can compute from the sent arrays. This applies to
+normalized convolutions of edges without weights, or with small whole weights (edges that were given several times).
+Their factors are the inverse roots of degrees, which are sums over these edges, and the diagonal is the square of a
+factor. The numbers decide: they must be equal.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from pyg_direct.ops.snapshots.packed import PackedCSR, is_whole
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """Matrices on their way.
+    """Matrices in the form that is sent.
 
     Attributes:
         pieces: Their structures.
-        row, diagonal: As of `SnapshotMatrices`; None too where the device makes them.
-        column: Likewise; None where it is `row`.
-        num_nodes, num_snapshots, transpose: As of `SnapshotMatrices`.
-        makes_row: Whether `row` is the inverse root of a node's edges and one.
-        makes_diagonal: Whether `diagonal` is the square of `row`.
-        is_alike: Whether `column` is `row`.
-        is_symmetric: Whether edges by source are known to be those by target, so that nobody asks again.
+        row, diagonal: As in `SnapshotMatrices`; also None if the device makes them.
+        column: As in `SnapshotMatrices`; None if it is `row`.
+        num_nodes, num_snapshots, transpose: As in `SnapshotMatrices`.
+        makes_row: True if `row` is the inverse root of a node's edges and one.
+        makes_diagonal: True if `diagonal` is the square of `row`.
+        is_alike: True if `column` is `row`.
+        is_symmetric: True if edges by source are known to equal edges by target, so that this is not tested again.
     """
 
     pieces: tuple[PackedCSR, ...]
@@ -52,7 +52,7 @@ class Sent:
 
     @classmethod
     def of(cls, matrices: SnapshotMatrices) -> Sent:
-        """Without what follows from the rest."""
+        """Pack matrices, without arrays that follow from the rest."""
         row, diagonal, is_alike = matrices.row, matrices.diagonal, matrices.column is matrices.row
         makes_diagonal = row is not None and diagonal is not None and torch.equal(diagonal, row * row)
         makes_row = (
@@ -73,27 +73,27 @@ class Sent:
 
     @property
     def num_bytes(self) -> int:
-        """What is sent."""
+        """Return the bytes that are sent."""
         return sum(p.num_bytes if isinstance(p, PackedCSR) else p.numel() * p.element_size() for p in self._parts)
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the arrays."""
         return self.pieces[0].device
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it lies in page-locked memory."""
+        """Report whether it lies in page-locked memory."""
         return all(p.is_pinned if isinstance(p, PackedCSR) else p.numel() == 0 or p.is_pinned() for p in self._parts)
 
     def pin_memory(self) -> Sent:
-        """A copy in page-locked memory of the host."""
+        """Return a copy in page-locked memory of the host."""
         if self.is_pinned:
             return self
         return self._copy(lambda part: part.to(torch.device("cpu")).pin_memory())
 
     def to(self, device: torch.device) -> Sent:
-        """A copy on a device, or this where it is there; from page-locked memory nobody waits for it."""
+        """Copy to a device, without a wait from page-locked memory; return self if it is there."""
         return self if self.device == device else self._copy(lambda part: part.to(device, non_blocking=True))
 
     def _copy(self, copy: Callable[[Any], Any]) -> Sent:
@@ -101,12 +101,12 @@ class Sent:
         return replace(self, pieces=tuple(map(copy, self.pieces)), row=row, column=column, diagonal=diagonal)
 
     def record_stream(self, stream: Any) -> None:
-        """As of a tensor."""
+        """Record a stream as for a tensor."""
         for part in self._parts:
             part.record_stream(stream)
 
     def complete(self) -> SnapshotMatrices:
-        """The matrices with all factors, where they are."""
+        """Return the matrices with all factors, on the same device."""
         pieces = tuple(piece.unpack() for piece in self.pieces)
         column = self.row if self.is_alike else self.column
         made = SnapshotMatrices(pieces, self.row, column, self.diagonal, self.num_nodes, self.num_snapshots,
@@ -121,70 +121,72 @@ class Sent:
 
 
 def _make_row(matrices: SnapshotMatrices) -> Tensor:
-    """(1 + edges of each node in each snapshot) ** -0.5, fp32 `[N, S]`; numbers of edges are exact to 2**24."""
+    """Return (1 + edges of each node in each snapshot) ** -0.5, fp32 `[N, S]`; numbers of edges are exact to 2**24."""
     bare = replace(matrices, row=None, column=None, diagonal=None)
     ones = torch.ones(bare.num_nodes, bare.num_snapshots, 1, device=bare.device)
     return (multiply_snapshots(ones, bare).squeeze(2) + 1).pow(-0.5)
 
 
 class MatrixCache:
-    """Matrices by key, made when first asked for.
+    """Matrices by key, made at the first request.
 
     Args:
-        device: Where they are used.
-        budget: Of what stays there.
-        copies: Brings what was begun before it is asked for.
+        device: Device that uses them.
+        budget: Budget of bytes that stay there.
+        copies: Stream that copies matrices before they are requested.
 
     Attributes:
-        sent_bytes: What sending takes, by key.
-        moved_bytes: Copied from host memory to the device so far; on a CPU, what a device of its own would be sent.
+        sent_bytes: Bytes of sending, by key.
+        moved_bytes: Bytes copied from host memory to the device so far; on a CPU, the bytes that a separate device
+            would be sent.
     """
 
     def __init__(self, device: torch.device, budget: Budget, copies: CopyStream) -> None:
         self._device, self._budget, self._copies = device, budget, copies
         self.sent_bytes: dict[Hashable, int] = {}
         self.moved_bytes = 0
-        # Those that stay, and what the others are sent of; with a limit all, as one that stays may have to leave.
+        # Matrices that stay, and packed forms from which the others are sent; with a limit all have one, because any
+        # may have to leave.
         self._here: dict[Hashable, SnapshotMatrices] = {}
         self._there: dict[Hashable, Sent] = {}
-        # Those that stay packed, which more can, and are unpacked as they are asked for.
+        # Matrices that stay packed, so that more fit, and are unpacked on request.
         self._packed: dict[Hashable, Sent] = {}
-        # Those that the budget has no room for, on the device while their snapshots are being trained on: a frame asks
-        # for them forwards and backwards, and so do the next ones.
+        # Matrices beyond the budget, on the device while their snapshots are being trained on. A frame requests them
+        # forward and backward, and so do the next ones.
         self._visiting: dict[Hashable, SnapshotMatrices] = {}
-        # Those that were begun to be copied.
+        # Matrices whose copies have begun.
         self._coming: dict[Hashable, Coming[Sent]] = {}
         # The snapshots of the frame; None without frames.
         self._visited: range | None = None
-        # What each takes on the device, as far as is known, of which snapshots it was asked for, as equal ones share
-        # one, and those that were to be kept.
+        # Known bytes of each on the device; the snapshots it was requested for, because equal ones share one; and the
+        # matrices to be kept.
         self._held: dict[Hashable, int] = {}
         self._times: dict[Hashable, set[range]] = {}
         self._asked: dict[Hashable, set[range]] = {}
-        # Those that came or were asked for since it was last counted what they take.
+        # Matrices that came or were requested since their bytes were last counted.
         self._used: set[Hashable] = set()
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all of them, wherever they stay, each once."""
+        """Memory of all of them on the host and the device, each once."""
         away = (sent for key, sent in self._there.items() if key not in self._here)
         return sum(m.num_bytes for m in self._here.values()) + sum(sent.num_bytes for sent in away)
 
     @property
     def is_pinned(self) -> bool:
-        """Whether all that is sent again and again lies in page-locked memory."""
+        """Report whether all matrices that are sent again and again lie in page-locked memory."""
         stay = self._here.keys() | self._packed.keys()
         return all(sent.is_pinned for key, sent in self._there.items() if key not in stay)
 
     def get(self, key: Hashable, times: range, make: Callable[[], SnapshotMatrices],
             keep: bool = True) -> SnapshotMatrices:  # fmt: skip
-        """The matrices on the device; with `keep` they stay where the budget has room.
+        """Return the matrices on the device; with `keep` they stay if the budget has room.
 
         Args:
-            key: Their name.
-            times: Of which snapshots they are.
+            key: Key of the matrices.
+            times: Snapshots that they belong to.
             make: Makes them, on the host or the device.
-            keep: Whether they may be asked for again.
+            keep: True if they may be requested again.
         """
         known = self._times.setdefault(key, set())
         known.add(times)
@@ -218,33 +220,37 @@ class MatrixCache:
         return here
 
     def prefetch(self, key: Hashable, timeline: Timeline | None = None) -> None:
-        """Begin to copy matrices that have been asked for before and are not on the device, beside what it computes."""
+        """Begin to copy matrices that were requested before and are not on the device, in parallel with its
+        computation.
+        """
         is_there = any(key in some for some in (self._here, self._packed, self._visiting, self._coming))
         if is_there or key not in self._asked or not self._copies.is_apart:
             return
         sent = self._there[key]
         if sent.device.type == "cpu" and self._device.type == "cuda":
-            # Else the host would wait, and the copy with it.
+            # Otherwise the host would wait, and the copy with it.
             self._there[key] = sent = sent.pin_memory()
         self._coming[key] = self._copies.begin(partial(sent.to, self._device), timeline)
 
     def _bring(self, key: Hashable, again: bool) -> SnapshotMatrices:
-        """A copy on the device of what is elsewhere; `again` tells that it will be sent in every epoch."""
+        """Return a copy on the device of matrices that are not there; `again` means that it will be sent in every
+        epoch.
+        """
         if key in self._packed:
             return self._packed[key].complete()
         sent = self._there[key]
         is_sent = sent.device.type == "cpu"
         self.moved_bytes += self.sent_bytes[key] if is_sent else 0
         if again and self._device.type == "cuda":
-            # Which nobody waits for from page-locked memory.
+            # Without a wait, because it comes from page-locked memory.
             self._there[key] = pinned = sent.pin_memory()
             sent = pinned if is_sent else sent
         coming = self._coming.pop(key, None)
-        # What was packed or left out is made by the stream that computes.
+        # Packed or omitted arrays are made by the computing stream.
         return (sent.to(self._device) if coming is None else coming.take(self._device)).complete()
 
     def drop(self, key: Hashable) -> None:
-        """Let matrices go wherever they are, as nobody asks for them again."""
+        """Drop matrices from host and device, because they are not requested again."""
         self._weigh()
         if self._here.pop(key, None) is not None:
             self._budget.used -= self._held[key]
@@ -255,7 +261,7 @@ class MatrixCache:
             known.pop(key, None)
 
     def visit(self, times: range) -> None:
-        """Say which snapshots a frame has: until the next one, matrices of others leave the device if the budget has no
+        """Set the snapshots of a frame: until the next one, matrices of others leave the device if the budget has no
         room for them.
         """
         self._visited = times
@@ -266,11 +272,11 @@ class MatrixCache:
             return any(seen.start < high and low < seen.stop for seen in self._times[key])
 
         self._visiting = {key: here for key, here in self._visiting.items() if has(key)}
-        # Of a frame that did not follow.
+        # From a frame that did not follow.
         self._coming = {key: coming for key, coming in self._coming.items() if has(key)}
 
     def _weigh(self) -> None:
-        """Count again what is on the device of those that were used: gradients add edges by source."""
+        """Count the bytes on the device again for used matrices: gradients add edges by source."""
         for key in self._used:
             if key in self._visiting:
                 matrices = self._visiting[key]
@@ -286,7 +292,7 @@ class MatrixCache:
         self._used.clear()
 
     def list_candidates(self, count_entries: Callable[..., int]) -> list[Candidate]:
-        """Those that may stay, packed; `count_entries` tells how often an epoch comes to some snapshots."""
+        """List matrices that may stay, packed; `count_entries` returns how often an epoch comes to some snapshots."""
         self._weigh()
         return [
             Candidate(key, self.sent_bytes[key], self.sent_bytes[key] * count_entries(*times))
@@ -294,17 +300,17 @@ class MatrixCache:
         ]
 
     def list_unpacked(self, keys: Collection[Hashable], count_entries: Callable[..., int]) -> list[Candidate]:
-        """What more those of `keys` take that stay unpacked, and that is then not made anew."""
+        """List the additional bytes of those among `keys` that stay unpacked, and so need not be unpacked again."""
         sizes = {key: self._held[key] - self.sent_bytes[key] for key in keys}
         return [Candidate(key, size, size * count_entries(*self._asked[key])) for key, size in sizes.items()]
 
     @property
     def device_bytes(self) -> int:
-        """What of the budget those that stay take."""
+        """Return the bytes of the budget that the staying matrices take."""
         return sum(self._held[key] for key in self._here) + sum(self.sent_bytes[key] for key in self._packed)
 
     def keep_only(self, whole: Collection[Hashable], packed: Collection[Hashable]) -> None:
-        """Let all others go, which are sent when they are asked for. Only with a limit."""
+        """Drop all other matrices, which are sent on request. Only with a limit."""
         for key in [key for key in self._here if key not in whole]:
             self._visiting[key] = self._here.pop(key)
             self._budget.used -= self._held[key]
@@ -315,7 +321,7 @@ class MatrixCache:
             self._budget.used -= self.sent_bytes[key]
 
     def bring(self, whole: Collection[Hashable], packed: Collection[Hashable]) -> None:
-        """Let these stay; the budget has room for them."""
+        """Make these stay; the budget has room for them."""
         for key in whole:
             if key not in self._here:
                 visiting = self._visiting.pop(key, None)
@@ -331,7 +337,7 @@ class MatrixCache:
 
 
 def count_bytes(made: Any) -> int:
-    """Memory of tensors and matrices in lists."""
+    """Return the memory of tensors and matrices in lists."""
     if isinstance(made, (list, tuple)):
         return sum(map(count_bytes, made))
     return made.num_bytes if isinstance(made, SnapshotMatrices) else made.numel() * made.element_size()

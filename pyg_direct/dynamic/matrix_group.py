@@ -1,7 +1,7 @@
-"""A group of consecutive snapshots as one set of matrices: the form it takes and where its weights go.
+"""A group of consecutive snapshots as one set of matrices: its form, and the form of its weights.
 
-Groups lie at absolute times: group g of size S is snapshots [g * S, (g + 1) * S), whatever frame asks for them, so
-that frames share their structures.
+Groups lie at absolute times: group g of size S is snapshots [g * S, (g + 1) * S) for every frame, so that frames share
+their structures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VALUE_MODES = ("ones", "shared", "stacked", "move")
 
 
 def check_groups(group_size: int | str, form: str) -> None:
-    """Raise unless snapshots can be aggregated so many at once, in this form."""
+    """Raise unless so many snapshots can be aggregated at once, in this form."""
     if isinstance(group_size, bool) or group_size not in ("auto", *GROUP_SIZES):
         raise ArgumentError(f"group_size must be one of auto, 1, 2, 4, 8, got {group_size}")
     _check_form(form)
@@ -35,21 +35,21 @@ def _check_form(form: str) -> None:
 
 
 def stack_weights(union: EdgeUnion, weights: Sequence[Tensor | None]) -> Tensor | None:
-    """Weights of a union's edges in each snapshot, `[U, S]`, 0 where absent; None where all are ones."""
+    """Return weights of a union's edges in each snapshot, `[U, S]`, 0 for absent edges; None if all are ones."""
     known = [weight for weight in weights if weight is not None]
     if all(bool((weight == 1).all()) for weight in known):
         return None
     columns = []
     for t, weight in enumerate(weights):
         has = union.has(t)
-        # Both lists of edges ascend, so that weights come in the order of the edges that are present.
+        # Both lists of edges ascend, so that weights come in the order of the present edges.
         columns.append(has.to(known[0].dtype) if weight is None
                        else weight.new_zeros(has.numel()).masked_scatter_(has, weight))  # fmt: skip
     return torch.stack(columns, 1)
 
 
 def find_equal(union: EdgeUnion, stacked: Tensor) -> Tensor:
-    """Which edges weigh the same in every snapshot that has them, bool `[U]`."""
+    """Return a mask of the edges that have equal weights in all snapshots that have them, bool `[U]`."""
     bits = torch.arange(union.num_snapshots, device=stacked.device)
     has = (union.presence.unsqueeze(1) >> bits & 1).bool()
     largest = stacked.masked_fill(~has, -torch.inf).amax(1)
@@ -58,8 +58,8 @@ def find_equal(union: EdgeUnion, stacked: Tensor) -> Tensor:
 
 
 def choose_values(equality: float, weighted: bool) -> str:
-    """The mode that sends the fewest bytes: stacked weights (4 + 4 S an edge) beat moving unequal edges to the
-    exclusives (8 q + 8 S (1 - q)) just where less than half of them are equal.
+    """Choose the mode that sends the fewest bytes. Stacked weights take 4 + 4 S an edge, and moving unequal edges to
+    the exclusives takes 8 q + 8 S (1 - q). So stacked weights win if less than half of the edges are equal.
     """
     if not weighted:
         return "ones"
@@ -70,19 +70,19 @@ def choose_values(equality: float, weighted: bool) -> str:
 
 def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split", values: str | None = None,
                 union: EdgeUnion | None = None, transpose: str = "auto") -> SnapshotMatrices:  # fmt: skip
-    """The matrices of one group.
+    """Build the matrices of one group.
 
     Args:
-        factors: Of each of 1 to 8 snapshots, in order, on one device.
+        factors: Factors of each of 1 to 8 snapshots, in order, on one device.
         num_nodes: N.
-        form: "split" into the overlap and what is exclusive to each snapshot, or the union under a "mask".
+        form: "split" into the overlap and the exclusive edges of each snapshot, or the union under a "mask".
         values: Value mode of shared edges: "ones" (no weights), "shared" (one an edge), "stacked" (one a snapshot),
             "move" (edges of unequal weights are exclusive). None takes the smallest that is exact.
-        union: Of the keys of `factors`, if it is there already.
-        transpose: As of `SnapshotMatrices`.
+        union: Union of the keys of `factors`, if it exists already.
+        transpose: As in `SnapshotMatrices`.
 
     Raises:
-        ArgumentError: no such form or mode, or a mode that cannot hold these weights.
+        ArgumentError: unknown form or mode, or a mode that cannot hold these weights.
     """
     _check_form(form)
     if values is not None and values not in VALUE_MODES:
@@ -105,7 +105,7 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
     if form == "mask" or union.num_snapshots == 1:
         weight = stacked
         if stacked is not None and values in ("shared", "move"):
-            # Absent edges weigh 0, so that the extreme farther from 0 is the one of those present.
+            # Absent edges have weight 0, so the extreme farther from 0 belongs to a present edge.
             weight = torch.where(stacked.amax(1) > 0, stacked.amax(1), stacked.amin(1)).unsqueeze(1)
         pieces = (slice_union(union, num_nodes, weight),)
     else:
@@ -118,7 +118,7 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
         rest = ~shared
         exclusive = slice_exclusives(union.keys[rest], union.presence[rest], num_nodes, union.num_snapshots,
                                      None if stacked is None else stacked[rest])  # fmt: skip
-        # What has no edges would be sent all the same.
+        # An empty structure would be sent all the same.
         pieces = tuple(piece for piece in (overlap, exclusive) if piece.num_edges > 0) or (overlap,)
     row = _stack([f.row for f in factors], 1.0)
     column = row if _is_alike(factors) else _stack([f.column for f in factors], 1.0)
@@ -127,12 +127,12 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
 
 
 def lay_apart(factors: Sequence[Factors], num_nodes: int) -> SnapshotMatrices:
-    """The matrices of snapshots as that of one graph without edges between them: node i of snapshot t is t * N + i.
+    """Build the matrices of snapshots as one graph without edges between them: node i of snapshot t is t * N + i.
 
-    What snapshots share is not looked for, which takes longer than to aggregate them once.
+    Shared edges are not searched for, which would take longer than aggregating them once.
 
     Args:
-        factors: Of each snapshot, in order, on one device.
+        factors: Factors of each snapshot, in order, on one device.
         num_nodes: N.
     """
     weights = _fill([f.weight for f in factors], 1.0, [f.keys for f in factors])
@@ -149,7 +149,7 @@ def lay_apart(factors: Sequence[Factors], num_nodes: int) -> SnapshotMatrices:
 
 
 def tell_weights(matrices: SnapshotMatrices) -> str:
-    """What edges of a group weigh, in words: of those that snapshots share, where any are."""
+    """Describe the weights of a group's edges; of shared edges, if there are any."""
     weight = matrices.pieces[0].weight
     if weight is None:
         return "weights of one"
@@ -166,17 +166,17 @@ def _check_mode(values: str, form: str, stacked: Tensor | None, equality: float)
 
 
 def _is_alike(factors: Sequence[Factors]) -> bool:
-    """Whether rows and columns are scaled by the same numbers."""
+    """Report whether rows and columns are scaled by the same numbers."""
     return all(f.column is f.row for f in factors)
 
 
 def _fill(given: Sequence[Tensor | None], default: float, like: Sequence[Tensor] | None = None) -> list[Tensor] | None:
-    """The tensors, and a `default` for each number of those that are missing; None where all are.
+    """Return the tensors, with `default` in every number of missing ones; None if all are missing.
 
     Args:
         given: `[N]` each, or None.
-        default: See above.
-        like: Tensors as long; None where all are.
+        default: Number for missing tensors.
+        like: Tensors of the same length; None if all are missing.
     """
     known = next((f for f in given if f is not None), None)
     if known is None:
@@ -186,6 +186,6 @@ def _fill(given: Sequence[Tensor | None], default: float, like: Sequence[Tensor]
 
 
 def _stack(factors: Sequence[Tensor | None], default: float) -> Tensor | None:
-    """Factors of several snapshots side by side, `[N, S]`; None where there are none."""
+    """Stack factors of several snapshots, `[N, S]`; None if there are none."""
     filled = _fill(factors, default)
     return None if filled is None else torch.stack(filled, dim=1)

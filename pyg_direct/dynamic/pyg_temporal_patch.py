@@ -1,4 +1,6 @@
-"""PyTorch Geometric Temporal's recurrent layers replaced by ours under their own names, for programs left unedited."""
+"""PyTorch Geometric Temporal's recurrent layers replaced by accelerated ones under their own names, for unedited
+programs.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ _replaced: list[tuple[ModuleType, str, Any]] = []
 
 
 def patch() -> list[str]:
-    """Let `torch_geometric_temporal` give our layers, also where it was imported before; their names.
+    """Make `torch_geometric_temporal` give accelerated layers, also in modules that imported it before; return their
+    names.
 
-    Models that exist already keep the layers they have.
+    Existing models keep the layers they have.
 
     Raises:
         ModuleNotFoundError: PyTorch Geometric Temporal is not installed.
@@ -35,7 +38,7 @@ def patch() -> list[str]:
 
 
 def unpatch() -> None:
-    """Give the replaced names their own layers back."""
+    """Restore the original layers under the replaced names."""
     while _replaced:
         module, name, value = _replaced.pop()
         setattr(module, name, value)

@@ -2,7 +2,7 @@
 
 Snapshots come in one order, epoch after epoch, so the least recently used one is used soonest. The rows that were
 cached first therefore stay. Once the reads of an epoch are known, `choose_kept` chooses the rows that stay under a
-limit: those that save the most bytes of copies per byte held.
+limit. They are the rows that save the most bytes of copies per byte held.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pyg_direct.runtime.cuda.device import free_bytes
 
 
 class Candidate(NamedTuple):
-    """Something that may stay on the device.
+    """Rows or matrices that may stay on the device.
 
     Attributes:
         key: Its name.
-        held_bytes: What it takes there.
-        saved_bytes: What need not be copied in an epoch if it stays.
+        held_bytes: Bytes that it takes there.
+        saved_bytes: Bytes that need not be copied in an epoch if it stays.
     """
 
     key: Any
@@ -35,9 +35,9 @@ class Candidate(NamedTuple):
 
 
 def choose_kept(candidates: Iterable[Candidate], num_bytes: int) -> set[Hashable]:
-    """Keys of those that stay in `num_bytes`: by bytes saved for each byte held, as long as there is room.
+    """Return the keys that stay in `num_bytes`: by bytes saved for each byte held, as long as there is room.
 
-    Of equal ones the first come first. What saves nothing does not stay.
+    Among equal ones the first come first. A candidate that saves nothing does not stay.
     """
     useful = [c for c in candidates if c.saved_bytes > 0]
     kept: set[Hashable] = set()
@@ -49,10 +49,10 @@ def choose_kept(candidates: Iterable[Candidate], num_bytes: int) -> set[Hashable
 
 
 def choose_among(lists: Sequence[Sequence[Candidate]], num_bytes: int) -> tuple[list[list[Any]], int, int]:
-    """`choose_kept` among the candidates of several lists.
+    """Apply `choose_kept` to the candidates of several lists.
 
     Returns:
-        Keys of each list that stay, bytes of room that are left, and bytes that are copied for those that do not stay.
+        Keys of each list that stay, bytes of room that remain, and bytes that are copied for those that do not stay.
     """
     candidates = [c._replace(key=(number, c.key)) for number, known in enumerate(lists) for c in known]
     chosen = choose_kept(candidates, num_bytes)
@@ -62,14 +62,15 @@ def choose_among(lists: Sequence[Sequence[Candidate]], num_bytes: int) -> tuple[
 
 
 def count_entries(frames: Sequence[range]) -> Callable[..., int]:
-    """How often in an epoch, which begins anew behind its last frame, snapshots come into frames that the frame before
-    has not.
+    """Return a function that counts how often snapshots enter a frame that the frame before lacks. An epoch starts
+    again after its last frame.
 
     Args:
         frames: Snapshots of each frame, in the order of an epoch.
 
     Returns:
-        A function of ranges of snapshots: frames that have any of all these where the frame before has none.
+        A function of ranges of snapshots: it counts the frames that have any of all these while the frame before has
+        none.
     """
     spans = [(min(f[0], f[-1]), max(f[0], f[-1]) + 1) for f in frames]
 
@@ -80,17 +81,17 @@ def count_entries(frames: Sequence[range]) -> Callable[..., int]:
     return count
 
 
-# Of the free memory of a GPU, what one thing that is kept may take where nobody set a limit, and what is left besides
-# what passes need once that is known.
+# Share of the free memory of a GPU that one kept object may take without a limit. Then the share that remains beside
+# the passes' need, once that is known.
 _SHARE = 0.5
 _SPARE = 1 << 30
 
 
 class Budget:
-    """Bytes on the device that caches may take; None is without a limit but the free memory of a GPU.
+    """Bytes on the device that caches may take; None limits them only by the free memory of a GPU.
 
     Attributes:
-        need: Bytes that the passes of a frame take beside what is kept; None until they have been measured.
+        need: Bytes that the passes of a frame take beside the kept data; None until they have been measured.
     """
 
     def __init__(self, limit: int | None = None, device: torch.device | None = None) -> None:
@@ -98,7 +99,7 @@ class Budget:
         self.need: int | None = None
 
     def take(self, num_bytes: int) -> bool:
-        """Whether so many bytes more fit; they are taken then."""
+        """Take so many more bytes if they fit; return False if they do not."""
         if self.limit is not None and self.used + num_bytes > self.limit:
             return False
         if self.limit is None and not self.has_room(num_bytes, _SHARE):
@@ -107,8 +108,8 @@ class Budget:
         return True
 
     def has_room(self, num_bytes: int, share: float) -> bool:
-        """Whether a GPU's free memory has room for one thing more: a share of it, or all but twice what passes need,
-        once that is known.
+        """Report whether a GPU's free memory has room for one more object. It may take a share of the free memory, or
+        all but twice the passes' need, once that is known.
         """
         if self._device is None or self._device.type != "cuda":
             return True
@@ -117,10 +118,10 @@ class Budget:
 
 
 class RowCache:
-    """Rows by key; those that do not fit the budget are copied to the device when they are fetched, or begun before.
+    """Rows by key; rows beyond the budget are copied to the device when they are fetched, or begun before.
 
     Attributes:
-        moved_bytes: Copied from host memory to the device so far.
+        moved_bytes: Bytes copied from host memory to the device so far.
     """
 
     def __init__(self, device: torch.device, budget: Budget, copies: CopyStream | None = None) -> None:
@@ -134,17 +135,17 @@ class RowCache:
         return key in self._here or key in self._there
 
     def is_here(self, key: Hashable) -> bool:
-        """Whether rows are on the device."""
+        """Report whether rows are on the device."""
         return key in self._here
 
     @property
     def device_bytes(self) -> int:
-        """Held on the device."""
+        """Bytes held on the device."""
         return sum(t.numel() * t.element_size() for t in self._here.values())
 
     @property
     def host_bytes(self) -> int:
-        """Held in host memory."""
+        """Bytes held in host memory."""
         return sum(t.numel() * t.element_size() for t in self._there.values())
 
     def store(self, key: Hashable, rows: Tensor) -> None:
@@ -162,12 +163,14 @@ class RowCache:
             self._there[key] = rows
 
     def list_candidates(self, count_entries: Callable[[Any], int]) -> list[Candidate]:
-        """Rows of each key may stay; `count_entries` tells how often an epoch copies those of a key that do not."""
+        """List the rows of each key as candidates; `count_entries` returns how often an epoch copies rows of a key that
+        do not stay.
+        """
         sizes = {key: rows.numel() * rows.element_size() for key, rows in (self._here | self._there).items()}
         return [Candidate(key, size, size * count_entries(key)) for key, size in sizes.items()]
 
     def keep_only(self, keys: Collection[Hashable]) -> None:
-        """Let rows of other keys leave the device."""
+        """Make rows of other keys leave the device."""
         for key in [key for key in self._here if key not in keys]:
             rows = self._here.pop(key)
             self.budget.used -= rows.numel() * rows.element_size()
@@ -177,7 +180,7 @@ class RowCache:
             self._part_from_gone()
 
     def _part_from_gone(self) -> None:
-        """Give rows memory of their own that lie in one piece with some that left: it would stay as a whole."""
+        """Copy rows that share a block of memory with rows that left: the block would stay as a whole."""
         held: Counter[int] = Counter()
         for rows in self._here.values():
             held[rows.untyped_storage().data_ptr()] += rows.numel() * rows.element_size()
@@ -187,7 +190,7 @@ class RowCache:
                 self._here[key] = rows.clone()
 
     def bring(self, keys: Collection[Hashable]) -> None:
-        """Let rows of these keys stay on the device; the budget has room for them."""
+        """Make rows of these keys stay on the device; the budget has room for them."""
         for key in keys:
             if key in self._there:
                 self._here[key] = rows = self.fetch(key)
@@ -195,13 +198,13 @@ class RowCache:
                 del self._there[key]
 
     def prefetch(self, key: Hashable, timeline: Timeline | None = None) -> None:
-        """Begin to copy rows that are not on the device, beside what it computes."""
+        """Begin to copy rows that are not on the device, in parallel with its computation."""
         if key in self._there and key not in self._coming and self._copies.is_apart:
             copy = partial(self._there[key].to, self.device, non_blocking=True)
             self._coming[key] = self._copies.begin(copy, timeline)
 
     def fetch(self, key: Hashable) -> Tensor:
-        """The rows, on the device."""
+        """Return the rows, on the device."""
         if key in self._here:
             return self._here[key]
         host = self._there[key]
@@ -211,7 +214,9 @@ class RowCache:
         return host.to(self.device, non_blocking=True)
 
     def gather(self, keys: Sequence[Hashable]) -> Tensor | None:
-        """Rows of some keys, `[T, ...]`, of which those kept become parts; None unless all are on the device."""
+        """Gather rows of some keys, `[T, ...]`, of which the kept ones become parts; None unless all are on the
+        device.
+        """
         if not all(key in self._here for key in keys):
             return None
         together = torch.stack([self._here[key] for key in keys])

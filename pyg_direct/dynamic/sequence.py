@@ -1,4 +1,4 @@
-"""Snapshots out of whatever holds them: signals of PyTorch Geometric Temporal, lists of `Data`, timed edges."""
+"""Snapshots from any container: signals of PyTorch Geometric Temporal, lists of `Data`, timed edges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPARED = 2**10
 
 
 def read_snapshots(signal: Any) -> list[Any]:
-    """The snapshots of a signal: `Data`, `HeteroData` or `Batch` each, tensors that stay equal held once.
+    """Read the snapshots of a signal: `Data`, `HeteroData` or `Batch` each, with equal tensors held once.
 
     Args:
         signal: Any signal of PyTorch Geometric Temporal (all have `snapshot_count`), or a sequence of `Data`.
@@ -58,7 +58,7 @@ def _is_same(first: Tensor, second: Tensor) -> bool:
         return False
     if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
         return False
-    # Most that differ do so in some of the first numbers.
+    # Most tensors that differ do so in some of the first numbers.
     few = (value.reshape(-1)[:_COMPARED] if value.is_contiguous() else value for value in (first, second))
     return torch.equal(*few) and torch.equal(first, second)
 
@@ -71,15 +71,15 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         data: `TemporalData` (`src`, `dst`, `t`, perhaps `msg`), or `Data` with `edge_index` and `time` or `edge_time`
             `[E]`, perhaps `edge_attr`.
         window: Length of a snapshot, in the unit of the times.
-        edge_life: Snapshots that an edge is seen in, its own the first; 0 keeps every edge for ever.
-        x: Features of the nodes, of any dtype, `[N, F]`, the same in every snapshot, or `[T, N, F]`; None takes those
-            of `data`.
-        num_nodes: N; None takes that of `x`, of `data` where it was given, or the largest id and one.
-        start: Time at which the first snapshot begins; None takes that of the first edge.
+        edge_life: Snapshots that contain an edge, from its own on; 0 keeps every edge in all later ones.
+        x: Features of the nodes, of any dtype, `[N, F]`, the same in every snapshot, or `[T, N, F]`; None takes the
+            features of `data`.
+        num_nodes: N; None takes the number of `x`, of `data` if it was given, or the largest id and one.
+        start: Time at which the first snapshot begins; None takes the time of the first edge.
 
     Returns:
         `Data` with `x`, `edge_index` and `edge_attr` (messages or weights of the edges) for each of the T snapshots up
-        to that of the last edge; empty ones too.
+        to the last edge; empty ones too.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -130,7 +130,7 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
 
 
 def _number_edges(times: Tensor, window: Any, start: Any) -> Tensor:
-    """Snapshots that edges of these times begin in, int64 `[E]`."""
+    """Return the snapshots that edges of these times begin in, int64 `[E]`."""
     first, last = (end.item() for end in torch.aminmax(times))
     for end in (first, last):
         if not math.isfinite(end):
@@ -144,13 +144,14 @@ def _number_edges(times: Tensor, window: Any, start: Any) -> Tensor:
         rule = f"not be behind the first edge at {first}" if start > first else "be finite"
         raise ArgumentError(f"start must {rule}, got {start}")
     if not times.is_floating_point() and all(float(given).is_integer() for given in (start, window)):
-        # Torch would make float32 of these times beside a float, which tells seconds of today in steps of two minutes.
+        # Torch would make float32 of these times beside a float, whose steps are two minutes for present times in
+        # seconds.
         return torch.div(times.long() - int(start), int(window), rounding_mode="floor")
     return torch.div(times.double() - float(start), float(window), rounding_mode="floor").long()
 
 
 def _count_nodes(edges: Tensor, x: Tensor | None, num_nodes: int | None) -> int:
-    """Nodes of snapshots with these edges and features."""
+    """Return the nodes of snapshots with these edges and features."""
     if x is not None and not isinstance(x, Tensor):
         raise ArgumentTypeError(f"x must be a tensor, got {type(x).__name__}")
     if x is not None and x.dim() not in (2, 3):

@@ -1,4 +1,6 @@
-"""Edges of a sequence of snapshots in order, and what operators make of them: on the host, or sooner on a GPU."""
+"""Ordered edges of a sequence of snapshots, and the factors that operators make of them: on the host, or earlier on a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,17 @@ from pyg_direct.ops.rows.upload import upload_large
 from pyg_direct.ops.snapshots.sliced_csr import slice_keys
 from pyg_direct.runtime.host.threads import one_thread
 
-# Of the free memory of a GPU, what edges that lie there in order may take: what is kept of an edge, and what putting it
-# in order and finding it in a group of eight takes for a moment.
+# Share of the free memory of a GPU that ordered edges may take. Then the kept bytes of an edge, and the temporary bytes
+# of sorting it and finding it in a group of eight.
 _SHARE, _EDGE_BYTES = 0.2, 128
-# How often structures are sent that do not stay, at least: as many epochs are few.
+# Least number of times that structures which do not stay are sent: so many epochs are few.
 _SENDINGS = 8
-# So few edges in all are put in order by the host before a GPU has begun with all the operations.
+# The host sorts so few edges in all before a GPU has begun with all the operations.
 FEW = 2**15
-# Keys target * N + source of the graph of all snapshots that are put in order at once are less.
+# Upper bound of the keys target * N + source in the graph of all snapshots that are sorted at once.
 _MOST_KEYS = 2**63
-# And so few of some snapshots one thread slices: neither one beside training, as both would wait for each other's
-# Python, nor all of torch's, which would be woken for each short loop.
+# One thread slices so few edges of some snapshots. A thread in parallel with training would make both wait for Python's
+# lock, and all of torch's threads would be woken for each short loop.
 FEW_AT_ONCE = 2**18
 
 
@@ -44,7 +46,7 @@ class Parts(NamedTuple):
         edge_index: int64 `[2, E]`.
         edge_weight: One weight an edge, or None.
         num_nodes: N.
-        other_bytes: Bytes of what else a snapshot has: its targets, above all.
+        other_bytes: Bytes of the other attributes of a snapshot, mainly its targets.
     """
 
     x: Tensor | None
@@ -55,12 +57,12 @@ class Parts(NamedTuple):
 
 
 def is_weighted(part: Parts) -> bool:
-    """Whether edges of a snapshot have weights that layers can use."""
+    """Report whether edges of a snapshot have weights that layers can use."""
     return part.edge_weight is not None and part.edge_weight.is_floating_point()
 
 
 def find_alike(parts: Sequence[Parts], time: int, first: int, last: int) -> tuple[int, int]:
-    """The snapshots around `time` in [first, last) whose features have its width and that have any."""
+    """Return the snapshots around `time` in [first, last) whose features have its width and that have any."""
 
     def width(part: Parts) -> Any:
         return None if part.x is None else (part.x.shape[1:], part.x.dtype)
@@ -74,11 +76,11 @@ def find_alike(parts: Sequence[Parts], time: int, first: int, last: int) -> tupl
 
 
 def check_limit(parts: Sequence[Parts], memory: int | None) -> None:
-    """Raise unless so many bytes hold the features of each snapshot: less keeps nothing. What else a snapshot takes
-    lies beside them while it is trained on, and the message tells it.
+    """Raise unless so many bytes hold the features of each snapshot: less keeps nothing. Other attributes of a snapshot
+    lie beside them while it is trained on, and the message includes them.
 
     Raises:
-        MemoryLimitError: as said.
+        MemoryLimitError: the bytes do not hold them.
     """
     time = max(range(len(parts)), key=lambda time: _count_features(parts[time]), default=None)
     if time is None or memory is None or memory >= _count_features(parts[time]):
@@ -99,7 +101,7 @@ def check_limit(parts: Sequence[Parts], memory: int | None) -> None:
 
 @contextmanager
 def _told_snapshot(time: int) -> Iterator[None]:
-    """Let errors of a snapshot's edges name it."""
+    """Make errors of a snapshot's edges name it."""
     try:
         yield
     except (ArgumentError, ArgumentTypeError) as error:
@@ -111,14 +113,14 @@ def _count_features(part: Parts) -> int:
 
 
 class SequenceEdges:
-    """What is known of the edges of each snapshot, made when first asked for.
+    """Ordered edges of each snapshot, made at the first request.
 
     Args:
         parts: The snapshots, in order. Tensors that are the same object are the same in several snapshots.
         num_nodes: N of all of them.
-        device: Where layers compute.
-        budget: Of what is kept there.
-        ahead: Whose thread may ask too.
+        device: Device of the layers.
+        budget: Budget of the bytes kept there.
+        ahead: Owner of a thread that may ask too.
 
     Attributes:
         moved_bytes: Edges and weights copied to the device so far.
@@ -129,7 +131,7 @@ class SequenceEdges:
         self._parts, self._num_nodes, self._target, self._budget = parts, num_nodes, device, budget
         self._ahead = ahead
         self._ordered: dict[Hashable, Snapshot] = {}
-        # Those that are in order as one graph, by the names of its parts.
+        # Snapshots that are ordered as one graph, by the names of its parts.
         self._joined: dict[tuple[Hashable, ...], Joined] = {}
         self._factors: dict[Hashable, Factors] = {}
         self.moved_bytes = 0
@@ -139,8 +141,8 @@ class SequenceEdges:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where edges are put in order: on a GPU that has room for all of them, if they are many or there already, and
-        nobody limits what is kept there; else on the host.
+        """Device that sorts the edges. It is a GPU that has room for all of them, if they are many or there already,
+        and no limit is set; otherwise the host.
         """
         given = {id(part.edge_index): part.edge_index for part in self._parts}.values()
         num_edges = sum(edges.shape[1] for edges in given)
@@ -152,42 +154,47 @@ class SequenceEdges:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Of weights and factors: float64 where features are, as PyG normalises edges for them, else fp32."""
+        """Dtype of weights and factors: float64 if features are float64, as PyG normalizes edges for them, otherwise
+        fp32.
+        """
         is_double = any(part.x is not None and part.x.dtype == torch.float64 for part in self._parts)
         return torch.float64 if is_double else torch.float32
 
     @cached_property
     def _given_dtype(self) -> torch.dtype:
-        """Of weights for operators that normalise as these are given: theirs, where features have as many bits."""
+        """Dtype of weights for operators that normalize in the given dtype: the weights' own, if features have as many
+        bits.
+        """
         given = (part.edge_weight for part in self._parts)
         is_double = any(weight is not None and weight.dtype == torch.float64 for weight in given)
         return self.dtype if is_double else torch.float32
 
     @property
     def are_on_device(self) -> bool:
-        """Whether they are put in order there, and structures made of them."""
+        """Report whether they are sorted on the device, and structures are made of them there."""
         return self.device.type != "cpu"
 
     def are_for_thread(self, low: int, high: int) -> bool:
-        """Whether a thread slices snapshots [low, high) ahead: where the host does, a GPU trains, and they are many.
+        """Report whether a thread slices snapshots [low, high) ahead: if the host slices, a GPU trains, and they are
+        many.
 
-        On a CPU it would take from training what it gives: with it 24 snapshots of 5,000 edges took 40 ms instead of
-        29, of 200,000 edges 378 instead of 290, on two cores.
+        On a CPU it would cost training as much as it gains. With it 24 snapshots of 5,000 edges took 40 ms instead of
+        29, and 24 of 200,000 edges 378 instead of 290, on two cores.
         """
         if self.are_on_device or self._target.type != "cuda":
             return False
         return not self._are_few(low, high)
 
     def in_one_thread(self, low: int, high: int) -> one_thread:
-        """Torch's loops over few edges of snapshots [low, high) that lie on the host keep to the thread that asks."""
+        """Keep torch's loops over few edges of snapshots [low, high) that lie on the host to the calling thread."""
         return one_thread(not self.are_on_device and self._are_few(low, high))
 
     def _are_few(self, low: int, high: int) -> bool:
         return sum(part.edge_index.shape[1] for part in self._parts[low:high]) < FEW_AT_ONCE
 
     def tell_speeds(self, speeds: Speeds) -> Speeds:
-        """Those of the device for structures of these edges: they need not be sent where they are made, and are sent in
-        every epoch, though rows are aggregated once, where memory is limited.
+        """Return the speeds of the device for structures of these edges. If they are made there they need not be sent.
+        If memory is limited they are sent in every epoch, although rows are aggregated once.
         """
         if self.are_on_device:
             return replace(speeds, bytes_per_second=0.0)
@@ -195,9 +202,9 @@ class SequenceEdges:
         return replace(speeds, bytes_per_second=speeds.bytes_per_second / sendings)
 
     def join(self, times: range, weighted: bool = True) -> Snapshot | None:
-        """The edges of snapshots in order as those of one graph, in which node i of the t-th is t * N + i; None where
-        the device does not do that, some have other nodes or were put in order before, or an edge is wrong, of which
-        `order` tells.
+        """Return the ordered edges of snapshots as one graph, in which node i of the t-th is t * N + i. None if the
+        device does not sort, if some have other nodes or were sorted before, or if an edge is wrong, which `order`
+        reports.
         """
         names = tuple(self._name(time, weighted) for time in times)
         with self._ahead.lock:
@@ -207,7 +214,7 @@ class SequenceEdges:
         return None if joined is None else joined.graph
 
     def _join_fresh(self, times: range, weighted: bool) -> None:
-        """Put those of some snapshots in order at once that have not been."""
+        """Sort at once those of some snapshots that were not sorted before."""
         known = {*self._ordered, *chain.from_iterable(self._joined)}
         fresh = {self._name(t, weighted): t for t in times if self._parts[t].num_nodes == self._num_nodes}
         fresh = {name: time for name, time in fresh.items() if name not in known}
@@ -225,11 +232,11 @@ class SequenceEdges:
         return self._parts[time].edge_weight if weighted else None
 
     def _name(self, time: int, weighted: bool) -> Hashable:
-        """What tells the edges of a snapshot from others."""
+        """Return the key of a snapshot's edges."""
         return id(self._parts[time].edge_index), id(self._weight_of(time, weighted))
 
     def order(self, time: int, weighted: bool = True) -> Snapshot:
-        """The edges of a snapshot in order."""
+        """Return the edges of a snapshot in order."""
         part, weight, key = self._parts[time], self._weight_of(time, weighted), self._name(time, weighted)
         with self._ahead.lock:
             if key not in self._ordered:
@@ -241,19 +248,19 @@ class SequenceEdges:
             return self._ordered[key]
 
     def _split(self, name: Hashable) -> None:
-        """Take a snapshot out of those that lie in one graph, and with it these."""
+        """Take a snapshot out of a graph of several, and with it the others."""
         names = next((names for names in self._joined if name in names), None)
         if names is not None:
             self._ordered.update(zip(names, self._joined.pop(names).split(), strict=True))
 
     def _move(self, *given: Tensor) -> list[Tensor]:
-        """Tensors where edges are put in order."""
+        """Return tensors on the device that sorts the edges."""
         if self.are_on_device:
             self.moved_bytes += sum(t.numel() * t.element_size() for t in given if not t.is_cuda)
         return upload_large(given, self.device)
 
     def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
-        """What an operator makes of a snapshot."""
+        """Factorize a snapshot with an operator."""
         snapshot = self.order(time, weighted)
         key = operator, id(snapshot)
         with self._ahead.lock:
@@ -263,7 +270,7 @@ class SequenceEdges:
             return self._factors[key]
 
     def _read_given(self, time: int, weighted: bool) -> tuple[Tensor, Tensor | None]:
-        """Edges and weights of a snapshot in the order in which they were given."""
+        """Return edges and weights of a snapshot in the given order."""
         part = self._parts[time]
         weight = part.edge_weight if weighted else None
         edge_index, *rest = self._move(part.edge_index, *(() if weight is None else (weight,)))

@@ -1,7 +1,7 @@
 """Snapshots' edges in order: by target, then source, with parallel edges added up, as PyG's sums treat them.
 
-`join_edges` treats the edges of several snapshots as one graph. They are ordered in as many operations as one
-snapshot takes.
+`join_edges` treats the edges of several snapshots as one graph. They are sorted in as many operations as one snapshot
+takes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Snapshot:
 
     Attributes:
         keys: target * N + source of each edge, int64 `[E]`, ascending and unique.
-        weight: Sum of the weights of the edges of a key, `[E]`, fp32 or float64 as all numbers here; None where all
-            are one.
+        weight: Sum of the weights of the edges of a key, `[E]`, fp32 or float64 as all numbers here; None if all are
+            one.
         num_nodes: N.
         loop_nodes: Nodes with a loop, int64 `[L]`.
-        loop_weight: Weight of the last loop given of each of them, `[L]`; None where no weights were given.
+        loop_weight: Weight of the last given loop of each of them, `[L]`; None if no weights were given.
         num_in: Edges given to each target, parallel ones counted, `[N]`.
-        apart: Keys, ascending, and weights of all edges as they were given, `[M]`, where some are parallel and some
-            weights below zero; else None.
-        given: (source, target) int64 `[2, E]` and weights `[E]` or None in the order in which they were given, for the
-            operators that ask for it; else None.
+        apart: Keys, ascending, and weights of all edges as they were given, `[M]`, if some are parallel and some
+            weights below zero; otherwise None.
+        given: (source, target) int64 `[2, E]` and weights `[E]` or None in the given order, for the operators that
+            request it; otherwise None.
     """
 
     keys: Tensor
@@ -47,12 +47,12 @@ class Snapshot:
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors live."""
+        """Device of its tensors."""
         return self.keys.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and sums."""
+        """Dtype of weights and sums."""
         return self.num_in.dtype
 
     @property
@@ -79,12 +79,12 @@ class Snapshot:
         return _add_up(sources, weight, self.num_nodes)
 
     def without_loops(self) -> Snapshot:
-        """The same without edges from a node to itself; `apart` stays as it is."""
+        """Return the snapshot without edges from a node to itself; `apart` stays unchanged."""
         if self.loop_nodes.numel() == 0:
             return self
         kept = self.targets != self.sources
         weight = None if self.weight is None else self.weight[kept]
-        # Where only loops were parallel, what is left weighs one.
+        # If only loops were parallel, the remaining edges have weight one.
         if weight is not None and self.loop_weight is None and bool((weight == 1).all()):
             weight = None
         none = self.loop_nodes[:0]
@@ -95,14 +95,14 @@ class Snapshot:
 
 def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, own: int | None = None,
                 dtype: torch.dtype = torch.float32) -> Snapshot:  # fmt: skip
-    """The edges of one snapshot in order.
+    """Sort the edges of one snapshot.
 
     Args:
         edge_index: (source, target), int64 or int32 `[2, E]`, in any order, on the device that does the work.
         edge_weight: One weight an edge, `[E]` or `[E, 1]` of any floating dtype; None for ones.
         num_nodes: N.
-        own: Of these the snapshot has the first so many, between which its edges lie; None for all.
-        dtype: Of weights and sums.
+        own: Number of the nodes, the first ones, that the snapshot has, between which its edges lie; None for all.
+        dtype: Dtype of weights and sums.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -113,13 +113,13 @@ def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, 
 
 def order_checked(sources: Tensor, targets: Tensor, weight: Tensor | None, num_nodes: int,
                   dtype: torch.dtype) -> Snapshot:  # fmt: skip
-    """Edges in order.
+    """Sort checked edges.
 
     Args:
         sources, targets: int64 `[E]` each, in [0, N).
         weight: `[E]` of `dtype`, or None for ones.
         num_nodes: N, whose square is less than 2**63.
-        dtype: Of weights and sums.
+        dtype: Dtype of weights and sums.
     """
     total = sources.numel()
     loop_nodes, loop_weight = _last_loops(sources == targets, targets, weight, num_nodes)
@@ -139,7 +139,7 @@ def order_checked(sources: Tensor, targets: Tensor, weight: Tensor | None, num_n
 
 
 def check_edges(edges: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Tensor]:
-    """Sources and targets of the edges of several snapshots, one behind the other, int64 `[E]`.
+    """Check and return sources and targets of the edges of several snapshots, concatenated, int64 `[E]`.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -155,7 +155,7 @@ def check_edges(edges: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Tensor
 
 
 def check_weights(weights: Sequence[Tensor | None], edges: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """Weights of the edges of several snapshots, one behind the other, `[E]`; None where no snapshot has any.
+    """Check and return weights of the edges of several snapshots, concatenated, `[E]`; None if no snapshot has any.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
@@ -165,7 +165,7 @@ def check_weights(weights: Sequence[Tensor | None], edges: Sequence[Tensor], dty
 
 
 def _check_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """Sources and targets, int64 `[E]`; those of a GPU are not read."""
+    """Check and return sources and targets, int64 `[E]`; on a GPU they are not read."""
     if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
         shape = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise ArgumentError(f"edge_index must have shape [2, E], got {shape}")
@@ -176,7 +176,7 @@ def _check_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def _check_weight(edge_weight: Tensor, edge_index: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights as `[E]` of a dtype."""
+    """Check and return weights as `[E]` of a dtype."""
     num_edges = edge_index.shape[1]
     check_same_device("edge_weight", edge_weight, "edge_index", edge_index)
     if edge_weight.numel() != num_edges or edge_weight.shape[:1] != (num_edges,):
@@ -187,15 +187,15 @@ def _check_weight(edge_weight: Tensor, edge_index: Tensor, dtype: torch.dtype) -
 
 
 def _add_up(places: Tensor, weight: Tensor, count: int) -> Tensor:
-    """Sum of the weights at each of `count` places; equal calls give equal sums to the last bit."""
+    """Sum the weights at each of `count` places; equal calls give equal sums to the last bit."""
     out = weight.new_zeros(count)
-    # Atomics of a GPU would add in any order; this sorts there, and threads of a CPU would do so here.
+    # Atomics of a GPU would add in any order; this sorts there, and CPU threads would add in any order here.
     return out.index_put_((places,), weight, accumulate=True) if weight.is_cuda else out.index_add_(0, places, weight)
 
 
 def _last_loops(is_loop: Tensor, nodes: Tensor, weight: Tensor | None,
                 num_nodes: int) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Nodes with loops, ascending, and the weight of the last loop of each."""
+    """Return nodes with loops, ascending, and the weight of the last loop of each."""
     loops = is_loop.nonzero().view(-1)
     if weight is None or loops.numel() == 0:
         return torch.unique(nodes[loops]), None if weight is None else weight[:0]
@@ -210,8 +210,8 @@ class Joined:
 
     Attributes:
         graph: All of them in order, T * N nodes.
-        counts: Edges given of each snapshot.
-        is_weighted: Whether weights were given.
+        counts: Number of given edges of each snapshot.
+        is_weighted: True if weights were given.
     """
 
     graph: Snapshot
@@ -219,7 +219,7 @@ class Joined:
     is_weighted: bool
 
     def split(self) -> list[Snapshot]:
-        """The snapshots, each as `order_edges` has it."""
+        """Return the snapshots, each as from `order_edges`."""
         graph, num_parts = self.graph, len(self.counts)
         num_nodes = graph.num_nodes // num_parts
         bounds = _find_bounds(graph.keys, num_nodes * graph.num_nodes, num_parts)
@@ -231,7 +231,7 @@ class Joined:
         spans = zip(pairwise(bounds), pairwise(loop_bounds), pairwise(given_bounds), strict=True)
         for t, (part, loops, given) in enumerate(spans):
             mine, looped, each = slice(*part), slice(*loops), slice(*given)
-            # Where no edge was there twice, each weighs one.
+            # If no edge occurred twice, each has weight one.
             is_repeated = part[1] - part[0] < self.counts[t]
             weight = graph.weight if self.is_weighted or is_repeated else None
             out.append(Snapshot(
@@ -244,24 +244,24 @@ class Joined:
         return out
 
     def _localise(self, keys: Tensor) -> Tensor:
-        """Keys of all edges as those of their snapshots, target * N + source."""
+        """Return keys of all edges within their snapshots, target * N + source."""
         size = max(1, self.graph.num_nodes)
         num_nodes = max(1, size // len(self.counts))
         targets = torch.div(keys, size, rounding_mode="floor")
-        # Both ends are of one snapshot.
+        # Both ends belong to one snapshot.
         first = torch.div(targets, num_nodes, rounding_mode="floor") * num_nodes
         return (targets - first) * num_nodes + keys - targets * size - first
 
 
 def join_edges(edges: Sequence[Tensor], weights: Sequence[Tensor | None], num_nodes: int,
                dtype: torch.dtype = torch.float32) -> Joined:  # fmt: skip
-    """The edges of several snapshots in order, as those of one graph.
+    """Sort the edges of several snapshots as one graph.
 
     Args:
-        edges: Of each snapshot, int64 or int32 `[2, E]`, on one device.
-        weights: Of each, `[E]` or `[E, 1]` of any floating dtype, or None for all of them.
+        edges: Edges of each snapshot, int64 or int32 `[2, E]`, on one device.
+        weights: Weights of each, `[E]` or `[E, 1]` of any floating dtype, or None for all of them.
         num_nodes: N; the square of N times the number of snapshots must be less than 2**63.
-        dtype: Of weights and sums.
+        dtype: Dtype of weights and sums.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -277,7 +277,7 @@ def join_edges(edges: Sequence[Tensor], weights: Sequence[Tensor | None], num_no
 
 
 def _find_bounds(ascending: Tensor, step: int, count: int) -> list[int]:
-    """Where the numbers of each of `count` ranges of length `step` begin, and where the last ends."""
+    """Return the first positions of the numbers in each of `count` ranges of length `step`, and the end of the last."""
     if count == 1 or ascending.numel() == 0:
         return [0] * count + [ascending.numel()]
     bounds = torch.arange(1, count, device=ascending.device) * step

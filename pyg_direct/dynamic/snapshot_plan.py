@@ -1,7 +1,8 @@
-"""What is known of a sequence of snapshots: its matrices and the aggregated features of the first layer.
+"""Plan of a sequence of snapshots: its matrices and the aggregated features of the first layer.
 
-The first aggregation of a model depends on neither time nor parameters, so it is computed once for each snapshot,
-several snapshots at a time, and kept (PiPAD, section 4.3): on the device while they fit, else in host memory.
+The first aggregation of a model depends on neither time nor parameters. So it is computed once for each snapshot,
+several snapshots at a time, and kept (PiPAD, section 4.3). It stays on the device while there is room, otherwise in
+host memory.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from pyg_direct.profiling import trace
             "multiply_window", "prefetch_features", "prefetch_given", "prefetch_matrices", "read_features", "settle",
             "visit", "describe")  # fmt: skip
 class SnapshotPlan:
-    """Matrices and aggregated features of the snapshots of one sequence, made when first asked for.
+    """Matrices and aggregated features of the snapshots of one sequence, made at the first request.
 
     Args:
         parts: The snapshots, in order. Tensors that are the same object are the same in several snapshots.
-        device: Where layers compute.
-        group_size: Snapshots aggregated at once: 1, 2, 4 or 8; "auto" chooses for every eight of them, form included,
-            what the measured speeds of the device let expect to take the least.
+        device: Device of the layers.
+        group_size: Snapshots aggregated at once: 1, 2, 4 or 8. "auto" chooses for every eight of them, including the
+            form, by the least time expected from the measured speeds of the device.
         form: "split" or "mask", see `group.build_group`.
-        memory: Bytes on the device for what is kept; None is without a limit.
+        memory: Bytes on the device for kept data; None sets no limit.
 
     Raises:
-        ArgumentError, MemoryLimitError: no such group size or form; `memory` is less than the features of one snapshot.
+        ArgumentError, MemoryLimitError: unknown group size or form; `memory` is less than the features of one snapshot.
     """
 
     def __init__(self, parts: Sequence[Parts], device: torch.device, group_size: int | str = "auto",
@@ -61,37 +62,39 @@ class SnapshotPlan:
         self.copies = CopyStream(device)
         self.matrices = MatrixCache(device, self.budget, self.copies)
         self._choice = GroupChoice(self.parts, self.num_nodes, device, group_size, form, self.edges, self._ahead)
-        # What was chosen, in words.
+        # Choices in words.
         self.decisions = self._choice.decisions
         self.timeline: Timeline | None = None
         self._rows, self._given = (RowCache(device, self.budget, self.copies) for _ in range(2))
         self._kept: dict[Hashable, Any] = {}
-        # Structures and features copied from host memory; on a CPU, those that a device of its own would be sent.
+        # Structures and features copied from host memory; on a CPU, those that a separate device would be sent.
         self.moved_bytes = 0
 
     def __len__(self) -> int:
         return len(self.parts)
 
     def tell_time(self, time: int) -> int:
-        """Which snapshot is meant; plans of a frame have places."""
+        """Return the snapshot of a time; in plans of a frame times are places."""
         return time
 
     def factorise(self, operator: Operator, time: int, weighted: bool = True) -> Factors:
-        """What an operator makes of a snapshot."""
+        """Factorize a snapshot with an operator."""
         return self.edges.factorise(operator, time, weighted)
 
     def _count_at_once(self, time: int) -> int:
-        """Snapshots whose features memory lets be aggregated at once."""
+        """Return the number of snapshots whose features can be aggregated at once within memory."""
         x = self.parts[time].x
         if x is None or self.budget.limit is None:
             return MAX_GROUP
-        # What goes in and comes out lies on the device at once.
+        # Inputs and outputs lie on the device at once.
         row_bytes = 8 * self.num_nodes * x.shape[1:].numel()
         return max(1, min(MAX_GROUP, (self.budget.limit - self.budget.used) // max(1, row_bytes)))
 
     def get_matrices(self, operator: Operator, first: int, last: int, weighted: bool = True,
                      form: str | None = None, keep: bool = True) -> SnapshotMatrices:  # fmt: skip
-        """The matrices of snapshots [first, last), on the device; kept there with `keep`, where the budget has room."""
+        """Return the matrices of snapshots [first, last), on the device; with `keep` they stay there if the budget has
+        room.
+        """
         factors = [self.factorise(operator, t, weighted) for t in range(first, last)]
         form = self.form if form is None else form
         key = name_matrices(form, factors)
@@ -107,12 +110,12 @@ class SnapshotPlan:
         return self.matrices.get(key, range(first, last), make, keep)
 
     def settle(self, frames: Sequence[range], rows: Collection[tuple[Operator, bool]], reads_features: bool) -> None:
-        """Choose what stays on the device under a limit, now that it is known what an epoch reads.
+        """Choose the data that stays on the device under a limit, once the reads of an epoch are known.
 
         Args:
             frames: Snapshots of each frame, in order.
-            rows: Operators and weightings whose aggregated features are copied where they are not on the device.
-            reads_features: Whether features as they were given are.
+            rows: Operators and weightings whose aggregated features are copied if they are not on the device.
+            reads_features: True if features as they were given are copied too.
         """
         if self.budget.limit is None:
             return
@@ -126,7 +129,7 @@ class SnapshotPlan:
         (given, aggregated, matrices), room, left = choose_among(lists, room)
         whole = choose_kept(self.matrices.list_unpacked(matrices, count), room)
         packed = [key for key in matrices if key not in whole]
-        # First others go, so that there is room for all that comes.
+        # First others leave, so that there is room for all new ones.
         for change in ("keep_only", "bring"):
             getattr(self._given, change)(given)
             getattr(self._rows, change)(aggregated)
@@ -134,18 +137,18 @@ class SnapshotPlan:
         self.decisions.append(f"memory: of what frames bring, {left:,} bytes are copied in every epoch")
 
     def visit(self, times: range) -> None:
-        """Say which snapshots a frame has: until the next one, matrices of others leave the device if the budget has no
+        """Set the snapshots of a frame: until the next one, matrices of others leave the device if the budget has no
         room for them.
         """
         self.matrices.visit(times)
 
     def has_rows(self, operator: Operator, time: int, weighted: bool = True) -> bool:
-        """Whether the aggregated features of a snapshot are on the device."""
+        """Report whether the aggregated features of a snapshot are on the device."""
         return self._rows.is_here((operator, weighted, time))
 
     def aggregate_features(self, operator: Operator, time: int, weighted: bool = True) -> Tensor:
-        """The aggregated features of a snapshot, `[N, F]` (further dimensions flat) on the device; its whole group is
-        computed at once.
+        """Return the aggregated features of a snapshot, `[N, F]` (further dimensions flat) on the device; its whole
+        group is computed at once.
 
         Raises:
             ArgumentError: the snapshot has no features.
@@ -171,44 +174,48 @@ class SnapshotPlan:
         return self._rows.fetch(key)
 
     def _halve(self, operator: Operator, weighted: bool, group: Option) -> None:
-        """Let the matrices of a group go that memory has no room for, and put two groups in its place."""
+        """Drop the matrices of a group that memory has no room for, and replace it by two groups."""
         if group.form != APART:
             factors = [self.factorise(operator, time, weighted) for time in range(group.first, group.last)]
             self.matrices.drop(name_matrices(group.form, factors))
         self._choice.halve(operator, weighted, group)
 
     def _count_channels(self, time: int) -> int:
-        """Numbers of a row of the features of a snapshot."""
+        """Return the numbers of a row of the features of a snapshot."""
         x = self.parts[time].x
         if x is None:
             raise ArgumentError("x must be features of every snapshot that a layer aggregates, got None")
         return x.shape[1:].numel()
 
     def _begin_following(self, operator: Operator, time: int, weighted: bool) -> None:
-        """Let a thread slice the snapshots from `time` on, if they have not been and it pays."""
+        """Let a thread slice the snapshots from `time` on, if they have not been sliced and it pays."""
         if time < len(self.parts) and self.parts[time].x is not None and (operator, weighted, time) not in self._rows:
             self._choice.begin(operator, time, weighted, self._count_channels(time), self.timeline)
 
     def gather_features(self, operator: Operator, times: range, weighted: bool = True) -> Tensor | None:
-        """Aggregated features of snapshots of one shape, `[T, N, F]`; None unless all lie on the device already."""
+        """Return aggregated features of snapshots of one shape, `[T, N, F]`; None unless all lie on the device
+        already.
+        """
         return self._rows.gather([(operator, weighted, time) for time in times])
 
     def prefetch_features(self, operator: Operator, time: int, weighted: bool = True) -> None:
-        """Begin to copy aggregated features that are soon asked for, beside what the device computes."""
+        """Begin to copy aggregated features that are needed soon, in parallel with the device's computation."""
         self._rows.prefetch((operator, weighted, time), self.timeline)
 
     def prefetch_given(self, time: int) -> None:
-        """Begin to copy features that were read before, beside what the device computes."""
+        """Begin to copy features that were read before, in parallel with the device's computation."""
         self._given.prefetch(time, self.timeline)
 
     def prefetch_matrices(self, operator: Operator, time: int, weighted: bool = True) -> None:
-        """Begin to copy the matrices of a snapshot's group, if they were before, beside what the device computes."""
+        """Begin to copy the matrices of a snapshot's group, if they were copied before, in parallel with the device's
+        computation.
+        """
         for group in self._choice.list_known(operator, time, weighted):
             factors = [self.factorise(operator, t, weighted) for t in range(group.first, group.last)]
             self.matrices.prefetch(name_matrices(group.form, factors), self.timeline)
 
     def read_features(self, time: int) -> Tensor:
-        """The features of a snapshot on the device, kept there while the budget lasts.
+        """Return the features of a snapshot on the device, kept there while the budget lasts.
 
         Raises:
             ArgumentError: the snapshot has no features.
@@ -226,36 +233,38 @@ class SnapshotPlan:
         return here
 
     def gather_given(self, times: range) -> Tensor:
-        """The features of snapshots of one shape, `[T, N, F]` on the device; those kept there become parts of it."""
+        """Return the features of snapshots of one shape, `[T, N, F]` on the device; kept ones become parts of it."""
         rows = [self.read_features(time) for time in times]
         kept = self._given.gather(list(times))
         return torch.stack(rows) if kept is None else kept
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make()` gives; plans of a frame make it once for all snapshots that share one backward pass."""
+        """Return the result of `make()`; plans of a frame compute it once for all snapshots that share one backward
+        pass.
+        """
         return make()
 
     def defer(self, work: Callable[[], None], owner: Hashable = None) -> None:
-        """Do something now; plans of a frame do it when all its snapshots have gone through the model."""
+        """Call work now; plans of a frame call it after all its snapshots have gone through the model."""
         work()
 
     def at(self, time: int) -> tuple[SnapshotPlan, int]:
-        """What has the edges of a snapshot, and which it is there."""
+        """Return the plan that has the edges of a snapshot, and its number there."""
         return self, time
 
     def finish(self, owner: Hashable = None) -> None:
-        """Do what an owner deferred; nothing without frames."""
+        """Run the deferred work of an owner; no effect without frames."""
 
     def get_window(self, operator: Operator, weighted: bool) -> Tensor | None:
-        """Aggregated features of all snapshots of a frame, `[W, N, F]`; None where there is no frame."""
+        """Return aggregated features of all snapshots of a frame, `[W, N, F]`; None without a frame."""
         return None
 
     def get_features(self) -> Tensor:
-        """Features of all snapshots of a frame, `[W, N, F]`."""
+        """Return features of all snapshots of a frame, `[W, N, F]`."""
         raise NotImplementedError("only plans of frames have windows")
 
     def _keep_group(self, operator: Operator, group: Option, weighted: bool) -> None:
-        """Aggregate features of a group, of as many snapshots at once as memory lets be, and keep or send each away."""
+        """Aggregate features of a group, of as many snapshots at once as memory allows, and keep or send each away."""
         low = group.first
         while low < group.last:
             times = range(low, min(low + self._count_at_once(low), group.last))
@@ -269,7 +278,7 @@ class SnapshotPlan:
             low = times.stop
 
     def _compute_part(self, operator: Operator, group: range, times: range, weighted: bool, form: str) -> list[Tensor]:
-        """Aggregated features of some snapshots of a group."""
+        """Return aggregated features of some snapshots of a group."""
         features = self._read_flat(times)
         if form == APART:
             with torch.no_grad():
@@ -286,7 +295,7 @@ class SnapshotPlan:
             if not packed.is_cuda:
                 self.moved_bytes += packed.numel() * packed.element_size()
             packed = packed.to(self.device)
-            # Layers that follow may ask for them again; if none does, a bounded budget is for the rows.
+            # Layers that follow may request them again; if none does, a bounded budget is for the rows.
             keep = self.budget.limit is None
             with torch.no_grad():
                 matrices = self.get_matrices(operator, group.start, group.stop, weighted, form, keep)
@@ -295,8 +304,8 @@ class SnapshotPlan:
         return [rows[: self.parts[time].num_nodes] for rows, time in zip(out.unbind(0), times, strict=True)]
 
     def _read_flat(self, times: range) -> list[Tensor]:
-        """Features of snapshots as `[N, F]`, with rows of zeros for the nodes that others have; on the device, where
-        nothing limits what lies there.
+        """Return features of snapshots as `[N, F]`, with rows of zeros for missing nodes; on the device, if it has no
+        memory limit.
         """
         given = [x for x in (self.parts[time].x for time in times) if x is not None]
         assert len(given) == len(times), "their numbers were counted"
@@ -307,7 +316,9 @@ class SnapshotPlan:
         return [F.pad(x, (0, 0, 0, self.num_nodes - x.shape[0])) if x.shape[0] < self.num_nodes else x for x in flat]
 
     def keep(self, key: Hashable, time: int, make: Callable[[], Any]) -> Any:
-        """What `make()` gives for a snapshot, which must depend on nothing else; kept while the budget lasts."""
+        """Return the result of `make()` for a snapshot, which must depend on nothing else; kept while the budget
+        lasts.
+        """
         if (key, time) in self._kept:
             return self._kept[key, time]
         with torch.no_grad():
@@ -336,7 +347,7 @@ class SnapshotPlan:
         x = F.pad(x, (0, 0, 0, 0, 0, self.num_nodes - num_nodes)) if num_nodes < self.num_nodes else x
         while True:
             try:
-                # Held by nothing here, so that they go with the error.
+                # No reference is held here, so that they are freed with the error.
                 return multiply_parts(x, self._find_parts(operator, first, last, weighted, x.shape[2]),
                                       transposed)[:num_nodes]  # fmt: skip
             except torch.OutOfMemoryError:
@@ -344,7 +355,7 @@ class SnapshotPlan:
                 largest = max(groups, key=lambda group: group.last - group.first)
                 if largest.last - largest.first == 1:
                     raise
-            # Out here nothing refers any more to what was made.
+            # Here the results have no references any more.
             self._halve(operator, weighted, largest)
 
     def _find_groups(self, operator: Operator, time: int, last: int, weighted: bool, channels: int) -> Iterator[Option]:
@@ -359,12 +370,12 @@ class SnapshotPlan:
             yield Part(matrices, low - group.first, min(group.last, last) - low)
 
     def summary(self) -> str:
-        """Sizes and choices, a line each."""
+        """Return sizes and choices, a line each."""
         return "\n".join([*(f"{name}: {value:,}" for name, value in self.describe().items()), *self.decisions])
 
     def describe(self) -> dict[str, Any]:
-        """Sizes: snapshots, nodes, edges; bytes of matrices, features and their aggregates held; bytes copied to the
-        device so far (on a CPU, those that a device with memory of its own would be sent).
+        """Return sizes: snapshots, nodes, edges; bytes of matrices, features and their aggregates held; bytes copied to
+        the device so far (on a CPU, the bytes that a separate device would be sent).
         """
         return {
             "snapshots": len(self.parts),
@@ -378,5 +389,5 @@ class SnapshotPlan:
         }
 
     def count_moved(self) -> int:
-        """Bytes copied to the device so far, as `describe` tells."""
+        """Return bytes copied to the device so far, as in `describe`."""
         return self.moved_bytes + sum(c.moved_bytes for c in (self.edges, self.matrices, self._rows, self._given))

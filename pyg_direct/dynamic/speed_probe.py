@@ -32,9 +32,9 @@ from pyg_direct.ops.snapshots.overlap import MAX_GROUP, unite
 from pyg_direct.ops.snapshots.sliced_csr import slice_keys
 from pyg_direct.profiling import time_call, time_on_stream
 
-# Nodes at most; rows of few numbers stay below the largest of these sizes. Edges at least, and products of theirs: so
-# many that all threads of a CPU take part, and that a launch is nothing beside them on a GPU. Ten a node, but no more
-# than so many.
+# Most nodes; rows of few numbers stay below the largest of these sizes. Least edges, and least products of them: so
+# many that all threads of a CPU take part. On a GPU a launch is then negligible. Ten edges a node, but no more than so
+# many.
 _NODES = {"cpu": 500_000, "cuda": 1_000_000}
 _EDGES = {"cpu": 20_000, "cuda": 1_000_000}
 _MANY = {"cpu": 200_000, "cuda": 10_000_000}
@@ -43,14 +43,14 @@ _PRODUCTS = {"cpu": SMALL, "cuda": 2**22}
 _BUSY, _FILLS = 2**28, 24
 # Nodes of a sequence that is aggregated as a whole.
 _TRIED_NODES = 50_000
-# Seconds of an edge that are none, on a line of logarithms.
+# Stands in for 0 s of an edge on a logarithmic scale.
 _NOTHING = 1e-15
-# Of how they are measured.
+# Sizes of the measurement.
 _VERSION = {"cpu": 8, "cuda": 16}
 
 
 def find_speeds(device: torch.device) -> Speeds:
-    """The speeds of a device, measured at the first call on this machine."""
+    """Return the speeds of a device, measured at the first call on this machine."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
 
     def is_valid(kept: Any) -> bool:
@@ -65,7 +65,7 @@ def find_speeds(device: torch.device) -> Speeds:
 
 
 def _make_tuples(value: Any) -> Any:
-    """What JSON kept as lists."""
+    """Restore tuples that JSON stored as lists."""
     return tuple(map(_make_tuples, value)) if isinstance(value, list) else value
 
 
@@ -81,7 +81,7 @@ def _measure(device: torch.device) -> Speeds:
     scans: tuple[tuple[float, ...], ...] = ()
     scans_csr: tuple[tuple[float, ...], ...] = ()
     if device.type == "cpu":
-        # Alone, as what its size adds is measured.
+        # Alone, because the cost of its size is measured.
         call = _time(here[0], device)
         rounds = [[_time_numbers(size, device) for size in footprints] for _ in range(3)]
         least = [min(times) for times in zip(*rounds, strict=True)]
@@ -97,14 +97,14 @@ def _measure(device: torch.device) -> Speeds:
         convert = max(0.0, _time_in_turn(lambda: alone.to(device).pieces[0].csr, device)
                       - _time_in_turn(lambda: alone.to(device), device))  # fmt: skip
         x, group = torch.zeros(2, 1, 16, device=device), alone.to(device)
-        # Equal at every call are sums over CSR of any number of edges.
+        # Sums over CSR of any number of edges are equal at every call.
         few_csr, few_slices = (_time_in_turn(partial(aggregate_snapshots, x, group, 0, deterministic=csr), device)
                                for csr in (True, False))  # fmt: skip
         csr = max(0.0, few_csr - few_slices)
         floor, floor_two = (_time_behind(work, device) for work in here)
         floor_more = max(0.0, floor_two - floor)
-        # There are more features than caches hold wherever it is the numbers that take long; and kernels that pass over
-        # many take some time to begin and to end.
+        # Features exceed the caches if their numbers take the time; and kernels that pass over many numbers take some
+        # time to begin and to end.
         (some, seconds), (many, longer) = (_time_numbers(size, device) for size in footprints[-2:])
         per_number = (longer - seconds) / (many - some)
         numbers, floor = [per_number] * len(footprints), max(floor, seconds - some * per_number)
@@ -112,7 +112,7 @@ def _measure(device: torch.device) -> Speeds:
                    device.type == "cuda", convert_seconds=convert, csr_seconds=csr, floor_seconds=floor,
                    floor_more_seconds=floor_more)  # fmt: skip
     if device.type == "cuda":
-        # So few numbers that a union is read as slices, and so many that it is over CSR.
+        # So few numbers that a union is read as slices, and so many that it is read over CSR.
         scans = _measure_scans(known, SCANNED, footprints[1], device)
         scans_csr = _measure_scans(known, SCANNED_CSR, footprints[2], device)
         known = replace(known, scan_seconds=scans, scan_csr_seconds=scans_csr,
@@ -123,8 +123,8 @@ def _measure(device: torch.device) -> Speeds:
 
 def _measure_scans(speeds: Speeds, widths: Sequence[int], footprint: int,
                    device: torch.device) -> tuple[tuple[float, ...], ...]:  # fmt: skip
-    """Seconds of an edge that some of eight snapshots lack, beyond those of its row; a row for each number of these, at
-    several widths of all eight.
+    """Measure seconds of an edge that some of eight snapshots lack, beyond the seconds of its row; a row for each
+    number of these, at several widths of all eight.
     """
     table = []
     for lacking in LACKING:
@@ -138,7 +138,9 @@ def _measure_scans(speeds: Speeds, widths: Sequence[int], footprint: int,
 
 
 def _measure_again(speeds: Speeds, device: torch.device) -> float:
-    """Seconds of each of 32 numbers of 4 snapshots to which edges of their own, one a node, add, beyond theirs."""
+    """Measure seconds of each of 32 numbers of 4 snapshots to which separate edges, one a node, add, beyond the seconds
+    of these edges.
+    """
     footprint, width, size = speeds.footprints[2], 32, 4
     num_nodes = footprint // (4 * size * width)
     ones = torch.ones(num_nodes, device=device)
@@ -155,11 +157,11 @@ def _measure_again(speeds: Speeds, device: torch.device) -> float:
 
 
 def _measure_factors(speeds: Speeds, values: str, device: torch.device) -> tuple[tuple[float, ...], ...]:
-    """How much longer eight snapshots take than expected, in groups of every size and form.
+    """Measure the factor of the time of eight snapshots over the expected one, in groups of every size and form.
 
-    A tenth of the edges is others from one to the next, and rows are scaled as those of GCN, in each differently.
+    A tenth of the edges changes from one to the next, and rows are scaled as in GCN, differently in each.
     """
-    # Of the device alone.
+    # For the device alone.
     free = replace(speeds, call_seconds=0.0, launch_seconds=0.0, csr_seconds=0.0, bytes_per_second=0.0)
     drawn = _draw_edges(_TRIED_NODES, 17 * _TRIED_NODES, device)
     parts = [drawn[time * _TRIED_NODES :][: 10 * _TRIED_NODES].unique() for time in range(MAX_GROUP)]
@@ -168,7 +170,7 @@ def _measure_factors(speeds: Speeds, values: str, device: torch.device) -> tuple
                for time, keys in enumerate(parts)]  # fmt: skip
     given = [Factors(keys, weight, scale, scale, scale * scale)
              for keys, weight, scale in zip(parts, weights, scales, strict=True)]  # fmt: skip
-    # As many as a sequence has, so that none is in a cache only as it was read a moment ago.
+    # As many as a sequence has, so that none is in a cache only because it was read a moment ago.
     features = [[torch.zeros(_TRIED_NODES, channels, device=device) for _ in parts] for channels in TRIED]
     table = []
     for form, sizes in (("mask", GROUP_SIZES), ("split", GROUP_SIZES[1:])):
@@ -196,11 +198,11 @@ def _run_groups(features: Sequence[Tensor], groups: Sequence[SnapshotMatrices]) 
 
 
 def _measure_edges(device: torch.device) -> tuple[tuple[tuple[float, ...], ...], float, float, float]:
-    """Seconds of edges, of asking for them, how much longer one thread takes, and seconds until all have begun."""
+    """Measure seconds of edges, of starting them, the factor of one thread, and seconds until all have begun."""
     footprints = FOOTPRINTS[device.type]
     cells = [(width, footprint, 0, 1) for footprint in footprints for width in WIDTHS]
-    # Rows of 8 snapshots and 4 numbers in each, all of which each edge has, and as wide ones of one; then four times
-    # as many of these.
+    # Rows of 8 snapshots and 4 numbers in each, all of which each edge has, and equally wide rows of one; then four
+    # times as many of these.
     cells += [(32, footprints[0], 8, 1), (32, footprints[0], 0, 1), (32, footprints[0], 0, 4)]
     drawn = [_draw(*cell, device) for cell in cells]
     runs: list[Callable[[], Any]] = [partial(aggregate_snapshots, x, group) for x, group in drawn]
@@ -212,7 +214,7 @@ def _measure_edges(device: torch.device) -> tuple[tuple[tuple[float, ...], ...],
     *counts, few_edges, many_edges = (g.pieces[0].num_edges + g.pieces[0].num_slices for _, g in drawn)
     threads, factor = 0.0, 1.0
     if device.type == "cpu" and get_cpu_threads() > 1:
-        # What does not grow with the edges.
+        # The part that does not grow with the edges.
         growth = many_edges / few_edges
         threads = min(max(0.0, (growth * plain - many) / (growth - 1)), 0.75 * min(*seconds, plain))
         factor = max(1.0, alone / (plain - threads))
@@ -223,8 +225,8 @@ def _measure_edges(device: torch.device) -> tuple[tuple[tuple[float, ...], ...],
 
 
 def _time_numbers(footprint: int, device: torch.device) -> tuple[int, float]:
-    """How many numbers the nodes of 4 snapshots have, 8 each and `footprint` bytes in all, and seconds of a call that
-    has hardly an edge.
+    """Return the numbers that the nodes of 4 snapshots have, 8 each and `footprint` bytes in all, and seconds of a call
+    that has hardly an edge.
     """
     num_nodes = footprint // 128
     ones = torch.ones(num_nodes, device=device)
@@ -235,7 +237,7 @@ def _time_numbers(footprint: int, device: torch.device) -> tuple[int, float]:
 
 
 def run_group(features: Sequence[Tensor], matrices: SnapshotMatrices) -> Tensor:
-    """What a plan does once for one group of several: rows `[S, N, F]` of features `[N, F]` each."""
+    """Do a plan's single aggregation of one group of several: rows `[S, N, F]` of features `[N, F]` each."""
     packed = torch.stack([*features[: matrices.num_snapshots]], 1)
     out = aggregate_snapshots(packed, matrices.to(packed.device, non_blocking=True))
     return out.transpose(0, 1).contiguous()
@@ -250,7 +252,7 @@ def _run_alone(run: Callable[[], Any]) -> None:
 
 
 def _empty(group: SnapshotMatrices) -> SnapshotMatrices:
-    """A group of as many nodes and snapshots with a single edge."""
+    """Return a group of as many nodes and snapshots with a single edge."""
     piece = group.pieces[0]
     presence = None if piece.presence is None else piece.presence[:1]
     only = slice_keys(torch.zeros(1, dtype=torch.int64, device=group.device), piece.num_rows, None, presence,
@@ -260,13 +262,13 @@ def _empty(group: SnapshotMatrices) -> SnapshotMatrices:
 
 def _subtract(runs: Sequence[Callable[[], Any]], rest: Sequence[Callable[[], Any]],
               device: torch.device) -> list[float]:  # fmt: skip
-    """Seconds of each run without those of its rest; at least a quarter of them, as other work of the machine may have
-    been in the way of the rest alone.
+    """Return seconds of each run minus its rest; at least a quarter of them, because other work of the machine may have
+    slowed only the rest.
     """
     works = [*runs, *rest]
     least = [math.inf] * len(works)
-    # That work comes and goes: each is measured now and again. On a CPU all take turns, so that none finds in a cache
-    # what it left there a moment ago, as groups of a sequence, each aggregated once, do not either.
+    # Other work comes and goes, so each is measured repeatedly. On a CPU all take turns, so that none finds its data of
+    # a moment ago in a cache; groups of a sequence, each aggregated once, do not either.
     measure, rounds = (_time, 3) if device.type == "cuda" else (time_call, 10)
     for _ in range(rounds):
         least = [min(known, measure(work, device)) for known, work in zip(least, works, strict=True)]
@@ -274,9 +276,9 @@ def _subtract(runs: Sequence[Callable[[], Any]], rest: Sequence[Callable[[], Any
 
 
 def level(table: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The same where no entry is more than one below it, to the right of it, or both.
+    """Return the table so that no entry is more than one below it, to the right of it, or both.
 
-    Wider rows, and more bytes of them, take no less: an entry that is more was measured beside other work.
+    Wider rows, and more bytes of them, take no less: a larger entry was measured beside other work.
     """
     out = [[*row] for row in table]
     for row in reversed(range(len(out))):
@@ -289,7 +291,7 @@ def level(table: Sequence[Sequence[float]]) -> list[list[float]]:
 
 def _draw(width: int, footprint: int, having: int, growth: float,
           device: torch.device) -> tuple[Tensor, SnapshotMatrices]:  # fmt: skip
-    """Rows of at most `footprint` bytes in all, and a random graph of them; of `growth` times as many edges.
+    """Draw rows of at most `footprint` bytes in all, and a random graph of them; of `growth` times as many edges.
 
     So many of eight snapshots have each edge; 0 for a single snapshot.
     """
@@ -300,7 +302,7 @@ def _draw(width: int, footprint: int, having: int, growth: float,
     keys = _draw_keys(num_nodes, num_edges, device)
     presence = None
     if having:
-        # A byte whose bits that are set go round from edge to edge.
+        # A byte whose set bits rotate from edge to edge.
         bits, turn = (1 << having) - 1, torch.arange(keys.numel(), device=device) % 8
         presence = ((bits << turn | bits >> (8 - turn)) & 255).to(torch.uint8)
     size = 8 if having else 1
@@ -310,37 +312,37 @@ def _draw(width: int, footprint: int, having: int, growth: float,
 
 
 def _draw_keys(num_nodes: int, num_edges: int, device: torch.device, seed: int = 0) -> Tensor:
-    """target * N + source of random edges, ascending and unique; on a GPU few nodes have many, as where sums of slices
-    wait for each other and rows of CSR are not alike.
+    """Draw target * N + source of random edges, ascending and unique. On a GPU few nodes have many edges, so that sums
+    of slices wait for each other and rows of CSR differ.
     """
     return _draw_edges(num_nodes, num_edges, device, seed).unique()
 
 
 def _draw_edges(num_nodes: int, num_edges: int, device: torch.device, seed: int = 0) -> Tensor:
-    """target * N + source of random edges, in no order."""
+    """Draw target * N + source of random edges, in no order."""
     generator = torch.Generator(device).manual_seed(seed)
     if device.type == "cpu":
         return torch.randint(num_nodes * num_nodes, (num_edges,), generator=generator, device="cpu")
     drawn = torch.rand(2, num_edges, generator=generator, device=device, dtype=torch.float64).square_()
     target, source = (drawn * num_nodes).long().clamp_(max=num_nodes - 1)
-    # Neighbors in number have nothing in common.
+    # Neighboring numbers are unrelated.
     target, source = (torch.randperm(num_nodes, generator=generator, device=device)[i] for i in (target, source))
     return target * num_nodes + source
 
 
 def _time(work: Callable[[], Any], device: torch.device) -> float:
-    """Least of a few times, of which the first may be one that compiles."""
+    """Return the least of a few times, of which the first may include a compilation."""
     times = [time_call(work, device) for _ in range(2)]
-    # Short ones more often, as other work of the machine is in most of them.
+    # Short ones more often, because other work of the machine affects most of them.
     while len(times) < 9 and sum(times[1:]) < 0.02:
         times.append(time_call(work, device))
     return min(times)
 
 
 def _time_in_turn(work: Callable[[], Any], device: torch.device, count: int = 16) -> float:
-    """Seconds of one of several that are begun without waiting for each: the host's, or the device's if more.
+    """Return seconds of one of several that are begun without waiting for each: the host's, or the device's if more.
 
-    The median, as what else the host does is there in every epoch.
+    The median, because other work of the host occurs in every epoch.
     """
 
     def run_all() -> None:
@@ -352,7 +354,7 @@ def _time_in_turn(work: Callable[[], Any], device: torch.device, count: int = 16
 
 
 def _time_behind(work: Callable[[], Any], device: torch.device, count: int = 8) -> float:
-    """Seconds of one of several that a GPU has been given while it was busy, so that none waits for the host."""
+    """Return seconds of one of several that a GPU has queued while it was busy, so that none waits for the host."""
     other = torch.empty(_BUSY, dtype=torch.uint8, device=device)
     least = math.inf
     with torch.cuda.device(device):

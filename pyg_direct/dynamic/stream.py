@@ -24,28 +24,28 @@ from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
 from pyg_direct.typing import Device
 
 KEEPS = ("auto", "device", "host")
-# Bytes that are copied while other steps go through a number.
+# Bytes that are copied while other steps process a number.
 _ITEM_BYTES = 2**10
-# Attributes of a snapshot that layers recognise.
+# Attributes of a snapshot that layers recognize.
 _ROLES = {"x": "x", "edge_index": "edge_index", "edge_attr": "edge_weight"}
 
 
 class SnapshotStream:
     """Snapshots in order, as the signals of PyTorch Geometric Temporal give them; see `stream`.
 
-    Iteration returns the stream itself and begins anew, `stream[t]` is a snapshot and `stream[a:b]` a stream of some.
-    Threads that iterate at a time need one each, `stream[:]`; what is aggregated is shared.
+    Iteration returns the stream itself and starts again; `stream[t]` is a snapshot and `stream[a:b]` a stream of some.
+    Threads that iterate in parallel need one each, `stream[:]`; aggregated features are shared.
 
     Args:
         snapshots: All of them, in order.
-        plan: What is known of them.
-        times: Which ones this stream has.
-        source: What gives a snapshot anew, by its number, where a program wrote to tensors of one; None goes on with
-            what was written.
+        plan: Plan of the snapshots.
+        times: Snapshots of this stream.
+        source: Returns a snapshot again, by its number, after a program wrote to its tensors; None keeps the written
+            values.
 
     Attributes:
         snapshot_count: Number of snapshots.
-        plan: What is known of them; None for heterogeneous ones.
+        plan: Plan of the snapshots; None for heterogeneous ones.
     """
 
     def __init__(self, snapshots: Sequence[Any], plan: SnapshotPlan | None, times: range, source: Any = None) -> None:
@@ -54,7 +54,7 @@ class SnapshotStream:
 
     @property
     def times(self) -> range:
-        """Which snapshots of the plan these are."""
+        """Snapshots of the plan that are in this stream."""
         return self._times
 
     @property
@@ -78,10 +78,10 @@ class SnapshotStream:
         for place, store in enumerate(snapshot.stores):
             for key, value in list(store.items()):
                 if isinstance(value, LazyTensor):
-                    # What is fetched lives as long as the snapshot that is given out.
+                    # Fetched tensors live as long as the returned snapshot.
                     store[key] = value.renew()
                 elif version_of(value) > 0 or (isinstance(value, Tensor) and value.requires_grad):
-                    # A program wrote to it or asked it for gradients, or learns what it was copied from.
+                    # A program wrote to it or asked it for gradients, or learns the tensor that it was copied from.
                     written.append((place, key))
         if written and self._source is not None:
             self._read_anew(snapshot, time, written)
@@ -89,12 +89,14 @@ class SnapshotStream:
 
     @ordinary_tensors()
     def _read_anew(self, snapshot: Any, time: int, written: list[tuple[int, str]]) -> None:
-        """Give a snapshot copies of the source's tensors for those, by store and key, that a program wrote to."""
+        """Replace tensors of a snapshot, by store and key, that a program wrote to, by copies of the source's
+        tensors.
+        """
         stores = self._source[time].stores
         for place, key in written:
             store, given = snapshot.stores[place], stores[place][key]
             value = _copy(given, store[key].device)
-            # What is learned is no longer what the plan knows, also where nobody asks for gradients just now.
+            # A learned tensor differs from the plan's, even if no gradient is requested now.
             is_known = self.plan is not None and key in _ROLES and not given.requires_grad
             store[key] = tag(value, self.plan, time, _ROLES[key]) if is_known else value
 
@@ -119,30 +121,30 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
            group_size: int | str = "auto", form: str = "mask") -> SnapshotStream:  # fmt: skip
     """Wrap a temporal signal, so that its snapshots are on the device and layers of `dynamic.nn` share work.
 
-    Iteration, indexing and splitting stay those of PyTorch Geometric Temporal; values are equal. What a program does
-    to the features of a snapshot before a layer gets them is respected: then that layer aggregates what it gets. What
-    it writes to tensors of a snapshot is not there when the snapshot is given the next time. Writes that torch does not
-    count, through `.data` or an array that shares a tensor's memory (`x.numpy()`), are not seen: layers give what the
-    features were before, and where snapshots are held on the device the next one given has what was written.
+    Iteration, indexing and splitting stay as in PyTorch Geometric Temporal; values are equal. If a program changes the
+    features of a snapshot before a layer gets them, that layer aggregates the changed ones. Writes to tensors of a
+    snapshot are gone when the snapshot is given the next time. Writes that torch does not count, through `.data` or an
+    array that shares a tensor's memory (`x.numpy()`), are not seen. Layers then use the old features, and if snapshots
+    are held on the device the next one given has the written values.
 
     Args:
-        signal: Any signal of PyTorch Geometric Temporal, or a list of `Data`, which is read once; the tensors of a list
-            must not be written to afterwards, but for those that are learned, which are read with every snapshot.
-        device: Where snapshots are given; None is the current GPU, else the CPU.
-        keep: "device" holds all snapshots there; "host" copies features, edges and weights of a snapshot only when
-            something reads them, which layers that find them aggregated already do not, but holds those that ask for
-            gradients; "auto" takes the first if all of them fit half of the free memory of the GPU.
-        memory: Memory of the device for matrices and aggregated features, as bytes, "2G" or "10%" of what the
-            snapshots take; what does not fit stays in host memory and is copied when used. Matrices of the snapshot or
-            frame that is being trained on, and the rows of the frame, are there beside it. None is without a limit but
-            the free memory of the GPU.
+        signal: Any signal of PyTorch Geometric Temporal, or a list of `Data`, which is read once. The tensors of a list
+            must not be written to afterwards, except for learned ones, which are read with every snapshot.
+        device: Device of the snapshots; None is the current GPU, or the CPU if there is no GPU.
+        keep: "device" holds all snapshots there. "host" copies features, edges and weights of a snapshot only when they
+            are read; layers that find them aggregated already do not read them. It holds tensors that require
+            gradients. "auto" takes the first if all of them fit half of the free memory of the GPU.
+        memory: Memory of the device for matrices and aggregated features, as bytes, "2G" or "10%" of the snapshots'
+            size. Data that does not fit stays in host memory and is copied when used. Matrices of the snapshot or frame
+            that is being trained on, and the rows of the frame, come in addition. None sets no limit but the free
+            memory of the GPU.
         group_size: Snapshots aggregated at once: 1, 2, 4 or 8; "auto" chooses by the edges that they share and by
             speeds of the device, which it measures once.
-        form: How they share edges where `group_size` is a number, "split" or "mask".
+        form: Form of shared edges if `group_size` is a number, "split" or "mask".
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        MemoryLimitError: `memory` is less than the features of one snapshot; the message tells what it takes in all.
+        MemoryLimitError: `memory` is less than the features of one snapshot; the message gives the bytes of all.
         DeviceError: `device` is not there.
     """
     if keep not in KEEPS:
@@ -158,7 +160,7 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
     limit = None if memory is None else parse_size(memory, total, "memory")
     with show_wait("moving snapshots", items=total // _ITEM_BYTES):
         if chosen.type == "cpu":
-            # What layers compute of a snapshot or a frame is as large in each.
+            # Results of layers for a snapshot or a frame have the same size in each.
             keep_blocks()
         plan = SnapshotPlan(parts, chosen, group_size, form, limit)
         is_lazy = keep == "host" or (keep == "auto" and not _fits(total, chosen, limit))
@@ -174,7 +176,7 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
                 elif is_lazy and not value.requires_grad:
                     moved[key] = tag(LazyTensor(value, chosen, partial(_copy, value, chosen)), plan, t, role)
                 else:
-                    # Snapshots that share a tensor must be told apart, so each has a view of its own.
+                    # Snapshots that share a tensor need different objects, so each has its own view.
                     moved[key] = tag(mover.move(value).view_as(value), plan, t, role)
             given.append(moved)
     return SnapshotStream(given, plan, range(len(given)), snapshots)
@@ -188,14 +190,14 @@ class _Mover:
         self._moved: dict[int, Tensor] = {}
 
     def move(self, value: Tensor) -> Tensor:
-        """The copy of a tensor, which the caller keeps alive."""
+        """Return the copy of a tensor, which the caller keeps alive."""
         if id(value) not in self._moved:
             self._moved[id(value)] = _copy(value, self.device)
         return self._moved[id(value)]
 
 
 def _copy(value: Tensor, device: torch.device) -> Tensor:
-    # What a program does to a snapshot must not reach the signal.
+    # A program's changes of a snapshot must not reach the signal.
     return value.to(device, copy=True)
 
 
@@ -221,7 +223,7 @@ def _read_parts(snapshot: Any, time: int) -> Parts:
     if num_nodes is None:
         raise ArgumentError(f"signal must tell the nodes of every snapshot, got none at {time}")
     if edge_index is None:
-        # Attributes are then of edges of another form.
+        # Attributes then belong to edges of another form.
         edge_index, weight = torch.empty(2, 0, dtype=torch.int64, device="cpu"), None
     elif weight is not None:
         _check_edge_attr(edge_index, weight, time)

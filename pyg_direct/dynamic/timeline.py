@@ -1,4 +1,4 @@
-"""Timeline of an epoch: when each of its stages ran."""
+"""Timeline of an epoch: the spans of its stages."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ LANES = {"slice": "#9aa5b1", "copy": "#ed8936", "wait": "#c53030", "aggregate": 
 
 
 class Timeline(LaneSpans):
-    """Spans of stages: "slice" (edges sorted and matrices built, on a thread), "copy" (ahead of use), "wait"
-    (for such copies, within the next ones), "aggregate" (first layers), "move" (a frame's snapshots to their places),
+    """Spans of stages: "slice" (edges sorted and matrices built, on a thread), "copy" (ahead of use), and "wait" (for
+    such copies, within the next ones). Then "aggregate" (first layers), "move" (a frame's snapshots to their places),
     "passes" (forward and backward) and "step".
 
-    On a GPU they are those of the GPU, but for "slice".
+    On a GPU they are spans of the GPU, except for "slice".
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, LANES)
 
     def hidden_share(self) -> float | None:
-        """Share of the seconds of copies ahead of use for which the stream that computes did not wait; None where
-        nothing was copied so.
+        """Return the share of the seconds of copies ahead of use for which the computing stream did not wait; None
+        without such copies.
 
-        A stream waits while a copy is under way: the rest of a span "wait" is what the host takes to queue it.
+        A stream waits while a copy is in flight: the rest of a span "wait" is the host's time to queue it.
         """
         spans = self.spans()
         copies = [(first, last) for lane, first, last in spans if lane == "copy"]

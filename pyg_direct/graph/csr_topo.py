@@ -310,9 +310,9 @@ class CSRTopo:
 
         Args:
             placement: `auto`, `cuda`, `unified`, `pinned`, `cpu` or `peer`. If the neighbors are on the host, offsets
-                and edge ids still go to GPU memory, each if it takes at most an eighth of the free memory. `peer`
-                distributes neighbors and edge ids over the GPUs that NVLink joins with `device`, for a topology that
-                one GPU cannot hold. All processes of a `torch.distributed` group must then call this.
+                and edge ids still go to GPU memory if each takes at most an eighth of it. `peer` distributes neighbors
+                and edge ids over the GPUs that NVLink joins with `device`, for a topology that one GPU cannot hold. All
+                processes of a `torch.distributed` group must then call this.
             device: The device that samples; None is the current GPU, or the CPU if there is no GPU.
             topology_cache: GPU memory for the rows that save the most reads, if the neighbors are on the host. It is a
                 number of bytes, a text such as `"2G"`, or a share of all edges such as `"20%"`. `"auto"` takes up to a

@@ -133,17 +133,16 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     the model, forward and backward, are recorded as CUDA graphs after a few steps. They use places for batches that are
     a little larger, and are replayed for batches of the same loader. The training loop stays unchanged.
 
-    Before that, a pass is tried over such places. No pass is replayed if the trial waits for the GPU, sets attributes,
-    writes to its arguments, draws random numbers of the host, or reads nodes other than neighbors. A warning says why.
-    Passes are also ordinary without gradients or in `eval()`, under checkpoints, and under hooks of layers or
-    explanations. The same holds for batches that do not fit, have types, or come from other loaders, and while an
-    earlier pass may still run backward.
+    Before that, a pass is tried over such places. No pass is replayed if the trial waits for the GPU, sets attributes
+    or writes to its arguments. The same holds if it draws random numbers of the host, or reads nodes other than
+    neighbors. A warning says why. Passes are also ordinary without gradients or in `eval()`, under checkpoints, and
+    under hooks of layers or explanations. The same holds for batches that do not fit, have types, or come from other
+    loaders, and while an earlier pass may still run backward.
 
-    A model must take the edges of a batch, rows of its nodes or edges, its numbers of nodes and edges of each hop, or
-    constant arguments. It must return rows of nodes. It may keep settings, tensors and functions as attributes. State
-    inside other objects, or changed from outside, keeps its value at the recording. A replayed pass runs backward once,
-    and without a graph of its own; memory of a pass is held twice. Accelerate a model before DistributedDataParallel
-    wraps it.
+    Arguments of the model may be the edges of a batch, rows of its nodes or edges, counts of each hop, or constants. It
+    must return rows of nodes. It may keep settings, tensors and functions as attributes. State inside other objects, or
+    changed from outside, keeps its value at the recording. A replayed pass runs backward once, and without a graph of
+    its own; memory of a pass is held twice. Accelerate a model before DistributedDataParallel wraps it.
 
     Args:
         model: Any module; it is changed in place.

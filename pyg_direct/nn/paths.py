@@ -73,8 +73,8 @@ class ConvReport(NamedTuple):
 
     Attributes:
         name: Its name in the model; empty for the model itself.
+        kind: Name of its class.
         accelerated: Calls that accelerated operators served so far.
-        accelerated: Calls that our operators served so far.
         left: Calls that were left to PyG so far, by reason.
         reason: Why all of its calls are left to PyG in its present state; None if they are not.
     """

@@ -1,4 +1,4 @@
-"""Graphs of the Open Graph Benchmark, from a package in the place of its own, which downloads them."""
+"""Graphs of the Open Graph Benchmark, from a fake of its package, which downloads them."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 class OgbDataset:
-    """What `NodePropPredDataset` gives of a graph of four nodes."""
+    """Fake of `NodePropPredDataset` with a graph of four nodes."""
 
     num_classes = 3
 

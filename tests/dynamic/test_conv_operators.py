@@ -112,7 +112,7 @@ def test_chebyshev_of_no_edges_but_loops_is_pygs(normalization, edges):
 
     got = run_operator(Chebyshev(normalization), snapshots, x, 3)
 
-    # Without a normalization all entries are zero, and nothing is a number in PyG.
+    # Without a normalization all entries are zero, and PyG's result is a NaN.
     torch.testing.assert_close(got, run_conv(conv, snapshots, x).detach(), equal_nan=True)
 
 

@@ -1,4 +1,4 @@
-"""What the next frame has is copied beside the passes of this one; its bytes and its results are the same."""
+"""Data of the next frame is copied in parallel with the passes of this one; bytes and results stay equal."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from tests.frames import NODES, TIMES, WINDOW, make_signal, make_trainer
 
 
 class Log(list):
-    """Stands for streams of a GPU: what is queued on which, and in what order."""
+    """Fake of GPU streams: records the work queued on each, and the order."""
 
     def __init__(self):
         self.now = "compute"
@@ -44,7 +44,7 @@ def test_work_waits_for_the_copy_and_memory_for_the_work(monkeypatch):
 
 
 class Beside(CopyStream):
-    """Copies at once, and knows what was begun and taken."""
+    """Fake that copies at once, and records what was begun and taken."""
 
     begun, taken = 0, 0
     is_apart = True
@@ -68,7 +68,7 @@ def beside(monkeypatch):
 
 
 def count_begun(trainer, beside):
-    """What an epoch begins, and what it takes of that."""
+    """Count the copies that an epoch begins, and how many of these it takes."""
     before = beside.begun, beside.taken
     trainer.train_epoch()
     return beside.begun - before[0], beside.taken - before[1]
@@ -84,8 +84,8 @@ def test_matrices_and_features_of_a_following_frame_are_begun_once(beside, group
 
     counts = [count_begun(trainer, beside) for _ in range(2)]
 
-    # Of all but the snapshot that is kept, and but the last of the first frame, which has none of what frames before it
-    # have: two of its snapshots are begun. Groups come with their first snapshots.
+    # For all snapshots but the kept one, and but the last of the first frame. That frame has no snapshot of earlier
+    # frames, so two of its snapshots are begun. Groups come with their first snapshots.
     groups = -(-TIMES // group_size) - (0 if group_size == 4 else 1)
     features = TIMES - 1 - (WINDOW - 2)
     assert counts == [(groups + features, groups + features)] * 2
@@ -132,7 +132,8 @@ def test_nobody_waits_for_matrices_on_a_gpu(monkeypatch, group_size):
     trainer = make_trainer("MPNNLSTM", given, device="cuda", replay=False)
 
     losses = trainer.fit(3)
-    # What waits for the GPU raises, where the host would wait for a copy too. Gradients wait: they turn edges round.
+    # Waits for the GPU raise here, in cases in which the host would wait for a copy too. Gradients wait: they reverse
+    # edges.
     monkeypatch.setattr(trainer._frame, "move", without_waits(trainer._frame.move))
     monkeypatch.setattr(trainer._frame, "prefetch", without_waits(trainer._frame.prefetch))
     timeline = trainer.trace_epoch()
@@ -160,7 +161,7 @@ def test_memory_that_is_let_go_is_not_written_before_work_on_it_is_done():
     for host in hosts:
         coming: Coming[torch.Tensor] = beside.begin(lambda host=host: host.to(where, non_blocking=True))
         rows = coming.take(where)
-        # The stream that computes is far behind the one that copies.
+        # The computing stream is far behind the copying one.
         torch.cuda._sleep(20_000_000)
         sums.append(rows.sum())
         del rows, coming

@@ -1,4 +1,4 @@
-"""Matrices at fixed places do what those of their snapshots do, forwards and backwards, wherever a frame lies."""
+"""Matrices at fixed places equal the snapshots' own, forward and backward, for every position of a frame."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_snapshots_are_sorted_so_many_edges_at_a_time(device, monkeypatch, most)
 
 @pytest.mark.parametrize("first", [1, 0], ids=["ones first", "others first"])
 def test_snapshots_of_ones_lie_beside_others_in_double_precision(device, monkeypatch, first):
-    # Edges that weigh one have no weights, which are fp32 then, where those of other snapshots are added up.
+    # Edges of weight one have no weights, which are then fp32, but those in other snapshots are added up.
     ones, weight = torch.arange(20), torch.rand(20, dtype=torch.float64)
     factors = [Factors(ones, None, None, None, None), Factors(ones, weight, None, None, None)]
     plain = Slots.count_bytes(factors[:1] * 2, 20, 2)

@@ -1,4 +1,4 @@
-"""Which snapshots are aggregated together: those of features, once, and those of other rows, by their width."""
+"""Snapshots that are aggregated together: for features, once, and for other rows, by their width."""
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ def test_every_operator_aggregates_snapshots_of_one_graph_as_it_does_each(monkey
 
 
 def aggregate(signal, operator, time):
-    """Features of a snapshot, in a sequence of which nothing was asked before."""
+    """Aggregate features of a snapshot, in a sequence without earlier requests."""
     return stream(signal, "cpu").plan.aggregate_features(operator, time)
 
 

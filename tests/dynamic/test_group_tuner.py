@@ -1,4 +1,4 @@
-"""Groups are chosen by what they share, and the choice is the best of all that nest."""
+"""Groups are chosen by their shared edges, and the choice is the best of all nested ones."""
 
 import itertools
 from dataclasses import replace
@@ -94,7 +94,7 @@ def test_rows_that_sums_are_added_to_count():
         expect_options(union, 200_000, 16, 0, speeds, num_nodes=n) for n in (10**9, 0)
     )
 
-    # As good as every edge has a row to itself, as wide as what the edge brings.
+    # Nearly every edge has its own row, as wide as the edge's numbers.
     assert mask.seconds - free_mask.seconds == pytest.approx(150_000 * speeds.per_edge(16 * 4 / 3), rel=0.05)
     rows = 50_000 * speeds.per_edge(32) + 100_000 * speeds.per_edge(16)
     assert split.seconds - free_split.seconds == pytest.approx(rows, rel=0.05)
@@ -108,7 +108,8 @@ def test_what_edges_are_asked_for_counts():
         expect_options(union, 400_000, 4, 0, speeds) for speeds in (slow, replace(slow, test_seconds=0))
     )
 
-    # Each of 100,000 edges is looked for in four snapshots; what all have is not, and leaves no second structure.
+    # Each of 100,000 edges is looked for in four snapshots; edges of all snapshots are not, and leave no second
+    # structure.
     assert mask.seconds - free.seconds == pytest.approx(4e-4)
     assert split.seconds == pytest.approx(free.seconds)
 
@@ -139,7 +140,7 @@ def test_rows_out_of_caches_cost_more():
     def find_sizes(num_nodes):
         return [o.last - o.first for o in choose_groups(make_keys(8, 0.0), 16, speeds, num_nodes=num_nodes)]
 
-    # Rows of one snapshot of 16,000 nodes are 1 MB: those of eight cost more than they share.
+    # Rows of one snapshot of 16,000 nodes are 1 MB: rows of eight cost more than they share.
     assert find_sizes(2_000) == [8]
     assert find_sizes(16_000) == [1] * 8
 
@@ -192,9 +193,9 @@ def test_a_second_structure_is_sent_too():
 
     assert mask.seconds == free_mask.seconds
     assert split.seconds - free_split.seconds == pytest.approx(1e-3)
-    # What is made on the device is not sent.
+    # Structures made on the device are not sent.
     assert there.seconds < free_split.seconds
-    # Where all is shared, there is none.
+    # If all edges are shared, there is none.
     alike = unite(make_keys(2, 0.0))
     sent = [expect_options(alike, 200_000, 16, 0, replace(SPEEDS, send_more_seconds=more))[1] for more in (1e-3, 0.0)]
     assert sent[0].seconds == sent[1].seconds
@@ -236,13 +237,13 @@ def test_numbers_that_snapshots_lack_are_paid_for_under_a_mask():
 
     # An edge is in one of eight, and has 64 numbers with those of the others.
     assert masks[0] - masks[1] == pytest.approx(edges * 4e-11, rel=0.01)
-    # Where all snapshots have all edges nothing is read in vain.
+    # If all snapshots have all edges no read is wasted.
     given = expect_options(alike, 8 * alike.keys.numel(), 8, 0, speeds)
     assert given == expect_options(alike, 8 * alike.keys.numel(), 8, 0, blind)
-    # And splits read what is there.
+    # And splits read only existing edges.
     assert expect_options(apart, edges, 8, 0, speeds)[1] == expect_options(apart, edges, 8, 0, blind)[1]
     assert [speeds.scan(width, 1 / 8) for width in (8, 16, 32, 512)] == pytest.approx([5e-12, 1e-11, 2e-11, 32e-11])
-    # Half as much where seven of eight have an edge, as much as soon as one in 64 lacks it, and less before.
+    # Half as much if seven of eight have an edge, the whole as soon as one in 64 lacks it, and less before.
     assert [speeds.scan(16, share) for share in (0.5, 7 / 8, 63 / 64, 127 / 128, 1)] == pytest.approx(
         [7.5e-12, 5e-12, 5e-12, 2.5e-12, 0]
     )

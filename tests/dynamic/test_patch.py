@@ -1,4 +1,4 @@
-"""Layers under their own names in PyTorch Geometric Temporal, and back; its own tests pass with them.
+"""Layers under their own names in PyTorch Geometric Temporal, and restored; its own tests pass with them.
 
 PYGT_TESTS names the folder `test` of a checkout of PyTorch Geometric Temporal.
 """

@@ -1,4 +1,4 @@
-"""Edges are put in order on a GPU that has room for them, else on the host; layers find the same in either place."""
+"""Edges are sorted on a GPU that has room for them, otherwise on the host; layers find the same in both cases."""
 
 import pytest
 import torch
@@ -93,7 +93,7 @@ def test_slots_are_made_where_edges_are():
 
 
 def make_edges(monkeypatch, limit=None, free=10**9, few=0):
-    """Those of two snapshots of the same 1,000 edges, for a GPU that is not there."""
+    """Make the edges of two snapshots of the same 1,000 edges, for a GPU that does not exist."""
     monkeypatch.setattr(sequence_edges, "FEW", few)
     monkeypatch.setattr("pyg_direct.dynamic.row_cache.free_bytes", lambda number: free)
     part = sequence_edges.Parts(None, torch.zeros(2, 1000, dtype=torch.int64), None, 1)

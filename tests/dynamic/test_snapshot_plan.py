@@ -1,4 +1,4 @@
-"""What layers make of features alone is made once for all epochs, in streams and in frames."""
+"""Results of layers that depend only on features are computed once for all epochs, in streams and in frames."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from pyg_direct.dynamic import FrameTrainer, snapshot_plan, stream
 from pyg_direct.dynamic.nn import A3TGCN, DCRNN, TGCN, EvolveGCNO, GConvGRU
 from tests.snapshots import make_snapshots
 
-# Rows of features and of states are told apart by their width.
+# Rows of features and of states are distinguished by their width.
 NODES, CHANNELS, HIDDEN, PERIODS, TIMES = 12, 3, 7, 4, 5
 LAYERS = {
     "TGCN": lambda: TGCN(CHANNELS, HIDDEN),
@@ -73,7 +73,7 @@ def test_features_of_a_group_are_aggregated_at_once(monkeypatch, make, matrices)
         return real(x, *args)
 
     monkeypatch.setattr(snapshot_plan, "aggregate_snapshots", aggregate)
-    # What the aggregated features are is not kept a second time.
+    # Inputs of the aggregated features are not kept a second time.
     monkeypatch.setattr(snapshot_plan.SnapshotPlan, "keep", None)
     layer, given = make(CHANNELS, HIDDEN), stream(make_signal(None), "cpu", group_size=4)
 

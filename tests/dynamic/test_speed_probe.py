@@ -1,4 +1,4 @@
-"""What a device takes for snapshots is measured once, alone, and whatever else the machine does."""
+"""Speeds of a device for snapshots are measured once, alone, whatever other work the machine does."""
 
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ def test_speeds_are_measured_once(device, monkeypatch, tmp_path):
     speeds = find_speeds(device)
 
     assert find_speeds(device) == speeds
-    # Whatever is drawn, a script that has set its seed draws what it would have.
+    # The probe's draws leave the draws of a script with its own seed unchanged.
     assert torch.equal(read(), state)
     assert all(seconds > 0 for row in speeds.seconds_of_edge for seconds in row)
     assert speeds.call_seconds > 0
@@ -70,5 +70,5 @@ def test_what_whole_groups_take_is_told_of_the_device_alone(values, monkeypatch)
 
     assert [len(row) for row in quick] == [5] * 7
     assert quick == slow
-    # What was expected of wider rows is more, and a second a smaller part of it.
+    # More was expected of wider rows, and a second is a smaller part of it.
     assert all(row == tuple(sorted(row, reverse=True)) for row in quick)

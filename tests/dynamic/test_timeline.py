@@ -43,7 +43,7 @@ def test_spans_are_drawn(tmp_path):
         ([("copy", 0, 4), ("copy", 4, 6), ("wait", 1, 4), ("wait", 5, 6), ("passes", 0, 2)], 1 / 3),
         ([("copy", 0, 1), ("passes", 1, 2)], 1.0),
         ([("copy", 0, 1), ("wait", 0, 2)], 0.0),
-        # What the host takes to queue a wait, after the copy.
+        # The host's time to queue a wait, after the copy.
         ([("copy", 0, 4), ("wait", 3, 5)], 0.75),
         ([("copy", 0, 4), ("wait", 9, 9.5)], 1.0),
         ([("passes", 0, 1)], None),
@@ -59,7 +59,7 @@ def test_copies_that_nobody_waits_for_are_hidden(spans, expected):
     assert got == (None if expected is None else pytest.approx(expected))
 
 
-# Some 0.2 s of a GPU, so that a host which is late by a part of it changes nothing.
+# Some 0.2 s of a GPU, so that a host that is late by a part of it has no effect.
 LONG = 400_000_000
 
 

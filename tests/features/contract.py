@@ -1,4 +1,4 @@
-"""What every tier must do; a new one earns its place by passing it (`class TestPeerTier(TierContract)`)."""
+"""Contract of every tier; a new tier must pass it (`class TestPeerTier(TierContract)`)."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def bytes_of(rows):
 class TierContract:
     """Inherit it and give `tier_of`, a fixture that makes a tier of the rows of a CPU tensor."""
 
-    # Whether `write` is refused.
+    # True if `write` is refused.
     read_only = False
 
     @pytest.fixture

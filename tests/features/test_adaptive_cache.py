@@ -1,4 +1,4 @@
-"""Hot rows follow the reads, and what is read stays right."""
+"""Hot rows follow the reads, and results stay right."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_rows_are_ready_for_every_stream_once_they_are_placed(monkeypatch):
         return make(*args)
 
     monkeypatch.setattr(Directory, "of", make_late)
-    # What lay there before might do as well.
+    # The old contents might pass as well.
     with poisoned_memory():
         feature = Feature(device_cache_size="20%").from_cpu_tensor(table.clone())
     with torch.cuda.stream(torch.cuda.Stream()):

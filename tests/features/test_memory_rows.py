@@ -1,4 +1,4 @@
-"""Hot rows over a tier that kernels read in place, and where the rows of a table go."""
+"""Hot rows over a tier that kernels read in place, and the choice of memory for the rows of a table."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ HOT = torch.tensor([0, 7, 21, 39])
 
 
 def make_memory(device):
-    """Rows of which the hot ones are others than those of the tier, to tell them apart."""
+    """Make rows whose hot ones differ from the tier's, to distinguish them."""
     rows, hot = make_rows(), make_rows(4)
     expected = rows.clone()
     expected[HOT] = hot

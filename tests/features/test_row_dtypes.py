@@ -32,7 +32,7 @@ def bits_of(rows):
 
 
 def widen_by_torch(rows, store_dtype):
-    """What is read back, by torch's own conversions of one row at a time."""
+    """Return the rows as read, by torch's own conversions of one row at a time."""
     if store_dtype != torch.float8_e4m3fn:
         return rows.to(store_dtype).float()
     scales = [2.0 ** math.ceil(math.log2(row.abs().max().item() / 448)) if row.any() else 1.0 for row in rows]

@@ -1,4 +1,4 @@
-"""Tables in files are read as they were written; what is none is refused by name."""
+"""Tables in files are read as they were written; other files are refused by name."""
 
 import errno
 import json
@@ -254,13 +254,13 @@ def test_rows_that_were_just_read_are_cached_and_those_of_a_hole_are_not(tmp_pat
 
     file.rows[[0, 4999]].sum()
 
-    # Other systems do not tell.
+    # Other systems do not report it.
     assert file.is_cached([0, 4999]) == (sys.platform == "linux")
     assert not RowFile(tmp_path / "hole.bin", dtype=torch.float32, shape=(-1, 256)).is_cached([0, 7000])
 
 
 class TestFilesOfOthers:
-    """Of a file of another user Linux would say that every page is cached: what is read without waiting tells."""
+    """For a file of another user Linux would report every page as cached: reads without a wait show the truth."""
 
     @pytest.fixture
     def file(self, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A feature tells what each of its tiers holds and has served."""
+"""A feature reports the rows that each of its tiers holds and has served."""
 
 import sys
 

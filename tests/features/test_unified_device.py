@@ -1,4 +1,6 @@
-"""The device `unified` by its name: for the thread that asks, in all forms of calls, and nothing else changes."""
+"""The device `unified` by its name: for the thread that enables it, in all forms of calls, and without other
+changes.
+"""
 
 import threading
 
@@ -20,7 +22,7 @@ def _device_by_name():
 
 
 def run_in_thread(function):
-    """What a function of a new thread returns or raises."""
+    """Return the result of a function in a new thread, or its exception."""
     results = []
 
     def run():
@@ -57,7 +59,7 @@ def test_backward_passes_run_as_before(device):
     assert run() == expected
 
 
-# Python says so of a worker that is forked, as a process with a GPU has threads of the driver.
+# Python warns of a forked worker, because a process with a GPU has threads of the driver.
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_page_locked_batches_are_as_before(real_device, num_workers):
@@ -232,7 +234,7 @@ def count_modes():
 
 
 def use_default_device():
-    """Devices without a name, one that is named, what is unified, and the same once the default is taken back."""
+    """Use devices without a name, a named one, unified tensors, and the same after the default is reset."""
     torch.set_default_device("meta")
     with torch.device("cpu"):
         inside = torch.ones(1).device.type

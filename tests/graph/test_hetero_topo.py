@@ -1,4 +1,4 @@
-"""`HeteroTopo`: one id space, rows of all relations, sorted by time; what cannot be sampled is refused."""
+"""`HeteroTopo`: one id space, rows of all relations, sorted by time; invalid graphs are refused."""
 
 import pickle
 from itertools import pairwise

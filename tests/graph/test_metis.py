@@ -27,7 +27,7 @@ def test_metis_leaves_no_part_empty_where_nodes_are_few(num_nodes, num_parts):
 
 
 def test_parts_that_are_halved_again_and_again_cut_few_edges_too():
-    # Four cliques in a ring, in an order that tells nothing.
+    # Four cliques in a ring, in an order that carries no information.
     order = np.random.default_rng(1).permutation(80)
     within = [(a, b) for c in range(4) for a in range(20 * c, 20 * c + 20) for b in range(20 * c, a)]
     between = [(20 * c, (20 * c + 20) % 80) for c in range(4)]

@@ -16,7 +16,7 @@ from pyg_direct.compiler.targets import PTX_VERSIONS
 for module in pkgutil.walk_packages(pyg_direct.kernels.__path__, "pyg_direct.kernels."):
     importlib.import_module(module.name)
 
-# Tests declare kernels too. What ours are measured beside is in no wheel, but compiles as well.
+# Tests declare kernels too. Kernels for comparison are in no wheel, but compile as well.
 assert ge_spmm
 KERNELS = [kernel for kernel in GPU_KERNELS if kernel.fn.__module__.startswith("pyg_direct.")]
 SOURCES = sorted(path.stem for path in source_folder().glob("*.cu"))
@@ -50,7 +50,9 @@ def compile_kernel(kernel, target):
 
 
 def find_functions(ptx):
-    """(names of entries, of functions with a body, of functions declared elsewhere, of functions called)."""
+    """Return (names of entries, of functions with a body, of functions declared in other files, of functions
+    called).
+    """
     entries = re.findall(r"\.entry\s+([\w$]+)", ptx)
     declared = re.findall(r"\.extern\s+\.func\s+(?:\([^)]*\)\s*)?([\w$]+)", ptx)
     defined = set(re.findall(r"\.func\s+(?:\([^)]*\)\s*)?([\w$]+)", ptx)) - set(declared)
@@ -77,7 +79,7 @@ def test_compiles_to_one_entry_without_loose_ends(kernel, target):
     for choice, code in compile_kernel(kernel, target):
         entries, defined, declared, called = find_functions(code.ptx)
         assert entries == [code.entry], choice
-        # With a suffix, such as sm_90a, it would run on this architecture alone.
+        # With a suffix, such as sm_90a, it would run only on this architecture.
         assert re.findall(r"^\.target (\w+)", code.ptx, re.MULTILINE) == ["sm_{}{}".format(*target)], choice
         assert called <= defined, f"{choice}: calls {called - defined}"
         assert not declared, f"{choice}: nobody defines {declared}"

@@ -1,4 +1,4 @@
-"""Threads of simulated blocks wait for each other as those of a GPU do."""
+"""Threads of simulated blocks wait for each other as on a GPU."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from pyg_direct.compiler.jit import SIMULATED
 
 if SIMULATED:
-    # The simulator takes the place of what kernels call by this name.
+    # The simulator replaces the function that kernels call by this name.
     from numba import cuda
 
 pytestmark = pytest.mark.sim
@@ -53,7 +53,7 @@ def test_threads_that_ended_are_not_waited_for():
     counts = np.zeros(8, dtype=np.int64)
     launch(count_those_left, 1, counts)
 
-    # The last barrier of thread i is that of the threads i and above, and those above i go on.
+    # The last barrier of thread i includes the threads i and above; the threads above i go on.
     assert counts.tolist() == [0, 6, 5, 4, 3, 2, 1, 0]
 
 

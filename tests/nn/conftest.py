@@ -1,4 +1,4 @@
-"""Which calls of our operator accelerated convolutions make."""
+"""Calls of the accelerated operators by accelerated convolutions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the tests of accelerated models share: convolutions, a sorted batch for them, and how results are compared."""
+"""Common parts of tests of accelerated models: convolutions, a sorted batch for them, and comparison of results."""
 
 import torch
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, GraphConv, SAGEConv
@@ -75,7 +75,7 @@ def assert_near(got, expected, rtol=1e-4, atol=1e-5):
 
 
 def note_forward(monkeypatch, kind, note):
-    """Let a step of autograd tell its arguments as it is computed."""
+    """Make a step of autograd record its arguments when it is computed."""
     plain = kind.forward
 
     def forward(ctx, *args):

@@ -14,7 +14,7 @@ MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
 
 
 class CallsAgain:
-    """Stands for `Recorder`: what was recorded runs, and runs again over the same places."""
+    """Fake of `Recorder`: recorded work runs, and runs again over the same places."""
 
     def __init__(self, device):
         self.device = device
@@ -28,7 +28,7 @@ class CallsAgain:
         recording = self.work.__self__
         flat = recording._flat
         if self.is_forward:
-            # A graph keeps nothing of the edges before.
+            # A graph keeps no result of the edges before.
             recording._edges.register()
             with (
                 torch.enable_grad(),
@@ -45,7 +45,7 @@ class CallsAgain:
 
 def record_anywhere(device, monkeypatch):
     """Let passes over small batches be recorded, on a CPU as calls that are made again."""
-    # Batches of few seeds differ by more than those of a thousand.
+    # Batches of few seeds differ more than batches of a thousand.
     monkeypatch.setattr(model_replay, "_MARGIN", 0.15)
     if device.type == "cpu":
         monkeypatch.setattr(model_replay, "Recorder", CallsAgain)
@@ -81,7 +81,7 @@ def find_loss(model, batch, run=run_trimmed):
 
 
 def find_gradients(model, batch, run=run_trimmed):
-    """The loss and what a loop finds at its parameters."""
+    """Return the loss and the gradients of the parameters."""
     model.zero_grad()
     loss = find_loss(model, batch, run)
     loss.backward()
@@ -89,7 +89,7 @@ def find_gradients(model, batch, run=run_trimmed):
 
 
 def make_pair(model):
-    """The same model, accelerated and also replayed, and what that says."""
+    """Return the same model, accelerated and also replayed, and its handle."""
     ordinary = copy.deepcopy(model)
     accelerate(ordinary)
     return ordinary, model, accelerate(model, replay=True).replay

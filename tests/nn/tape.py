@@ -1,4 +1,4 @@
-"""Stands for `Recorder` without a GPU: what torch computes is noted, and computed again over the same memory.
+"""Fake of `Recorder` without a GPU: torch's operations are recorded, and computed again over the same memory.
 
 Unlike Python that runs again it is as blind as a CUDA graph to all that is not in that memory. Our own loops of the CPU
 are not seen, so that models are replayed with PyG's.
@@ -35,13 +35,13 @@ class _Graph:
 
 
 class TapeRecorder:
-    """Has what `Recorder` has."""
+    """Fake with the attributes of `Recorder`."""
 
     def __init__(self, device):
         assert device.type == "cpu"
 
     def record(self, work):
-        # What is old is many in a process of tests, and looked through for longer than a case takes.
+        # A process of tests has many old objects, and scanning them takes longer than a case.
         gc.collect(1)
         with _Tape() as tape:
             work()

@@ -84,7 +84,7 @@ LAYERS = {**WITH_ROWS, **PLAIN}
 
 @pytest.fixture
 def everywhere(monkeypatch):
-    """Reductions that are ours where they can be, and not only where a CPU is faster: their names as they are made."""
+    """Use accelerated reductions wherever possible, and not only if a CPU is faster; return their names as they run."""
     made = []
     monkeypatch.setattr(any_convolution, "_FEW_EDGES", 0)
     monkeypatch.setattr(any_convolution, "gains_on_cpu", lambda self: True)
@@ -98,7 +98,7 @@ def everywhere(monkeypatch):
 
 
 def give(name, device, dtype=torch.float64, seed=1):
-    """(layer, rows, what it is called with beside them)."""
+    """Return (layer, rows, other arguments of its call)."""
     torch.manual_seed(0)
     layer, batch = LAYERS[name]().to(device, dtype), Batch(device, loops=False, seed=seed)
     more = [batch.edge_attr.to(dtype)] if name in WITH_ROWS else []
@@ -106,7 +106,7 @@ def give(name, device, dtype=torch.float64, seed=1):
 
 
 def run(layer, x, args, twice=False):
-    """Result and gradients; with `twice` also those of the gradients' squares."""
+    """Return result and gradients; with `twice` also the gradients of the gradients' squares."""
     torch.manual_seed(2)
     x = x.clone().requires_grad_()
     leaves = [x, *layer.parameters()]

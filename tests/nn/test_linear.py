@@ -1,4 +1,4 @@
-"""Products of rows with matrices: torch's results and gradients, also where a gradient is differentiated again."""
+"""Products of rows with matrices: torch's results and gradients, also second gradients."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is saved of an accelerated model is PyG's alone, and copies compute with their own parameters."""
+"""A saved accelerated model is PyG's alone, and copies compute with their own parameters."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Which path each convolution took, and what the handle of `accelerate` says of it."""
+"""Path of each convolution, and its report by the handle of `accelerate`."""
 
 import copy
 import logging
@@ -15,7 +15,7 @@ from tests.nn.convolutions import CONVOLUTIONS, EDGES, NODES, OUT, WIDTH, Batch
 
 @pytest.fixture
 def said(caplog, monkeypatch):
-    """What the logger said, each line once for a test."""
+    """Messages of the logger, each line once for a test."""
     monkeypatch.setattr(progress, "_SAID", set())
     caplog.set_level(logging.INFO, "pyg_direct")
     return caplog

@@ -1,4 +1,4 @@
-"""Launches that differ in few arguments give what launches with all of them do."""
+"""Launches that differ in few arguments give the results of launches with all of them."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -37,7 +37,7 @@ def test_streams_and_threads_launch_beside_each_other():
     def work(number):
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
-            # Late items show a launch on another stream, which would read what they were before.
+            # Late items show a launch on another stream, which would read their old values.
             torch.cuda._sleep(10**6)
             items = torch.zeros(64, dtype=torch.int64, device="cuda") + number
             for _ in range(4):
@@ -92,7 +92,7 @@ def test_arguments_are_settled_from_the_second_call_on(monkeypatch):
 
 
 def pretend_to_compile(monkeypatch, compile_once):
-    """Kernels are compiled by `compile_once` first and launched by nobody; what was launched."""
+    """Compile kernels by `compile_once` first and launch none; return the list of launches."""
     launched = []
     monkeypatch.setattr(ops, "SIMULATED", False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -43,7 +43,7 @@ def weight_gradient(grad: np.ndarray, x: np.ndarray, indptr: Sequence[int], row:
 
 def gradient(grad: np.ndarray, x: np.ndarray, indptr: Sequence[int], row: Sequence[int], reduce: str = "sum",
              weight: np.ndarray | None = None) -> np.ndarray:  # fmt: skip
-    """Gradient in `x`; that of a maximum or minimum is shared among equals, the zero of torch's start too."""
+    """Gradient in `x`; the gradient of a maximum or minimum is shared among equals, including torch's initial zero."""
     out = np.zeros_like(x)
     best = aggregate(x, indptr, row, reduce) if reduce in ("max", "min") else None
     for t in range(len(grad)):

@@ -1,4 +1,4 @@
-"""Edges of a hop as owners answer them, and in the order of who asked."""
+"""Edges of a hop as owners answer them, and in the order of the asking part."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def find_reverse(edge_type: tuple, edge_types: list[tuple]) -> tuple | None:
 
 
 def make_bidirectional(out: Output, keep_ids: bool) -> Output:
-    """Every edge both ways, once; ids are kept for a graph without types, else dropped where edges were merged."""
+    """Every edge both ways, once; ids are kept for a graph without types, and otherwise dropped for merged edges."""
     before = {kind: list(zip(out.row[kind], out.col[kind], out.edge[kind], strict=True)) for kind in out.row}
     after = dict(before)
     merged = set()

@@ -1,9 +1,9 @@
-"""Draws in Python integers: Philox4x32-10 (Salmon et al., SC 2011, section 4.3) and what is made of its output."""
+"""Draws in Python integers: Philox4x32-10 (Salmon et al., SC 2011, section 4.3) and numbers made from its output."""
 
 from __future__ import annotations
 
 WORD = 2**32
-# Purposes of a draw, and the epochs that stand for what happens outside any epoch.
+# Purposes of a draw, and the epochs that stand for draws outside any epoch.
 NEIGHBORS, SHUFFLE = 1, 2
 DIRECT_CALLS, SHUFFLES = 2**63, 2**63 + 1
 

@@ -16,7 +16,7 @@ def spread_values(indptr: Sequence[int], indices: Sequence[int], values: Sequenc
 
 def expected_reads(indptr: Sequence[int], indices: Sequence[int], seeds: Sequence[int], fanouts: Sequence[int],
                    batch_size: int) -> list[float]:  # fmt: skip
-    """Chances, with those of different rows taken for independent; a hop expands what the last one met anew."""
+    """Chances, with different rows taken as independent; a hop expands the nodes that the last one met first."""
     num_nodes = len(indptr) - 1
     chance = []
     for node in range(num_nodes):
@@ -57,7 +57,7 @@ def chance_of_pick(degree: int, fanout: int, replace: bool) -> float:
 
 def expected_edge_reads(indptr: Sequence[int], indices: Sequence[int], eid: Sequence[int], seeds: Sequence[int],
                         fanouts: Sequence[int], batch_size: int) -> list[float]:  # fmt: skip
-    """Chances of edges by id: a hop that expands a target anew picks each of its edges alike."""
+    """Chances of edges by id: a hop that expands a target for the first time picks each of its edges alike."""
     num_nodes, chance = len(indptr) - 1, [0.0] * len(indices)
     met_before = [0.0] * num_nodes
     for hop, fanout in enumerate(fanouts):

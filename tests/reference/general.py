@@ -1,6 +1,7 @@
 """PyG's sampler for any number of node types and relations, one edge after the other.
 
-A graph is a `Parts`; edges, times and weights are lists by edge id. Trees are told apart by the number of their seed.
+A graph is a `Parts`; edges, times and weights are lists by edge id. Trees are distinguished by the number of their
+seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which neighbors a node picks where sources have one key for all rows: those with the smallest keys."""
+"""Neighbors that a node picks if sources have one key for all rows: the ones with the smallest keys."""
 
 from __future__ import annotations
 

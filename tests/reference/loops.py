@@ -13,7 +13,7 @@ def add_loops(edges, num_targets):
 
 
 def weigh(edges, num_targets, looped):
-    """Weights of `looped`: those that were loops in `edges` weigh nothing, and each target has one loop."""
+    """Weights of `looped`: loops of `edges` have weight 0, and each target has one loop."""
     degree = [1 + sum(target == t and source != t for source, target in edges) for t in range(num_targets)]
 
     def scale(node):

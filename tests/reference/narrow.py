@@ -36,7 +36,7 @@ def round_to_bits(value: float, bits: int) -> float:
 
 
 def nearest_float8(value: float) -> float:
-    """The nearest number of a float8; of two as near, the one with an even code."""
+    """The nearest number of a float8; if two are equally near, the one with an even code."""
     code = min(bisect_left(FLOAT8, value), len(FLOAT8) - 1)
     near = [code - 1, code] if code else [code]
     return FLOAT8[min(near, key=lambda code: (abs(FLOAT8[code] - value), code % 2))]

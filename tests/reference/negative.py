@@ -24,7 +24,7 @@ def draw_node(key: int, number: int, slot: int, num_nodes: int, time: list[int] 
 
 
 def list_avoided(edges: list[tuple[int, int]], links: list[tuple[int, int]], is_one_type: bool) -> set[tuple[int, int]]:
-    """Edges and links; these turned round too where ends are of one type and there are edges, all both ways."""
+    """Edges and links; also reversed ones if ends are of one type and there are edges, all both ways."""
     known = set(edges)
     is_turned = is_one_type and any(s != t for s, t in known) and all((t, s) in known for s, t in known)
     return known | set(links) | ({(t, s) for s, t in links} if is_turned else set())
@@ -33,7 +33,9 @@ def list_avoided(edges: list[tuple[int, int]], links: list[tuple[int, int]], is_
 def draw_negatives(count: int, key: int, num_sources: int, num_targets: int, *, sources: list[int] | None = None,
                    time: tuple | None = None, until: list[int] | None = None, weight: tuple = (None, None),
                    edges: set | None = None) -> list[tuple[int, int]]:  # fmt: skip
-    """(source, target) of each negative; with `edges` the first of `TRIES` draws that is none, else the last."""
+    """(source, target) of each negative; with `edges` the first of `TRIES` draws that is no edge, otherwise the
+    last.
+    """
     keys = [draw(key, NEGATIVES, end) for end in (0, 1)]
     links = []
     for number in range(count):

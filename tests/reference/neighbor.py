@@ -1,4 +1,4 @@
-"""Which neighbors a node picks: Floyd's rule (Bentley and Floyd, CACM 30(9), 1987), slot after slot."""
+"""Neighbors that a node picks: Floyd's rule (Bentley and Floyd, CACM 30(9), 1987), slot after slot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.reference.draw import draw_below, hop_key
 
 
 def pick_neighbors(degree: int, node: int, fanout: int, key: int, replace: bool) -> list[int]:
-    """Positions picked among the `degree` neighbors of `node`, by slot; `key` is that of the hop."""
+    """Positions picked among the `degree` neighbors of `node`, by slot; `key` is the key of the hop."""
     if degree == 0 or fanout == 0:
         return []
     if fanout > 0 and replace:

@@ -1,4 +1,4 @@
-"""Which part owns a node, and nodes grouped by it."""
+"""Part that owns a node, and nodes grouped by it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find_bucket(owner: int, own: int, num_parts: int) -> int:
 
 
 def group(keys: Sequence[int], num_buckets: int) -> tuple[list[int], list[int]]:
-    """(places of the keys, bucket after bucket, where each begins and the last ends)."""
+    """(positions of the keys, bucket after bucket, first position of each and end of the last)."""
     by_bucket = [[place for place, key in enumerate(keys) if key == bucket] for bucket in range(num_buckets)]
     bounds = [sum(map(len, by_bucket[:bucket])) for bucket in range(num_buckets + 1)]
     return [place for places in by_bucket for place in places], bounds

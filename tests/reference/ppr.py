@@ -13,7 +13,9 @@ BITS = 20
 
 
 def find_pagerank(rows: Sequence[Sequence[int]], seed: int, alpha: float, length: int | None = None) -> np.ndarray:
-    """Chance of each node to be where a walk from `seed` restarts; after `length` steps it restarts anyway."""
+    """Chance of each node to be the end of a walk from `seed` at its restart; after `length` steps it restarts
+    anyway.
+    """
     place = np.zeros(len(rows))
     place[seed] = 1
     found = np.zeros(len(rows))

@@ -20,7 +20,7 @@ def chances_of_edges(edges: Edges) -> list[Fraction]:
     """Chance of each edge, in proportion to the edges that enter its source and those that leave its target."""
     weights = [sum(end == source for _, end in edges) + sum(begin == target for begin, _ in edges)
                for source, target in edges]  # fmt: skip
-    # Where none leads on to another, all are equally likely.
+    # If none leads on to another, all are equally likely.
     weights = weights if any(weights) else [1] * len(edges)
     return [Fraction(weight, sum(weights)) for weight in weights]
 

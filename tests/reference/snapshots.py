@@ -1,4 +1,4 @@
-"""Snapshots as dictionaries and dense matrices: what they share, and what aggregating them means."""
+"""Snapshots as dictionaries and dense matrices: their shared edges, and the meaning of their aggregation."""
 
 from __future__ import annotations
 

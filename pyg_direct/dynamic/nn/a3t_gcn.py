@@ -20,7 +20,7 @@ class A3TGCN(torch.nn.Module):
     Args:
         in_channels, out_channels: Features of a node in a period, and of its state.
         periods: Number of periods.
-        improved, cached, add_self_loops: As of `GCNConv`.
+        improved, cached, add_self_loops: As in `GCNConv`.
     """
 
     def __init__(self, in_channels: int, out_channels: int, periods: int, improved: bool = False,
@@ -35,7 +35,7 @@ class A3TGCN(torch.nn.Module):
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None) -> Tensor:  # noqa: N803 # fmt: skip
-        """The attended state of features of all periods.
+        """Return the attended state of features of all periods.
 
         Args:
             X: Features, floats `[N, in_channels, periods]`.
@@ -47,7 +47,7 @@ class A3TGCN(torch.nn.Module):
             The attended state, floats `[N, out_channels]`.
 
         Raises:
-            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+            ArgumentError: the edges belong to a snapshot of a stream, and `X` has one dimension.
         """
         shares = self._attention.softmax(0)
         cell = self._base_tgcn
@@ -57,7 +57,7 @@ class A3TGCN(torch.nn.Module):
         aggregated = convolve(X, edge_index, edge_weight, cell.operator)[:, :, : self.periods]
         if H is None:
             H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
-        # Every period starts from the same state: they are so many more nodes.
+        # Every period starts from the same state, so periods act as more nodes.
         rows = aggregated.permute(2, 0, 1).flatten(0, 1)
         states = cell.advance(rows, H.repeat(self.periods, 1)).view(self.periods, *H.shape)
         return torch.einsum("p,pnc->nc", shares, states)

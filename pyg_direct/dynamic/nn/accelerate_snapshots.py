@@ -1,7 +1,7 @@
 """`accelerate`: PyG's own convolutions in a model of snapshots aggregate through the plan of the snapshot.
 
-A convolution keeps its class, parameters and hooks; its instance gets a `propagate`, or where PyG normalises edges in
-`forward` a `forward`, of its own. Whatever is out of the ordinary goes PyG's own way.
+A convolution keeps its class, parameters and hooks. Its instance gets its own `propagate`, or a `forward` if PyG
+normalizes edges there. Every unusual case goes PyG's own way.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _OPERATORS: dict[type, Operator] = {aggr.SumAggregation: Sum(), aggr.MeanAggrega
 def accelerate(model: torch.nn.Module) -> list[str]:
     """Let PyG's convolutions in a model share the work between snapshots of `pyg_direct.dynamic.stream`.
 
-    SAGEConv, GraphConv and GINConv with sums or means, GCNConv and ChebConv with sums are found: what the first of them
-    aggregates of a snapshot's features is kept for all epochs, and any other rows are aggregated by the plan's sparse
-    matrices. Results and gradients are PyG's up to rounding. Subclasses, `cached=True`, other aggregations, hooks on
-    messages, autocast, numbers that are not float32 and edges of no stream take PyG's own code.
+    It finds SAGEConv, GraphConv and GINConv with sums or means, GCNConv and ChebConv with sums. The first one's
+    aggregate of a snapshot's features is kept for all epochs, and any other rows are aggregated by the plan's sparse
+    matrices. Results and gradients equal PyG's up to rounding. PyG's own code runs for subclasses, `cached=True`, other
+    aggregations, hooks on messages, autocast, numbers that are not float32, and edges of no stream.
 
     Args:
         model: Any module; it is changed in place.
@@ -54,7 +54,7 @@ def accelerate(model: torch.nn.Module) -> list[str]:
     changed = []
     for name, module in model.named_modules():
         own = _OWN.get(type(module))
-        # What another acceleration put there stays.
+        # An override by another acceleration stays.
         if own is not None and not {"forward", "propagate"} & module.__dict__.keys():
             attach(module, **{own.__name__: own})
             changed.append(name)
@@ -62,7 +62,7 @@ def accelerate(model: torch.nn.Module) -> list[str]:
 
 
 def _locate(module: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Located | None:
-    """The snapshot, if the convolution is nothing but a product with its matrix."""
+    """Return the snapshot, if the convolution is exactly a product with its matrix."""
     if (
         not isinstance(x, Tensor)
         or x.dim() != 2
@@ -81,12 +81,12 @@ def _locate(module: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = N
 
 
 def _is_sum(module: Any) -> bool:
-    """Whether messages are added up, as normalised ones are unless someone asks for another aggregation."""
+    """Report whether messages are added up, as normalized ones are by default."""
     return type(module.aggr_module) is aggr.SumAggregation
 
 
 def propagate(self: Any, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
-    """Sums and means of neighbors."""
+    """Override `propagate`: sums and means of neighbors."""
     pair, weight = inputs.get("x"), inputs.get("edge_weight")
     x = pair[0] if isinstance(pair, tuple) and pair[0] is pair[1] else None
     operator = _OPERATORS.get(type(self.aggr_module))
@@ -100,12 +100,12 @@ def propagate(self: Any, edge_index: Any, size: Any = None, **inputs: Any) -> Te
 
 class _GCN:
     def forward(self: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-        """GCNConv's."""
+        """Override `forward` of GCNConv."""
         found = None if self.cached or not _is_sum(self) else _locate(self, x, edge_index, edge_weight)
         if found is None:
             return conv.GCNConv.forward(self, x, edge_index, edge_weight)
         operator = GCN(self.improved, self.add_self_loops, self.normalize)
-        # What is kept, or narrower.
+        # The rows that are kept, or the narrower ones.
         if found.holds(x) or self.in_channels <= self.out_channels:
             out = self.lin(convolve_located(found, x, operator))
         else:
@@ -116,7 +116,7 @@ class _GCN:
 class _Cheb:
     def forward(self: Any, x: Any, edge_index: Any, edge_weight: Tensor | None = None, batch: Tensor | None = None,
                 lambda_max: Any = None) -> Tensor:  # fmt: skip
-        """ChebConv's."""
+        """Override `forward` of ChebConv."""
         single = lambda_max is None or not isinstance(lambda_max, Tensor) or lambda_max.numel() == 1
         is_open = batch is None and single and _is_sum(self)
         found = _locate(self, x, edge_index, edge_weight) if is_open else None

@@ -17,12 +17,12 @@ from pyg_direct.ops.snapshots.recurrent_cells import mix
 
 
 def make_chebyshev(normalization: str | None, lambda_max: Tensor | float | None) -> Chebyshev:
-    """The operator of these arguments of ChebConv."""
+    """Make the operator for these arguments of ChebConv."""
     return Chebyshev(normalization, None if lambda_max is None else float(lambda_max))
 
 
 def combine(convs: list[Any], terms: list[Tensor]) -> list[Tensor]:
-    """What Chebyshev convolutions make of terms that they share: one product for all of them."""
+    """Return the results of Chebyshev convolutions from terms that they share: one product for all of them."""
     weight = torch.cat([torch.cat([lin.weight for lin in conv.lins], 1) for conv in convs])
     bias = None if convs[0].bias is None else torch.cat([conv.bias for conv in convs])
     return list(F.linear(torch.cat(terms, 1), weight, bias).chunk(len(convs), 1))
@@ -46,7 +46,7 @@ class _Cell(torch.nn.Module):
         self.add_module(name, conv)
 
     def _begin(self, x: Tensor, state: Tensor | None) -> Tensor:
-        """The state, zeros by default."""
+        """Return the state, zeros by default."""
         if state is not None:
             return state
         return torch.zeros(x.shape[0], self.out_channels, dtype=x.dtype, device=x.device)
@@ -60,7 +60,7 @@ class GCLSTM(_Cell):
 
     Args:
         in_channels, out_channels: Features of a node, and of its state.
-        K, normalization, bias: As of `ChebConv`.
+        K, normalization, bias: As in `ChebConv`.
     """
 
     def _add_layers(self) -> None:
@@ -76,7 +76,7 @@ class GCLSTM(_Cell):
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None, C: Tensor | None = None,  # noqa: N803
                 lambda_max: Tensor | float | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The next state and cell state of a snapshot's features and those before.
+        """Return the next state and cell state from a snapshot's features and those before.
 
         Args:
             X: Features, floats `[N, in_channels]`.
@@ -84,14 +84,14 @@ class GCLSTM(_Cell):
             edge_weight: A weight for each edge, floats `[E]`; None for 1.
             H: The state before, floats `[N, out_channels]`; None for zeros.
             C: The cell state before, floats `[N, out_channels]`; None for zeros.
-            lambda_max: The largest eigenvalue of the Laplacian, a number, or a float tensor `[]`; None takes what PyG
-                does, twice the Laplacian's largest entry.
+            lambda_max: The largest eigenvalue of the Laplacian, a number, or a float tensor `[]`; None takes PyG's
+                default, twice the Laplacian's largest entry.
 
         Returns:
             State and cell state, floats `[N, out_channels]` each.
 
         Raises:
-            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+            ArgumentError: the edges belong to a snapshot of a stream, and `X` has one dimension.
         """
         check_rows(X, edge_index)
         H, C = self._begin(X, H), self._begin(X, C)  # noqa: N806
@@ -109,12 +109,13 @@ class GCLSTM(_Cell):
 class GConvGRU(_Cell):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    A gated recurrent unit of Chebyshev convolutions (Seo et al., 2016). The convolutions of the features are those of
-    one set of terms, which is kept for the snapshots of `pyg_direct.dynamic.stream`; those of the state share theirs.
+    A gated recurrent unit of Chebyshev convolutions (Seo et al., 2016). The convolutions of the features share one set
+    of terms, which is kept for the snapshots of `pyg_direct.dynamic.stream`. The convolutions of the state share
+    another.
 
     Args:
         in_channels, out_channels: Features of a node, and of its state.
-        K, normalization, bias: As of `ChebConv`.
+        K, normalization, bias: As in `ChebConv`.
     """
 
     def _add_layers(self) -> None:
@@ -124,21 +125,21 @@ class GConvGRU(_Cell):
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None, lambda_max: Tensor | float | None = None) -> Tensor:  # noqa: N803 # fmt: skip
-        """The next state of a snapshot's features and the state before.
+        """Return the next state from a snapshot's features and the state before.
 
         Args:
             X: Features, floats `[N, in_channels]`.
             edge_index: Edges, int64 `[2, E]`, sources first, or a transposed `SparseTensor`.
             edge_weight: A weight for each edge, floats `[E]`; None for 1.
             H: The state before, floats `[N, out_channels]`; None for zeros.
-            lambda_max: The largest eigenvalue of the Laplacian, a number, or a float tensor `[]`; None takes what PyG
-                does, twice the Laplacian's largest entry.
+            lambda_max: The largest eigenvalue of the Laplacian, a number, or a float tensor `[]`; None takes PyG's
+                default, twice the Laplacian's largest entry.
 
         Returns:
             The next state, floats `[N, out_channels]`.
 
         Raises:
-            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+            ArgumentError: the edges belong to a snapshot of a stream, and `X` has one dimension.
         """
         check_rows(X, edge_index)
         H = self._begin(X, H)  # noqa: N806

@@ -36,15 +36,15 @@ class DConv(torch.nn.Module):
 class DCRNN(torch.nn.Module):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    A gated recurrent unit of diffusion convolutions in both directions (Li et al., ICLR 2018). The first step of the
-    diffusion of features is made for several snapshots of `pyg_direct.dynamic.stream` at once, and the diffused
-    features are kept, so that only the state is diffused from step to step, once for the gates that share it; and the
-    adjacency is never made dense.
+    A gated recurrent unit of diffusion convolutions in both directions (Li et al., ICLR 2018). The first diffusion step
+    of features is made for several snapshots of `pyg_direct.dynamic.stream` at once, and the diffused features are
+    kept. So only the state is diffused from step to step, once for the gates that share it. The adjacency is never made
+    dense.
 
     Args:
         in_channels, out_channels: Features of a node, and of its state.
-        K: Steps of the diffusion, the one that stays included.
-        bias: Whether convolutions have one; as there, it must be True.
+        K: Steps of the diffusion, including the one that stays.
+        bias: Add a bias to convolutions; as in PyTorch Geometric Temporal, it must be True.
     """
 
     def __init__(self, in_channels: int, out_channels: int, K: int, bias: bool = True) -> None:  # noqa: N803
@@ -55,7 +55,7 @@ class DCRNN(torch.nn.Module):
 
     def forward(self, X: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None) -> Tensor:  # noqa: N803 # fmt: skip
-        """The next state of a snapshot's features and the state before.
+        """Return the next state from a snapshot's features and the state before.
 
         Args:
             X: Features, floats `[N, in_channels]`.
@@ -67,9 +67,9 @@ class DCRNN(torch.nn.Module):
             The next state, floats `[N, out_channels]`.
 
         Raises:
-            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension; or there is another
-                number of weights than of edges, and `K` is more than 1.
-            RuntimeError: an edge is there several times or weighs 0, and `K` is more than 1.
+            ArgumentError: the edges belong to a snapshot of a stream, and `X` has one dimension; or the numbers of
+                weights and of edges differ, and `K` is more than 1.
+            RuntimeError: an edge occurs several times or has weight 0, and `K` is more than 1.
         """
         found = locate(X, edge_index, edge_weight)
         if H is None:
@@ -81,7 +81,7 @@ class DCRNN(torch.nn.Module):
             walks = (walk(edge_index, edge_weight) for walk in (walk_along, walk_against))
             steps = [partial(add_messages, edge_index=edges, weight=weight) for edges, weight in walks]
         if found is not None and found.holds(X) and self.K > 1:
-            # The plan keeps what the first steps give.
+            # The plan keeps the results of the first steps.
             firsts, key = [step(X) for step in steps], ("diffused", found.weighted, self.K)
             later = found.plan.keep(key, found.time, lambda: _go_on(X, firsts, steps, self.K)) if self.K > 2 else []
             features = _join_terms(X, firsts, later)
@@ -96,7 +96,7 @@ class DCRNN(torch.nn.Module):
         return mix(proposed, H, update)
 
     def _combine(self, convs: list[Any], features: Tensor, state: Tensor) -> Tensor:
-        """What convolutions make of the diffused features and state, which they are linear in."""
+        """Return the results of convolutions, which are linear in the diffused features and state."""
         weight = torch.cat([_join(conv.weight) for conv in convs], 2)
         of_features, of_state = (w.flatten(0, 1) for w in weight.split([self.in_channels, self.out_channels], 1))
         out = features @ of_features + state @ of_state
@@ -104,19 +104,19 @@ class DCRNN(torch.nn.Module):
 
 
 def _join(weight: Tensor) -> Tensor:
-    """[2 K - 1, in, out]: both directions stay for their first step, so these weights are added."""
+    """Return [2 K - 1, in, out]: both directions stay for their first step, so these weights are added."""
     return torch.cat([weight[:, 0].sum(0, keepdim=True), weight[:, 1:].flatten(0, 1)])
 
 
 def _check_edges(found: Located) -> None:
-    """Raise unless a snapshot has edges that can be walked against; that of another one in its group need not have."""
+    """Raise unless a snapshot's edges can be walked against; the edges of others in its group need not be."""
     refusal = found.plan.factorise(_WALKS[1], found.time, found.weighted).refusal
     if refusal is not None:
         raise RuntimeError(f"{refusal}, at snapshot {found.plan.tell_time(found.time)}")
 
 
 def _diffuse(x: Tensor, steps: list[_Step], order: int) -> Tensor:
-    """Terms side by side, [N, (2 K - 1) C]."""
+    """Return terms side by side, [N, (2 K - 1) C]."""
     if order == 1:
         return x
     firsts = [step(x) for step in steps]
@@ -124,7 +124,7 @@ def _diffuse(x: Tensor, steps: list[_Step], order: int) -> Tensor:
 
 
 def _go_on(x: Tensor, firsts: list[Tensor], steps: list[_Step], order: int) -> list[Tensor]:
-    """Terms of each direction behind its first, T_k = 2 A T_{k-1} - x."""
+    """Return terms of each direction after its first, T_k = 2 A T_{k-1} - x."""
     later = []
     for step, term in zip(steps, firsts, strict=True):
         for _ in range(2, order):
@@ -134,6 +134,6 @@ def _go_on(x: Tensor, firsts: list[Tensor], steps: list[_Step], order: int) -> l
 
 
 def _join_terms(x: Tensor, firsts: list[Tensor], later: list[Tensor]) -> Tensor:
-    """The rows, then the terms of each direction."""
+    """Return the rows, then the terms of each direction."""
     half = len(later) // 2
     return torch.cat([x, firsts[0], *later[:half], firsts[1], *later[half:]], 1)

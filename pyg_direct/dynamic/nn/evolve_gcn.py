@@ -72,7 +72,7 @@ class EvolveTogether(torch.autograd.Function):
 
 
 def _evolve_by_torch(aggregated: Tensor, weight: Tensor, *parameters: Tensor) -> list[Tensor]:
-    """What `EvolveTogether` gives."""
+    """Compute `EvolveTogether` by torch's functions."""
     weights = [weight[0]]
     for _ in range(aggregated.shape[0]):
         weights.append(torch.gru_cell(weights[-1], weights[-1], *parameters))
@@ -84,7 +84,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 class _Evolve(torch.nn.Module):
-    """What both forms share."""
+    """Common base of both forms."""
 
     def __init__(self, in_channels: int, improved: bool, cached: bool, normalize: bool, add_self_loops: bool) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _Evolve(torch.nn.Module):
 
     @property
     def operator(self) -> GCN:
-        """What aggregates the features."""
+        """Operator that aggregates the features."""
         return GCN(self.improved, self.add_self_loops, self.normalize)
 
     def reset_parameters(self) -> None:
@@ -103,7 +103,7 @@ class _Evolve(torch.nn.Module):
         glorot(self.initial_weight)
 
     def reinitialize_weight(self) -> None:
-        """Begin evolution anew with the next snapshot."""
+        """Restart evolution with the next snapshot."""
         self.weight = None
 
     def _convolve(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Tensor:
@@ -114,9 +114,9 @@ class _Evolve(torch.nn.Module):
         return convolve(x, edge_index, edge_weight, self.operator) @ weight
 
     def _convolve_narrow(self, x: Tensor, weight: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Tensor:
-        """The same where a product has fewer bits than what it is added up with: the sum has as many as that."""
+        """Convolve if a product has fewer bits than its addend: the sum then has as many bits as the addend."""
         found = locate(x, edge_index, edge_weight)
-        # Without normalisation, sums of features may be too large for a narrow product.
+        # Without normalization, sums of features may be too large for a narrow product.
         if found is None or not self.normalize or not found.holds(x):
             ones = torch.get_default_dtype()
             return convolve_plain(x @ weight, edge_index, edge_weight, self.operator, ones)
@@ -126,11 +126,11 @@ class _Evolve(torch.nn.Module):
 
 
 class _Steps:
-    """The steps of a frame, all made at once; each snapshot that asks takes the next.
+    """Steps of a frame, all computed at once; each snapshot that asks takes the next.
 
     Args:
         window: Aggregated features, `[W, N, F]`.
-        layer: Whose weights evolve.
+        layer: Layer whose weights evolve.
     """
 
     def __init__(self, window: Tensor, layer: EvolveGCNO) -> None:
@@ -140,11 +140,11 @@ class _Steps:
         self.rows, self.weights = out[: len(window)], out[len(window) :]
 
     def follow(self, weight: Tensor | None) -> bool:
-        """Whether weights are those that the next step begins with."""
+        """Report whether the next step begins with these weights."""
         return self.taken < len(self.weights) and weight is self.before
 
     def take(self, place: int) -> tuple[Tensor, Tensor]:
-        """The rows of the snapshot at a place of the frame, and the weights that they were convolved with."""
+        """Return the rows of the snapshot at a place of the frame, and the weights that they were convolved with."""
         step, self.taken, self.before = self.taken, self.taken + 1, self.weights[self.taken]
         weight = self.weights[step]
         return self.rows[step] if step == place else self.window[place] @ weight[0], weight
@@ -154,11 +154,11 @@ class EvolveGCNO(_Evolve):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
     A convolution whose weights a recurrent layer carries from snapshot to snapshot (EvolveGCN-O; Pareja et al., AAAI
-    2020). As there, `weight` is carried on until `reinitialize_weight()`, across epochs too.
+    2020). As in PyTorch Geometric Temporal, `weight` is carried on until `reinitialize_weight()`, across epochs too.
 
     Args:
         in_channels: Features of a node.
-        improved, normalize, add_self_loops: As of `GCNConv`.
+        improved, normalize, add_self_loops: As in `GCNConv`.
         cached: Without effect, as in PyTorch Geometric Temporal.
     """
 
@@ -172,7 +172,7 @@ class EvolveGCNO(_Evolve):
         self.reset_parameters()
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
-        """Features convolved with the weights of the next step.
+        """Return features convolved with the weights of the next step.
 
         Args:
             X: Features, floats `[N, in_channels]`.
@@ -183,7 +183,7 @@ class EvolveGCNO(_Evolve):
             The convolved features, floats `[N, in_channels]`.
 
         Raises:
-            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+            ArgumentError: the edges belong to a snapshot of a stream, and `X` has one dimension.
         """
         found = locate(X, edge_index, edge_weight)
         if found is not None and found.holds(X) and not torch.is_autocast_enabled(X.device.type):
@@ -202,13 +202,13 @@ class EvolveGCNO(_Evolve):
 class EvolveGCNH(_Evolve):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
-    A convolution whose weights evolve by the features of snapshots (EvolveGCN-H; Pareja et al., AAAI 2020). The
-    features of as many nodes as there are channels, those of the highest scores, drive the weights.
+    A convolution whose weights evolve by the features of snapshots (EvolveGCN-H; Pareja et al., AAAI 2020). The nodes
+    with the highest scores, as many as there are channels, drive the weights with their features.
 
     Args:
         num_of_nodes: Number of nodes.
         in_channels: Features of a node.
-        improved, normalize, add_self_loops: As of `GCNConv`.
+        improved, normalize, add_self_loops: As in `GCNConv`.
         cached: Without effect, as in PyTorch Geometric Temporal.
     """
 
@@ -222,7 +222,7 @@ class EvolveGCNH(_Evolve):
         self.reset_parameters()
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
-        """Features convolved with the weights of the next step.
+        """Return features convolved with the weights of the next step.
 
         Args:
             X: Features, floats `[N, in_channels]`.
@@ -233,7 +233,7 @@ class EvolveGCNH(_Evolve):
             The convolved features, floats `[N, in_channels]`.
 
         Raises:
-            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+            ArgumentError: the edges belong to a snapshot of a stream, and `X` has one dimension.
         """
         check_rows(X, edge_index)
         weight = self.initial_weight if self.weight is None else self.weight
@@ -241,7 +241,7 @@ class EvolveGCNH(_Evolve):
         return self._convolve(X, edge_index, edge_weight)
 
     def _pool(self, x: Tensor) -> Tensor:
-        """What `pooling_layer` gives of one graph, without the edges that it also pools."""
+        """Compute `pooling_layer` for one graph, without the edges that it also pools."""
         select = self.pooling_layer.select
         score = select.act((x * select.weight).sum(-1) / select.weight.norm(p=2, dim=-1))
         if self.ratio >= 1:

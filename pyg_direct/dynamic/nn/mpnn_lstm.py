@@ -1,9 +1,9 @@
 """MPNN-LSTM (Panagopoulos et al., 2021): two graph convolutions, then two recurrent layers over a window.
 
-All snapshots of a frame run at once (`RunTogether`). Snapshots depend on each other only through running
-statistics. Losses often read the last snapshot alone, but autograd learns this too late to skip the others. Here
-only the gradients of the snapshots that a loss reads are computed. `run_by_torch` computes with torch's functions
-instead; its gradients have gradients in turn.
+All snapshots of a frame run at once (`RunTogether`). Snapshots depend on each other only through running statistics.
+Losses often read the last snapshot alone, but autograd finds this out too late to skip the others. Here only the
+gradients of the snapshots that a loss reads are computed. `run_by_torch` computes with torch's functions instead; its
+gradients have gradients in turn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pyg_direct.ops.snapshots.recurrent_cells import open_gates, open_two, pull_
 
 
 class _Multiply(torch.autograd.Function):
-    """Rows `[N, W, F]` of the snapshots of a frame, aggregated, or with `transposed` the adjoint of that."""
+    """Aggregation of rows `[N, W, F]` of the snapshots of a frame, or with `transposed` its adjoint."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, frame: Frame, transposed: bool) -> Tensor:
@@ -52,19 +52,19 @@ class _Multiply(torch.autograd.Function):
 
 def _aggregate(rows: Tensor, frame: Frame) -> Tensor:
     if is_transformed():
-        # There it is differentiated by torch, which takes no functions of ours.
+        # There torch differentiates it, which takes no custom functions.
         return frame.plan.multiply_window(GCN(), rows.contiguous(), frame.weighted)
     out: Tensor = _Multiply.apply(rows, frame, False)
     return out
 
 
 def run_by_torch(frame: Frame, kept: tuple[Tensor | None, Tensor | None], *parameters: Tensor) -> list[Tensor]:
-    """Rows `[N, 2 * H + F]` of each snapshot.
+    """Return rows `[N, 2 * H + F]` of each snapshot.
 
     Args:
-        frame: What goes through the layers.
-        kept: Which numbers `[N, W, H]` of each convolution dropout has kept; None without dropout.
-        parameters: As of `RunTogether`.
+        frame: Inputs of the layers.
+        kept: Numbers `[N, W, H]` of each convolution that dropout has kept; None without dropout.
+        parameters: As in `RunTogether`.
     """
     rows, halves = frame.aggregated.transpose(0, 1), []
     for layer, chosen in enumerate(kept):
@@ -85,29 +85,29 @@ def run_by_torch(frame: Frame, kept: tuple[Tensor | None, Tensor | None], *param
 
 _BACK = torch.ops.aten
 _OPERATOR = GCN()
-# Numbers of a recurrent layer that each thread of a CPU works on at once, so that what lies between products stays in
-# its cache, and threads seldom wait for each other.
+# Numbers of a recurrent layer that each CPU thread processes at once. Intermediate results then stay in its cache, and
+# threads seldom wait for each other.
 _CACHED = 2**17
 
 
 class Multiplier(Protocol):
-    """What aggregates rows of the snapshots of a frame, as plans do."""
+    """Aggregator of rows of a frame's snapshots, as plans are."""
 
     def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
                         transposed: bool = False) -> Tensor:  # fmt: skip
-        """Rows `[N, W, F]` of snapshots from `first` on, aggregated, or with `transposed` their gradient."""
+        """Aggregate rows `[N, W, F]` of snapshots from `first` on, or with `transposed` return their gradient."""
         ...
 
 
 class OneSnapshot(NamedTuple):
-    """A snapshot outside of frames, or a large one in a frame, as a frame of its own."""
+    """Snapshot outside of frames, or a large one in a frame, as a frame of its own."""
 
     plan: SnapshotPlan
     time: int
 
     def multiply_window(self, operator: Operator, x: Tensor, weighted: bool = True, first: int = 0,
                         transposed: bool = False) -> Tensor:  # fmt: skip
-        """As of a `Multiplier`."""
+        """Aggregate as a `Multiplier`."""
         plan, num_nodes = self.plan, x.shape[0]
         matrices = plan.get_matrices(operator, self.time, self.time + 1, weighted)
         if num_nodes < plan.num_nodes:
@@ -116,17 +116,16 @@ class OneSnapshot(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What goes through the layers.
+    """Inputs of the layers.
 
     Attributes:
-        plan: That of the frame, or what else aggregates its rows.
-        weighted: Whether edges have weights.
+        plan: Plan of the frame, or another aggregator of its rows.
+        weighted: True if edges have weights.
         aggregated: First aggregation of the features, `[W, N, F]`.
         x: The features, `[W, N, F]`.
         dropout: Rate, 0 outside of training.
-        eps: What is added to the variances of both layers.
-        norms: Layers whose running statistics are to see the snapshot, in a frame of one; none where they are told
-            later.
+        eps: Number that is added to the variances of both layers.
+        norms: Layers whose running statistics see the snapshot, in a frame of one; empty if they are updated later.
     """
 
     plan: Multiplier
@@ -139,21 +138,21 @@ class Frame(NamedTuple):
 
 
 def suits_alone(x: Tensor, size: int) -> bool:
-    """Whether a snapshot by itself takes fewer calls as a frame of one: always on a CPU, and on a GPU where one
-    kernel does all of its recurrent layers.
+    """Report whether a single snapshot takes fewer calls as a frame of one. This is so on a CPU, and on a GPU if one
+    kernel computes all of its recurrent layers.
     """
     return not runs_on_gpu(x) or suits_two(x, (x.shape[0], 1, size))
 
 
 class Normalised(NamedTuple):
-    """What the gradient of a convolution needs, whose rows are rectified, normalised over the nodes of each snapshot,
-    some dropped.
+    """Tensors for the gradient of a convolution whose rows pass ReLU, normalization over the nodes of each snapshot,
+    and dropout.
 
     Attributes:
         given: Rows aggregated by edges, `[N, W, C]`.
-        products: What is rectified, or was, `[N, W, H]`.
-        moments: Mean and 1 / standard deviation of each number that is rectified, `[W, H]` each.
-        kept: Which numbers of the result were kept; None without dropout.
+        products: Rows before ReLU, or after it, `[N, W, H]`.
+        moments: Mean and 1 / standard deviation of each number after ReLU, `[W, H]` each.
+        kept: Numbers of the result that were kept; None without dropout.
     """
 
     given: Tensor
@@ -164,8 +163,8 @@ class Normalised(NamedTuple):
 
 def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: int,
               rows: Tensor | None) -> tuple[Normalised, Tensor]:  # fmt: skip
-    """What the layer of this place gives is `[N, W, H]`. With `rows` `[W, N, 2 * H]` it goes to the layer's half of
-    them, and of the second layer it may go nowhere else: then these are returned.
+    """Compute the layer at this place, `[N, W, H]`. With `rows` `[W, N, 2 * H]` the result goes to the layer's half of
+    them. For the second layer it may go only there: then these are returned.
     """
     weight, bias, scale, shift = parameters
     products, eps = multiply(given, weight, bias), frame.eps[layer]
@@ -206,7 +205,7 @@ def _normalise_by_torch(rows: Tensor, scale: Tensor, shift: Tensor, eps: float,
 
 
 def _drop(rows: Tensor, frame: Frame) -> tuple[Tensor, Tensor | None]:
-    """Rows of which some are dropped, and which were kept; None without dropout."""
+    """Return rows with dropout, and the mask of kept numbers; None without dropout."""
     if frame.dropout == 0:
         return rows, None
     rows, kept = torch.native_dropout(rows, frame.dropout, True)
@@ -215,8 +214,8 @@ def _drop(rows: Tensor, frame: Frame) -> tuple[Tensor, Tensor | None]:
 
 def _convolve_backward(layer: Normalised, grad: Tensor, more: Tensor | None, seen: slice, scale: Tensor, eps: float,
                        dropout: float) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Gradients of what the layer's weight is multiplied with, and of its parameters; `grad` `[N, S, H]`, and what is
-    to be added to it.
+    """Return gradients of the input of the layer's weight, and of its parameters, from `grad` `[N, S, H]` and `more`,
+    which is added to it.
     """
     count, size = grad.shape[1:]
     given = layer.given[:, seen].reshape(-1, layer.given.shape[2])
@@ -225,7 +224,7 @@ def _convolve_backward(layer: Normalised, grad: Tensor, more: Tensor | None, see
         grad = _BACK.native_dropout_backward(grad, layer.kept[:, seen], 1 / (1 - dropout))
     if isinstance(layer.moments, Tensor) and suits_grid(layer.products, layer.products.shape):
         of_rows, parts = pull_normalised(grad.contiguous(), more, layer.products, layer.moments, scale, seen.start)
-        # Tensors of their own, which may be written to.
+        # Separate tensors, which may be written to.
         of_scale, of_shift, of_bias = (part.sum(0) for part in parts)
         rows = of_rows.view(-1, size)
         return rows, [multiply_columns(rows, given), of_bias, of_scale, of_shift]
@@ -244,10 +243,10 @@ def _convolve_backward(layer: Normalised, grad: Tensor, more: Tensor | None, see
 
 class RunTogether(torch.autograd.Function):
     """`(Frame, parameters)` to rows `[N, 2 * H + F]` of each snapshot, then mean and variance `[W, H]` of both layers
-    where running statistics are told later.
+    if running statistics are updated later.
 
-    Parameters are weight, bias, scale and shift of both convolutions, then weights of inputs and of states, and biases
-    of inputs and of states, of both recurrent layers.
+    Parameters are weight, bias, scale and shift of both convolutions. Then come weights of inputs and of states, and
+    biases of inputs and of states, of both recurrent layers.
     """
 
     @staticmethod
@@ -265,7 +264,7 @@ class RunTogether(torch.autograd.Function):
         second, of_second = _convolve(given, parameters[4:8], frame, 1, rows)
         out = given.new_empty(window * num_nodes, 2 * size + frame.x.shape[2])
         by_time = out.view(window, num_nodes, -1)
-        # Of the last snapshot, most often the one that a loss sees; those of others are computed again.
+        # From the last snapshot, which a loss reads most often; for others they are computed again.
         ctx.opened = None
         if rows is None:
             ctx.results = of_first, of_second
@@ -309,8 +308,8 @@ class RunTogether(torch.autograd.Function):
 
 
 def _recur_backward(ctx: Any, grad: Tensor, seen: slice) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Gradients of both convolutions' rows `[N, S, H]`, and of the parameters of both recurrent layers, of those of the
-    snapshots that were seen, `[N, S, 2 * H + F]`.
+    """Return gradients of both convolutions' rows `[N, S, H]`, and of the parameters of both recurrent layers. They
+    come from the gradients of the snapshots that were seen, `[N, S, 2 * H + F]`.
     """
     parameters = ctx.saved_tensors[8:]
     num_nodes, window, size = ctx.first.products.shape
@@ -324,7 +323,7 @@ def _recur_backward(ctx: Any, grad: Tensor, seen: slice) -> tuple[Tensor, Tensor
         _, opened_2 = open_lstm(states, *parameters[4:])
     else:
         rows, gates, gates_2 = ctx.opened
-        # Those that were returned may have been written to.
+        # Returned tensors may have been written to.
         states, opened_1, opened_2 = open_gates(gates, parameters[2], parameters[3]), (gates,), (gates_2,)
     of_state_1, of_state_2 = (part.reshape(-1, size) for part in grad[..., : 2 * size].split(size, 2))
     of_state, of_second = open_lstm_backward(of_state_2, states, opened_2, *parameters[4:])
@@ -334,7 +333,9 @@ def _recur_backward(ctx: Any, grad: Tensor, seen: slice) -> tuple[Tensor, Tensor
 
 
 def _recur(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tensor], out: Tensor) -> None:
-    """Both recurrent layers of rows `[N, W, H]` of both convolutions, and the features `[W, N, F]`, to `out`."""
+    """Run both recurrent layers over rows `[N, W, H]` of both convolutions, and the features `[W, N, F]`, into
+    `out`.
+    """
     num_nodes, window, size = first.shape
     if suits_two(first, first.shape):
         open_two(first, second, x, parameters, out)
@@ -351,8 +352,8 @@ def _recur(first: Tensor, second: Tensor, x: Tensor, parameters: Sequence[Tensor
 
 def _recur_in_place(rows: Tensor, x: Tensor, parameters: Sequence[Tensor],
                     out: Tensor) -> tuple[Tensor, ...] | None:  # fmt: skip
-    """The same of fp32 rows `[W, N, 2 * H]` on a CPU, which leaves no results to copy; rows of the last snapshot and
-    gates of both layers, unless its nodes are too many to be worked on at once.
+    """Run them over fp32 rows `[W, N, 2 * H]` on a CPU, without results to copy. Return rows of the last snapshot and
+    gates of both layers; None if it has too many nodes to be processed at once.
     """
     window, num_nodes, width = rows.shape
     out[:, :, width:] = x
@@ -371,21 +372,21 @@ def _recur_in_place(rows: Tensor, x: Tensor, parameters: Sequence[Tensor],
 
 
 def _count_rows(width: int) -> int:
-    """Rows of `width` numbers that a CPU works on at once."""
+    """Return the rows of `width` numbers that a CPU processes at once."""
     return max(1, torch.get_num_threads() * _CACHED // width)
 
 
 def _to_variance(inverse: Tensor, eps: float, count: int) -> Tensor:
-    """Unbiased variances, as running statistics have them."""
+    """Return unbiased variances, as running statistics have them."""
     return (inverse**-2 - eps) * (count / max(1, count - 1))
 
 
-# Numbers of a layer in a snapshot, above which a frame's would take much memory while single ones fill any device.
+# Numbers of a layer in a snapshot, above which a frame would take much memory while single snapshots fill any device.
 _LARGE = 2**23
 
 
 def _is_ordinary(norm: nn.BatchNorm1d, x: Tensor) -> bool:
-    """Whether a layer is torch's own, in training, with statistics that kernels may write to."""
+    """Report whether a layer is torch's own, in training, with statistics that kernels may write to."""
     running, visited = (norm.running_mean, norm.running_var), norm.num_batches_tracked
     return (
         type(norm) is nn.BatchNorm1d
@@ -410,7 +411,7 @@ class MPNNLSTM(nn.Module):
     Args:
         in_channels, hidden_size: Features of a node, and of its representations.
         num_nodes, window: Nodes of a graph, and graphs that lie one after the other in the rows.
-        dropout: Rate.
+        dropout: Rate of dropout.
     """
 
     def __init__(self, in_channels: int, hidden_size: int, num_nodes: int, window: int, dropout: float) -> None:
@@ -431,7 +432,7 @@ class MPNNLSTM(nn.Module):
         return F.dropout(rows, self.dropout) if self.training and self.dropout else rows
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:  # noqa: N803
-        """The states of both recurrent layers after a window, beside features of its graphs.
+        """Return the states of both recurrent layers after a window, beside features of its graphs.
 
         Args:
             X: Features of the graphs, one after the other, floats `[window * N, in_channels]`.
@@ -443,7 +444,7 @@ class MPNNLSTM(nn.Module):
             the last feature of each that follows.
 
         Raises:
-            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+            ArgumentError: the edges belong to a snapshot of a stream, and `X` has one dimension.
         """
         found = locate(X, edge_index, edge_weight)
         if found is not None and found.holds(X) and self._goes_together(X):
@@ -451,12 +452,12 @@ class MPNNLSTM(nn.Module):
             is_large = self.num_nodes * self.hidden_size > _LARGE
             if window is not None and not is_large:
                 return self._take(window, found)
-            # Draws of dropout are those of single calls.
+            # Draws of dropout equal the draws of single calls.
             if self._rate() == 0 and suits_alone(X, self.hidden_size) and (X.is_cuda or not is_large):
                 found.plan.finish(id(self))
                 return self._run_alone(found, X)
         if found is not None:
-            # What follows may read running statistics, and adds to them: those before come first.
+            # The next step may read running statistics, and adds to them: snapshots before it come first.
             found.plan.finish(id(self))
         first = self._convolve(self._convolution_1, self._batch_norm_1, X, edge_index, edge_weight)
         second = self._convolve(self._convolution_2, self._batch_norm_2, first, edge_index, edge_weight)
@@ -468,7 +469,7 @@ class MPNNLSTM(nn.Module):
         return torch.cat([state_1, state_2, given[0], *given[1:, :, -1:]], dim=1)
 
     def _by_graph(self, rows: Tensor) -> Tensor:
-        """Rows `[B * window * N, C]` of one or more windows as those of each graph, `[window, B * N, C]`."""
+        """Return rows `[B * window * N, C]` of one or more windows by graph, `[window, B * N, C]`."""
         if self.window == 1:
             return rows.unsqueeze(0)
         apart = rows.view(-1, self.window, self.num_nodes, rows.shape[1]).transpose(0, 1)
@@ -478,8 +479,8 @@ class MPNNLSTM(nn.Module):
         return self._batch_norm_1, self._batch_norm_2
 
     def _goes_together(self, x: Tensor) -> bool:
-        """Whether snapshots depend on each other through running statistics only, and all is as it was made: what was
-        put in its place is for torch to take or refuse.
+        """Report whether snapshots depend on each other only through running statistics, and no parameter was replaced:
+        torch must take or refuse replaced ones.
         """
         return (
             self.window == 1
@@ -495,7 +496,7 @@ class MPNNLSTM(nn.Module):
         )
 
     def _list_shapes(self) -> Iterator[tuple[Any, tuple[int, ...]]]:
-        """Parameters and running statistics, and the shapes that they were made with."""
+        """List parameters and running statistics, and the shapes that they were made with."""
         size = self.hidden_size
         for conv, norm, width in (
             (self._convolution_1, self._batch_norm_1, self.in_channels),
@@ -509,7 +510,7 @@ class MPNNLSTM(nn.Module):
             yield from zip(get_parameters(layer), shapes, strict=True)
 
     def _take(self, window: Tensor, found: Located) -> Tensor:
-        """What the snapshot gives, of all those of its frame, which are computed with the first that asks."""
+        """Return the snapshot's part of the result of its frame, which the first request computes."""
         plan = found.plan
         key = id(self), torch.is_grad_enabled(), self.training, found.weighted
         rows, statistics, visited = plan.once(key, lambda: self._run_together(window, found))
@@ -521,7 +522,7 @@ class MPNNLSTM(nn.Module):
         return out
 
     def _run_alone(self, found: Located, x: Tensor) -> Tensor:
-        """What a snapshot outside of frames gives: a frame of one, which takes fewer calls than its layers."""
+        """Compute a snapshot outside of frames as a frame of one, which takes fewer calls than its layers."""
         aggregated = found.plan.aggregate_features(GCN(), found.time, found.weighted)
         x = x.unsqueeze(0)
         return self._run(
@@ -529,13 +530,13 @@ class MPNNLSTM(nn.Module):
         )[0]
 
     def _run_together(self, window: Tensor, found: Located) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], list[int]]:
-        """Rows of each snapshot of a frame, means and variances of all, and a list for those that were asked for."""
+        """Return rows of each snapshot of a frame, means and variances of all, and a list for the requested ones."""
         out = self._run(found.plan, found.weighted, window, found.plan.get_features())
         return out[:-4], out[-4:], []
 
     def _run(self, multiplier: Multiplier, weighted: bool, window: Tensor, x: Tensor,
              norms: tuple[nn.BatchNorm1d, ...] = ()) -> tuple[Tensor, ...]:  # fmt: skip
-        """Rows of each snapshot, then means and variances of both layers unless `norms` are told."""
+        """Return rows of each snapshot, then means and variances of both layers unless `norms` are given."""
         first, second = self._norms()
         frame = Frame(multiplier, weighted, window, x, self._rate(), (first.eps, second.eps), norms)
         parameters: list[Tensor] = []
@@ -551,7 +552,7 @@ class MPNNLSTM(nn.Module):
         return self.dropout if self.training else 0.0
 
     def _update_statistics(self, statistics: tuple[Tensor, ...], visited: list[int]) -> None:
-        """Let running statistics see the snapshots that were asked for, in order, all in one step."""
+        """Update running statistics with the requested snapshots, in order, all in one step."""
         count, together = len(visited), visited == list(range(statistics[0].shape[0]))
         for norm, *seen in zip(self._norms(), statistics[::2], statistics[1::2], strict=True):
             assert norm.momentum is not None, "asked before"

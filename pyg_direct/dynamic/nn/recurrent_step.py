@@ -16,18 +16,18 @@ from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.ops.snapshots.recurrent_cells import open_gates, pull_gates, pull_gru, step_gru as step_small_gru
 
 _BACK = torch.ops.aten
-# Numbers of a state up to which products take no longer in a loop than the calls that would make them.
+# Numbers of a state up to which products in a loop take no longer than calls that would compute them.
 _SMALL = 64
-# Rows up to which the gate that forgets takes no longer than to leave it out.
+# Rows up to which computing the forget gate takes no longer than leaving it out.
 _FEW = 256
 
 
 def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor, state_bias: Tensor, *,
               out: Tensor | None = None, at: int = 0) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    """An LSTM's step `[N, F]` to `[N, C]` from a state of zeros, and what its gradient needs.
+    """Compute an LSTM's step `[N, F]` to `[N, C]` from a state of zeros, and the tensors that its gradient needs.
 
-    What such a step forgets and the weights of the state have no part in it. Autograd does not see it. fp32 rows on
-    a CPU may go to columns of `out` from `at` on.
+    Such a step does not use the forget gate nor the weights of the state. Autograd does not see it. fp32 rows on a CPU
+    may go to columns of `out` from `at` on.
     """
     size = weight.shape[0] // 4
     if x.is_cuda:
@@ -46,7 +46,7 @@ def open_lstm(x: Tensor, weight: Tensor, of_state: Tensor, bias: Tensor, state_b
 
 def open_lstm_backward(grad: Tensor, x: Tensor, kept: tuple[Tensor, ...], weight: Tensor, of_state: Tensor,
                        bias: Tensor, state_bias: Tensor) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Gradients of `x` and of the four parameters."""
+    """Return gradients of `x` and of the four parameters."""
     if x.is_cuda:
         cell, opened = kept
         before = cell.new_zeros(1, 1).expand_as(cell)
@@ -67,7 +67,7 @@ def open_lstm_backward(grad: Tensor, x: Tensor, kept: tuple[Tensor, ...], weight
                            _BACK.tanh_backward(of_cell * admit, content),
                            _BACK.sigmoid_backward(grad * cell, expose)], 1)  # fmt: skip
     size = bias.numel() // 4
-    # Nothing reaches the gate that forgets.
+    # The forget gate gets no gradient.
     of_weight, of_bias = (
         torch.cat([part[:size], torch.zeros_like(part[:size]), part[size:]])
         for part in (multiply(x.t(), gates.t()).t(), gates.sum(0))
@@ -81,15 +81,15 @@ def _without_forget(gates: Tensor) -> Tensor:
 
 
 def _bend(gates: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-    """The gate that admits, the content, and the gate that exposes it."""
+    """Return the gate that admits, the content, and the gate that exposes it."""
     admit, content, expose = (gates + _without_forget(bias)).chunk(3, 1)
     return admit.sigmoid(), content.tanh(), expose.sigmoid()
 
 
 def step_gates(from_input: Tensor, from_state: Tensor, state: Tensor, bias: Tensor,
                state_bias: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    """The next state of a GRU of what input and state add to its gates, `[N, 3 * C]` each without biases, and what its
-    gradient needs; has no gradient itself.
+    """Return the next state of a GRU from the input's and the state's parts of its gates, `[N, 3 * C]` each without
+    biases. Also return the tensors that its gradient needs; has no gradient itself.
     """
     if state.is_cuda:
         new, opened = _BACK._thnn_fused_gru_cell(from_input, from_state, state, bias, state_bias)
@@ -103,7 +103,7 @@ def step_gates(from_input: Tensor, from_state: Tensor, state: Tensor, bias: Tens
 
 
 def step_gates_backward(grad: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of what input and state add to the gates, and of the state itself."""
+    """Return gradients of the input's and the state's parts of the gates, and of the state itself."""
     if len(kept) == 1:
         of_input, of_gates, of_state, _, _ = _BACK._thnn_fused_gru_cell_backward(grad.contiguous(), kept[0], False)
         return of_input, of_gates, of_state
@@ -116,7 +116,7 @@ def step_gates_backward(grad: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor,
 
 
 def open_by_torch(x: Tensor, *parameters: Tensor) -> Tensor:
-    """`open_lstm` by torch's functions."""
+    """Compute `open_lstm` by torch's functions."""
     zeros = x.new_zeros(len(x), parameters[1].shape[1])
     return torch.lstm_cell(x, [zeros, zeros], *parameters)[0]
 
@@ -140,7 +140,7 @@ class _FirstStep(torch.autograd.Function):
 
 
 def run_lstm(layer: nn.LSTM, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`(states, last state of the first layer)` of an LSTM over `[T, N, F]` from a state of zeros."""
+    """Return `(states, last state of the first layer)` of an LSTM over `[T, N, F]` from a state of zeros."""
     if rows.shape[0] == 1 and is_single(layer) and not torch.is_autocast_enabled(rows.device.type):
         out = _FirstStep.apply(rows[0], *get_parameters(layer))
         return out.unsqueeze(0), out
@@ -171,7 +171,7 @@ class _SmallStep(torch.autograd.Function):
 
 
 def _is_small(*given: Tensor) -> bool:
-    """Whether a step of these is one for `_SmallStep`: torch refuses what does not fit."""
+    """Report whether a step of these suits `_SmallStep`: torch refuses shapes that do not fit."""
     x, state, of_input, of_state = given[:4]
     return (
         all(value.dtype == torch.float32 and value.device == x.device for value in given)
@@ -185,7 +185,7 @@ def _is_small(*given: Tensor) -> bool:
 
 
 def step_gru(layer: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
-    """The next state, `[1, N, C]`, of a GRU of one layer."""
+    """Return the next state, `[1, N, C]`, of a GRU of one layer."""
     parameters = get_parameters(layer)
     if _is_small(x, state, *parameters):
         out: Tensor = _SmallStep.apply(x, state, *parameters)
@@ -197,7 +197,9 @@ def step_gru(layer: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
 
 
 def is_single(layer: Any) -> bool:
-    """Whether an LSTM is torch's own, of one layer in one direction, so that `get_parameters` tells all of it."""
+    """Report whether an LSTM is torch's own, of one layer in one direction, so that `get_parameters` returns all of
+    it.
+    """
     return (
         type(layer) is nn.LSTM
         and layer.num_layers == 1
@@ -208,12 +210,14 @@ def is_single(layer: Any) -> bool:
 
 
 def get_parameters(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Weights of inputs and of states, and biases of both, of a recurrent layer of one layer."""
+    """Return weights of inputs and of states, and biases of both, of a recurrent layer of one layer."""
     return layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0
 
 
 def set_apart(rows: Tensor) -> list[Tensor]:
-    """The parts of contiguous `[W, ...]`, in its memory, but none a view that autograd must guard against writing."""
+    """Return the parts of contiguous `[W, ...]`, in its memory, none as a view that autograd must guard against
+    writes.
+    """
     like = rows[0]
     return [
         rows.new_empty(0).set_(rows.untyped_storage(), place * like.numel(), like.shape, like.stride())

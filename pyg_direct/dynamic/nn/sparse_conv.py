@@ -1,4 +1,6 @@
-"""The sparse half of a convolution: through the plan of the snapshot that the edges belong to, else as PyG does it."""
+"""The sparse half of a convolution: through the plan of the snapshot that the edges belong to, otherwise by PyG's
+code.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ _DTYPES = (torch.float32, torch.float64)
 
 
 class Located(NamedTuple):
-    """The snapshot that edges belong to, and whether its weights were given too."""
+    """The snapshot that edges belong to, and True if its weights were given too."""
 
     plan: SnapshotPlan
     time: int
     weighted: bool
 
     def holds(self, x: Tensor) -> bool:
-        """Whether rows are the features of this snapshot, as they were given."""
+        """Report whether rows are the features of this snapshot, as they were given."""
         found = find_tag(x, "x")
         return found is not None and found.plan is self.plan and found.time == self.time
 
@@ -46,14 +48,14 @@ def check_rows(x: Tensor, edge_index: Any) -> None:
 
 
 def _refuse_missing(name: str, other: Any) -> NoReturn:
-    """Refuse what a snapshot lacks, with its number where the other of features and edges tells it."""
+    """Refuse a snapshot that lacks features or edges, with its number if the other of both shows it."""
     where = "" if other is None else f" at snapshot {other.plan.tell_time(other.time)}"
     hint = "" if name == "x" else ", if only torch.empty(2, 0, dtype=torch.int64)"
     raise ArgumentTypeError(f"{name} must be given to the layer{where}, got None: give every snapshot {name}{hint}")
 
 
 def locate(x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Located | None:
-    """The snapshot of a stream that these edges and weights are; None for any others."""
+    """Return the snapshot of a stream that these edges and weights belong to; None for any others."""
     check_rows(x, edge_index)
     edges = find_tag(edge_index, "edge_index")
     if edges is None or x.dtype not in _DTYPES or x.device != edges.plan.device:
@@ -62,7 +64,7 @@ def locate(x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Located | 
         return None
     part = edges.plan.parts[edges.time]
     if edge_weight is None:
-        # Edges that have no weights weigh one either way: as the others do it, so that they share work.
+        # Edges without weights have weight one either way: treated as the others, so that they share work.
         return Located(edges.plan, edges.time, part.edge_weight is None and edges.plan.has_weights)
     if edge_weight.requires_grad and "weights" not in _told:
         _told.add("weights")
@@ -74,7 +76,7 @@ def locate(x: Tensor, edge_index: Any, edge_weight: Tensor | None) -> Located | 
 
 
 def convolve(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: GCN | Chebyshev) -> Tensor:
-    """Rows `[N, ...]` aggregated by an operator: kept ones for the features of a snapshot, else computed."""
+    """Aggregate rows `[N, ...]` by an operator: kept ones for the features of a snapshot, otherwise computed."""
     found = locate(x, edge_index, edge_weight)
     if found is None:
         return convolve_plain(x, edge_index, edge_weight, operator)
@@ -82,7 +84,7 @@ def convolve(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: G
 
 
 def convolve_located(found: Located, x: Tensor, operator: Operator) -> Tensor:
-    """The same of a snapshot that was found."""
+    """Aggregate rows for a located snapshot."""
     if found.holds(x):
         kept = found.plan.aggregate_features(operator, found.time, found.weighted)
         return kept.view(x.shape)
@@ -91,8 +93,8 @@ def convolve_located(found: Located, x: Tensor, operator: Operator) -> Tensor:
 
 def convolve_plain(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: GCN | Chebyshev,
                    dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
-    """The same for edges that are known to no plan: PyG's own normalisation, then a sum. Edges without weights weigh
-    ones of a dtype, None for that of the rows.
+    """Aggregate rows for edges of no plan: PyG's own normalization, then a sum. Edges without weights get ones of a
+    dtype; None takes the dtype of the rows.
     """
     if not isinstance(edge_index, Tensor):
         target, source, edge_weight = edge_index.coo()
@@ -112,7 +114,7 @@ def convolve_plain(x: Tensor, edge_index: Any, edge_weight: Tensor | None, opera
 
 
 def add_messages(x: Tensor, edge_index: Tensor, weight: Tensor | None) -> Tensor:
-    """Rows of sources, weighted, added up by target."""
+    """Add up rows of sources, weighted, by target."""
     messages = x.index_select(0, edge_index[0])
     if weight is not None:
         messages = messages * weight.view(-1, *[1] * (x.dim() - 1))
@@ -122,11 +124,11 @@ def add_messages(x: Tensor, edge_index: Tensor, weight: Tensor | None) -> Tensor
 
 def expand_chebyshev(x: Tensor, edge_index: Any, edge_weight: Tensor | None, operator: Chebyshev,
                      order: int) -> list[Tensor]:  # fmt: skip
-    """Terms T_0 to T_{order - 1} of ChebConv; those of a snapshot's features are kept."""
+    """Return terms T_0 to T_{order - 1} of ChebConv; terms of a snapshot's features are kept."""
     found = locate(x, edge_index, edge_weight)
     if found is None or not found.holds(x):
         return _recur(x, order, lambda rows: convolve(rows, edge_index, edge_weight, operator))
-    # The plan keeps the first; and not the features, which a program may write to behind the layer.
+    # The plan keeps the first; and not the features, which a program may write to after the layer.
     terms = _recur(x, min(order, 2), lambda rows: convolve_located(found, rows, operator))
     if order <= 2:
         return terms

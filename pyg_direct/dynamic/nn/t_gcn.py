@@ -31,22 +31,23 @@ from pyg_direct.ops.snapshots.recurrent_cells import (
 class _Folded(NamedTuple):
     weights: Tensor
     parameters: list[Tensor]
-    # What they were: the version of each, and whether it asked for a gradient.
+    # State of the parameters at folding: the version of each, and whether it required a gradient.
     states: list[tuple[int, bool]]
-    # Whether gradients have come back through them, or none will.
+    # True after gradients have returned through them, or if none will.
     is_spent: list[bool]
 
 
 class SharedGates:
-    """What `fold_gates` makes of the parameters of a layer, once for steps of which each begins with the state that the
-    one before gave, so that gradients of all of them come back to the parameters together.
+    """Folded parameters of a layer from `fold_gates`, shared by consecutive steps, each of which begins with the state
+    of the one before. Gradients of all steps return to the parameters together.
 
-    They are made anew for other states, and where parameters have changed, gradients have come back, none are taken, or
-    a CUDA graph is captured, which will be replayed with other parameters. A copy of a layer shares nothing.
+    They are made again for other states, after a change of parameters, and after gradients have returned. The same
+    holds if no gradients are taken, and if a CUDA graph is captured, which will be replayed with other parameters. A
+    copy of a layer shares nothing.
     """
 
     def __init__(self) -> None:
-        # The state that the last step gave, and what it was made with: one tuple, for threads.
+        # The state after the last step, and its folded parameters: one tuple, for threads.
         self._last: tuple[weakref.ref[Tensor], _Folded] | None = None
 
     def __deepcopy__(self, memo: Any) -> SharedGates:
@@ -56,7 +57,7 @@ class SharedGates:
         return SharedGates, ()
 
     def fold(self, state: Tensor, parameters: list[Tensor]) -> _Folded:
-        """What a step that begins with `state` takes."""
+        """Return the folded parameters of a step that begins with `state`."""
         last = self._last
         if (
             last is not None
@@ -73,12 +74,12 @@ class SharedGates:
         return _Folded(weights, parameters, [(p._version, p.requires_grad) for p in parameters], is_spent)
 
     def keep(self, state: Tensor, folded: _Folded) -> None:
-        """For a step that begins with the state that this one gave."""
+        """Keep them for a step that begins with the state that this one returned."""
         self._last = None if folded.is_spent[0] else (weakref.ref(state), folded)
 
 
 def _are(folded: _Folded, parameters: Sequence[Tensor]) -> bool:
-    """Whether these parameters would give the same now, with gradients of their own."""
+    """Report whether these parameters would fold to the same now, with separate gradients."""
     return not folded.is_spent[0] and all(
         mine is own and (own._version, own.requires_grad) == state
         for mine, own, state in zip(folded.parameters, parameters, folded.states, strict=True)
@@ -93,11 +94,11 @@ class TGCN(torch.nn.Module):
     """The layer of this name of PyTorch Geometric Temporal: equal arguments, parameters and results.
 
     A gated recurrent unit whose inputs are graph convolutions (Zhao et al., 2019). The three convolutions see the same
-    features and edges, so these are aggregated once, and not at all again where `pyg_direct.dynamic.stream` knows them.
+    features and edges. So these are aggregated once, and if `pyg_direct.dynamic.stream` knows them, never again.
 
     Args:
         in_channels, out_channels: Features of a node, and of its state.
-        improved, cached, add_self_loops: As of `GCNConv`.
+        improved, cached, add_self_loops: As in `GCNConv`.
     """
 
     def __init__(self, in_channels: int, out_channels: int, improved: bool = False, cached: bool = False,
@@ -113,12 +114,12 @@ class TGCN(torch.nn.Module):
 
     @property
     def operator(self) -> GCN:
-        """What aggregates the features."""
+        """Operator that aggregates the features."""
         return GCN(self.improved, self.add_self_loops)
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Tensor | None = None,  # noqa: N803
                 H: Tensor | None = None) -> Tensor:  # noqa: N803 # fmt: skip
-        """The next state of a snapshot's features and the state before.
+        """Return the next state from a snapshot's features and the state before.
 
         Args:
             X: Features, floats `[N, in_channels]`.
@@ -130,13 +131,13 @@ class TGCN(torch.nn.Module):
             The next state, floats `[N, out_channels]`.
 
         Raises:
-            ArgumentError: the edges are those of a snapshot of a stream, and `X` has one dimension.
+            ArgumentError: the edges belong to a snapshot of a stream, and `X` has one dimension.
         """
         found = None if self.cached else locate(X, edge_index, edge_weight)
         if H is None:
             H = torch.zeros(X.shape[0], self.out_channels, dtype=X.dtype, device=X.device)  # noqa: N806
         if self.cached:
-            # Then PyG keeps the matrix of the first graph for all that follow.
+            # PyG then keeps the matrix of the first graph for all that follow.
             inputs = torch.cat([conv(X, edge_index, edge_weight) for conv in self._convs()], 1)
             return step_by_torch(self._fold_states(inputs), H, *fold_states(self._list_parameters()))
         window = None
@@ -153,7 +154,7 @@ class TGCN(torch.nn.Module):
             if X.shape[0] <= _FEW.get(X.device.type, 0):
                 return self._step_gate_by_gate(aggregated, H)
             return self.advance(aggregated, H)
-        # What weights are made of, and rows of snapshots, once for a frame.
+        # Folded weights, and rows of snapshots, once for a frame.
         key = id(self), torch.is_grad_enabled()
         once = found.plan.once
         rows = once((*key, found.weighted, "rows"), lambda: window.unbind(0))[found.time]
@@ -168,7 +169,7 @@ class TGCN(torch.nn.Module):
         return step_by_torch(inputs[found.time], H, *right)
 
     def advance(self, aggregated: Tensor, H: Tensor) -> Tensor:  # noqa: N803
-        """The next state from features that are aggregated, and the state before.
+        """Return the next state from aggregated features, and the state before.
 
         Args:
             aggregated: Features that `operator` has aggregated, floats `[N, in_channels]`.
@@ -186,7 +187,7 @@ class TGCN(torch.nn.Module):
         return step_by_torch(torch.nn.functional.linear(aggregated, *left), H, *right)
 
     def _step_gate_by_gate(self, aggregated: Tensor, H: Tensor) -> Tensor:  # noqa: N803
-        """The next state from aggregated features, in the fewest calls."""
+        """Return the next state from aggregated features, in the fewest calls."""
         convs = self._convs()
         weight, bias = torch.cat([conv.lin.weight for conv in convs]), torch.cat([conv.bias for conv in convs])
         inputs = torch.nn.functional.linear(aggregated, weight, bias).split(self.out_channels, 1)
@@ -203,13 +204,13 @@ class TGCN(torch.nn.Module):
         return [self.linear_z, self.linear_r, self.linear_h]
 
     def _list_parameters(self) -> list[Tensor]:
-        """As `fold_gates` takes them."""
+        """List the parameters as `fold_gates` takes them."""
         convs, linears = self._convs(), self._linears()
         return [*[conv.lin.weight for conv in convs], *[conv.bias for conv in convs],
                 *[linear.weight for linear in linears], *[linear.bias for linear in linears]]  # fmt: skip
 
     def _fold_states(self, convolved: Tensor) -> Tensor:
-        """What convolved features `[N, 3 * out_channels]` add to the gates."""
+        """Return the part of the gates from convolved features `[N, 3 * out_channels]`."""
         parts = convolved.split(self.out_channels, 1)
         return torch.cat([
             torch.nn.functional.linear(part, linear.weight[:, : self.out_channels], linear.bias)

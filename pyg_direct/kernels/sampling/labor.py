@@ -5,9 +5,9 @@ Every source has one key a hop, for every row that lists it. A row picks the k o
 keys; among equal keys, as of parallel edges, the first in the list. So rows that list the same nodes pick the same
 ones. Picks stand in the order of the list.
 
-On the GPU a team of lanes reads a row once and keeps the keys below a bound, under which a few more than k keys are
-expected. If there are too few, it doubles the bound. A whole block reads a long row. A bound cannot separate equal
-keys, for example of many parallel edges. The block then finds the k-th smallest digit by digit.
+On the GPU a team of lanes reads a row once and keeps the keys below a bound. A few more than k keys are expected below
+it. If there are too few, it doubles the bound. A whole block reads a long row. A bound cannot separate equal keys, for
+example of many parallel edges. The block then finds the k-th smallest digit by digit.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 replacement, or all.
 
 Slot j of a row draws t in [0, d - k + j]. The pick is t, or d - k + j if an earlier slot picked t. The CPU loop applies
-the rule in order. On the GPU all slots of a tile draw at once. Then t is taken in two cases: an earlier slot drew the
-same t, or t is the substitute d - k + m of an earlier slot m whose own draw was taken.
+the rule in order. On the GPU all slots of a tile draw at once. Then t is taken in two cases. Either an earlier slot
+drew the same t; or t is the substitute d - k + m of an earlier slot m whose own draw was taken.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sums of rows of several snapshots at once over sliced edges (PiPAD, section 4.2), and their adjoint.
 
 out[i, t, f] += scale[i, t] * sum over the edges e of i that snapshot t has of weight(e, t) * z[col[e], t, f]. Rows of
-`z` and `out` hold the S snapshots of a node side by side, so that a shared edge is read once for all of them. `weight`
-has 0 (ones), 1 or S numbers an edge, `presence` one bit a snapshot, and `snapshot` is the snapshot of a slice. Empty
-arrays stand for ones and for all. `low` is the first snapshot of the group that `z` holds.
+`z` and `out` hold the S snapshots of a node side by side. So a shared edge is read once for all of them. `weight` has 0
+(ones), 1 or S numbers an edge, `presence` one bit a snapshot, and `snapshot` is the snapshot of a slice. Empty arrays
+stand for ones and for all. `low` is the first snapshot of the group that `z` holds.
 """
 
 from __future__ import annotations

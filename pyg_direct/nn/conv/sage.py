@@ -3,9 +3,9 @@
 Rows of sources are summed and multiplied by a matrix; a target's own row is multiplied by another. The product of the
 own row is added in the same memory. In small batches autograd and Python take most of the time, once for each step.
 
-A layer over several relations is one step, too: one sum for all of them, and the products of relations into one type
-added in place. A target's own row takes one product for all relations that lead to its type, with the sum of their
-matrices. If no gradient comes back to a result, nothing is computed for it.
+A layer over several relations is one step, too. It has one sum for all of them, and the products of relations into one
+type are added in place. A target's own row takes one product for all relations that lead to its type, with the sum of
+their matrices. If no gradient comes back to a result, nothing is computed for it.
 """
 
 from __future__ import annotations

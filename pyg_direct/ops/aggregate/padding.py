@@ -20,7 +20,7 @@ class Targets(NamedTuple):
     """Targets of edges, if they are of another type than the sources.
 
     Attributes:
-        places: Places for these nodes, as many numbers.
+        nodes: New ones of each hop, H + 1 numbers.
         places: Places for them, as many numbers.
     """
 

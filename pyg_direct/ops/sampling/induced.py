@@ -38,7 +38,7 @@ class Candidates(NamedTuple):
 
     Attributes:
         lists: The rows.
-        offsets: First edge of each node among all, int64 `[M + 1]`.
+        nodes: int64 `[M]`.
         offsets: First edge of each node among all, int64 `[M + 1]`.
         local_of_node: Local ids, int32 `[N]`, below 0 for nodes outside.
         sums: Edges inside by chunk or block, int64.

@@ -44,8 +44,8 @@ class Communicator:
     all ranks. If one process fails, the others get the reason before they wait for it.
 
     Processes meet on the host, by Gloo, even if bytes go by NCCL. An NCCL kernel that waits for a late process blocks
-    every call that waits for the whole GPU, such as the first matrix product of a program. The other process may be
-    late for this very reason.
+    every call that waits for the whole GPU. The first matrix product of a program is such a call. The other process may
+    be late for this very reason.
 
     Args:
         group: Ranks of this group take part, and each of them makes its communicator; None for all. With NCCL all other

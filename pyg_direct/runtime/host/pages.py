@@ -3,10 +3,10 @@
 Large tensors request pages of 2 MB: the processor's TLB covers more memory, and the system has fewer pages to map.
 Random reads of a graph, and results that are new each time, take half the time.
 
-A table that a GPU reads goes to the GPU's own NUMA node if it has room: reads from another node also cross the link
+A table that a GPU reads goes to the GPU's own NUMA node if it has room. Reads from another node also cross the link
 between the processors. Otherwise, and for tables that CPU cores read, its pages are interleaved over all nodes, so that
 none serves all reads. Policies are set before pages are touched. They are not set if the system forbids them, as in
-some containers, if it has one node, or if the process has a policy, as from `numactl`. Pages then go wherever the
+some containers, or has one node. A policy of the process, as from `numactl`, is kept too. Pages then go wherever the
 system puts them.
 """
 

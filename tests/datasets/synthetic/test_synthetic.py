@@ -1,4 +1,4 @@
-"""Generated graphs: the shape asked for, skewed, undirected where they should be, and worth training on."""
+"""Generated graphs: of the requested shape, skewed, undirected if requested, and worth training on."""
 
 from typing import Any
 
@@ -151,7 +151,7 @@ def test_classes_have_unequal_sizes(graph: NodeDataset) -> None:
 def test_edges_stay_in_their_class_as_often_as_asked(device: torch.device, homophily: float) -> None:
     graph = synthetic_graph("products", scale=0.002, homophily=homophily, device=device, topology_only=True)
 
-    # an edge that goes anywhere meets its own class by chance
+    # a random edge meets its own class by chance
     chance = (torch.bincount(graph.y) / graph.num_nodes).square().sum().item()
     assert measure_homophily(graph) == pytest.approx(homophily + (1 - homophily) * chance, abs=0.01)
 

@@ -1,4 +1,4 @@
-"""Layers that see the snapshots of a frame together give what they give one by one."""
+"""Layers that see the snapshots of a frame together give the same results as one by one."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("full_precision")
 
 
 def train(make, *args, device):
-    """(losses, what is learned) of two epochs of a model."""
+    """Return (losses, learned parameters) of two epochs of a model."""
     torch.manual_seed(0)
     model = make(*args).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -61,7 +61,9 @@ def test_snapshots_of_a_frame_go_through_a_model_together(device, monkeypatch, s
 
 
 class Echo(torch.nn.Module):
-    """Shows a cell the first snapshots of a frame only, and lets what it gave of one of them reach the loss."""
+    """Model that shows a cell only the first snapshots of a frame, and lets its result for one of them reach the
+    loss.
+    """
 
     def __init__(self, seen, reached):
         super().__init__()
@@ -98,7 +100,7 @@ class Switching(torch.nn.Module):
         place = 0 if state is None else state[0]
         way = self.ways[place]
         self.cell.train(way != "eval")
-        # Gradients of one that reads running statistics would miss what they were.
+        # Gradients of a layer that reads running statistics would miss their old values.
         with torch.set_grad_enabled(way == "train"):
             rows = self.cell(x, edge_index, edge_weight)
         self.cell.train()
@@ -118,7 +120,7 @@ def test_ways_may_change_within_a_frame(device, monkeypatch, ways):
 
 
 class Wayward(torch.nn.Module):
-    """Evolves twice at a place of a frame, or anew, or not at all; every output reaches the loss."""
+    """Model that evolves twice at a place of a frame, or again, or not at all; every output reaches the loss."""
 
     def __init__(self, way):
         super().__init__()

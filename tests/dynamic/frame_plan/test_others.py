@@ -1,4 +1,4 @@
-"""Frames hand on what snapshots have beside features, edges, weights and targets, recorded ones at fixed places."""
+"""Frames pass on attributes of snapshots beside features, edges, weights and targets, recorded ones at fixed places."""
 
 import copy
 
@@ -165,7 +165,7 @@ def test_a_snapshot_that_is_written_to_leaves_others_alone():
 
 
 def record(monkeypatch, read, signal=None):
-    """A trainer of two epochs, whose second begins with a recorded frame, and what `read` gave for that."""
+    """Return a trainer of two epochs, whose second begins with a recorded frame, and the results of `read` for it."""
     seen, trainer = [], None
 
     def note(y_hat, snapshot):

@@ -61,7 +61,7 @@ def test_frames_that_wait_for_the_gpu_are_not_replayed():
 
 
 def pretend_to_record(monkeypatch):
-    """Frames are recorded on a CPU, where they run once; replays do nothing. The devices of streams are listed."""
+    """Record frames on a CPU, where they run once; replays have no effect. List the devices of streams."""
     devices = []
     for name in ("CUDAGraph", "Stream", "stream", "synchronize", "get_sync_debug_mode", "set_sync_debug_mode"):
         monkeypatch.setattr(torch.cuda, name, lambda *args: nullcontext(args))
@@ -87,7 +87,7 @@ def test_replays_find_their_gradients_again(monkeypatch):
 
     for parameter, old in zip(trainer.optimizer.param_groups[0]["params"], before, strict=True):
         assert not torch.equal(parameter, old)
-    # A graph must not add to what it does not own.
+    # A graph must not add to gradients that it does not own.
     assert spare.grad is None
     assert torch.equal(mine, torch.ones(2))
 

@@ -1,4 +1,4 @@
-"""Epochs that an exception left are gone on with where they were: each frame has one step, and the mean is of all."""
+"""Epochs that an exception interrupted continue there: each frame has one step, and the mean is of all."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.dynamic.frame_trainer.test_replay import make_steps_capturable, prete
 from tests.frames import TIMES, WINDOW, make_signal, make_trainer
 
 FRAMES = TIMES - WINDOW + 1
-# In the simulator, where each epoch takes seconds, one of them is enough.
+# In the simulator each epoch takes seconds, so one of them is enough.
 SLOW = pytest.mark.slow
 STAGES = ("step", *(pytest.param(stage, marks=SLOW) for stage in ("move", "model", "loss", "settle")))
 
@@ -80,7 +80,7 @@ def test_an_epoch_may_be_left_often(device, monkeypatch, name):
     expected = whole.fit(2)
 
     for frame in (0, 2, 1):
-        # Counted from where it goes on.
+        # Counted from the continuation.
         interrupt(monkeypatch, trainer, "model", frame)
 
     assert trainer.fit(2) == expected

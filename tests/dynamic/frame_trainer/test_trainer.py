@@ -70,13 +70,13 @@ def test_memory_changes_nothing_but_what_is_moved(device, memory):
     row_bytes = NODES * 4 * 4
     described = capped.plan.describe()
     assert described["aggregated_bytes"] + described["aggregated_host_bytes"] == TIMES * row_bytes
-    # At most each snapshot once an epoch: what a frame shares with the one before stays.
+    # At most each snapshot once an epoch: snapshots shared with the frame before stay.
     assert capped.history[-1]["moved_bytes"] <= (0 if memory is None else TIMES * row_bytes)
 
 
 @pytest.mark.parametrize(("name", "kept", "made"), [("TGCN", "aggregated_bytes", 0), ("MPNNLSTM", "feature_bytes", 1)])
 def test_features_come_before_structures_in_memory(device, name, kept, made):
-    # Room for what the model reads of all snapshots; aggregated rows are made of features where these are read too.
+    # Room for the model's reads of all snapshots; aggregated rows are computed from features if these are read too.
     rows = TIMES * NODES * 4 * 4
     given = stream(make_signal(), device, memory=rows, keep="host", group_size=2)
     trainer = make_trainer(name, given, device=device, **NO_REPLAY[device.type])
@@ -98,8 +98,8 @@ def test_matrices_that_do_not_fit_are_sent_once_an_epoch(device, groups):
     losses = trainer.fit(3)
 
     assert losses == pytest.approx(make_trainer("MPNNLSTM", signal, device=device).fit(3), rel=1e-3)
-    # Not for each frame anew, of which every snapshot has a part in up to three; and x of all but the one that is kept,
-    # but not what is made of it.
+    # Not again for each frame, although every snapshot is part of up to three. And x of all but the kept one, but not
+    # the rows computed from it.
     matrices = sum(trainer.plan.matrices.sent_bytes.values())
     assert trainer.history[-1]["moved_bytes"] == matrices + (TIMES - 1) * NODES * 4 * 4
     assert device.type != "cuda" or trainer.plan.matrices.is_pinned
@@ -147,7 +147,7 @@ def test_frames_of_part_of_a_stream_are_its_own(device):
 def test_an_epoch_that_was_interrupted_is_resumed(device, monkeypatch, calls):
     # Each snapshot is aggregated by itself, so that there is something to interrupt.
     signals = [stream(make_signal(), device, keep="host", group_size=1) for _ in range(2)]
-    # Without steps that count, so that losses tell whether frames hold what they should.
+    # Without effective steps, so that losses show whether frames hold the right snapshots.
     expected = make_trainer("TGCN", signals[0], device=device, rate=0.0).fit(1)
     trainer = make_trainer("TGCN", signals[1], device=device, rate=0.0)
     real, left = trainer.plan.aggregate_features, iter([*range(calls), None])
@@ -161,7 +161,7 @@ def test_an_epoch_that_was_interrupted_is_resumed(device, monkeypatch, calls):
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(3)
 
-    # What was aggregated before is kept.
+    # Rows aggregated before are kept.
     kept = trainer.plan.describe()["aggregated_bytes"]
     assert kept > 0
     assert trainer.fit(2)[-1] == pytest.approx(expected[0], rel=1e-5)
@@ -182,7 +182,7 @@ class Both(torch.nn.Module):
 def test_frames_that_were_half_moved_are_filled_anew(device, monkeypatch):
     signal, calls = make_signal(), iter([*range(2 * WINDOW), None])
     model = Both().to(device)
-    # Steps of nothing, so that losses tell whether frames hold what they should.
+    # Steps of size zero, so that losses show whether frames hold the right snapshots.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     trainers = [FrameTrainer(model, stream(signal, device, keep="host", group_size=1), optimizer, window=WINDOW,
                              step=run_stateless, **NO_REPLAY[device.type]) for _ in range(2)]  # fmt: skip
@@ -331,5 +331,5 @@ def test_what_a_frame_takes_the_host_is_the_same_in_longer_signals(monkeypatch, 
         trainer.fit(1)
         found.append(len(counts) / trainer.num_frames)
 
-    # Snapshots are weighed where a frame has them, and not all of them in each.
+    # Snapshots are weighed if a frame has them, and not all of them in each.
     assert 0 < found[1] <= 1.5 * found[0]

@@ -1,4 +1,4 @@
-"""Snapshots are sliced on a thread before they are asked for; what comes out is the same."""
+"""Snapshots are sliced on a thread before they are requested; results stay equal."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ NODES, CHANNELS = 12, 3
 
 @pytest.fixture(autouse=True)
 def a_thread(monkeypatch):
-    """As where it pays."""
+    """As if a thread paid."""
     monkeypatch.setattr(host_thread, "count_cores", lambda: 2)
     monkeypatch.setattr(SequenceEdges, "are_for_thread", lambda *args: True)
 
@@ -62,7 +62,7 @@ def test_following_groups_are_sliced_on_a_thread(monkeypatch, size):
         got = layer(given.x, given.edge_index)
 
         torch.testing.assert_close(got, layer(plain.x, plain.edge_index), rtol=1e-4, atol=1e-5)
-    # All but the first block of snapshots, which may be several groups of any size where the size is chosen; each once.
+    # All but the first block of snapshots, which may be several groups of any size if the size is chosen; each once.
     block = 8 if size == "auto" else size
     assert sum(length for length, is_apart in sliced if is_apart) == 20 - block
     assert sum(length for length, is_apart in sliced if not is_apart) == block
@@ -91,7 +91,7 @@ def test_work_is_begun_once_and_finished_once():
 
 
 def test_no_thread_stays_when_its_work_is_done():
-    # One that has begun torch's loops would let those of the program wait asleep.
+    # A thread that has begun torch's loops would make the program's threads wait asleep.
     sliced = Ahead()
 
     sliced.begin("a", lambda: torch.randn(1000, 100).sort())

@@ -1,4 +1,4 @@
-"""Threads that ask one stream for snapshots take turns, and find what the others made."""
+"""Threads that ask one stream for snapshots take turns, and find each other's results."""
 
 import threading
 
@@ -37,7 +37,7 @@ def test_threads_take_turns(monkeypatch, memory):
     other.join()
 
     assert seen[0] != "other"
-    # What one of them makes, the other one finds; single snapshots are asked for by the second layer.
+    # Results of one of them serve the other; the second layer asks for single snapshots.
     assert len(seen) == 3
     for place, snapshot in enumerate(snapshots * 2):
         expected = layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr)

@@ -26,7 +26,7 @@ def make_cache(device, limit):
 
 
 def train(cache, groups):
-    """What a pass over frames of one group each gets, and the bytes that it copies."""
+    """Return the matrices of a pass over frames of one group each, and the bytes that it copies."""
     moved, got = cache.moved_bytes, []
     for number, group in enumerate(groups):
         cache.visit(range(2 * number, 2 * number + 2))

@@ -58,7 +58,7 @@ def test_factors_of_edges_without_weights_are_not_sent(device, form, count):
 @pytest.mark.parametrize(
     ("operator", "options", "expected"),
     [
-        # Weights are summed in another order, and loops that are there weigh what they do.
+        # Weights are summed in another order, and existing loops keep their weights.
         (GCN(), {"weighted": True}, (False, True)),
         (GCN(), {"weighted": True, "loops": True}, (False, False)),
         (GCN(improved=True), {"weighted": True}, (False, False)),

@@ -1,4 +1,6 @@
-"""PyG's own convolutions give what they give without us, over streams and in frames, and aggregate features once."""
+"""PyG's own convolutions give equal results without acceleration, over streams and in frames, and aggregate features
+once.
+"""
 
 import copy
 import pickle
@@ -15,7 +17,7 @@ from pyg_direct.errors import ArgumentTypeError
 from tests.snapshots import make_snapshots
 
 NODES, CHANNELS, TIMES = 12, 6, 5
-# Whether it takes weights of edges, and with what else it is called.
+# True if it takes weights of edges, and its other arguments.
 CONVS = {
     "GCN": (lambda i, o: pyg.GCNConv(i, o), True, {}),
     "GCN improved, without bias": (lambda i, o: pyg.GCNConv(i, o, improved=True, bias=False), True, {}),

@@ -1,4 +1,4 @@
-"""A snapshot that goes through MPNN-LSTM alone gives what its layers give one by one."""
+"""A snapshot that goes through MPNN-LSTM alone gives the results of its layers one by one."""
 
 import copy
 
@@ -16,7 +16,7 @@ NODES, CHANNELS = 70, 3
 
 def visit(layer, signal, is_alone):
     """(rows of each snapshot, gradients of all of them together, running statistics) of one pass over a sequence."""
-    # Of features that are not those of the snapshot, layers are computed one by one.
+    # For features other than the snapshot's, layers are computed one by one.
     given = [snapshot.x if is_alone else snapshot.x.clone() for snapshot in signal]
     rows = [layer(x, snapshot.edge_index, snapshot.edge_attr) for x, snapshot in zip(given, signal, strict=True)]
     loss = sum((place + 1) * out.square().mean() for place, out in enumerate(rows))
@@ -52,7 +52,7 @@ def test_rows_gradients_and_statistics_are_those_of_layers(real_device, monkeypa
 
 
 class Doubled(torch.nn.BatchNorm1d):
-    """What is normalised, twice."""
+    """Normalized rows, twice."""
 
     def forward(self, rows):
         return 2 * super().forward(rows)
@@ -76,7 +76,7 @@ def test_changed_layers_are_called(real_device, change):
 
 
 def step_by_torch(layer, snapshot):
-    """What the layer of PyTorch Geometric Temporal gives for a snapshot by itself, from its parts as they are."""
+    """Compute the layer of PyTorch Geometric Temporal for a single snapshot, from its unchanged parts."""
     first = layer._batch_norm_1(layer._convolution_1(snapshot.x, snapshot.edge_index).relu())
     second = layer._batch_norm_2(layer._convolution_2(first, snapshot.edge_index).relu())
     rows, (state_1, _) = layer._recurrent_1(torch.cat([first, second], 1).unsqueeze(0))
@@ -96,7 +96,7 @@ def test_recurrent_layers_of_another_kind_are_called(real_device, change):
     layer = MPNNLSTM(CHANNELS, 5, NODES, 1, 0.0)
     change(layer)
     layer = layer.to(real_device)
-    # Moved too, so that its weights lie side by side, which torch warns of where they do not.
+    # Moved too, so that its weights are contiguous; otherwise torch warns.
     twin = copy.deepcopy(layer).to(real_device)
 
     got = [layer(snapshot.x, snapshot.edge_index) for snapshot in stream(signal, real_device)]

@@ -1,4 +1,4 @@
-"""Layers equal those of PyTorch Geometric Temporal: values, gradients, names of parameters, in any loop."""
+"""Layers equal PyTorch Geometric Temporal's: values, gradients, names of parameters, in any loop."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
 NODES, CHANNELS, HIDDEN, TIMES = 12, 3, 5, 6
-# Arguments of the constructor, and what a step takes and gives.
+# Arguments of the constructor, and inputs and outputs of a step.
 LAYERS = {
     "TGCN": ((CHANNELS, HIDDEN), "state"),
     "TGCN improved": ((CHANNELS, HIDDEN, True), "state"),
@@ -275,7 +275,7 @@ def test_gradients_through_weights_of_edges_are_pygs(monkeypatch):
 
     with pytest.warns(UserWarning, match="asks for gradients"):
         layer(mine.x, mine.edge_index, mine.edge_attr).sum().backward()
-    # Told once; warnings are errors in these tests.
+    # Warned once; warnings are errors in these tests.
     layer(mine.x, mine.edge_index, mine.edge_attr)
     layer(mine.x, mine.edge_index, weights[0]).sum().backward()
     reference(theirs.x, theirs.edge_index, weights[1]).sum().backward()
@@ -320,7 +320,7 @@ def test_gradients_of_single_snapshots_reach_all_parameters(nodes):
     for module, given in ((layer, stream([*signal, larger], "cpu")[:3]), (reference, signal)):
         for snapshot in given:
             out = module(snapshot.x, snapshot.edge_index, snapshot.edge_attr)
-        # The last one alone, as of a frame; those before it leave nothing.
+        # The last one alone, as in a frame; those before it leave nothing.
         (out * out).sum().backward()
 
     for (key, mine), theirs in zip(layer.named_parameters(), reference.parameters(), strict=True):

@@ -28,7 +28,7 @@ def test_rows_beyond_the_budget_are_copied_when_fetched(device):
 def test_rows_that_stay_hold_no_memory_of_those_that_left():
     before = torch.cuda.memory_allocated()
     kept = RowCache(torch.device("cuda"), Budget(8 << 20))
-    # Those of a group come in one piece.
+    # Rows of a group come in one block.
     for t, rows in enumerate(torch.arange(8.0, device="cuda").view(8, 1, 1).repeat(1, 1 << 12, 64).unbind()):
         kept.store(t, rows)
     del rows

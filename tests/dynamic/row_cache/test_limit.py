@@ -1,4 +1,4 @@
-"""Under a limit that stays on the device which saves the most copies; what is copied equals what was foreseen."""
+"""Under a limit the data that saves the most copies stays on the device; copied bytes equal the forecast."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def frames(count, window, step=1):
 @pytest.mark.parametrize(
     ("count", "window", "entries"),
     [
-        # Frames of one epoch follow those of the last: 0 to 2, then 1 to 3, 2 to 4, and 0 to 2 again.
+        # Frames of one epoch follow the last epoch's: 0 to 2, then 1 to 3, 2 to 4, and 0 to 2 again.
         (5, 3, [1, 1, 0, 1, 1]),
         (7, 3, [1] * 7),
         (4, 4, [0] * 4),
@@ -110,7 +110,7 @@ def test_structures_of_several_snapshots_come_with_any_of_them():
 @pytest.mark.parametrize("memory", [pytest.param(480, marks=SLOW), 2_000, pytest.param(5_000, marks=SLOW)])
 def test_structures_that_come_back_are_copied_as_foreseen(device, memory):
     signal = make_signal("MPNNLSTM")
-    # Those of the ends lie in frames apart from each other; those of every other one are in all frames.
+    # Snapshots at the ends lie in frames far from each other; every other one is in all frames.
     for t, like in ((5, 0), (6, 1), (4, 2)):
         signal[t].edge_index, signal[t].edge_attr = signal[like].edge_index, signal[like].edge_attr
     given = stream(signal, device, memory=memory, keep="host", group_size=1)

@@ -54,7 +54,7 @@ def test_attributes_of_other_numbers_of_edges_are_refused(value, error, message)
 @pytest.mark.parametrize("memory", [None, 100])
 def test_bad_edges_are_told_by_their_snapshot(edges, error, message, memory):
     snapshots = make_list(4, weighted=False)
-    # The largest, of which a limit tells what it takes.
+    # The largest, whose bytes the error about a limit names.
     snapshots[2].edge_index, snapshots[2].x = edges, torch.randn(NODES, CHANNELS, dtype=torch.float64)
 
     with pytest.raises(error, match=f"{message}, at snapshot 2$"):

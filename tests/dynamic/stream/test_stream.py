@@ -204,7 +204,7 @@ def test_signals_of_pygt_are_taken(kind, hetero, batch):
         given = [[{key: part} for part in parts]
                  for key, parts in zip((ends, ends, nodes, nodes), given, strict=True)]  # fmt: skip
         batches = [{nodes: part} for part in batches]
-    # What is static is given once.
+    # A static tensor is given once.
     static = {"dynamic": (), "static": (0, 1), "static features": (2,)}[kind]
     given = [parts[0] if place in static else parts for place, parts in enumerate(given)]
     batches = batches[0] if kind == "static" else batches

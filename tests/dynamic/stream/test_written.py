@@ -1,4 +1,4 @@
-"""Programs may write to snapshots of a stream, as to those of a signal; a step of a frame must not."""
+"""Programs may write to snapshots of a stream, as to a signal's; a step of a frame must not."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ KEPT = pytest.mark.parametrize("keep", ["device", "host"])
 
 
 class Signal:
-    """Makes its snapshots anew each time, as those of PyTorch Geometric Temporal do."""
+    """Signal that makes its snapshots again each time, as in PyTorch Geometric Temporal."""
 
     snapshot_count = 3
     edges = torch.tensor([[0, 1, 2], [1, 2, 0]])

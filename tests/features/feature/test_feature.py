@@ -279,7 +279,7 @@ def test_what_is_not_dense_is_no_table(device, table, kind):
 ])  # fmt: skip
 def test_rows_that_are_refused_leave_those_so_far(device, options, table, words):
     feature = Feature(device=device, **options).from_cpu_tensor(torch.ones(40, 5))
-    # Only a GPU has rows that must be ranked; what is refused goes to none.
+    # Only a GPU has rows that must be ranked; refused rows go to no tier.
     own, feature.device = feature.device, torch.device("cuda", 0)
 
     with pytest.raises(PygDirectError, match=words):

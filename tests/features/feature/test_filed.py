@@ -133,7 +133,7 @@ def test_what_is_not_in_memory_comes_from_a_file(device, tmp_path, cache):
     kept = torch.randperm(90)[:40]
     disk_map = torch.full((90,), -1)
     disk_map[kept] = torch.arange(40)
-    # Other contents on disk for the rows in memory show where they came from.
+    # Other contents on disk than in memory show the origin of rows.
     on_disk = rows.clone()
     on_disk[kept] = -7.0
     feature = Feature(device=device, device_cache_size=cache).from_cpu_tensor(rows[kept])

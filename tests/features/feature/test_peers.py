@@ -1,4 +1,4 @@
-"""Features over two GPUs: hot rows in the memories of a clique, read by each as if they were its own."""
+"""Features over two GPUs: hot rows in the memories of a clique, which each reads as its own."""
 
 import pytest
 import torch

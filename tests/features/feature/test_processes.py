@@ -1,4 +1,4 @@
-"""Features that several processes of a host read: no copy for each, whole whoever ends, nothing left behind."""
+"""Features that several processes of a host read: no copy for each, whole whichever ends, and without leftovers."""
 
 import contextlib
 import copy
@@ -184,7 +184,7 @@ def test_a_directory_lists_its_ids(ids):
 
 
 def share_in_group(rank):
-    # Every process has loaded the table; the first one's is what all see.
+    # Every process has loaded the table; all see the first one's.
     rows = make_rows() if rank == 0 else make_rows() * 0
     topo = CSRTopo(torch.randint(10, (2, 50)), num_nodes=10)
     feature = Feature(device="cpu", device_list="group", csr_topo=topo, device_cache_size="50%").from_cpu_tensor(rows)

@@ -1,4 +1,4 @@
-"""A feature is read, written, renamed and sent away in any order, and always holds what a plain table holds."""
+"""A feature is read, written, renamed and sent in any order, and always equals a plain table."""
 
 import tempfile
 from contextlib import redirect_stdout

@@ -1,4 +1,4 @@
-"""Rows are written where they lie, and read again from there."""
+"""Rows are written in place, and read again from there."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Chances of nodes to be in a batch are those of the formula, and near what sampling counts."""
+"""Chances of nodes to be in a batch equal the formula, and are near the counts of sampling."""
 
 import pytest
 import torch

@@ -34,9 +34,9 @@ def linked(*pairs):
     # A ring has only pairs.
     ([0, 1, 2, 3], linked((0, 1), (1, 2), (2, 3), (3, 0)), [[0, 1], [2, 3]]),
     ([3, 1, 0], linked((0, 3)), [[3, 0], [1]]),
-    # The largest group comes first, also where it does not hold the first GPU.
+    # The largest group comes first, even without the first GPU.
     ([0, 1, 2, 3], linked((0, 1), (1, 2), (1, 3), (2, 3)), [[0], [1, 2, 3]]),
-    # A link that goes one way is none.
+    # A link in one direction does not count.
     ([0, 1], lambda a, b: a < b, [[0], [1]]),
 ])  # fmt: skip
 def test_cliques_of_any_shape(devices, is_linked, cliques):
@@ -86,7 +86,7 @@ def test_no_gpu_holds_more_than_its_budget(num_rows, budget, num_gpus):
     held = [owners.count(gpu) * chunk_bytes for gpu in range(num_gpus)]
     assert max(held, default=0) <= budget
     assert sum(held) >= count * 400
-    # Little of the budget is left where there are rows for it.
+    # Little of the budget remains unused if there are rows for it.
     assert count == num_rows or count * 400 >= 0.7 * budget * num_gpus
     assert len(owners) <= 2 * PARTS * num_gpus
 

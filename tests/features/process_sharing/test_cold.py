@@ -1,4 +1,4 @@
-"""Where rows that are not hot lie for the GPUs of a host, and what is said of it; with GPUs that are not there."""
+"""Memory of rows that are not hot for the GPUs of a host, and the messages about it; with GPUs that do not exist."""
 
 import logging
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ ROWS = torch.arange(40_000 * 32).view(40_000, 32).float()
 
 @pytest.fixture
 def machine(monkeypatch):
-    """GPUs that read unified memory where it lies, on a host with 100 bytes free."""
+    """Fake GPUs that read unified memory in place, on a host with 100 bytes free."""
     found = SimpleNamespace(free=100, unified={0: True, 1: True})
     monkeypatch.setattr(process_sharing, "available_bytes", lambda: found.free)
     monkeypatch.setattr(
@@ -27,7 +27,7 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(("policy", "num_bytes", "expected"), [
-    # Two copies in four fifths of what is free.
+    # Two copies in four fifths of the free memory.
     ("auto", 40, "unified"), ("auto", 41, "pinned"), ("unified", 1000, "unified"), ("pinned", 1, "pinned"),
 ])  # fmt: skip
 def test_each_process_has_a_copy_where_the_host_has_room(machine, policy, num_bytes, expected):
@@ -54,7 +54,7 @@ def test_gpus_that_read_no_peer_have_hot_rows_each(machine, policy, caplog):
     assert [(hot.count, hot.spread) for hot in made.hot] == [(GRANULE // 128, None)] * len(groups)
     assert made.cold == "pinned"
     assert torch.equal(made.rows, ROWS)
-    # What was chosen, and what it takes.
+    # The choice, and the bytes that it takes.
     line = caplog.messages[-1]
     assert line.startswith("40000 rows of 128 bytes: GPUs ")
     assert line.count("16384 hot rows each") == len(groups)

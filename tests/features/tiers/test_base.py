@@ -1,4 +1,4 @@
-"""What all tiers have in common, beyond the contract that each of them passes."""
+"""Common behavior of all tiers, beyond the contract that each of them passes."""
 
 import pytest
 import torch

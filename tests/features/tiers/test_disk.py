@@ -141,7 +141,7 @@ class TestReadsOfTheDisk:
 
 
 def note_shares(monkeypatch):
-    """Lists (thread, ids) of what is read from the file itself from now on."""
+    """List (thread, ids) of reads from the file itself from now on."""
     shares, read_rows = [], RowFile.read_rows
 
     def note(file, ids, *rest):

@@ -1,4 +1,4 @@
-"""Rows in the memories of several GPUs: read by each, and counted by where they lie."""
+"""Rows in the memories of several GPUs: read by each, and counted by their GPU."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_rows_of_other_gpus_are_counted(row_bytes, owners):
 
 
 def test_reports_tell_rows_of_other_gpus_apart_where_reads_are_counted():
-    # Nobody's GPU is the CPU: all rows are those of others.
+    # A GPU of None is the CPU: all rows belong to others.
     tier = PeerTier(Pieces([0, 1], 40), make_rows(4, row=(5,)))
     uncounted = tier.describe(4, None, "PCIe")
 

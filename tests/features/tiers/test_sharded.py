@@ -43,7 +43,7 @@ def wanted_by(rank):
 
 
 class Asking:
-    """The way of rank 0 to the others, who take part in what it does."""
+    """Channel of rank 0 to the others, which take part in its exchanges."""
 
     def __init__(self, comm, turns):
         self._comm, self._turns = comm, turns
@@ -188,7 +188,7 @@ class _Lines(logging.Handler):
         self.lines = []
 
     def emit(self, record):
-        # What compiles in this process says so here too.
+        # Compilation in this process is reported here too.
         if not record.getMessage().startswith("compiled "):
             self.lines.append(record.getMessage())
 
@@ -199,7 +199,7 @@ def list_reads(rank):
 
 
 def use_features(rank, path):
-    """What becomes of a table in a file, shared out by hand and by choice."""
+    """Distribute a table in a file by hand and by choice."""
     table = torch.from_numpy(np.load(path, mmap_mode="c"))
     heard, logger = _Lines(), logging.getLogger("pyg_direct")
     logger.addHandler(heard)
@@ -227,7 +227,7 @@ def use_features(rank, path):
     named.set_local_order(torch.arange(99, -1, -1))
     every = torch.arange(100)
     right += [torch.equal(narrow[every], table.half().float()), torch.equal(named[every], table.flip(0))]
-    # As if each process had a host of its own, which cannot hold the table, but a third of it.
+    # As if each process had its own host, which cannot hold the table, but a third of it.
     kept_calls = process_sharing.identify_host, process_sharing.available_bytes
     process_sharing.identify_host, process_sharing.available_bytes = lambda: f"host {rank}", lambda: table.numel() * 4
     with warnings.catch_warnings(record=True) as warned:
@@ -248,7 +248,7 @@ SHARED_OUT = {"device": "cpu", "cache_policy": "device_replicate", "cold_policy"
 
 
 def load_in_step(rank):
-    """Batches with rows shared out beside those of one process; more of them on one rank than on the other."""
+    """Compare batches of distributed rows with batches of one process; one rank has more batches than the other."""
     found = []
     for options in ({"uneven": "keep"}, {"uneven": "pad", "prefetch": 0}, {"feature_cache": "30%", "prefetch": 3}):
         loader = NeighborLoader(make_data(), [3, 2], torch.arange(70), batch_size=16, shuffle=True, seed=1,
@@ -274,12 +274,12 @@ def load_in_step(rank):
 
 
 def learn_in_step():
-    """Whether rows that are learned are, in batches whose other rows are shared out, those of the step before."""
+    """Report whether learned rows equal those after the step before, in batches whose other rows are distributed."""
     data, right = make_data(), []
     data.learned = torch.nn.Parameter(torch.randn(70, 3))
     loader = NeighborLoader(data, [3, 2], torch.arange(70), batch_size=16, ranks="auto", prefetch=2, **SHARED_OUT)
     for batch in loader:
-        # What were made ahead would be made now.
+        # Batches ahead would be made now.
         time.sleep(0.02)
         right.append(torch.equal(batch.learned.detach(), data.learned.detach()[batch.n_id]))
         batch.learned.sum().backward()
@@ -307,7 +307,7 @@ def use_all(rank, path):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What three processes have found."""
+    """Results of three processes."""
     path = tmp_path_factory.mktemp("rows") / "x.npy"
     np.save(path, np.random.default_rng(0).random((100, 8), np.float32))
     return run_ranks(use_all, 3, path)

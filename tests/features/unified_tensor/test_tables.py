@@ -20,7 +20,7 @@ def _device_by_name():
 
 
 def lies_on_host(tensor):
-    """Whether a unified tensor lies at the address that both sides use, in memory that the driver manages."""
+    """Report whether a unified tensor lies at the address that both sides use, in memory that the driver manages."""
     if not torch.cuda.is_available():
         return tensor.data_ptr() == tensor.on_cpu().data_ptr()
     return tensor.memory.block.placement == "unified" and tensor.on_gpu().data_ptr() == tensor.on_cpu().data_ptr()
@@ -134,7 +134,7 @@ def test_table1_to_the_gpu(back, dtype):
     assert got.cpu().tolist() == source.tolist()
 
 
-# Table 2: what a unified tensor has beside the methods of a tensor.
+# Table 2: additional methods of a unified tensor.
 
 
 @pytest.mark.parametrize("hint", [True, False])
@@ -190,7 +190,7 @@ def test_table2_the_hint_needs_a_unified_tensor(device):
         torch.ones(3, device=device).set_propagatedToCUDA(True)
 
 
-# Table 3: where operations run and results lie.
+# Table 3: devices of operations and memory of results.
 
 OTHERS = {"cuda": lambda: torch.full((4, 3), 2.0, device="cuda"), "cpu": lambda: torch.full((4, 3), 2.0),
           "none": lambda: torch.tensor(2.0)}  # fmt: skip
@@ -250,7 +250,7 @@ def test_table3_operations_run_where_they_should(kind, propagated):
     left.on_gpu()
     torch.cuda.synchronize()
 
-    # What is enqueued behind a long wait has not run when the CPU looks; what the CPU computes has.
+    # Work queued after a long wait has not run when the CPU reads; the CPU's own work has.
     torch.cuda._sleep(200_000_000)
     left.mul_(right)
     early = left.host_view.tolist()

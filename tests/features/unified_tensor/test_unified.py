@@ -1,4 +1,4 @@
-"""Unified tensors are tensors: saved, printed, copied, differentiated; what is wrong is named."""
+"""Unified tensors are tensors: saved, printed, copied, differentiated; errors are named."""
 
 import copy
 import io

@@ -56,7 +56,7 @@ def test_rows_that_are_listed_most_for_their_size_come_first():
 
 
 def test_short_rows_come_before_hubs_that_every_batch_meets():
-    # Row 0 is listed 1,000 times and has 1,000 neighbors; row 1 is listed 40 times and has 8, the others nothing.
+    # Row 0 is listed 1,000 times and has 1,000 neighbors; row 1 is listed 40 times and has 8, the others are empty.
     indptr = torch.tensor([0, 1000, 1008] + [1008] * 98)
     indices = torch.tensor([0] * 960 + [1] * 40 + [0] * 8, dtype=torch.int32)
 

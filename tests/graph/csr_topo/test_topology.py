@@ -12,12 +12,12 @@ from tests.graphs import GRAPHS, Graph, make_graph, odd_graphs
 from tests.reference.compress import compress
 
 GRAPH = GRAPHS["self loops"]
-# The in-neighbors of GRAPH, written out: what every way to say the same graph must give.
+# The in-neighbors of GRAPH, written out: every way to describe the same graph must give these.
 INDPTR, INDICES, EDGE_IDS = [0, 2, 5, 5, 6], [0, 1, 1, 1, 2, 3], [0, 1, 2, 3, 4, 5]
 
 
 def read_rows(topo):
-    """(indptr, indices, edge ids) in lists; the position of an edge where it is its id."""
+    """Return (indptr, indices, edge ids) in lists; the position of an edge if it is its id."""
     positions = torch.arange(topo.edge_count)
     return tuple(array.tolist() for array in (topo.indptr, topo.indices, positions if topo.eid is None else topo.eid))
 

@@ -1,4 +1,4 @@
-"""Arrays of a topology stay on the host where they leave no room in GPU memory."""
+"""Arrays of a topology stay on the host if they leave no room in GPU memory."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ EDGES = torch.arange(1000).remainder(40).view(2, 500)
 
 @pytest.fixture
 def places(monkeypatch):
-    """Where each array is put, of a GPU that is not there."""
+    """Record the placement of each array, for a GPU that does not exist."""
     seen = {}
 
     def place_array(source, placement, device, what):
@@ -69,7 +69,7 @@ def test_a_share_of_gpu_memory_below_the_topology_keeps_edge_ids_out_of_it():
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
-    # Each takes 4 MiB, and 1 MiB would have been more than an eighth of what was left.
+    # Each takes 4 MiB, and 1 MiB would exceed an eighth of the remaining memory.
     assert [block.placement for block in got.blocks] == ["unified", "unified"]
     assert torch.cuda.memory_allocated() - before < 1 << 20
     assert torch.equal(got.edge_ids.cpu(), topo.eid)

@@ -1,4 +1,6 @@
-"""Accelerated convolutions: PyG's results and gradients, through our operator where they can, else without it."""
+"""Accelerated convolutions: PyG's results and gradients, through accelerated operators if possible, otherwise
+without.
+"""
 
 import copy
 
@@ -31,7 +33,7 @@ def extras_of(conv, batch):
     return {"edge_attr": batch.edge_attr} if isinstance(conv, GINEConv) else {}
 
 
-# PyG asks for torch_scatter where a GPU takes maxima.
+# PyG asks for torch_scatter if a GPU takes maxima.
 @pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("loops", [False, True], ids=["no loops", "loops"])
@@ -57,7 +59,7 @@ def test_equals_pyg_with_calls_of_our_operator(device, name, loops, calls):
 KINDS_OF_16_BITS = ("sage", "sage max", "graph", "gcn", "gin", "gine", "gat", "gat without loops", "gatv2")
 
 
-# PyG asks for torch_scatter where a GPU takes maxima.
+# PyG asks for torch_scatter if a GPU takes maxima.
 @pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS_OF_16_BITS)
@@ -65,7 +67,8 @@ KINDS_OF_16_BITS = ("sage", "sage max", "graph", "gcn", "gin", "gine", "gat", "g
 def test_other_dtypes_equal_pyg(device, name, dtype, calls):
     batch, conv = Batch(device), CONVOLUTIONS[name]().to(device, dtype)
     x = torch.randn(batch.num_nodes, WIDTH, device=device, dtype=dtype)
-    # Rounding would decide on which side of its bend a number lies: what is bent is straight, or lies on one side.
+    # Rounding would decide on which side of ReLU's kink a number lies: the function is linear here, or numbers lie on
+    # one side.
     if hasattr(conv, "negative_slope"):
         conv.negative_slope = 1.0
     x = x.abs() + 3 if name == "gine" else x
@@ -76,7 +79,7 @@ def test_other_dtypes_equal_pyg(device, name, dtype, calls):
     got = run(conv, x, batch.edge_index, **extras)
 
     tolerance = 1e-6 if dtype == torch.float64 else 2e-2
-    # What is rounded on the way grows with the largest item.
+    # The rounding error grows with the largest item.
     scales = [max(1.0, float(item.detach().abs().max())) for item in expected]
     assert_near([g.double() / s for g, s in zip(got, scales, strict=True)],
                 [e / s for e, s in zip(expected, scales, strict=True)], tolerance, tolerance)  # fmt: skip
@@ -157,7 +160,7 @@ def test_pyg_models_are_accelerated(calls):
     assert calls == ["mean", "mean"]
 
 
-# PyG asks for torch_scatter where a GPU takes maxima.
+# PyG asks for torch_scatter if a GPU takes maxima.
 @pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_batches_first_met_in_inference_mode_serve_training(device, name):

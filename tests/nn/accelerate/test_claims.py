@@ -1,4 +1,4 @@
-"""What `accelerate` says that it serves is what it serves, for every option of the convolutions; results are PyG's."""
+"""`accelerate` serves what it claims to serve, for every option of the convolutions; results are PyG's."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def make_network(width=WIDTH):
     return torch.nn.Linear(width, OUT)
 
 
-# Each makes a layer of a width, with more options; what it is called with beside rows and edges.
+# Each makes a layer of a width, with more options, and its other arguments beside rows and edges.
 LAYERS = {
     "SAGEConv": (lambda width=WIDTH, **more: convs.SAGEConv(width, OUT, **more), ()),
     "GraphConv": (lambda width=WIDTH, **more: convs.GraphConv(width, OUT, **more), ()),
@@ -36,7 +36,7 @@ LAYERS = {
     "RGCNConv": (lambda width=WIDTH, **more: convs.RGCNConv(width, OUT, 3, **more), ("edge_type",)),
 }
 AGGREGATIONS = ["add", "mean", "max", "std", ["add"]]
-# Loops of PyG's own, weights of its own, or none.
+# PyG's own loops, a layer's own weights, or none.
 OWN_EDGES = [{}, {"add_self_loops": False}]
 MORE = {
     "SAGEConv": [{"root_weight": False}, {"project": True}, {"normalize": True}, {"width": 1}, {"width": -1},
@@ -69,7 +69,7 @@ def list_cases():
 
 
 def make_call(name, options, device):
-    """A layer, and what it is called with."""
+    """Return a layer, and the arguments of its call."""
     torch.manual_seed(0)
     make, names = LAYERS[name]
     layer, batch = make(**options).to(device), Batch(device, loops=False)
@@ -86,7 +86,7 @@ def _few_edges(monkeypatch):
 
 
 def is_left_to_pyg(layer, args):
-    """Its result, and whether PyG's reductions made it."""
+    """Return its result, and True if PyG's reductions made it."""
     asked, ours, plain = [], [], Aggregation.__call__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Aggregation, "__call__", lambda *args, **kwargs: asked.append(1) or plain(*args, **kwargs))
@@ -112,7 +112,7 @@ def test_what_is_claimed_is_what_is_served(device, name, options):
         return
     got, is_left = is_left_to_pyg(layer, args)
     assert_near([got], [expected])
-    # Only a call tells that there are weights, which no maximum takes.
+    # Only a call shows that there are weights, which no maximum takes.
     is_told_late = name == "GraphConv of weights" and options.get("aggr") == "max"
     assert claimed == ({} if is_left and not is_told_late else {"": type(layer).__name__})
 
@@ -175,7 +175,7 @@ def test_subclasses_are_claimed_where_they_are_served(device, kind):
     got, is_left = is_left_to_pyg(layer, args)
     assert_near([got], [expected])
     assert claimed == ({} if is_left else {"": kind.__name__})
-    # Sums and means of a program's own messages gain nothing on a CPU.
+    # Sums and means of a program's own messages gain no time on a CPU.
     assert is_left == (kind not in ((Forward, Message, Update, Aggregate) if runs_on_gpu(args[0]) else (Forward,)))
 
 

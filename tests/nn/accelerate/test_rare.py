@@ -1,4 +1,4 @@
-"""What models seldom do with accelerated convolutions: PyG's results all the same, or its errors."""
+"""Rare uses of models with accelerated convolutions: still PyG's results, or its errors."""
 
 import copy
 
@@ -16,7 +16,7 @@ TARGETS = sum(NODES[:2])
 
 
 def compare(conv, *args, **kwargs):
-    """Results of PyG's code and of ours, with gradients of the parameters."""
+    """Compare results of PyG's and the accelerated code, with gradients of the parameters."""
     found = []
     for used in (conv, copy.deepcopy(conv)):
         if found:

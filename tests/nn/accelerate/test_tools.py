@@ -82,7 +82,7 @@ def test_models_are_scripted_as_before(name, calls):
     assert calls == []
 
 
-# PyG's code warns of what it reads in Python.
+# PyG's code warns of values that it reads in Python.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [GraphSAGE, GIN, GCN, GAT])
 def test_models_are_traced_as_before(kind, calls):

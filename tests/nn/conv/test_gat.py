@@ -37,7 +37,7 @@ def give(conv, x):
 
 
 def run_layer(conv, batch, x, grad):
-    """(result, gradients of x and of the parameters, what ran forward)."""
+    """Return (result, gradients of x and of the parameters, operators that ran forward)."""
     x = x.clone().requires_grad_()
     with counted_launches() as names:
         out = conv(give(conv, x), batch.edge_index)
@@ -74,7 +74,7 @@ def test_layers_of_16_bits_equal_pyg(device, name, dtype):
     accelerate(conv)
     got, names = run_layer(conv, batch, x, grad.to(dtype))
 
-    # What is rounded on the way grows with the largest item.
+    # The rounding error grows with the largest item.
     scales = [max(1.0, float(item.detach().abs().max())) for item in expected]
     assert_near([g.double() / s for g, s in zip(got, scales, strict=True)],
                 [e / s for e, s in zip(expected, scales, strict=True)], 2e-2, 2e-2)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Nodes with several weighted loops: PyG keeps the last one on a CPU, and so do accelerated layers anywhere."""
+"""Nodes with several weighted loops: PyG keeps the last one on a CPU, and accelerated layers do so on any device."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sums of GINConv with a target's own row: torch's results and gradients, also where one is differentiated again."""
+"""Sums of GINConv with a target's own row: torch's results and gradients, also second gradients."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def test_gradients_are_differentiated_again(real_device, is_same):
 
 
 def test_first_rows_get_one_gradient(device):
-    """Rows that are cut off the sources by what adds both gradients."""
+    """Narrow rows from the sources by a step that adds both gradients."""
     model = GIN(WIDTH, 16, 2, 4).to(device)
     batch = Batch(device)
     x = torch.randn(batch.num_nodes, WIDTH, device=device)

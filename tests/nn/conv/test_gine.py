@@ -17,7 +17,7 @@ EDGE_WIDTH = 5
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Where each sum of messages was asked for."""
+    """Record the caller of each sum of messages."""
     made, joins, join, plain = [], [], gine.join_edges, gine.sum_messages
     monkeypatch.setattr(gine, "join_edges", lambda *args: joins.append(1) or join(*args))
     monkeypatch.setattr(gine, "sum_messages", lambda *args, **kwargs: (

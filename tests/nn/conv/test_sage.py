@@ -1,4 +1,4 @@
-"""A layer in one step of autograd: torch's results and gradients, also where a gradient is differentiated again."""
+"""A layer in one step of autograd: torch's results and gradients, also second gradients."""
 
 import copy
 
@@ -189,9 +189,9 @@ def test_edges_are_checked_once_for_the_layers_that_share_them(monkeypatch):
 def test_wrong_ids_are_found_before_they_are_read():
     batch, model = Batch(), SAGEConv(WIDTH, OUT)
     accelerate(model)
-    # Past the version that tells of it.
+    # Beyond the version that counts it.
     batch.edge_index.numpy()[0, 3] = NUM_NODES
 
-    # In PyG's words, to which such edges are left.
+    # In PyG's words, which serves such edges.
     with pytest.raises(IndexError, match="are larger than"):
         model(torch.randn(batch.num_nodes, WIDTH), batch.edge_index)

@@ -1,4 +1,4 @@
-"""A layer over relations in one step of autograd: torch's results and gradients, and nothing for what none asks of."""
+"""A layer over relations in one step of autograd: torch's results and gradients, and no work for unused results."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from tests.nn.convolutions import assert_near
 WIDTH, OWN_WIDTH, OUT = 6, 5, 4
 # Tables of 7 and 5 rows of sources, and one of 3 rows that are targets alone.
 ROWS = [(7, WIDTH), (5, WIDTH), (3, OWN_WIDTH)]
-# (table of the sources, that of the targets, edges) of each relation; relations 0 and 2 lead to one type.
+# (table of the sources, table of the targets, edges) of each relation; relations 0 and 2 lead to one type.
 RELATIONS = [(0, 1, 9), (1, 2, 4), (1, 1, 0), (0, 0, 11)]
 GROUPS = [[0, 2], [1], [3]]
 
@@ -93,7 +93,7 @@ def test_results_that_are_not_used_give_no_gradient(device, used, again):
     found = torch.autograd.grad(got, wanted, allow_unused=True, create_graph=again)
     other = torch.autograd.grad(expected, wanted, allow_unused=True)
 
-    # Optimizers tell none from zeros.
+    # Optimizers treat None differently from zeros.
     assert [grad is None for grad in found] == [grad is None for grad in other]
     assert_near([grad for grad in found if grad is not None], [grad for grad in other if grad is not None])
 

@@ -1,4 +1,4 @@
-"""A convolution is a file and a line in the table: nothing else has to know it."""
+"""A convolution is a file and a line in the table: no other file names it."""
 
 import copy
 import io

@@ -162,7 +162,7 @@ def test_steps_that_wait_for_the_gpu_stay_ordinary(graph):
 
 @pytest.fixture
 def recording(monkeypatch):
-    """Steps are recorded on a CPU, where they run; the streams, contexts and clearings asked for are listed."""
+    """Record steps on a CPU, where they run; list the requested streams, contexts and clearings."""
     calls = []
 
     @contextmanager

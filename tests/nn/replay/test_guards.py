@@ -1,4 +1,4 @@
-"""Whatever a model or a loop does: a replayed pass gives what an ordinary one gives, or is not replayed."""
+"""For any model or loop, a replayed pass gives the result of an ordinary one, or is not replayed."""
 
 import copy
 import random
@@ -41,7 +41,7 @@ def batches(graph):
 
 
 def make_pair(graph, kind=GraphSAGE, **options):
-    """PyG's model as it is, the same replayed, and what that says."""
+    """Return PyG's model unchanged, the same replayed, and its handle."""
     torch.manual_seed(0)
     model = kind(graph.num_features, 32, 3, graph.num_classes, **options)
     return copy.deepcopy(model), model, replayed.watch_passes(model)
@@ -113,7 +113,7 @@ def test_changes_of_a_model_are_seen(graph, batches, change):
 
 
 class Scaled(GraphSAGE):
-    """What it multiplies with is a tensor, a function's, or an item of a list."""
+    """Model whose factor is a tensor, from a function, or an item of a list."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -222,7 +222,7 @@ def test_what_a_replayed_pass_would_not_do_is_told(graph, batches, kind, reason)
 
 
 class Once(GraphSAGE):
-    """Sets what it has set before to something else in later passes alone."""
+    """Model that changes an attribute that it set before only in later passes."""
 
     def forward(self, x, edge_index):
         out = super().forward(x, edge_index)
@@ -312,7 +312,7 @@ def test_buffers_are_moved_by_no_trial(graph, batches):
     go_back(model, batches[:8])
     assert float(model.count) == 8
     go_back(model, batches[8:9])
-    # A tape computes what a graph only records.
+    # A tape computes what a graph would only record.
     assert float(model.count) == 10
     go_back(model, batches[9:12])
     assert replay.replayed == 3

@@ -130,7 +130,7 @@ def test_edges_and_rows_are_those_of_the_batch(real_device):
         assert padded.fill(batch)
         for kind in batch.edge_types:
             edges, own = padded.data[kind], batch[kind]
-            # Attributes of make_hetero tell edges apart; places left over are zeros, or what was there before.
+            # Attributes of make_hetero distinguish edges; unused places are zeros, or hold old contents.
             known = torch.isin(edges.edge_attr, own.edge_attr) & (edges.edge_attr > 0)
             ends = padded.data[kind[0]].x[edges.edge_index[0]], padded.data[kind[-1]].x[edges.edge_index[1]]
             wanted = batch[kind[0]].x[own.edge_index[0]], batch[kind[-1]].x[own.edge_index[1]]

@@ -1,4 +1,4 @@
-"""Batches whose edges are sorted are known to be: accelerated convolutions need nothing from the user."""
+"""Sorted edges of batches are recognized: accelerated convolutions need no step by the user."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Which edges are recognised as sorted, and what is known of them."""
+"""Edges that are recognized as sorted, and their properties."""
 
 import gc
 
@@ -155,7 +155,7 @@ def test_numbers_that_do_not_fit_are_refused(nodes, edges):
 
 
 def make_relations():
-    """Pairs in one piece of memory: of the second relation none, of the others as many as the hops say."""
+    """Make pairs in one block of memory: the second relation has none, the others as many as the hops say."""
     edges = {("a", "r", "b"): [2, 1], ("b", "s", "a"): [0, 0], ("a", "t", "a"): [1, 3]}
     nodes = {"a": [2, 2, 1], "b": [1, 3, 0]}
     memory = torch.zeros(2 * (3 + 1 + 4), dtype=torch.int64)

@@ -131,7 +131,7 @@ def test_a_kept_graph_is_not_waited_for_and_not_captured():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = find_whole(edge_index, NUM_NODES, WIDTH)
-        # Torch warns of a graph that holds nothing.
+        # Torch warns of an empty graph.
         x.detach().clone()
     with torch.cuda.stream(torch.cuda.Stream()):
         beside = find_whole(edge_index, NUM_NODES, WIDTH)
@@ -220,7 +220,7 @@ def test_graphs_are_forgotten_with_their_edges():
     assert not any(met.graph is not None and met.storage.expired() for met in sorted_edges._MET.values())
 
 
-# Those of SAGE and GIN take as many launches as PyG's where there are gradients.
+# SAGE and GIN take as many launches as PyG's layers if there are gradients.
 @pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("has_gradient", [False, True])
@@ -258,7 +258,7 @@ def test_small_edges_that_come_back_are_not_looked_at_again_until_they_are_told_
     assert len(looked) == 1
     assert not calls
 
-    # Copies have met nothing, nor have those from a file.
+    # Copies have seen no edges, nor have models from a file.
     assert_near([pickle.loads(pickle.dumps(layer))(x, edge_index)], [expected])
     assert_near([copy.deepcopy(layer)(x, edge_index)], [expected])
     assert len(looked) == 2

@@ -1,4 +1,4 @@
-"""Normalised rows, moments and running statistics equal those of torch in double precision, of what is rectified."""
+"""Normalized rows, moments and running statistics after ReLU equal torch's in double precision."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def normalise_slowly(rows, layer):
 
 
 def run(rows, layer, norm=None):
-    """What is normalised, and means and 1 / standard deviations, wherever the rows live."""
+    """Return normalized rows, means and 1 / standard deviations, on any device."""
     if runs_on_gpu(rows):
         return normalise_on_gpu(rows, layer.weight, layer.bias, EPS, norm)
     num_nodes, window, size = rows.shape
@@ -71,7 +71,7 @@ def test_rows_of_any_shape_are_those_of_torch(num_nodes, window, size):
     torch.manual_seed(0)
     rows, layer = 3 * torch.randn(num_nodes, window, size), make_layer(size)
     if num_nodes == 1:
-        # What torch refuses: nothing is left but the shift.
+        # Torch refuses this case: only the shift remains.
         beside = torch.empty(window, 1, size)
         normalise(rows, layer.weight, layer.bias, EPS, beside, 0)
         torch.testing.assert_close(beside, layer.bias.detach().expand_as(beside))
@@ -134,11 +134,11 @@ def test_running_statistics_see_each_snapshot(device, num_nodes):
 
     torch.testing.assert_close(layer.running_mean, twin.running_mean.float(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(layer.running_var, twin.running_var.float(), rtol=1e-6, atol=1e-6)
-    # Of those on a CPU, who calls counts.
+    # On a CPU the caller counts them.
     assert int(layer.num_batches_tracked) == (3 if runs_on_gpu(rows) else 0)
 
 
-# Simulated, infinity less infinity is told.
+# The simulator warns of infinity minus infinity.
 @pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf], ids=str)
 def test_what_is_no_number_stays_in_its_column_of_its_snapshot(device, value):

@@ -25,7 +25,7 @@ def test_products_and_gradients_are_those_of_torch(device, deterministic, dtype,
     compare(device, deterministic, dtype, tolerance, 5)
 
 
-# Those of 16 bytes, and more than a warp reads at once.
+# Rows of 16 bytes, and of more than a warp reads at once.
 @pytest.mark.parametrize("channels", [24, 136])
 @dtypes
 def test_products_of_wide_rows_are_those_of_torch(real_device, dtype, tolerance, channels):

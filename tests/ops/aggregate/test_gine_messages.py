@@ -38,7 +38,7 @@ def make(device, dtype, index, width, most=15):
 
 
 def run(x, edge_rows, indptr, row, target, reduce, wants, **options):
-    """(result, gradients of what is asked for)."""
+    """Return (result, requested gradients)."""
     x, edge_rows = x.detach().requires_grad_("x" in wants), edge_rows.detach().requires_grad_("e" in wants)
     out = sum_messages(x, edge_rows, indptr, row, target, TARGETS, reduce=reduce, max_degree=15)
     leaves = [part for part in (x, edge_rows) if part.requires_grad]

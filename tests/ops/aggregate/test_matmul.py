@@ -1,4 +1,4 @@
-"""Products are the same by either library, and by the one that takes less."""
+"""Products are equal by either library, and by the faster one."""
 
 import pytest
 import torch

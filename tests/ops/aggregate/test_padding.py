@@ -1,4 +1,4 @@
-"""Edges of a batch in places of fixed size: equal to the reference, sorted, and apart from what fills the rest."""
+"""Edges of a batch in places of fixed size: equal to the reference, sorted, and separate from the padding."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ CASES = {
 
 
 def check_against_reference(seeds, neighbors, num_nodes, *, method):
-    """Both fields equal what the reference says."""
+    """Check that both fields equal the reference."""
     n_id, local = reference.relabel(seeds.tolist(), neighbors.tolist())
 
     with poisoned_memory():

@@ -1,4 +1,4 @@
-"""Rows are written where their ids say, bit for bit, and nowhere else."""
+"""Rows are written at their ids, bit for bit; other rows stay unchanged."""
 
 import pytest
 import torch

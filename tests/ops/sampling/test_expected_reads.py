@@ -48,7 +48,7 @@ def test_any_graph_matches_reference(device, name):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_hub_and_many_edges_match_reference(real_device, dtype):
-    # Two nodes of three list nobody; the first one lists, and is listed, 20,000 times.
+    # Two nodes of three list no neighbor; the first one lists, and is listed, 20,000 times.
     source = torch.cat([torch.randint(3000, (20_000,)), torch.zeros(20_000, dtype=torch.int64)])
     target = torch.cat([torch.zeros(20_000, dtype=torch.int64), torch.randint(1000, (20_000,)) * 3])
     topo = CSRTopo(torch.stack([source, target]), num_nodes=3000)

@@ -1,4 +1,4 @@
-"""What owners pack is what who asked joins, in the order of its work list."""
+"""Edges that owners pack are joined by the asking part, in the order of its work list."""
 
 from itertools import accumulate
 

@@ -1,4 +1,4 @@
-"""Nodes are grouped by the parts that own them, those of others first."""
+"""Nodes are grouped by the parts that own them, other parts first."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Walks are those of the reference on every device, and node2vec's steps have the chances of the paper."""
+"""Walks equal the reference on every device, and node2vec's steps have the chances of the paper."""
 
 import math
 from collections import Counter
@@ -67,7 +67,7 @@ def test_walks_along_relations_match_reference(device, data, key):
 
 
 def bound_chi_square(degrees: int) -> float:
-    """What a sum of squares exceeds by chance once in 10**9 (Laurent and Massart, 2000, lemma 1)."""
+    """Return the bound that a sum of squares exceeds by chance once in 10**9 (Laurent and Massart, 2000, lemma 1)."""
     tail = math.log(10**9)
     return degrees + 2 * math.sqrt(degrees * tail) + 2 * tail
 
@@ -114,7 +114,7 @@ def test_steps_have_the_chances_of_node2vec(real_device, p, q):
 
 
 def test_what_is_hardly_ever_taken_ends_all_the_same(real_device):
-    # From 0 the one neighbor is 1, and from there all ways are the one back, or lead to one that is as good as barred.
+    # From 0 the only neighbor is 1; from there a walk goes back, or to a neighbor whose weight is almost zero.
     rows = [[1], [0, 0, 2], [1]]
 
     got = walk(make_lists(rows, real_device), torch.zeros(20_000, dtype=torch.int64, device=real_device), 2, 1e8, 1e8,

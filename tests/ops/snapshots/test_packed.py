@@ -35,7 +35,7 @@ def test_sources_take_as_many_bytes_as_nodes_need(device, num_nodes, num_bytes):
 
     packed = assert_unpacked(slice_keys(keys, num_nodes), device)
 
-    # And a byte for the edges of each row, or five for those of rows that have any.
+    # And a byte for the edges of each row, or five for each row that has any.
     of_rows = min(num_nodes, 5 * torch.unique(rows).numel())
     assert packed.num_bytes == num_bytes * keys.numel() + of_rows
 

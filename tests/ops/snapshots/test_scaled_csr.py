@@ -1,4 +1,4 @@
-"""Sums over CSR on a GPU are those of slices and of dense products, whatever scales them."""
+"""Sums over CSR on a GPU equal sums of slices and dense products, with any factors."""
 
 from dataclasses import replace
 

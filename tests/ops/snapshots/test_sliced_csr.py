@@ -123,7 +123,7 @@ def test_what_csr_has_of_its_own_is_counted():
 
     more = [piece.num_bytes - known for piece, known in zip((plain, masked, apart), before, strict=True) if piece.csr]
 
-    # Offsets of rows, and of those of each snapshot; ids where bits or snapshots are in them.
+    # Offsets of rows, and of rows in each snapshot; ids with bits or snapshots in them.
     of_rows, of_snapshots = 4 * (num_nodes + 1), 4 * (3 * num_nodes + 1)
     assert more == [of_rows, of_rows + 4 * 8, of_snapshots + 4 * apart.num_edges]
 

@@ -1,4 +1,4 @@
-"""What processes hear while they form a group, of one that fails, dies, is frozen, or never comes."""
+"""Errors of processes while they form a group, if one fails, dies, is frozen, or never joins."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from tests.distributed.ranks import make_data, write_data
 from tests.processes import ranks_started, run_ranks, wait_for_end
 
 CPU = torch.device("cpu")
-# Seconds to wait for those who have not come: far longer than a test may take, so that who waits so long fails.
+# Seconds to wait for missing processes: far longer than a test may take, so that a full wait fails.
 TIMEOUT = 3600
 
 
@@ -41,7 +41,7 @@ def lost_connections(count):
 
 
 def hear(make, *args, **options):
-    """What a process is told."""
+    """Return the error that a process gets."""
     try:
         make(*args, **options)
     except (ArgumentError, RankError) as error:
@@ -97,11 +97,11 @@ def test_one_that_fails_is_named_at_once_and_lost_connections_are_made_anew(tmp_
         assert said["lost twice"] == own["lost twice"] == "nothing"
         assert said["always lost"] == own["always lost"]
         assert said["always lost"].endswith("rank 2: connectFullMesh failed: connection closed by peer")
-        # Another one may come late too, where the machine is busy.
+        # Another one may be late too, if the machine is busy.
         for words in (said["absent"], own["absent"]):
             assert re.fullmatch("RankError: rank ([01], )?2 did not come within 1 seconds to form a group .*", words)
         assert said["after"] == own["after"] == said["two"] == "nothing"
-        # Nothing of groups that failed goes on.
+        # No thread of failed groups goes on.
         assert num_threads <= 2
 
 
@@ -110,7 +110,7 @@ def die_while_forming(rank, folder, victim, number):
     if rank == victim:
         dist.ProcessGroupGloo = lambda *args: os.kill(os.getpid(), number)
     torch.save(hear(agree, silence=3), folder / str(rank))
-    # As where a program ends with its error: without a farewell.
+    # As if a program ended with its error, without closing.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Which addresses processes of one host listen on."""
+"""Addresses that processes of one host listen on."""
 
 import os
 import socket
@@ -37,7 +37,9 @@ def find_addresses():
 
 
 def open_group(rank, folder, told, is_apart):
-    """What Gloo is told where a communicator is made, the addresses it listens on, and what it is told afterwards."""
+    """Return Gloo's interface while a communicator is made, the addresses it listens on, and the interface
+    afterwards.
+    """
     os.environ.pop(gloo_sockets.GLOO, None)
     if told is not None:
         os.environ[gloo_sockets.GLOO] = told
@@ -60,7 +62,7 @@ def open_group(rank, folder, told, is_apart):
 @pytest.mark.parametrize("is_told", [False, True], ids=["by default", "where told"])
 def test_gloo_listens_on_the_loopback_of_one_host(tmp_path, is_told, is_apart):
     addresses, name = find_addresses(), gloo_sockets.find_loopback()
-    # Another one, where there is one.
+    # Another one, if there is one.
     told = next((other for other in addresses if other != name), name) if is_told else None
 
     def start():

@@ -27,7 +27,7 @@ def two_gpus(monkeypatch):
 
 @pytest.fixture
 def fake_driver(monkeypatch):
-    """A driver whose calls return what the test puts there."""
+    """Make a driver whose calls return values that the test sets."""
 
     class Code(int):
         name = "CUDA_ERROR_OUT_OF_MEMORY"
@@ -148,7 +148,7 @@ def test_allocated_bytes_are_those_that_torch_tells():
 
     told = count_allocated(torch.device("cuda", 0))
 
-    # Nothing else of this process allocates meanwhile.
+    # No other allocation of this process happens meanwhile.
     assert told == (torch.cuda.memory_allocated(0), torch.cuda.max_memory_allocated(0), torch.cuda.memory_reserved(0))
     assert told[0] >= kept.numel()
 

@@ -1,4 +1,4 @@
-"""A recording holds what its block enqueues; other threads go on beside it."""
+"""A recording holds the work of its block; other threads go on in parallel."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext

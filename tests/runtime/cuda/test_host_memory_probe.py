@@ -1,4 +1,4 @@
-"""Which host memory is read faster, and how that is remembered."""
+"""Choice of the host memory that is read faster, and its cache."""
 
 import json
 import platform

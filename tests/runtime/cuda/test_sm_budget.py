@@ -12,12 +12,12 @@ from tests.products import read_target
 
 
 class Reader:
-    """Somebody who reads."""
+    """A reader of rows."""
 
 
 @pytest.fixture
 def multiprocessors(monkeypatch):
-    """A GPU of 132 multiprocessors, and nobody who reads."""
+    """Fake a GPU of 132 multiprocessors, without a reader."""
     monkeypatch.setattr(sm_budget, "_READERS", type(sm_budget._READERS)())
     monkeypatch.setattr(sm_budget, "abilities", lambda index: type("Abilities", (), {"multiprocessors": 132}))
 
@@ -70,7 +70,7 @@ def test_where_there_is_no_cublas_products_are_made_as_ever(monkeypatch):
 
 
 def read_targets():
-    """Of this thread, and of the one of backward passes."""
+    """Return the targets of this thread, and of the thread of backward passes."""
     return read_target(), sm_budget._run_in_backward(torch.device("cuda", 0), read_target)
 
 

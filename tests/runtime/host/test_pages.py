@@ -1,4 +1,4 @@
-"""Pages of host memory go to the NUMA nodes that serve them, where there are several."""
+"""Pages of host memory go to the NUMA nodes that serve them, if there are several."""
 
 import ctypes
 import mmap
@@ -143,14 +143,14 @@ def test_unified_memory_prefers_the_node_of_its_gpu(host, monkeypatch, error):
     block = memory.Block("unified", GIB, torch.device("cuda", 0))
 
     memory._allocate_on_host(block, shared=False)
-    # It holds nothing that could be freed.
+    # It holds no memory that could be freed.
     block._address = 0
 
     assert told[:2] == [("SetPreferredLocation", -1, None), ("SetPreferredLocation", -1, 1)]
 
 
 def flags_of(tensor):
-    """What the system keeps of the memory in the middle of a tensor, as `/proc/self/smaps` has it."""
+    """Return the system's flags of the memory in the middle of a tensor, from `/proc/self/smaps`."""
     middle, inside = tensor.data_ptr() + tensor.numel() * tensor.element_size() // 2, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split()

@@ -1,4 +1,4 @@
-"""Memory that processes share: seen by all, copied by none, left behind by nobody."""
+"""Memory that processes share: visible to all, without copies or leftovers."""
 
 import gc
 import os

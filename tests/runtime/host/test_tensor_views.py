@@ -65,7 +65,7 @@ def test_another_gpu_of_the_process_reads_a_block_in_place(placement):
 
     assert seen.device == torch.device("cuda", 1)
     assert seen.data_ptr() == own.data_ptr()
-    # A copy would take 64 MiB. What the driver says is free there is also that of other programs.
+    # A copy would take 64 MiB. The driver's free memory also depends on other programs.
     assert torch.cuda.memory_reserved(1) == before
     ids = torch.tensor([0, 5, (1 << 24) - 1], device="cuda:1")
     assert seen[ids].tolist() == ids.tolist()

@@ -1,4 +1,4 @@
-"""Layers under autocast, where products are of fewer bits than states and features."""
+"""Layers under autocast, with products of fewer bits than states and features."""
 
 import pytest
 import torch

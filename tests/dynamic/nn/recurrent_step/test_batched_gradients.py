@@ -37,7 +37,7 @@ def test_gradients_may_be_mapped(name, frames):
 
 
 def run_steps(name, frames):
-    """What a model gives of the first snapshots of a stream or of a frame, and its parameters."""
+    """Return a model's results for the first snapshots of a stream or of a frame, and its parameters."""
     given = stream(make_signal(name), "cpu")
     trainer = make_trainer(name, given)
     model, state, outs = trainer.model, None, []
@@ -49,7 +49,7 @@ def run_steps(name, frames):
 
 
 def pull_one_by_one(outs, parameters, grads):
-    """Gradients of parameters, those of each batch one after the other; None where there are none."""
+    """Return gradients of parameters, for each batch one after the other; None if there are none."""
     each = [
         torch.autograd.grad(outs, parameters, one, retain_graph=True, allow_unused=True)
         for one in zip(*grads, strict=True)
@@ -58,7 +58,7 @@ def pull_one_by_one(outs, parameters, grads):
 
 
 def map_gradients(outs, parameters, grads):
-    """The same by `torch.func.vmap`; zeros where there are none."""
+    """Do so by `torch.func.vmap`; zeros if there are none."""
 
     def pull(*one):
         return torch.autograd.grad(outs, parameters, one, allow_unused=True, materialize_grads=True)

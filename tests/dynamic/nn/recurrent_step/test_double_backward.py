@@ -89,7 +89,7 @@ def test_gradients_of_weights_that_evolve_come_in_batches():
 
 
 def run_two(layer, frames):
-    """What a layer gives of two snapshots, of a stream or of a frame."""
+    """Return a layer's results for two snapshots, of a stream or of a frame."""
     given = stream(make_signal(), "cpu")
     snapshots = make_trainer("EvolveGCNO", given)._frame.get_snapshots() if frames else given
     return [layer(s.x, s.edge_index, s.edge_attr) for s in snapshots][:2]

@@ -10,7 +10,7 @@ NODES, WINDOW, SIZE, FEATURES = 20, 3, 4, 2
 
 
 class Alone:
-    """Aggregates nothing."""
+    """Operator that aggregates nothing."""
 
     def multiply_window(self, operator, x, weighted=True, first=0, transposed=False):
         return x

@@ -1,4 +1,4 @@
-"""Single steps of recurrent layers equal those of torch, forwards and backwards."""
+"""Single steps of recurrent layers equal torch's, forward and backward."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""T-GCN takes its gated steps by kernels where there is a GPU, with the values of torch's functions."""
+"""T-GCN takes its gated steps by kernels if there is a GPU, with the values of torch's functions."""
 
 from functools import partial
 
@@ -144,7 +144,7 @@ def test_steps_may_be_checkpoints(real_device, monkeypatch):
 
 @pytest.mark.gpu
 def test_a_captured_graph_reads_parameters_as_they_are_when_it_is_replayed():
-    # What they have aggregated is kept, so that nothing else is to be captured.
+    # Their aggregated rows are kept, so that no other work is captured.
     (snapshot,) = stream(synthetic_dtdg(12, 40, 1, 0.2, 3, weighted=True), "cuda")
     layer = nn.TGCN(3, 5).cuda()
     parameters = list(layer.parameters())
@@ -154,9 +154,9 @@ def test_a_captured_graph_reads_parameters_as_they_are_when_it_is_replayed():
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        # What it would share.
+        # The weights that it would share.
         before = step(torch.ones(12, 5, device="cuda"))
-        # Nothing goes back to what it was made of, which is not in the graph.
+        # No gradient goes back to its inputs, which are not in the graph.
         before.register_hook(torch.zeros_like)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side):

@@ -1,4 +1,4 @@
-"""Steps of a sequence share folded weights, and nobody else does."""
+"""Only the steps of a sequence share folded weights."""
 
 import copy
 import pickle
@@ -14,7 +14,7 @@ from pyg_direct.ops.snapshots.recurrent_cells import fold_by_torch
 
 @pytest.fixture
 def layer(device, monkeypatch):
-    """Whose folding is torch's where there are no kernels."""
+    """Make a layer whose folding is torch's if there are no kernels."""
     if not runs_on_gpu(torch.empty(0, device=device)):
         monkeypatch.setattr(t_gcn, "fold_gates", fold_on_cpu)
     return TGCN(3, 5).to(device)
@@ -28,7 +28,7 @@ def fold_on_cpu(parameters, is_spent):
 
 
 def begin(layer):
-    """What was shared by a first step, its weights, and the state that it gave."""
+    """Return the weights shared by a first step, and the state that it gave."""
     shared, state = SharedGates(), torch.zeros(2, 5, device=layer.linear_z.weight.device)
     folded = shared.fold(state, layer._list_parameters())
     after = torch.ones_like(state)

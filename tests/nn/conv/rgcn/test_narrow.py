@@ -1,7 +1,7 @@
 """Layers over relations in bfloat16 and float16: PyG's results and gradients in fp32, up to 2e-2 of the largest.
 
-Rounded scores of GATConv change sides of its bend, and the gradients of its vectors cancel: PyG's own are then up to
-several times the largest away. Those of a GATConv are held to 2e-2 together, by their norm.
+Rounded scores of GATConv change sides of leaky ReLU's kink, and the gradients of its vectors cancel. PyG's own then
+differ by up to several times the largest. The gradients of a GATConv must agree to 2e-2 together, by their norm.
 """
 
 import copy
@@ -47,7 +47,7 @@ def check(model, x, dtype, convolve, bends=False, gives=None):
 
     x = {name: part.to(dtype) for name, part in x.items()}
     (got, grads), (expected, expected_grads) = run(fast, dtype), run(wide, torch.float32)
-    # Optimizers tell none from zeros.
+    # Optimizers treat None differently from zeros.
     assert [grad is None for grad in grads] == [grad is None for grad in expected_grads]
     pairs = [(a, b) for a, b in zip(grads, expected_grads, strict=True) if b is not None]
     assert {part.dtype for part in got} == {gives or dtype}

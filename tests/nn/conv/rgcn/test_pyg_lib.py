@@ -1,4 +1,4 @@
-"""RGCNConv where pyg-lib's product of segments may be PyG's way: means are then of other edges than without."""
+"""RGCNConv with pyg-lib's product of segments: means are then of other edges than without."""
 
 import copy
 import itertools
@@ -18,7 +18,7 @@ WIDTH, OUT, RELATIONS = 8, 12, 4
 
 
 class Segments:
-    """What PyG calls of pyg-lib, relation after relation."""
+    """Fake of pyg-lib's call by PyG, relation after relation."""
 
     def __init__(self):
         self.ops, self.calls = self, 0

@@ -137,7 +137,7 @@ def test_the_fast_one_of_pyg_stays():
 
 
 def make_batch_with_types(device):
-    """(a batch with types, those of its relations that join nodes)."""
+    """Return (a batch with types, its relations that join nodes)."""
     data = make_hetero()
     for kind in data.node_types:
         data[kind].x = torch.rand(data[kind].num_nodes, 16)
@@ -277,7 +277,7 @@ def test_attention_multiplies_the_sources_of_a_relation_at_once(change, own, mon
 
     assert len(calls) == (0 if own else 2)
     for grad, other in zip(read_gradients(conv, got), expected_grads, strict=True):
-        # Of what no relation here has, PyG gives none, and optimizers tell that from zeros.
+        # For a parameter that no relation here uses PyG gives None, which optimizers treat differently from zeros.
         assert (grad is None) == (other is None)
         if grad is not None:
             torch.testing.assert_close(grad, other, rtol=1e-3, atol=1e-4)

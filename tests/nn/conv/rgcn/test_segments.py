@@ -1,4 +1,4 @@
-"""RGCNConv where most pairs of a relation and a target have no edges: PyG's results, and no row for such pairs."""
+"""RGCNConv if most pairs of a relation and a target have no edges: PyG's results, and no row for such pairs."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ RELATIONS = 9
 
 @pytest.fixture
 def reduced(monkeypatch):
-    """Rows that sums had, where any number of numbers is worth a launch."""
+    """Record the rows of sums, with every size worth a launch."""
     made, aggregate = [], rgcn.aggregate
     for name in ("_A_RELATION", "_PARTING"):
         monkeypatch.setattr(rgcn, name, {"cuda": 0, "cpu": 0})

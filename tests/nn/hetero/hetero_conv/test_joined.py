@@ -1,4 +1,4 @@
-"""Relations of a HeteroConv are summed at once where they can be, and by themselves where they cannot."""
+"""Relations of a HeteroConv are summed at once if possible, and separately otherwise."""
 
 import copy
 import io

@@ -20,7 +20,7 @@ WIDTH, OUT = 16, 8
 
 @pytest.fixture
 def calls(monkeypatch):
-    """(where it was called, targets) of each sum and softmax."""
+    """Record (caller, targets) of each sum and softmax."""
     made = []
     for module, name in ((gin, "add_own"), (gat, "attend"), (gat, "aggregate"), (gcn, "aggregate")):
         plain, label = getattr(module, name), f"{'.'.join(module.__name__.split('.')[-2:])}.{name}"
@@ -79,7 +79,9 @@ def make_layer(kind, x, edges, aggr="sum"):
 
 
 def differentiate_twice(rows, leaves):
-    """Gradients of the cubes of rows by type, and those of the squares of these gradients, where there are any."""
+    """Return gradients of the cubes of rows by type, and the gradients of the squares of these gradients, if there are
+    any.
+    """
     total = sum(part.pow(3).sum() for part in rows.values())
     grads = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
     grads = [part for part in grads if part is not None]
@@ -182,7 +184,7 @@ def test_relations_that_are_not_alike_are_by_themselves(kind, edit, count, calls
     elif width is None:
         model.convs[odd] = GINConv(mlp(WIDTH), **edit).double()
     if "dropout" in edit:
-        # What falls out is none in `eval`, where they are alike.
+        # Dropout has no effect in `eval`, so both are alike.
         model.convs[odd].train()
         model.convs[odd].dropout = 1.0
     expected = run(model, x, edges)
@@ -190,7 +192,7 @@ def test_relations_that_are_not_alike_are_by_themselves(kind, edit, count, calls
     accelerate(model)
 
     assert_near(run(model, x, edges), expected)
-    # What falls out does so between the softmax and the sum.
+    # Dropout acts between the softmax and the sum.
     by_itself = "conv.gat.aggregate" if "dropout" in edit else "conv.gat.attend"
     alone = {"gat": [by_itself], "gin": ["conv.gin.add_own"]}[kind]
     assert sorted(calls) == sorted([*EXPECTED[kind], *alone])
@@ -265,7 +267,7 @@ def test_only_what_asks_for_a_gradient_gets_one(kind):
 
     for frozen in (False, True):
         for got, expected in zip(differentiate(fast, frozen), differentiate(model, frozen), strict=True):
-            # What leads to other types gets none, which optimizers tell from zeros.
+            # Tensors that lead to other types get None, which optimizers treat differently from zeros.
             assert (got is None) == (expected is None)
             if expected is not None:
                 torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
@@ -300,7 +302,7 @@ def test_rows_that_lead_nowhere_get_no_gradient(real_device, kind, again):
     for target, (names, grads) in zip(targets, expected, strict=True):
         got_names, got = differentiate(target)
         assert got_names == names
-        # Optimizers tell none from zeros.
+        # Optimizers treat None differently from zeros.
         assert [grad is None for grad in got] == [grad is None for grad in grads]
         for one, other in zip(got, grads, strict=True):
             if one is not None:
@@ -313,7 +315,7 @@ def test_one_table_is_learned_whether_or_not_results_reach_it(real_device, kind,
     x, edges = make_batch(real_device, torch.float64)
     makes = MAKES | {"sage": lambda *ends: SAGEConv(ends, WIDTH)}
     model = HeteroConv({name: makes[kind](WIDTH, WIDTH) for name in edges}).to(x["paper"].device, torch.float64)
-    # Of what a layer computes only one table asks for a gradient.
+    # Only one table of the layer's inputs requires a gradient.
     model.requires_grad_(False)
 
     def differentiate(target, name):

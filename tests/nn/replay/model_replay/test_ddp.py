@@ -13,7 +13,7 @@ STEPS = 16
 
 
 def train(rank, kind):
-    """(losses, parameters) of a replayed and of an ordinary model, and how often the one was replayed."""
+    """Return (losses, parameters) of a replayed and of an ordinary model, and the number of replays."""
     device = torch.device(kind, rank if kind == "cuda" else None)
     if kind == "cuda":
         torch.cuda.set_device(device)

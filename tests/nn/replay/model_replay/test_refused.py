@@ -1,4 +1,4 @@
-"""Where passes of a model are not replayed: on a CPU, where they wait for the GPU, where it is asked for in vain."""
+"""Passes of a model that are not replayed: on a CPU, if they wait for the GPU, and if replay is impossible."""
 
 from contextlib import nullcontext
 

@@ -242,7 +242,7 @@ def test_layers_with_lists_of_their_parameters(graph, device, batches, monkeypat
     ordinary, model, replay = make_pair(Remembers(graph.num_features, 32, 3, graph.num_classes).to(device))
     # A copy has these apart, of which torch warns.
     ordinary.memory.flatten_parameters()
-    # What has moved parameters has been in vain for what was recorded.
+    # A program that moves parameters makes the recording useless.
     monkeypatch.setattr(torch.nn.LSTM, "flatten_parameters", lambda layer: pytest.fail("parameters were moved"))
     # With fewer bits, results would depend on how many rows there are.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

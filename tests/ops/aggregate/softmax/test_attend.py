@@ -95,7 +95,7 @@ def test_any_dtype_matches_reference(device, given, dtype, index, channels):
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("run", [1, 2, 4, 8])
 def test_a_thread_may_see_to_several_targets(real_device, run, heads, dtype, given, monkeypatch):
-    # As it does where targets are many.
+    # As for many targets.
     monkeypatch.setattr(module, "length_of_run", lambda *_: run)
     for loops, num_left_out in ((False, 0), (False, 3), (True, 0)):
         graph = Graph(real_device, 100, loops=loops, seed=run)
@@ -194,7 +194,7 @@ def test_gradients_of_gradients_are_those_of_two_launches(device, given):
     x, scores = make(graph, given, 2, 4)
     leaves = [x.requires_grad_(), torch.randn(4, device=device, requires_grad=True)]
     for deterministic in (False, True):
-        # Scores that come of the rows, as those of a layer do.
+        # Scores that depend on the rows, as in a layer.
         of_rows = (x * leaves[1]).sum(-1)
         given_again = [of_rows, of_rows[:NUM_TARGETS], None] if scores[2] is None else [None, None, of_rows[graph.row]]
         out = attend(x, *given_again, graph.indptr, graph.row, negative_slope=0.2, max_degree=degree_of(graph),
@@ -261,7 +261,7 @@ def test_anything_else_takes_two_launches(device, case):
     assert of_attention(names) == TWO_LAUNCHES[kind_of(x)]
 
 
-# NumPy, in which the simulator computes, warns of what is no number.
+# NumPy, in which the simulator computes, warns of a NaN.
 @pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("channels", [3, 4])
 def test_scores_without_a_largest_end_as_those_of_the_softmax(device, channels):

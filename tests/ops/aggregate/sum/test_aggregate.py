@@ -50,7 +50,7 @@ def test_any_dtype_matches_reference(device, reduce, dtype, index, hub, width):
     assert got.dtype == x.grad.dtype == dtype
     assert_near(got, reference.aggregate(values, *graph.numpy(), reduce), dtype)
     expected = reference.gradient(grad.cpu().double().numpy(), values, *graph.numpy(), reduce)
-    # Rounded once at the end, but what is rounded grows with the hub.
+    # Rounded once at the end, but the rounded number grows with the hub.
     scale = max(1, np.abs(expected).max())
     assert_near(x.grad / scale, expected / scale, dtype)
 
@@ -75,7 +75,7 @@ def test_weights_of_heads_match_reference(device, heads, reduce):
 @pytest.mark.parametrize("hub", [False, True], ids=["even", "hub"])
 @pytest.mark.parametrize("run", [2, 4, 8])
 def test_a_thread_may_see_to_several_targets(real_device, run, hub, dtype, heads, monkeypatch):
-    # As it does where targets are many.
+    # As for many targets.
     monkeypatch.setattr(operators, "length_of_run", lambda *_: run)
     graph, x = Graph(real_device, hub_edges() if hub else 40, hub), make_rows(32, dtype, real_device)
     weight = None if heads is None else torch.rand(graph.row.numel(), heads, device=real_device)

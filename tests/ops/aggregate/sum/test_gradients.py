@@ -1,4 +1,6 @@
-"""Gradients of reductions: those of the reference, right by finite differences, also twice; none that nobody wants."""
+"""Gradients of reductions: equal to the reference, right by finite differences, also second ones; unused ones are not
+computed.
+"""
 
 import pytest
 import torch
@@ -55,7 +57,7 @@ def compare_sums_by_source(device, width, reduce, hub, dtype, heads, monkeypatch
     with poisoned_memory():
         aggregate(x, graph.indptr, graph.row, reduce=reduce, weight=weight, deterministic=False).backward(grad)
 
-    # Rounded once at the end, but what is rounded grows with the hub.
+    # Rounded once at the end, but the rounded number grows with the hub.
     scale = max(1, abs(expected).max())
     assert_near(x.grad / scale, expected / scale, dtype)
 
@@ -87,7 +89,7 @@ def compare_weights(device, reduce, dtype, width, heads):
 @pytest.mark.parametrize("reduce", REDUCES)
 def test_gradcheck(reduce):
     graph = Graph()
-    # Neither equals, where a maximum has no derivative, nor zero, which torch counts twice.
+    # Neither equals, which leave a maximum without a derivative, nor zero, which torch counts twice.
     x = (1 + torch.randperm(NUM_ROWS * 4)).view(NUM_ROWS, 4).double().requires_grad_()
 
     def compute(t):

@@ -1,4 +1,4 @@
-"""Ids are found where a directory says they are, and nowhere else."""
+"""Ids of a directory are found at their positions; other ids are not found."""
 
 import pytest
 import torch

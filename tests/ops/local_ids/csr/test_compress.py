@@ -12,7 +12,7 @@ from tests.reference import compress as reference
 
 
 def check_against_reference(graph, device):
-    """All arrays equal what the reference says."""
+    """Check that all arrays equal the reference."""
     rows, columns = graph.edge_index.to(device).flip(0)
     indptr, indices, edge_ids = reference.compress(rows.tolist(), columns.tolist(), graph.num_nodes)
 
@@ -64,7 +64,7 @@ def test_many_edges_are_numbered_in_64_bits(device, monkeypatch):
 
 
 def test_more_nodes_than_memory_holds_are_refused_before_any_is_touched(monkeypatch):
-    # As of a system that promises what it does not have.
+    # As on a system that overcommits memory.
     monkeypatch.setattr(compress_module.torch, "empty", lambda *args, **options: pytest.fail("allocated"))
     rows, columns = torch.tensor([10**12, 0]), torch.tensor([0, 1])
 

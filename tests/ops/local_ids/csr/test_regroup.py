@@ -10,7 +10,7 @@ def test_segments_go_to_their_places(device, seed):
     rng = np.random.default_rng(seed)
     pieces, sizes = [], [0, 0, 0]
     for number in range(7):
-        # The last output gets nothing under the first seed.
+        # The last output gets no item under the first seed.
         counts, output = rng.integers(0, 5, rng.integers(0, 6)), number % (2 if seed == 0 else 3)
         order = rng.permutation(len(counts))
         places = np.zeros(len(counts), np.int64)

@@ -112,7 +112,7 @@ def test_writes_where_it_is_told_and_nowhere_else(device):
 @pytest.mark.parametrize("width", [3, 4])
 def test_hot_rows_come_from_the_hot_table(device, hot_ids, width):
     table = make_table(10, (width,), device=device)
-    # Hot rows differ from what the table holds, so that a wrong tier shows.
+    # Hot rows differ from the table's, so that a wrong tier shows.
     hot = -table[sorted(hot_ids)].contiguous()
     directory = Directory.of(torch.tensor(hot_ids, dtype=torch.int64, device=device), 10)
     expected = [row if item not in hot_ids else [-value for value in row]

@@ -26,7 +26,7 @@ def make_errors(device):
 
 
 def read(tables, lists, device, errors):
-    """Rows of each table by ids that stand in one list with those of another type between them."""
+    """Read rows of each table by ids that stand in one list with ids of another type between them."""
     others = torch.full((5,), 3)
     ids = torch.cat([torch.cat([others, own]) for own in lists]).to(device)
     counts = np.array([len(own) for own in lists])

@@ -16,7 +16,7 @@ KEY = 2**64 - 3
 
 
 def check_against_reference(indptr, indices, seeds, *, fanout, hop=0, key=KEY, layer_dependency=False):
-    """Every field equals what the reference says."""
+    """Check that every field equals the reference."""
     rows = reference.sample_neighbors(indptr.tolist(), indices.tolist(), seeds.tolist(), fanout, key, hop,
                                       layer_dependency)  # fmt: skip
     expected = [position for row in rows for position in row]
@@ -80,7 +80,7 @@ def test_matches_reference_on_any_graph(device, graph, fanout, hop, key):
 def test_rows_of_any_length_match_reference(device, fanout, num_sources):
     degrees = [LONG_ROW, LONG_ROW + 1, 0, BLOCK_CANDIDATES + 5, CANDIDATES + 1, 2, 2 * LONG_ROW + 3]
     indptr = torch.tensor([0, *torch.tensor(degrees).cumsum(0).tolist()], device=device)
-    # Their number is not that of the graph's nodes, which picking does not read.
+    # Their number differs from the number of the graph's nodes, which picking does not read.
     indices = (torch.arange(sum(degrees), device=device) * 7919).remainder(num_sources).int()
     seeds = torch.tensor([6, 3, 0, 1, 2, 5, 4], device=device)
 

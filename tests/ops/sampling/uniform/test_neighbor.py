@@ -21,7 +21,7 @@ def place_rows(graph, device, dtype=torch.int32):
 
 
 def check_against_reference(indptr, indices, seeds, *, fanout, replace, hop=0, key=KEY):
-    """Every field equals what the reference says."""
+    """Check that every field equals the reference."""
     rows = reference.sample_neighbors(indptr.tolist(), seeds.tolist(), fanout, key, hop, replace)
     expected = [position for row in rows for position in row]
 

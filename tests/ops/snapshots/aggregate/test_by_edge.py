@@ -1,4 +1,4 @@
-"""Aggregation of snapshots edge by edge: equal to dense products both ways, and what batches of gradients take."""
+"""Aggregation of snapshots edge by edge: equal to dense products both ways, and used for batches of gradients."""
 
 import pytest
 import torch

@@ -16,7 +16,7 @@ from tests.reference import snapshots as reference
 from tests.snapshots import drawn_snapshots, make_snapshots, order_snapshots
 
 NUM_NODES = 12
-# Below, at and above what a warp holds; with and without pieces of 16 bytes.
+# Below, at and above the size of a warp; with and without pieces of 16 bytes.
 CHANNELS = [1, 2, 3] if SIMULATED else [1, 2, 3, 4, 8, 16, 33]
 FORMS = [("split", False), ("split", True), ("mask", False), ("mask", True)]
 

@@ -15,7 +15,7 @@ from pyg_direct.ops.snapshots.recurrent_cells import (
 )
 from tests.poison import poisoned_memory
 
-# Nodes, features and channels of what one kernel takes: of several blocks' nodes, and of all widths' bounds; and more.
+# Nodes, features and channels for one kernel: nodes of several blocks, and the bounds of all widths; and more.
 NARROW = [(200, 4, 16), (64, 8, 16), (65, 3, 17), (130, 8, 32), (33, 0, 32), (1, 1, 1), (5000, 7, 9), (9100, 4, 31)]
 WIDER = [(70, 9, 16), (70, 4, 33)]
 sizes = pytest.mark.parametrize("size", [(5, 3), (1, 1), (32, 8), (7, 0)], ids=str)
@@ -37,7 +37,7 @@ def make_parameters(size, dtype=torch.float32, device="cpu"):
 
 
 def fold(parameters):
-    """By kernels where there are some."""
+    """Fold by kernels if there are some."""
     assert fits(parameters, *parameters[0].shape, parameters[0])
     return fold_gates(parameters) if runs_on_gpu(parameters[0]) else fold_by_torch(parameters)
 
@@ -51,7 +51,7 @@ def pull(way, values, grad):
 
 
 def assert_near(got, expected):
-    """Within what sums of as many numbers come to in fp32."""
+    """Check closeness within the rounding of fp32 sums of as many numbers."""
     largest = max([1, *expected.abs().flatten().tolist()])
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=3e-6 * largest)
 

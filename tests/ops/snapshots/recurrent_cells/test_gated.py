@@ -26,7 +26,7 @@ def make(shape, dtype=torch.float64, device="cpu", seed=0):
 
 
 def step(x, state, weight, bias, *right):
-    """By kernels where there are some."""
+    """Step by kernels if there are some."""
     assert suits_gpu(x, state, weight) == runs_on_gpu(x)
     return step_gated(x, state, weight, bias, *right) if runs_on_gpu(x) else by_torch(x, state, weight, bias, *right)
 

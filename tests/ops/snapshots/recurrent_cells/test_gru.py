@@ -1,4 +1,4 @@
-"""A small GRU's step equals that of torch in double precision, forwards and backwards."""
+"""A small GRU's step equals torch's in double precision, forward and backward."""
 
 import pytest
 import torch

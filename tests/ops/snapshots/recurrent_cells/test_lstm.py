@@ -1,4 +1,4 @@
-"""An LSTM's first step equals that of torch in double precision, for gates with and without the one that forgets."""
+"""An LSTM's first step equals torch's in double precision, for gates with and without the forget gate."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is mixed of a state and a proposal, of one dtype or several."""
+"""Mixtures of a state and a proposal, of one dtype or several."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What one process of a host gives the others of its group."""
+"""Objects that one process of a host gives the others of its group."""
 
 import base64
 import json
@@ -39,7 +39,7 @@ def give(rank):
 
 
 class Sealed:
-    """What the last process cannot open."""
+    """Object that the last process cannot open."""
 
     def __reduce__(self):
         return unseal, ()
@@ -97,7 +97,7 @@ def test_no_word_that_opens_handles_and_no_pickle_goes_through_the_group():
     results = run_ranks(give_and_listen, 2)
 
     assert [(about, told) for about, _, told in results] == [([0, 1], False)] * 2
-    # What a host is called, where letters lie, and whether it went well.
+    # Name of a host, address of the letters, and True if all went well.
     assert max(size for _, size, _ in results) < 500
 
 

@@ -1,4 +1,4 @@
-"""Letters reach those they are for, and are fetched only where nobody else could have put them."""
+"""Letters reach their receivers, and are fetched only from a folder of the same user."""
 
 import os
 import socket

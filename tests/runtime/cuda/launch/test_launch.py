@@ -41,7 +41,7 @@ def measure_launch_us(count=200):
 
 
 def find_least(measure, bound, seconds=10.0):
-    """The least of what rounds measure: up to the first below `bound`, else of all that these seconds have room for.
+    """Return the least of several measurements: up to the first below `bound`, otherwise of all within these seconds.
 
     Other processes only ever add to a round, but may add to all of a moment: 35 of them take no more than that.
     """
@@ -83,7 +83,7 @@ def test_kernels_run_on_the_current_stream():
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(10**7)
-        # Late items show a launch on another stream, which would read what they were before.
+        # Late items show a launch on another stream, which would read their old values.
         items = torch.zeros(5, dtype=torch.int64, device="cuda") + 3
 
         got = draw_bits(items, key=1)
@@ -149,7 +149,7 @@ def test_a_new_thread_launches_captures_and_replays():
     twice = torch.zeros_like(out)
 
     def work():
-        # Nothing of torch has made a context current in this thread.
+        # Torch has made no context current in this thread.
         run_gpu(draw_bits_gpu, 1, 7, items, 0, out, stream=0)
         graph = CapturedGraph(lambda stream: run_gpu(draw_bits_gpu, 1, 7, items, 0, twice, stream=stream), 0)
         graph.replay(0)

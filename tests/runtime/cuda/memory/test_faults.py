@@ -1,4 +1,4 @@
-"""A driver that fails at any call: what was allocated is freed, the code is named, and other memory is found."""
+"""A driver that fails at any call: allocated memory is freed, the code is named, and other memory is found."""
 
 import ctypes
 import gc
@@ -16,7 +16,7 @@ from pyg_direct.runtime.cuda.memory import allocate, allocate_or_fall_back
 
 CODES = {2: "CUDA_ERROR_OUT_OF_MEMORY", 700: "CUDA_ERROR_ILLEGAL_ADDRESS", 719: "CUDA_ERROR_LAUNCH_FAILED",
          801: "CUDA_ERROR_NOT_SUPPORTED", 999: "CUDA_ERROR_UNKNOWN"}  # fmt: skip
-# What allocating calls of the driver.
+# Driver calls of an allocation.
 STEPS = {
     "unified": ["cuMemAllocManaged", "cuMemAdvise_v2"],
     "pinned": ["cuMemHostAlloc"],
@@ -65,7 +65,7 @@ class Driver:
         self.fails[name] = [1, code]
 
     def is_used(self):
-        """Whether memory is left once nobody holds it."""
+        """Report whether memory remains after its last reference."""
         if self.memory or self.registered:
             gc.collect()
         return bool(self.memory or self.registered)

@@ -1,4 +1,4 @@
-"""How much memory a host has: of the machine, of its container, and where both grow."""
+"""Memory of a host: of the machine, of its container, and of machines that grow."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ import pytest
 from pyg_direct.runtime.host import memory
 
 GIB = 1 << 30
-# What version 1 of control groups says where there is no limit.
+# Version 1 of control groups has this value without a limit.
 UNLIMITED = 9223372036854771712
 
 
@@ -83,7 +83,7 @@ def test_a_machine_grows_up_to_the_limit(machine):
 
 
 def enter_job(machine):
-    """Put this process into a group of a scheduler's, two folders below that of the machine; returns the job's."""
+    """Put this process into a group of a scheduler, two folders below the machine's; returns the job's group."""
     step = machine / "jobs" / "job" / "step"
     step.mkdir(parents=True)
     (machine / "own").write_text("1:name=systemd:/else\n0::/jobs/job/step\n")
@@ -120,7 +120,7 @@ def test_a_job_may_have_a_share_of_the_cores(machine, monkeypatch):
 
 
 def enter_old_job(machine, own="/slurm/job/step"):
-    """The same where version 1 of control groups has the memory and the cores; returns the folders of both."""
+    """Do so with memory and cores in version 1 of control groups; returns the folders of both."""
     (machine / "own").write_text(f"7:cpu,cpuacct:{own}\n5:memory:{own}\n1:name=systemd:/else\n0::/user.slice\n")
     folders = [machine / controller / "slurm" / "job" for controller in ("memory", "cpu")]
     for folder in folders:

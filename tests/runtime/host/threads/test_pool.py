@@ -1,4 +1,4 @@
-"""Threads do what is submitted, end when they are told to, and leave work to the caller where none can start."""
+"""Threads run submitted work, end on request, and leave work to the caller if none can start."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""Torch's loops of a thread keep to it for a while; those of others do not, and nothing stays behind."""
+"""Limits of torch's loops apply to one thread for a while; other threads keep theirs, and no limit remains."""
 
 import ctypes
 import threading
