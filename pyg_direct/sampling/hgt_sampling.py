@@ -172,7 +172,7 @@ class HgtGpuPlan(HeteroGpuPlan):
         most, counts = capacity.seeds + capacity.edges, 4 * kernels.BINS * self.num_classes
         return super()._count_slot_bytes(capacity) + 24 * most + counts + 4 * self.num_words
 
-    def _number(self, slot: _Slot, hop: int, stream: int) -> None:
+    def _number(self, slot: Any, hop: int, stream: int) -> None:
         """Turn the nodes that a layer chooses into the nodes of the next hop."""
         scratch, num_types = self._scratch, self.num_classes
         grid, starts = grid_for(slot.met.numel(), slot.state), self._class_starts
@@ -192,7 +192,7 @@ class HgtGpuPlan(HeteroGpuPlan):
                 slot.prefixes, slot.left, slot.equal, scratch.fresh, scratch.touched, stream=stream)  # fmt: skip
         self._number_by_table(hop, scratch.seen, slot.state, slot.nodes, stream)
 
-    def _keep_inside(self, slot: _Slot, node_grid: int, stream: int) -> None:
+    def _keep_inside(self, slot: Any, node_grid: int, stream: int) -> None:
         super()._keep_inside(slot, node_grid, stream)
         run_gpu(kernels.forget_met_gpu, node_grid, slot.state, slot.met_state, self.num_hops, slot.nodes, slot.met,
                 slot.budgets, slot.met_bits, stream=stream)  # fmt: skip

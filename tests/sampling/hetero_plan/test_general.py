@@ -204,8 +204,7 @@ def test_more_types_than_a_block_has_threads_match_reference(device, disjoint):
 
 def test_the_number_of_kernels_does_not_grow_with_the_relations(device, monkeypatch):
     launched = []
-    for module, name in ((ops, "run_cpu"), (ops, "run_gpu"), (local_ids, "run_cpu"), (local_ids, "run_gpu"),
-                         (hetero_gpu, "run_gpu")):  # fmt: skip
+    for module, name in ((ops, "run_cpu"), (ops, "run_gpu"), (local_ids, "run_cpu"), (hetero_gpu, "run_gpu")):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda kernel, *args, real=real, **stream: (
             launched.append(1), real(kernel, *args, **stream)))  # fmt: skip
