@@ -57,7 +57,7 @@ def name_options(message: str, options: Mapping[str, str]) -> str:
         options: By name of the parameter, as users type it.
     """
     for name, option in options.items():
-        place = r"\b{}\b" if "_" in name else r"^{}\b(?= must|=)|\b{}(?==)"
+        place = r"\b{}\b" if "_" in name else r"^{}\b(?= must|=|\[)|\b{}(?==)"
         message = re.sub(place.replace("{}", re.escape(name)), lambda _, option=option: option, message)
     return message
 

@@ -96,7 +96,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
             hint = f"; rows of a graph without types are store[None, {group!r}, None]"
         given = (group, name) if attr.is_set("attr_name") else group
         raise KeyError(f"key must begin with the group and the name of a table in the store, got {given!r} of "
-                       f"{list(self._features)}{hint}; store.view(...) is a view of what is not there yet")  # fmt: skip
+                       f"{list(self._features)}{hint}")  # fmt: skip
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Put a table into the store.

@@ -53,7 +53,7 @@ PARTITION = "partition {out} --edges {edges} --num-parts 2"
         (f"{GRAPH} --gpu-memory 80", "--gpu-memory must have a unit, such as 80G, got '80'", "gpu_memory"),
         ("partition {out} --edges {edges} --num-parts 0", "--num-parts must", "num_parts"),
         (f"{PARTITION} --memory 1", "--memory must", ": memory"),
-        (f"{PARTITION} --num-nodes 2", "--edges must lie", ": edges"),
+        (f"{PARTITION} --num-nodes 2", "--edges[", ": edges"),
         (f"{PARTITION} --num-nodes x", "--num-nodes", "num_nodes"),
         (f"{PARTITION} --direction up", "--direction must be", ": direction"),
         (f"{PARTITION} --node-rows x={{edges}}", "--node-rows", "node_rows"),
