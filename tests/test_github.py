@@ -9,7 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import tomllib
+
+try:
+    import tomllib
+except ModuleNotFoundError:
+    # Python 3.10, where pytest brings it.
+    import tomli as tomllib
 
 import pyg_direct
 from pyg_direct.cli.app import app, main
@@ -40,11 +45,11 @@ def cases(matrix):
 
 
 def test_the_matrix_is_the_one_of_nox(cases):
-    done = subprocess.run(
-        [sys.executable, "-I", GITHUB / "version_matrix.py"], capture_output=True, text=True, check=True
-    )
+    script = GITHUB / "version_matrix.py"
 
-    entries = json.loads(done.stdout)
+    printed = subprocess.run([sys.executable, "-I", script], capture_output=True, text=True, check=True).stdout
+
+    entries = json.loads(printed)
     assert [(entry["python"], entry["versions"]) for entry in entries] == cases
     # As nox names them: the parameters, joined.
     assert {entry["session"] for entry in entries} == {f"tests({', '.join(case)})" for case in cases}
@@ -135,8 +140,8 @@ def test_the_image_is_built_of_files_that_are_there():
     sources = [source for group in copied for source in group]
 
     assert all((ROOT / source).exists() for source in sources), sources
-    needed = {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"], *BUILD["packages"], *BUILD["force-include"],
-              "hatch_build.py", "constraints.txt"}  # fmt: skip
+    needed = {"pyproject.toml", "hatch_build.py", "constraints.txt", PROJECT["readme"], *PROJECT["license-files"],
+              *BUILD["packages"], *BUILD["force-include"]}  # fmt: skip
     assert needed <= set(sources)
     let_in = re.findall(r"^!(.+)$", (GITHUB / "Dockerfile.dockerignore").read_text(), re.M)
     assert set(let_in) == set(sources)

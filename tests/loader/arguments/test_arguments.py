@@ -299,13 +299,13 @@ def test_what_is_no_graph_is_told_with_what_to_give(loader, other):
         LOADERS[loader](make())
 
 
-def test_two_stores_may_both_be_a_data():
-    rows, edges = Data(x=torch.rand(4, 2)), Data(edge_index=EDGES, num_nodes=4)
-    both = plain()
+def test_two_stores_may_both_be_graphs_of_pyg():
+    rows, both = HeteroData(), typed()
+    rows["a"].x = torch.rand(4, 2)
 
-    for data in ((rows, edges), (both, both)):
-        batch = next(iter(NeighborLoader(data, [2], torch.arange(2), device="cpu")))
-        assert torch.equal(batch.x, data[0].x[batch.n_id])
+    for data in ((rows, both), (both, both)):
+        batch = next(iter(NeighborLoader(data, [2], ("a", torch.arange(2)), device="cpu")))
+        assert torch.equal(batch["a"].x, data[0]["a"].x[batch["a"].n_id])
 
 
 @pytest.mark.parametrize(("make", "name"), [

@@ -446,7 +446,7 @@ def test_views_of_what_is_there_are_as_in_pyg():
     store["paper", "x"] = rows
 
     assert torch.equal(store["paper"].x(), rows)
-    assert torch.equal(store["paper"]["x"](index=torch.tensor([2])), rows[[2]])
+    assert torch.equal(store["paper"]["x"](), rows)
     assert torch.equal(store["paper", "x"](), rows)
     assert torch.equal(store["paper", "x", None], rows)
 
