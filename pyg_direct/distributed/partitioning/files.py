@@ -150,8 +150,8 @@ class Journal:
         inputs: Inputs and options of the partition; a folder begun with other inputs is not continued.
 
     Attributes:
-        begun: Work of an earlier run in the folder: `same`, which is continued; `other`, which was begun with other inputs
-            or has no whole journal, and was deleted; None for no work.
+        begun: Work of an earlier run in the folder: `same`, which is continued; `other`, which had other inputs or no
+            whole journal, and was deleted; None for no work.
     """
 
     def __init__(self, folder: Path, inputs: dict[str, Any]) -> None:
