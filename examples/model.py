@@ -39,8 +39,8 @@ def parse(doc: str, epochs: int, batch_size: int, scale: float | None = None) ->
     """Make the parser of the options of all examples."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if scale is None:
-        parser.add_argument("--data", help="folder with graph.npz and features; by default ogbn-products, which needs "
-                            "the package ogb (pip install \".[ogb]\" in the clone), else a generated graph")  # fmt: skip
+        parser.add_argument("--data", help="folder with graph.npz and features; by default ogbn-products, for which "
+                            "ogb is needed (pip install \".[ogb]\" in the clone), else a generated graph")  # fmt: skip
     parser.add_argument("--scale", type=above_zero, default=scale,
                         help="size of the generated graph; 1 is ogbn-products")  # fmt: skip
     parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPU if there is one")

@@ -7,5 +7,5 @@
 - `machine_report.py`, `machine.py`, `advice.py`, `plan.py`: facts about a machine, advice and the choices of `auto`,
   for `doctor`.
 - `measurements.py`: parts that `bench` measures.
-- `compile_ahead.py`, `warm_cases.py`: what `warm` compiles, and the programs that need it.
+- `compile_ahead.py`: what `warm` compiles.
 """

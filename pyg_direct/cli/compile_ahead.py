@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 
 import pyg_direct.kernels
+from pyg_direct.bench.small_programs import run_case
 from pyg_direct.cli.cache import Kind, list_kept
-from pyg_direct.cli.warm_cases import run_case
 from pyg_direct.compiler.code_cache import find_shipped
 from pyg_direct.compiler.jit import GPU_KERNELS, GpuKernel
 from pyg_direct.compiler.targets import nearest_target
@@ -73,7 +73,7 @@ def compile_ahead(cases: Sequence[str], capabilities: Iterable[tuple[int, int]] 
     """Compile loops and kernels, and keep them in the cache of compiled code.
 
     Args:
-        cases: Of `warm_cases.CASES`, for the CPU.
+        cases: Of `small_programs.CASES`, for the CPU.
         capabilities: Compute capabilities of GPUs; None or none for those of this machine.
         on_gpu: Whether kernels of GPUs are compiled.
         jobs: Processes; None for one a core.

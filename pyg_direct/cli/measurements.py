@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 from tqdm import tqdm
 
-from pyg_direct.bench.beside import measure_loaders
+from pyg_direct.bench.beside import SAMPLER, measure_loaders
 from pyg_direct.bench.gather import measure_cached_rows, measure_cold_rows, measure_cpu_rows, measure_hot_rows
 from pyg_direct.bench.launch import measure_launch
 from pyg_direct.bench.loader import measure_loader
@@ -97,7 +96,7 @@ def list_missing(size: Size) -> list[str]:
     Args:
         size: How much is measured.
     """
-    if not WITH_PYG_LIB and not WITH_TORCH_SPARSE:
+    if SAMPLER is None:
         return ["PyG's loader: neither pyg-lib nor torch_sparse, which it samples with, is installed: "
                 'pip install ".[sparse]" in the clone of pyg_direct']  # fmt: skip
     return [] if size.workers else ["PyG's loader with workers: --quick leaves it out"]

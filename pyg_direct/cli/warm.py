@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyg_direct.cli.compile_ahead import Outcome
 
 _ARCHITECTURE = re.compile(r"(?:sm_?)?(\d+?)\.?(\d)[af]?")
-# As of `warm_cases.CASES`, which imports torch.
+# As of `small_programs.CASES`, which imports torch.
 CASES = ("uniform", "times", "weights", "links", "types", "typed-links", "loaders", "layers", "typed-layers",
          "snapshots", "partition")  # fmt: skip
 

@@ -1,6 +1,7 @@
 """`pyg-direct bench` measures at the size of the machine, and leaves one file and one picture."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -164,3 +165,65 @@ def test_the_loader_is_measured_beside_its_step():
 
     assert {row.metric for row in rows} >= {"Data to first batch", "step, loader and compute", "step, loader alone"}
     assert all(row.p50 > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("unit", "median", "limit", "is_beaten"),
+    [("GB/s", 11, 10, True), ("GB/s", 9, 10, False), ("M/s", 2, 1, True), ("x", 2, 1, True), ("ms", 9, 10, True),
+     ("ms", 11, 10, False), ("us", 1, 2, True), ("GB/s", 10, 10, False), ("GB/s", 11, None, False),
+     ("ms", 1, 0.0, False)],
+)  # fmt: skip
+def test_better_than_a_limit_is_more_of_a_rate_and_less_of_a_time(unit, median, limit, is_beaten):
+    assert Row.of("rows", "ours", unit, [median], limit).beats_limit is is_beaten
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [(6.04, r"the machine was busy as the run began \(load 6.0 a core\), so that the limit was measured too low"),
+     (0.1, "other programs used the machine while the limit was measured, or the data fit into a cache"),
+     (None, "other programs used the machine")],
+)  # fmt: skip
+def test_a_row_that_beats_its_limit_is_told_with_the_reason(load, words):
+    rows = [Row.of("rows", "ours", "GB/s", [12], 10, "a copy"), Row.of("rows", "theirs", "GB/s", [9], 10, "a copy")]
+
+    (sentence,) = measurements.explain_limits(rows, load)
+
+    assert re.fullmatch(f"rows, ours: 12 GB/s is better than its limit of 10; {words}. Measure again on an idle "
+                        "machine", sentence)  # fmt: skip
+
+
+def test_rows_that_beat_their_limits_are_marked(monkeypatch, tmp_path):
+    rows = [Row.of("rows", "ours", "GB/s", [12], 10, "a copy"), Row.of("rows", "theirs", "GB/s", [9], 10, "a copy")]
+    monkeypatch.setattr(measurements, "measure", lambda *args: (rows, []))
+    monkeypatch.setattr(measurements.os, "getloadavg", lambda: (1e6, 0.0, 0.0))
+
+    shown, as_json = invoke(str(tmp_path)), invoke(str(tmp_path), "--json")
+
+    assert (shown.exit_code, as_json.exit_code) == (0, 0)
+    assert shown.stdout.count("10 (!), a copy") == 1
+    assert "note: rows, ours: 12 GB/s is better than its limit of 10; the machine was busy" in shown.stdout
+    assert any("better than its limit" in remark for remark in json.loads(as_json.stdout)["remarks"])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "workers", "words"),
+    [(None, (0, 2), ['pip install ".[sparse]"']), (None, (), ['pip install ".[sparse]"']),
+     ("pyg-lib", (), ["--quick leaves it out"]), ("torch-sparse", (0, 2), [])],
+)  # fmt: skip
+def test_what_is_not_compared_with_is_told(monkeypatch, sampler, workers, words):
+    monkeypatch.setattr(measurements, "SAMPLER", sampler)
+
+    found = measurements.list_missing(Size(1, 1, 1, 1, workers))
+
+    assert len(found) == len(words)
+    assert all(sentence.startswith("PyG's loader") and word in sentence
+               for sentence, word in zip(found, words, strict=True))  # fmt: skip
+
+
+def test_a_system_without_a_load_says_none(monkeypatch):
+    def refuse():
+        raise OSError
+
+    monkeypatch.setattr(measurements.os, "getloadavg", refuse)
+
+    assert measurements.read_load() is None
