@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from model import classify_seeds, fit, load_dataset, parse
+from model import above_zero, at_least_one, classify_seeds, fit, load_dataset, parse
 from torch_geometric.nn import GraphSAGE
 
 from pyg_direct.datasets import NodeDataset
@@ -41,8 +41,8 @@ def main() -> None:
     parser.add_argument("--partition", type=Path, help="folder of the partition; a temporary one on one host")
     parser.add_argument("--address", help="of a Ray cluster; none starts Ray on this host")
     parser.add_argument("--client", default="0/1", help="number of this client / number of clients")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.005)
+    parser.add_argument("--hidden", type=at_least_one, default=64)
+    parser.add_argument("--lr", type=above_zero, default=0.005)
     args = parser.parse_args()
     # Ray is an extra, which `--help` does not need.
     from pyg_direct.distributed.server.ray_servers import connect, serve

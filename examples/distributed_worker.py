@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import classify_seeds, count_processes, load_dataset, parse, stay_on_host
+from model import above_zero, at_least_one, classify_seeds, count_processes, load_dataset, parse, stay_on_host
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
@@ -119,15 +119,16 @@ def main() -> None:
     parser = parse(__doc__, epochs=8, batch_size=256)
     parser.add_argument("--partition", type=Path, help="folder of the partition; a temporary one on one host")
     parser.add_argument("--partition-only", action="store_true", help="write the partition and end")
-    parser.add_argument("--parts", type=int, default=2, help="with --partition-only")
-    parser.add_argument("--method", default="hash", help="hash, range, metis or streaming")
+    parser.add_argument("--parts", type=at_least_one, default=2, help="with --partition-only")
+    parser.add_argument("--method", default="hash", choices=["hash", "range", "metis", "streaming"],
+                        help="metis needs pip install \".[distributed]\" in the clone")  # fmt: skip
     parser.add_argument("--replicas", default="20%", help="rows of others to keep copies of, as a share of the own")
     parser.add_argument(
         "--exchange", action="store_true", help="exchange what batches need on one host too, as several do"
     )
-    parser.add_argument("--processes", type=int, help="without torchrun: all GPUs; two on a CPU")
-    parser.add_argument("--hidden", type=int, help="256 on a GPU, 64 on a CPU")
-    parser.add_argument("--lr", type=float, default=0.005)
+    parser.add_argument("--processes", type=at_least_one, help="without torchrun: all GPUs; two on a CPU")
+    parser.add_argument("--hidden", type=at_least_one, help="256 on a GPU, 64 on a CPU")
+    parser.add_argument("--lr", type=above_zero, default=0.005)
     args = parser.parse_args()
     if args.partition is None and (args.partition_only or "WORLD_SIZE" in os.environ):
         parser.error("--partition must name the folder, with --partition-only and under torchrun")

@@ -11,6 +11,7 @@ import time
 
 import torch
 import torch.nn.functional as F
+from model import above_zero, at_least_one
 
 from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
 from pyg_direct.datasets.temporal import load_temporal
@@ -32,11 +33,11 @@ class RecurrentGCN(torch.nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="file of snapshots")
-    parser.add_argument("--scale", type=float, default=1.0, help="size of the generated graph")
+    parser.add_argument("--scale", type=above_zero, default=1.0, help="size of the generated graph")
     parser.add_argument("--device", help="cpu or cuda; the GPU if there is one")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--epochs", type=at_least_one, default=20)
+    parser.add_argument("--hidden", type=at_least_one, default=32)
+    parser.add_argument("--lr", type=above_zero, default=0.01)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

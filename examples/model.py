@@ -19,15 +19,33 @@ from pyg_direct.datasets import NodeDataset, load_folder, load_ogb, synthetic_gr
 CPU_SCALE = 0.02
 
 
+def at_least_one(text: str) -> int:
+    """Read an option that counts something."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def above_zero(text: str) -> float:
+    """Read an option that measures something."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return number
+
+
 def parse(doc: str, epochs: int, batch_size: int, scale: float | None = None) -> argparse.ArgumentParser:
     """Make the parser of the options of all examples."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if scale is None:
-        parser.add_argument("--data", help="folder with graph.npz and features")
-    parser.add_argument("--scale", type=float, default=scale, help="size of the generated graph; 1 is ogbn-products")
+        parser.add_argument("--data", help="folder with graph.npz and features; by default ogbn-products, for which "
+                            "ogb is needed (pip install \".[ogb]\" in the clone), else a generated graph")  # fmt: skip
+    parser.add_argument("--scale", type=above_zero, default=scale,
+                        help="size of the generated graph; 1 is ogbn-products")  # fmt: skip
     parser.add_argument("--device", choices=["cpu", "cuda"], help="the GPU if there is one")
-    parser.add_argument("--epochs", type=int, default=epochs)
-    parser.add_argument("--batch-size", type=int, default=batch_size, help="seeds of a batch, in each process")
+    parser.add_argument("--epochs", type=at_least_one, default=epochs)
+    parser.add_argument("--batch-size", type=at_least_one, default=batch_size, help="seeds of a batch, in each process")
     parser.add_argument("--seed", type=int, default=0)
     return parser
 

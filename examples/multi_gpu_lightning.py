@@ -10,7 +10,7 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from model import classify_seeds, count_processes, describe, load_dataset, parse
+from model import at_least_one, classify_seeds, count_processes, describe, load_dataset, parse
 from torch_geometric.nn import GraphSAGE
 
 from pyg_direct import NeighborLoader
@@ -64,7 +64,7 @@ class Module(lightning.LightningModule if lightning else torch.nn.Module):
 
 def main() -> None:
     parser = parse(__doc__, epochs=6, batch_size=256)
-    parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
+    parser.add_argument("--processes", type=at_least_one, help="all GPUs; one on a CPU")
     args = parser.parse_args()
     if lightning is None:
         parser.error("this example needs the package lightning: pip install lightning")

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import LayerSAGE, count_processes, describe, load_dataset, parse, stay_on_host
+from model import LayerSAGE, at_least_one, count_processes, describe, load_dataset, parse, stay_on_host
 from torch.nn.parallel import DistributedDataParallel
 
 import pyg_direct as quiver
@@ -67,7 +67,7 @@ def run(rank: int, count: int, dataset, sampler, feature, args: argparse.Namespa
 
 def main() -> None:
     parser = parse(__doc__, epochs=6, batch_size=256)
-    parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
+    parser.add_argument("--processes", type=at_least_one, help="all GPUs; one on a CPU")
     parser.add_argument("--policy", default="p2p_clique_replicate", help="or device_replicate")
     parser.add_argument("--cache", default="20%", help="memory of each GPU for hot rows")
     args = parser.parse_args()

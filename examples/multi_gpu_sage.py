@@ -17,7 +17,17 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from model import classify_seeds, count_processes, describe, load_dataset, parse, score, stay_on_host
+from model import (
+    above_zero,
+    at_least_one,
+    classify_seeds,
+    count_processes,
+    describe,
+    load_dataset,
+    parse,
+    score,
+    stay_on_host,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
@@ -92,11 +102,11 @@ def run(rank: int, count: int, dataset: NodeDataset | None, args: argparse.Names
 
 def main() -> None:
     parser = parse(__doc__, epochs=8, batch_size=256)
-    parser.add_argument("--processes", type=int, help="all GPUs; one on a CPU")
-    parser.add_argument("--placement", default="auto", help="auto, cuda, unified, pinned or cpu")
+    parser.add_argument("--processes", type=at_least_one, help="all GPUs; one on a CPU")
+    parser.add_argument("--placement", default="auto", choices=["auto", "cuda", "unified", "pinned", "cpu"])
     parser.add_argument("--feature-cache", help="GPU memory for hot rows when features are on the host, e.g. 20%%")
-    parser.add_argument("--hidden", type=int, help="256 on a GPU, 64 on a CPU")
-    parser.add_argument("--lr", type=float, default=0.005)
+    parser.add_argument("--hidden", type=at_least_one, help="256 on a GPU, 64 on a CPU")
+    parser.add_argument("--lr", type=above_zero, default=0.005)
     args = parser.parse_args()
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -12,7 +12,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from model import describe, load_dataset, parse, print_scores
+from model import above_zero, at_least_one, describe, load_dataset, parse, print_scores
 from torch_geometric.nn import GraphSAGE
 from tqdm import tqdm
 
@@ -21,14 +21,16 @@ from pyg_direct import GraphedStep, NeighborLoader, accelerate  # was: from torc
 
 def main() -> None:
     parser = parse(__doc__, epochs=8, batch_size=256)
-    parser.add_argument("--placement", default="auto", help="auto, cuda, unified, pinned or cpu")
+    parser.add_argument("--placement", default="auto", choices=["auto", "cuda", "unified", "pinned", "cpu"])
     parser.add_argument("--feature-cache", help="GPU memory for hot rows when features are on the host, e.g. 20%%")
     parser.add_argument("--accelerate", action="store_true", help="the layers through pyg_direct's kernels too")
     parser.add_argument("--replay", action="store_true", help="and the model's passes as CUDA graphs, on a GPU")
     parser.add_argument("--graphed", action="store_true", help="or each step as one CUDA graph, in a loop of its own")
-    parser.add_argument("--super-batch", type=int, help="batches whose rows on the host are read together, e.g. 8")
-    parser.add_argument("--hidden", type=int, help="256 on a GPU, 128 on a CPU")
-    parser.add_argument("--lr", type=float, default=0.005)
+    parser.add_argument(
+        "--super-batch", type=at_least_one, help="batches whose rows on the host are read at once, e.g. 8"
+    )
+    parser.add_argument("--hidden", type=at_least_one, help="256 on a GPU, 128 on a CPU")
+    parser.add_argument("--lr", type=above_zero, default=0.005)
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)

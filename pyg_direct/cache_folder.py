@@ -56,18 +56,23 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file so that other processes see all of it or none of it, with the rights that `open` gives a new one.
 
     Raises:
-        OSError: there is no room, or no right to write there.
+        OSError: there is no room, or no right to write there; the error names the file.
     """
-    handle, name = open_beside(path)
+    name = None
     try:
+        handle, name = open_beside(path)
         with os.fdopen(handle, "w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            # Not the file beside it, nor none, as where the disk is full.
+            error.filename, error.filename2 = str(path), None
+        if name is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
         raise
 
 

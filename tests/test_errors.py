@@ -1,6 +1,7 @@
 """Warnings are told at the line of the user's that led to them, and what is missing is told with what to install."""
 
 import importlib
+import re
 import runpy
 import sys
 import warnings
@@ -100,18 +101,61 @@ def test_packages_of_another_extra_are_told_with_that():
             raise error
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_tell_their_arguments_without_extras(monkeypatch, capsys, path):
+# What the help of an example that needs an extra, or takes one, says about it.
+COMMANDS = {"distributed_server_client": "[ray]", "distributed_worker": "[distributed]", "multi_gpu_sage": "[ogb]",
+            "multi_gpu_lightning": "lightning", "ogbn_products_sage": "[ogb]"}  # fmt: skip
+
+
+def run_example(monkeypatch, path, *arguments):
+    """Exit code of an example, which has no extras."""
     for name in EXTRAS:
         monkeypatch.setitem(sys.modules, name, None)
     for name in ("model", "pyg_direct.distributed.server.ray_servers"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(path.parent)
-    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
-
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    try:
         runpy.run_path(str(path), run_name="__main__")
+    except (SystemExit, ModuleNotFoundError) as ended:
+        return ended
+    finally:
+        sys.modules.pop("model", None)
+    return None
 
-    assert ended.value.code == 0
-    assert "usage: " in capsys.readouterr().out
-    sys.modules.pop("model", None)
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_tell_their_arguments_without_extras(monkeypatch, capsys, path):
+    monkeypatch.setenv("COLUMNS", "500")
+
+    ended = run_example(monkeypatch, path, "--help")
+
+    told = capsys.readouterr().out
+    assert ended.code == 0
+    assert "usage: " in told
+    extra = COMMANDS.get(path.stem)
+    assert extra is None or any(extra in line for line in told.splitlines() if "pip install" in line)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("distributed_server_client", "[ray]"),
+                                             ("multi_gpu_lightning", "lightning")])  # fmt: skip
+def test_examples_that_need_an_extra_say_how_to_install_it(monkeypatch, capsys, name, extra):
+    ended = run_example(monkeypatch, EXAMPLES[0].with_name(f"{name}.py"), "--device", "cpu")
+
+    told = f"{ended}{capsys.readouterr().err}"
+    assert re.search(rf"needs the package \w+: pip install \S*{re.escape(extra)}", told), told
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [("ogbn_products_sage", "--batch-size 0", "argument --batch-size: must be at least 1, got 0"),
+     ("ogbn_products_sage", "--scale -1", "argument --scale: must be above 0, got -1"),
+     ("hetero", "--epochs 0", "argument --epochs: must be at least 1, got 0"),
+     ("multi_gpu_sage", "--placement gpu", "argument --placement: invalid choice: 'gpu'"),
+     ("distributed_worker", "--processes 0", "argument --processes: must be at least 1, got 0"),
+     ("dynamic_tgcn", "--hidden 0", "argument --hidden: must be at least 1, got 0")],
+)  # fmt: skip
+def test_examples_name_the_option_that_is_wrong(monkeypatch, capsys, name, arguments, words):
+    ended = run_example(monkeypatch, EXAMPLES[0].with_name(f"{name}.py"), *arguments.split())
+
+    assert ended.code == 2
+    assert words in capsys.readouterr().err

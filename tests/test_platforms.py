@@ -95,7 +95,7 @@ loader = pyg_direct.NeighborLoader(data, [2], batch_size=50)
 for batch in loader:
     assert torch.equal(batch.x, data.x[batch.n_id])
 np.save(sys.argv[2], data.x.numpy())
-feature = pyg_direct.Feature(host_cache_size=64).from_file(sys.argv[2])
+feature = pyg_direct.Feature(host_cache_size="64B").from_file(sys.argv[2])
 assert torch.equal(feature[ids % 100], data.x[ids % 100])
 pyg_direct.save_rows(sys.argv[2], data.x)
 from pyg_direct.distributed import partition_graph

@@ -32,6 +32,8 @@ from pyg_direct.sampling.sampling_options import Recipe
 from pyg_direct.sampling.uniform_gpu import GpuPlan
 
 _BATCHES = 50
+# The package that PyG's loader samples with; None if neither is installed.
+SAMPLER = "pyg-lib" if WITH_PYG_LIB else "torch-sparse" if WITH_TORCH_SPARSE else None
 
 
 def measure_samplers_on_gpu(topology: CSRTopo, name: str, sizes: Sequence[int] = (1024, 8192)) -> Iterator[Row]:
@@ -90,13 +92,12 @@ def measure_loaders(topology: CSRTopo, name: str, workers: Sequence[int], size: 
     del targets
     common: dict[str, Any] = {"num_neighbors": list(FANOUTS), "batch_size": size, "shuffle": True, "drop_last": True}
     contenders = [_measure_loader(OURS, NeighborLoader(data, seed=0, **common), 2, batches)]
-    if WITH_PYG_LIB or WITH_TORCH_SPARSE:
-        sampler = "pyg-lib" if WITH_PYG_LIB else "torch-sparse"
+    if SAMPLER is not None:
         for count in workers:
             # Of a small graph an epoch is shorter than a window: workers that start in it would be timed.
             loader = PygNeighborLoader(data, is_sorted=True, num_workers=count, persistent_workers=count > 0, **common)
             # What the workers prepare before they are asked does not count.
-            title = f"PyG's loader, {sampler}, {count} workers"
+            title = f"PyG's loader, {SAMPLER}, {count} workers"
             contenders.append(_measure_loader(title, loader, 3 * count + 2, batches))
     yield from rows_of_contest(f"peers/{name}/loader/{size}", contenders, "M/s")
 

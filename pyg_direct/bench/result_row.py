@@ -71,6 +71,14 @@ class Row:
         """Median over the limit."""
         return None if not self.limit else self.p50 / self.limit
 
+    @property
+    def beats_limit(self) -> bool:
+        """Whether the median is better than the limit: a higher rate, or less time or memory."""
+        if not self.limit:
+            return False
+        is_rate = "/s" in self.unit or self.unit == "x"
+        return self.p50 > self.limit if is_rate else self.p50 < self.limit
+
     def __str__(self) -> str:
         ratio = "" if self.ratio is None else f"   {self.ratio:.2f} of {self.limit:.4g} ({self.limit_name})"
         return f"{self.case:<44} {self.metric:<24} {self.p50:>10.4g} {self.unit}{ratio}"

@@ -1,6 +1,11 @@
 """Command line, `pyg-direct` or `python -m pyg_direct`.
 
 - `app.py`: all commands as one program.
-- `bench.py`, `cache.py`, `doctor.py`, `run.py`: one command each.
-- `machine.py`, `advice.py`, `plan.py`: facts about a machine, advice and the choices of `auto`, for `doctor`.
+- `bench.py`, `cache.py`, `doctor.py`, `partition.py`, `run.py`, `warm.py`: one command each. They import torch when
+  they run, not before, so that help and completion come at once.
+- `failures.py`: errors in the words of options, files that cannot be written, packages that are missing.
+- `machine_report.py`, `machine.py`, `advice.py`, `plan.py`: facts about a machine, advice and the choices of `auto`,
+  for `doctor`.
+- `measurements.py`: parts that `bench` measures.
+- `compile_ahead.py`: what `warm` compiles.
 """

@@ -11,10 +11,12 @@ import pyg_direct
 from pyg_direct.cli.bench import bench
 from pyg_direct.cli.cache import cache
 from pyg_direct.cli.doctor import doctor
+from pyg_direct.cli.failures import explain_missing
+from pyg_direct.cli.partition import partition
 from pyg_direct.cli.run import ProgramError, run
-from pyg_direct.distributed.partitioning.command import partition
+from pyg_direct.cli.warm import warm
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(pretty_exceptions_enable=False, no_args_is_help=True)
 
 
 def _say_version(wanted: bool) -> None:
@@ -35,18 +37,28 @@ def start(
 
 
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})(run)
-for command in (doctor, bench, cache, partition):
+for command in (doctor, bench, cache, warm, partition):
     app.command()(command)
 
 
 def main() -> None:
     """The command `pyg-direct`."""
     try:
-        # Started as a module, the program has no name of its own. On Windows Typer would put names of files for
-        # patterns, which are meant for a program behind `run`.
-        app(prog_name="python -m pyg_direct" if sys.argv[0].endswith("__main__.py") else "pyg-direct",
-            windows_expand_args=False)  # fmt: skip
+        # On Windows Typer would put names of files for patterns, which are meant for a program behind `run`.
+        app(prog_name=_choose_name(sys.argv), windows_expand_args=False)
     except ProgramError as ended:
         error = ended.error
+    except ModuleNotFoundError as missing:
+        sentence = explain_missing(missing)
+        if sentence is None:
+            raise
+        sys.exit(f"pyg_direct: {sentence}")
     # Python ends as it does without us; where all went well, Typer has ended it.
     raise error
+
+
+def _choose_name(arguments: list[str]) -> str:
+    """The name that help shows; started as a module, the program has none of its own."""
+    # Shells complete the words of a command, not of a module.
+    is_completion = any(word.endswith("-completion") for word in arguments[1:2])
+    return "python -m pyg_direct" if arguments[0].endswith("__main__.py") and not is_completion else "pyg-direct"

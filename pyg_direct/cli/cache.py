@@ -17,7 +17,6 @@ from rich.table import Table
 
 from pyg_direct.cache_folder import cache_root
 from pyg_direct.compiler.code_cache import cache_name
-from pyg_direct.profiling import show_bytes
 
 _DIGITS = set("0123456789abcdef")
 
@@ -143,6 +142,8 @@ def _to_json(entry: Entry) -> dict[str, Any]:
 
 def _tell(count: int, removed: list[Entry], failed: list[str]) -> None:
     """What of so many entries is gone, and why others are not."""
+    from pyg_direct.profiling import show_bytes
+
     console = Console(highlight=False, markup=False)
     total = show_bytes(sum(entry.num_bytes for entry in removed))
     console.print(f"cleared {len(removed)} of {count} in {cache_root()}, {total}")
@@ -151,6 +152,9 @@ def _tell(count: int, removed: list[Entry], failed: list[str]) -> None:
 
 
 def _print(entries: list[Entry], failed: list[str]) -> None:
+    # It imports torch.
+    from pyg_direct.profiling import show_bytes
+
     console = Console(highlight=False)
     total = show_bytes(sum(entry.num_bytes for entry in entries))
     table = Table(title=escape(str(cache_root())), title_justify="left")

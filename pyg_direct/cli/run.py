@@ -17,19 +17,22 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from pyg_direct.errors import PygDirectError
-from pyg_direct.noedit.install import hand_down, install
+from pyg_direct.cli.failures import said_in_options
 from pyg_direct.noedit.program_record import describe_program
 from pyg_direct.progress import announce
 
+# Words of options that shells complete.
+_DEVICES, _PLACEMENTS = ("cpu", "cuda", "data"), ("auto", "cuda", "unified", "pinned", "cpu")
+
 
 def run(
+    context: typer.Context,
     program: Annotated[str, typer.Argument(metavar="PROGRAM", help="The program: a file, or with -m a module.")],
     arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
     module: Annotated[bool, typer.Option("--module", "-m", help="The program is a module, or a package with "
                                          "__main__.py, as of `python -m`.")] = False,
-    device: Annotated[Optional[str], typer.Option(help="Where batches are: cpu, cuda, cuda:1, data.")] = None,  # noqa: UP045
-    placement: Annotated[str, typer.Option(help="Where the graph lives: auto, cuda, unified, pinned, cpu.")] = "auto",
+    device: Annotated[Optional[str], typer.Option(help="Where batches are: cpu, cuda, cuda:1, data.", autocompletion=lambda: _DEVICES)] = None,  # noqa: E501, UP045
+    placement: Annotated[str, typer.Option(help="Where the graph lives: auto, cuda, unified, pinned, cpu.", autocompletion=lambda: _PLACEMENTS)] = "auto",  # noqa: E501
     feature_cache: Annotated[Optional[str], typer.Option(help="GPU memory for hot rows: 2G or 20%.")] = None,  # noqa: UP045
     accelerate: Annotated[bool, typer.Option(help="Let PyG's convolutions aggregate through our operators.")] = True,
     verbose: Annotated[bool, typer.Option(help="Say what is replaced by name, and all reasons.")] = False,
@@ -55,12 +58,13 @@ def run(
         raise typer.BadParameter(f"File '{program}' {why}", param_hint="'PROGRAM'")
     options = {"device": device, "placement": placement, "feature_cache": feature_cache, "accelerate": accelerate,
                "verbose": verbose}  # fmt: skip
-    try:
+    # torch is not imported before the options are read.
+    from pyg_direct.noedit.install import hand_down, install
+
+    with said_in_options(context):
         install(**options)  # type: ignore[arg-type]
-        hand_down(**options)
-        atexit.register(_tell_program, os.getpid(), verbose)
-    except PygDirectError as error:
-        raise typer.BadParameter(str(error)) from error
+    hand_down(**options)
+    atexit.register(_tell_program, os.getpid(), verbose)
     show = sys.excepthook
     sys.excepthook = partial(_show_error, None, show)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
@@ -26,7 +27,7 @@ from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.formation import failures_told
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream
-from pyg_direct.runtime.host.memory import give_back_freed, parse_size
+from pyg_direct.runtime.host.memory import check_size, give_back_freed, parse_size
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from pyg_direct.typing import Device
@@ -49,8 +50,9 @@ class DistGraph:
             rows.
         placement: Host memory for the part's own rows, see `Feature`; if processes share a graph, it is page-locked.
         replicas: Rows of other parts to copy to this process. Bytes, `"200M"`, or a share of the rows of this part such
-            as `"20%"` copies the rows most frequent in the part's neighbor lists. `"plan"` reads the choice of
-            `plan_replicas`. Otherwise ids of a node type, by type with types. Each process chooses its own.
+            as `"20%"`, or `"200%"` for twice as many, copies the rows most frequent in the part's neighbor lists.
+            `"plan"` reads the choice of `plan_replicas`. Otherwise ids of a node type, by type with types. Each process
+            chooses its own.
         share_rows: Let processes of one host, on the CPU, read each other's rows in shared memory; then only rows of
             other hosts are exchanged. Equal in all processes.
         share_graph: `"auto"`: keep the graph in one memory that all processes read. They must use the CPUs of one host,
@@ -125,6 +127,9 @@ class DistGraph:
                replicas: Any) -> None:  # fmt: skip
         # A graph in one memory of CPUs uses neither of the first two; errors in them are raised all the same.
         Feature(device=self.device, device_cache_size=device_cache_size, placement=placement)
+        if isinstance(replicas, (int, float, str)) and replicas != "plan":
+            # More than the part has itself: of many parts, it may keep the rows of several others.
+            check_size(replicas, "replicas", most=math.inf)
         if share_graph not in (True, False, "auto"):
             raise ArgumentError(f"share_graph must be True, False or 'auto', got {share_graph!r}")
         if share_graph is True and (share_rows or replicas is not None):
@@ -171,7 +176,7 @@ class DistGraph:
         elif isinstance(replicas, (int, str)) and not isinstance(replicas, bool):
             own = sum(t.numel() * t.element_size() for kind, table in self.part.tables.items()
                       if isinstance(kind, str) for t in table.rows.values())  # fmt: skip
-            ids = choose_replicas(self.part, parse_size(replicas, own, "replicas"))
+            ids = choose_replicas(self.part, parse_size(replicas, own, "replicas", most=math.inf))
         else:
             given = replicas if isinstance(replicas, Mapping) else {self.node_types[0]: replicas}
             ids = {kind: self._check_replicas(kind, value) for kind, value in given.items()}

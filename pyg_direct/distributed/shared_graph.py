@@ -80,7 +80,7 @@ def make_feature(rows: Tensor, device: torch.device, size: int, device_cache_siz
     budget = fit_cache(rows.numel() * rows.element_size(), size, device_cache_size)
     shared: dict[str, Any] = {"device_list": "group", "cache_policy": "p2p_clique_replicate", "cold_policy": "pinned"}
     with torch.cuda.device(device):
-        return Feature(device=device, device_cache_size=budget, **shared).from_cpu_tensor(rows)
+        return Feature(device=device, device_cache_size=f"{budget}B", **shared).from_cpu_tensor(rows)
 
 
 def fit_cache(num_bytes: int, size: int, device_cache_size: int | str) -> int:

@@ -27,7 +27,7 @@ from pyg_direct.dynamic.frame_plan import FramePlan
 from pyg_direct.dynamic.stream import SnapshotStream, stream
 from pyg_direct.dynamic.timeline import LANES, Timeline
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.nn.replay.graphed_step import steps_on_gpu
+from pyg_direct.nn.replay.graphed_step import check_optimizes, steps_on_gpu
 from pyg_direct.profiling import sum_lanes, trace
 from pyg_direct.runtime.cuda.device import count_allocated, resolve_device
 from pyg_direct.runtime.cuda.graph_capture import record_graph, waits_refused
@@ -94,9 +94,22 @@ def run_recurrent(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Te
     return out
 
 
+def _read_pair(out: Any) -> tuple[Any, Any]:
+    """What a step returned, as a pair; a tensor would be taken apart along its rows."""
+    if isinstance(out, (tuple, list)) and len(out) == 2:
+        return out[0], out[1]
+    found = type(out).__name__ + (f" of {len(out)}" if isinstance(out, (tuple, list)) else "")
+    raise ArgumentTypeError(f"step must return (y_hat, state), got a {found}: for a model that returns y_hat alone "
+                            "give step=run_stateless, of pyg_direct.dynamic.frame_trainer")  # fmt: skip
+
+
 def run_stateless(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Tensor, Any]:
     """Run a model of `(x, edge_index, edge_weight)` that returns `y_hat`."""
-    return model(snapshot.x, snapshot.edge_index, snapshot.edge_attr), None
+    y_hat = model(snapshot.x, snapshot.edge_index, snapshot.edge_attr)
+    if isinstance(y_hat, (tuple, list)):
+        raise ArgumentTypeError(f"model must return y_hat alone with step=run_stateless, got a {type(y_hat).__name__} "
+                                f"of {len(y_hat)}: for (y_hat, state) give step=run_recurrent")  # fmt: skip
+    return y_hat, None
 
 
 @dataclass
@@ -166,6 +179,7 @@ class FrameTrainer:
             if not callable(function):
                 raise ArgumentTypeError(f"{name} must be callable, got {function!r}")
         _check_optimizer(optimizer)
+        check_optimizes(optimizer, model)
         if target not in TARGETS:
             raise ArgumentError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
         is_stream = isinstance(signal, SnapshotStream)
@@ -320,7 +334,7 @@ class FrameTrainer:
                 begin_anew()
         state, costs = None, []
         for place, snapshot in enumerate(self._frame.get_snapshots()):
-            y_hat, state = self.step(self.model, snapshot, state)
+            y_hat, state = _read_pair(self.step(self.model, snapshot, state))
             if self.target == "all" or place == self.window - 1:
                 costs.append(self.loss(y_hat, snapshot.y))
         self._frame.check_unwritten()

@@ -42,7 +42,7 @@ from pyg_direct.ops.rows.upload import upload
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.sm_budget import forget_reader
-from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.memory import check_size, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.typing import Device
 
@@ -132,8 +132,8 @@ class Feature:
         self.store_dtype, self.link_blocks = store_dtype, link_blocks
         self.hotness, self.host_cache_size = hotness, host_cache_size
         self._placement = placement
-        parse_size(device_cache_size, 0)
-        parse_size(host_cache_size, 0, "host_cache_size")
+        check_size(device_cache_size)
+        check_size(host_cache_size, "host_cache_size")
         self.stored: MemoryRows | SpilledRows | None = None
         self._shape: torch.Size | None = None
         self._dtype = torch.float32

@@ -69,6 +69,56 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         table: Feature | Tensor = self._features[key]
         return table
 
+    def __getitem__(self, key: Any) -> Any:
+        """Rows of a table, or PyG's view of a group or of a table.
+
+        Args:
+            key: (group, name, index); or a group, or (group, name), for a view.
+
+        Raises:
+            KeyError: the store has nothing of this group, or no such table in it.
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        """
+        attr = self._tensor_attr_cls.cast(key)
+        self._check_known(attr)
+        return super().__getitem__(attr)
+
+    def _check_known(self, attr: TensorAttr) -> None:
+        """Refuse a key that names nothing: a view of it would be read as if it were rows."""
+        group, name = self._key(attr)
+        known = [key for key in self._features if not attr.is_set("group_name") or key[0] == group]
+        if attr.is_set("attr_name"):
+            known = [key for key in known if key[1] == name]
+        if known or not attr.is_set("group_name"):
+            return
+        hint = ""
+        if any(key[1] == group for key in self._features) or not attr.is_set("attr_name"):
+            hint = f"; rows of a graph without types are store[None, {group!r}, None]"
+        given = (group, name) if attr.is_set("attr_name") else group
+        raise KeyError(f"key must begin with the group and the name of a table in the store, got {given!r} of "
+                       f"{list(self._features)}{hint}")  # fmt: skip
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Put a table into the store.
+
+        Args:
+            key: (group, name, None).
+            value: The table, as of `put_tensor`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, NotImplementedError: the key is incomplete, or as of a table that is put.
+        """
+        attr = self._tensor_attr_cls.cast(key)
+        if not (attr.is_set("group_name") and attr.is_set("attr_name")):
+            group = attr.group_name if attr.is_set("group_name") else None
+            raise ArgumentError(f"key must be (group, name, None), got {key!r}: rows of a graph without types are put "
+                                f"by store[None, {group!r}, None] = rows")  # fmt: skip
+        if not attr.is_set("index"):
+            # A table is put whole.
+            attr = copy.copy(attr)
+            attr.index = None
+        super().__setitem__(attr, value)
+
     def get_tensor(self, *args: Any, convert_type: bool = False, **kwargs: Any) -> Any:
         """Rows of a table.
 

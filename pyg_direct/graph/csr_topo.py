@@ -30,7 +30,7 @@ from pyg_direct.graph.pyg_edges import Rows, read_array, read_edges
 from pyg_direct.ops.argument_checks import check_topology
 from pyg_direct.ops.local_ids.csr import compress
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
-from pyg_direct.runtime.host.memory import has_room, parse_size
+from pyg_direct.runtime.host.memory import check_size, has_room, parse_size
 from pyg_direct.runtime.host.shared_memory import SharedMemory, share
 from pyg_direct.typing import Device
 
@@ -328,7 +328,7 @@ class CSRTopo:
             placement = self.choose_placement(target)
         check_place("placement", placement, target, PLACES)
         if topology_cache != "auto":
-            parse_size(0 if topology_cache is None else topology_cache, 0, "topology_cache")
+            check_size(0 if topology_cache is None else topology_cache, "topology_cache")
         with self._lock:
             if (placement, target, None) not in self._placed:
                 self._placed[placement, target, None] = self._place(placement, target)

@@ -37,7 +37,7 @@ from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.memory import check_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
 from pyg_direct.sampling.random_key import EpochKey, check_seed, draw_seed
 from pyg_direct.typing import Device
@@ -122,7 +122,7 @@ class EpochLoader(ReportedLoader):
         self._chooses_device = device is None
         check_place("placement", placement, self.device)
         check_place("topology_placement", topology_placement, self.device, PLACES)
-        parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
+        check_size(0 if feature_cache is None else feature_cache, "feature_cache")
         self.placement, self.topology_placement = placement, topology_placement
         self.feature_cache, self.prefetch, self.super_batch = feature_cache, prefetch, super_batch
         self._ranks = Ranks(ranks, uneven)

@@ -26,7 +26,7 @@ from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.loader.typed_induced_loader import TypedInducedLoader, count_types
 from pyg_direct.ops.argument_checks import check_edge_list, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.sampler.graph_reader import count_nodes
+from pyg_direct.sampler.graph_reader import count_nodes, describe_other
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
 
@@ -226,7 +226,7 @@ def _check_data(data: Any) -> tuple[Tensor, int]:
         NotImplementedError: a graph with `adj_t` and `edge_index`.
     """
     if not isinstance(data, Data):
-        raise ArgumentTypeError(f"data must be a Data or a HeteroData, got {type(data).__name__}")
+        raise ArgumentTypeError(f"data must be a Data or a HeteroData, got {describe_other(data)}")
     if not isinstance(data.edge_index, Tensor):
         raise ArgumentTypeError(f"data.edge_index must be a tensor, got {type(data.edge_index).__name__}: clusters are "
                                 "made of it")  # fmt: skip

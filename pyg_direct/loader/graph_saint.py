@@ -26,7 +26,7 @@ from pyg_direct.ops.sampling.random import draw_below
 from pyg_direct.ops.sampling.walks import check_walk_length, walk
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.host.threads import one_thread
-from pyg_direct.sampler.graph_reader import compress_edges, count_nodes, read_topology
+from pyg_direct.sampler.graph_reader import compress_edges, count_nodes, describe_other, read_topology
 from pyg_direct.sampling.induced_plan import PendingInduced, list_neighbors
 from pyg_direct.sampling.random_key import EpochKey, draw_seed, norm_key
 from pyg_direct.typing import Device
@@ -91,7 +91,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
             NotImplementedError: a graph with `adj_t`.
         """
         if not isinstance(data, Data):
-            raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
+            raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
         if "adj_t" in data:
             raise NotImplementedError("data with adj_t: give edge_index alone")
         if not isinstance(data.edge_index, Tensor):

@@ -20,6 +20,7 @@ from pyg_direct.ops.rows.gather import gather_rows
 from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
+from pyg_direct.sampler.graph_reader import describe_other
 
 # Average edges and most nodes per batch: enough to fill a GPU, few enough for the memory of their messages.
 _BATCH_EDGES = {"cuda": 1 << 21, "cpu": 1 << 17}
@@ -61,7 +62,7 @@ def inference_loader(data: Data, batch_size: int | None = None, **options: Any) 
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     if not isinstance(data, Data):
-        raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
+        raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
     for name in ("num_neighbors", "input_nodes", "shuffle"):
         if name in options:
             raise ArgumentError(f"{name} is settled by layer-wise inference, got {options[name]!r}")

@@ -41,7 +41,7 @@ from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.ops.sampling.uniform import check_sampling
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
-from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.memory import check_size
 from pyg_direct.sampler.graph_reader import check_graph, count_nodes, read_topology, settle_filter
 from pyg_direct.sampler.keyed_sampler import (
     Drawn,
@@ -241,7 +241,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         check_ranking(hotness, presample)
         self.hotness, self.presample = hotness, presample
         if topology_cache not in (None, "auto"):
-            parse_size(topology_cache, 0, "topology_cache")
+            check_size(topology_cache, "topology_cache")
         self.topology_cache = topology_cache
         check_is_used(neighbor_sampler, {"time_comparison": time_comparison, "time_window": time_window,
                                          "topology_placement": topology_placement, "topology_cache": topology_cache},

@@ -23,7 +23,7 @@ from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.sampling.walks import check_walk_length
-from pyg_direct.sampler.graph_reader import count_nodes, read_topology
+from pyg_direct.sampler.graph_reader import count_nodes, describe_other, read_topology
 from pyg_direct.sampling.ppr_neighbors import PendingPPR, PPRPlan, PPRRecipe, PPRSample
 from pyg_direct.sampling.random_key import EpochKey, draw_seed
 from pyg_direct.typing import Device
@@ -76,7 +76,7 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         if not isinstance(data, Data):
-            raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
+            raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
         for name in ("ppr_edge_index", "ppr_weight"):
             if name in data:
                 raise ArgumentError(f"data must have no {name}, which batches are given: delete or rename it")

@@ -16,7 +16,7 @@ from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import check_count
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.loader.typed_induced_loader import TypedInducedLoader
-from pyg_direct.sampler.graph_reader import read_topology
+from pyg_direct.sampler.graph_reader import describe_other, read_topology
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
 
@@ -43,7 +43,7 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
         if not isinstance(data, (Data, HeteroData)):
-            raise ArgumentTypeError(f"data must be a Data or a HeteroData, got {type(data).__name__}")
+            raise ArgumentTypeError(f"data must be a Data or a HeteroData, got {describe_other(data)}")
         self.num_parts = check_count("num_parts", num_parts)
         if "batch_size" in kwargs:
             raise ArgumentError(f"batch_size must not be given, as it follows from num_parts, got "

@@ -15,6 +15,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.ops.argument_checks import as_ids, check_flag, check_ids
+from pyg_direct.sampler.graph_reader import describe_other
 from pyg_direct.sampler.keyed_sampler import Output
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.typing import Device
@@ -50,7 +51,7 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  **kwargs: Any) -> None:  # fmt: skip
         if not isinstance(data, Data):
-            raise ArgumentTypeError(f"data must be a Data, got {type(data).__name__}")
+            raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
         if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_HOPS:
             raise ArgumentError(f"depth must be an integer in [0, {MAX_HOPS}], got {depth!r}")
         if data.edge_index is not None and "adj_t" in data:

@@ -35,7 +35,7 @@ from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, watch
 from pyg_direct.noedit.replaced_class import StandIn, give_back, replace, show_batch
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.memory import check_size
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.typing import Device
 
@@ -189,7 +189,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     """
     if placement not in AUTO_PLACEMENTS:
         raise ArgumentError(f"placement must be one of {', '.join(AUTO_PLACEMENTS)}, got {placement!r}")
-    parse_size(0 if feature_cache is None else feature_cache, 0, "feature_cache")
+    check_size(0 if feature_cache is None else feature_cache, "feature_cache")
     check_seed(seed)
     if device is not None and device != "data":
         place = resolve_device(device)

@@ -7,6 +7,7 @@ the source of the number of nodes to errors about ids outside it.
 from __future__ import annotations
 
 import copy
+import os
 import re
 import weakref
 from collections.abc import Mapping
@@ -380,22 +381,55 @@ def check_graph(data: Any, is_sampled: bool = True) -> None:
     if isinstance(data, (Data, HeteroData)):
         refuse_features(data)
         return
+    if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], FeatureStore):
+        is_graph = isinstance(data[1], GraphStore) or (data[1] is None and not is_sampled)
+        if is_graph and not _is_several(data):
+            return
+    raise ArgumentTypeError(f"data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got "
+                            f"{describe_other(data)}")  # fmt: skip
+
+
+def _is_several(data: Any) -> bool:
+    """Whether these are graphs, each with edges of its own; a `Data` is a store of rows and one of edges, too."""
+    if isinstance(data, Dataset):
+        return True
+    graphs = data[:2] if isinstance(data, (tuple, list)) else [None]
+    if not all(isinstance(graph, (Data, HeteroData)) for graph in graphs):
+        return False
+    is_pair = len(data) == 2 and (isinstance(data, tuple) or data[0] is data[1])
+    return not is_pair or (data[0] is not data[1] and any("edge_index" in store for store in data[0].edge_stores))
+
+
+def describe_other(data: Any) -> str:
+    """What was given in place of a graph, and how it becomes one, to follow an error.
+
+    Args:
+        data: What was given.
+    """
     found = type(data).__name__
     if isinstance(data, (tuple, list)):
-        names = [type(part).__name__ for part in data]
-        is_graph = len(data) == 2 and (isinstance(data[1], GraphStore) or (data[1] is None and not is_sampled))
-        if is_graph and isinstance(data[0], FeatureStore):
-            return
         found += f" of {len(data)}"
+        names = [type(part).__name__ for part in data]
         if len(data) == 2 and not isinstance(data[0], FeatureStore):
             found += f", whose first is a {names[0]} and no FeatureStore"
-        elif len(data) == 2:
+        elif len(data) == 2 and not isinstance(data[1], GraphStore):
             found += f", whose second is a {names[1]} and no GraphStore, as Data(edge_index=..., num_nodes=...) is one"
-    is_several = isinstance(data, Dataset) or (isinstance(data, (tuple, list)) and all(
-        isinstance(part, (Data, HeteroData)) for part in data[:2]))  # fmt: skip
-    hint = ": give one of its graphs, such as data[0]" if is_several and len(data) else ""
-    raise ArgumentTypeError("data must be a Data, a HeteroData or a tuple of FeatureStore and GraphStore, got "
-                            f"{found}{hint}")  # fmt: skip
+    return found + _advise(data)
+
+
+def _advise(data: Any) -> str:
+    if isinstance(data, (Dataset, tuple, list)) and len(data) and _is_several(data):
+        return ": give one of its graphs, such as data[0]; for batches of many small graphs take DataLoader"
+    # A room above this one.
+    if any(kind.__module__.startswith("pyg_direct.distributed.") for kind in type(data).__mro__):
+        return ": a graph in parts is for DistNeighborLoader and its kin in pyg_direct.distributed"
+    if callable(getattr(data, "to_data", None)):
+        return ": give its to_data()"
+    if isinstance(data, FeatureStore):
+        return ": give (store, Data(edge_index=..., num_nodes=...))"
+    if isinstance(data, (Tensor, np.ndarray)):
+        return ": give Data(edge_index=..., num_nodes=...)"
+    return ": load the graph first" if isinstance(data, (str, os.PathLike)) else ""
 
 
 def refuse_features(data: Any) -> None:

@@ -12,7 +12,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.ops.argument_checks import check_fanouts, check_flag
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.sampler.graph_reader import read_parts
+from pyg_direct.sampler.graph_reader import describe_other, read_parts
 from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output
 from pyg_direct.sampling.captured_plan import PendingOutput
 from pyg_direct.sampling.hetero_sample import GeneralSample
@@ -50,7 +50,7 @@ class HGTSampler(OwnSampler):
         if not isinstance(data, HeteroData):
             hint = ": NeighborLoader takes graphs without types" if isinstance(data, Data) else ""
             raise NotImplementedError(
-                f"data must be a HeteroData for HGT sampling, as in PyG, got {type(data).__name__}{hint}"
+                f"data must be a HeteroData for HGT sampling, as in PyG, got {describe_other(data)}{hint}"
             )
         check_flag("is_sorted", is_sorted)
         self.data, self.device, self.placement = data, resolve_device(device), placement

@@ -30,7 +30,7 @@ from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.ops.argument_checks import check_fanouts, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload_parts
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.memory import check_size
 from pyg_direct.sampler.graph_reader import Parts, read_parts, read_topology
 from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output, to_output
 from pyg_direct.sampler.link_seeds import (
@@ -219,7 +219,7 @@ class NeighborSampler(OwnSampler):
         self._chooses_device = device is None
         check_place("placement", placement, self.device, PLACES)
         if topology_cache not in (None, "auto"):
-            parse_size(topology_cache, 0, "topology_cache")
+            check_size(topology_cache, "topology_cache")
         self.placement, self.topology_cache = placement, topology_cache
         self.seed, self._num_calls = check_seed(seed), 0
         self.time_attr, self.weight_attr, self.is_sorted = time_attr, weight_attr, check_flag("is_sorted", is_sorted)

@@ -1,16 +1,19 @@
 """`pyg-direct bench` measures at the size of the machine, and leaves one file and one picture."""
 
 import json
+import re
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from pyg_direct.bench import result_row
 from pyg_direct.bench.gather import measure_cpu_rows
 from pyg_direct.bench.result_row import Machine, Row
-from pyg_direct.cli import bench as bench_module
+from pyg_direct.cli import bench as bench_module, measurements
 from pyg_direct.cli.app import app
-from pyg_direct.cli.bench import Size, choose_size
+from pyg_direct.cli.measurements import Size, choose_size
+from pyg_direct.datasets import synthetic_graph
 
 GIB = 1 << 30
 
@@ -37,7 +40,7 @@ def parts(monkeypatch):
 
     made = {"rows": lambda graph, name: measure_cpu_rows((64,), 1 << 16, 1 << 12), "more": fail}
     for name in ("_list_cpu_parts", "_list_gpu_parts"):
-        monkeypatch.setattr(bench_module, name, lambda size: made)
+        monkeypatch.setattr(measurements, name, lambda size: made)
     return made
 
 
@@ -74,19 +77,20 @@ def test_an_interrupted_run_keeps_what_it_has(parts, tmp_path):
 
 
 def test_a_file_that_was_not_written_is_not_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench_module, "_measure", lambda *args: ([], ["sampling: KeyboardInterrupt"]))
+    monkeypatch.setattr(measurements, "measure", lambda *args: ([], ["sampling: KeyboardInterrupt"]))
 
     done = invoke(str(tmp_path), "--json")
 
-    assert json.loads(done.stdout) == {"rows": [], "file": None, "picture": None,
-                                       "failed": ["sampling: KeyboardInterrupt"]}  # fmt: skip
+    told = json.loads(done.stdout)
+    assert told.pop("remarks") == measurements.list_missing(Size(1, 1, 1, 1, ()))
+    assert told == {"rows": [], "file": None, "picture": None, "failed": ["sampling: KeyboardInterrupt"]}
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below"])
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(folder, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr(bench_module, "_measure", lambda *args: pytest.fail("measured"))
+    monkeypatch.setattr(measurements, "measure", lambda *args: pytest.fail("measured"))
 
     done = invoke(str(tmp_path / folder))
 
@@ -97,7 +101,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 @pytest.mark.slow
 def test_every_part_is_measured_on_a_cpu():
-    rows, failed = bench_module._measure(Size(0.001, 64, 2, 1 << 20, ()), on_gpu=False)
+    rows, failed = measurements.measure(Size(0.001, 64, 2, 1 << 20, ()), on_gpu=False)
 
     assert failed == []
     metrics = {row.metric for row in rows}
@@ -106,7 +110,7 @@ def test_every_part_is_measured_on_a_cpu():
 
 
 def test_workers_of_pygs_loader_make_a_part_of_their_own():
-    assert [*bench_module._list_peers(Size(0.001, 64, 2, 1 << 20, (0, 2)))] == ["loader beside PyG's"]
+    assert [*measurements._list_peers(Size(0.001, 64, 2, 1 << 20, (0, 2)))] == ["loader beside PyG's"]
 
 
 def test_without_matplotlib_there_is_no_picture(parts, tmp_path, monkeypatch):
@@ -125,8 +129,8 @@ def test_without_matplotlib_there_is_no_picture(parts, tmp_path, monkeypatch):
 
 def test_files_are_named_after_the_model_of_the_gpu(monkeypatch, tmp_path):
     here = Machine("NVIDIA H100 80GB HBM3", "8 cores", {}, "abc1234", "2026-11-26")
-    monkeypatch.setattr(bench_module, "Machine", lambda commit: here)
-    monkeypatch.setattr(bench_module, "_measure", lambda *args: ([Row.of("rows", "ours", "GB/s", [1, 2])], []))
+    monkeypatch.setattr(result_row, "Machine", lambda commit: here)
+    monkeypatch.setattr(measurements, "measure", lambda *args: ([Row.of("rows", "ours", "GB/s", [1, 2])], []))
 
     done = invoke(str(tmp_path))
 
@@ -135,7 +139,7 @@ def test_files_are_named_after_the_model_of_the_gpu(monkeypatch, tmp_path):
 
 
 def test_rows_of_units_that_are_not_drawn_are_kept_without_a_picture(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench_module, "_measure", lambda *args: ([Row.of("launch", "time", "us", [5])], ["rows: none"]))
+    monkeypatch.setattr(measurements, "measure", lambda *args: ([Row.of("launch", "time", "us", [5])], ["rows: none"]))
 
     done = invoke(str(tmp_path))
 
@@ -146,7 +150,7 @@ def test_rows_of_units_that_are_not_drawn_are_kept_without_a_picture(monkeypatch
 
 @pytest.mark.gpu
 def test_every_part_is_measured_on_a_gpu():
-    rows, failed = bench_module._measure(Size(0.01, 64, 6, 1 << 27, ()), on_gpu=True)
+    rows, failed = measurements.measure(Size(0.01, 64, 6, 1 << 27, ()), on_gpu=True)
 
     assert failed == []
     assert {row.case.split("/")[0] for row in rows} >= {"launch", "sampling", "gather", "loader"}
@@ -154,10 +158,72 @@ def test_every_part_is_measured_on_a_gpu():
 
 def test_the_loader_is_measured_beside_its_step():
     size = Size(0.001, 8, 6, 1 << 16, ())
-    graph = bench_module.synthetic_graph("products", scale=size.scale)
+    graph = synthetic_graph("products", scale=size.scale)
     placement = "cuda" if torch.cuda.is_available() else "cpu"
 
-    rows = list(bench_module._measure_training(size, graph, "products", placement))
+    rows = list(measurements._measure_training(size, graph, "products", placement))
 
     assert {row.metric for row in rows} >= {"Data to first batch", "step, loader and compute", "step, loader alone"}
     assert all(row.p50 > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("unit", "median", "limit", "is_beaten"),
+    [("GB/s", 11, 10, True), ("GB/s", 9, 10, False), ("M/s", 2, 1, True), ("x", 2, 1, True), ("ms", 9, 10, True),
+     ("ms", 11, 10, False), ("us", 1, 2, True), ("GB/s", 10, 10, False), ("GB/s", 11, None, False),
+     ("ms", 1, 0.0, False)],
+)  # fmt: skip
+def test_better_than_a_limit_is_more_of_a_rate_and_less_of_a_time(unit, median, limit, is_beaten):
+    assert Row.of("rows", "ours", unit, [median], limit).beats_limit is is_beaten
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [(6.04, r"the machine was busy as the run began \(load 6.0 a core\), so that the limit was measured too low"),
+     (0.1, "other programs used the machine while the limit was measured, or the data fit into a cache"),
+     (None, "other programs used the machine")],
+)  # fmt: skip
+def test_a_row_that_beats_its_limit_is_told_with_the_reason(load, words):
+    rows = [Row.of("rows", "ours", "GB/s", [12], 10, "a copy"), Row.of("rows", "theirs", "GB/s", [9], 10, "a copy")]
+
+    (sentence,) = measurements.explain_limits(rows, load)
+
+    assert re.fullmatch(f"rows, ours: 12 GB/s is better than its limit of 10; {words}. Measure again on an idle "
+                        "machine", sentence)  # fmt: skip
+
+
+def test_rows_that_beat_their_limits_are_marked(monkeypatch, tmp_path):
+    rows = [Row.of("rows", "ours", "GB/s", [12], 10, "a copy"), Row.of("rows", "theirs", "GB/s", [9], 10, "a copy")]
+    monkeypatch.setattr(measurements, "measure", lambda *args: (rows, []))
+    monkeypatch.setattr(measurements.os, "getloadavg", lambda: (1e6, 0.0, 0.0))
+
+    shown, as_json = invoke(str(tmp_path)), invoke(str(tmp_path), "--json")
+
+    assert (shown.exit_code, as_json.exit_code) == (0, 0)
+    assert shown.stdout.count("10 (!), a copy") == 1
+    assert "note: rows, ours: 12 GB/s is better than its limit of 10; the machine was busy" in shown.stdout
+    assert any("better than its limit" in remark for remark in json.loads(as_json.stdout)["remarks"])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "workers", "words"),
+    [(None, (0, 2), ['pip install ".[sparse]"']), (None, (), ['pip install ".[sparse]"']),
+     ("pyg-lib", (), ["--quick leaves it out"]), ("torch-sparse", (0, 2), [])],
+)  # fmt: skip
+def test_what_is_not_compared_with_is_told(monkeypatch, sampler, workers, words):
+    monkeypatch.setattr(measurements, "SAMPLER", sampler)
+
+    found = measurements.list_missing(Size(1, 1, 1, 1, workers))
+
+    assert len(found) == len(words)
+    assert all(sentence.startswith("PyG's loader") and word in sentence
+               for sentence, word in zip(found, words, strict=True))  # fmt: skip
+
+
+def test_a_system_without_a_load_says_none(monkeypatch):
+    def refuse():
+        raise OSError
+
+    monkeypatch.setattr(measurements.os, "getloadavg", refuse)
+
+    assert measurements.read_load() is None

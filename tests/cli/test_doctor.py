@@ -14,7 +14,7 @@ import torch
 from torch_geometric.data import Data
 from typer.testing import CliRunner
 
-from pyg_direct.cli import doctor as doctor_module, machine
+from pyg_direct.cli import machine, machine_report
 from pyg_direct.cli.advice import find_faults, judge_plan, judge_rates
 from pyg_direct.cli.app import app
 from pyg_direct.cli.machine import can_write, collect_facts, list_outdated
@@ -77,7 +77,7 @@ def test_json_tells_the_machine_and_names_nobody(monkeypatch, tmp_path):
 
 def test_one_look_gives_tables_and_json(tmp_path, monkeypatch):
     looks = []
-    monkeypatch.setattr(doctor_module, "collect_facts", lambda: looks.append(1) or collect_facts())
+    monkeypatch.setattr(machine_report, "collect_facts", lambda: looks.append(1) or collect_facts())
 
     done = invoke("--no-measure", "--out", str(tmp_path / "machine.json"))
 
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_written_is_bad_usage(tmp_path, monkeypatch):
     assert done.exit_code == 2
     assert "--out must be a file" in done.output
     # Before anything is looked at, where that is known.
-    monkeypatch.setattr(doctor_module, "collect_facts", lambda: pytest.fail("looked at the machine"))
+    monkeypatch.setattr(machine_report, "collect_facts", lambda: pytest.fail("looked at the machine"))
     done = invoke("--no-measure", "--out", str(tmp_path / "nowhere" / "machine.json"))
     assert done.exit_code == 2
     assert "--out must be a file in a folder" in done.output
@@ -106,9 +106,9 @@ def test_a_file_that_cannot_be_written_is_bad_usage(tmp_path, monkeypatch):
 def test_tables_tell_every_part(monkeypatch, gpu_machine):
     rates = {"gpu": 0, "table_bytes": 2 << 30, "row_bytes": 512, "copy": 55e9, "unified_random": 48e9,
              "unified_ascending": 49e9, "pinned_random": 20e9, "pinned_ascending": None, "seconds": 4.2}  # fmt: skip
-    monkeypatch.setattr(doctor_module, "collect_facts", lambda: gpu_machine)
-    monkeypatch.setattr(doctor_module, "choose_host_memory", lambda index: "unified")
-    monkeypatch.setattr(doctor_module, "measure_host_memory", lambda index: rates)
+    monkeypatch.setattr(machine_report, "collect_facts", lambda: gpu_machine)
+    monkeypatch.setattr(machine_report, "choose_host_memory", lambda index: "unified")
+    monkeypatch.setattr(machine_report, "measure_host_memory", lambda index: rates)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
     done = invoke("--nodes", str(PAPERS.num_nodes), "--edges", str(PAPERS.num_edges), "--features", "128")

@@ -161,7 +161,7 @@ def test_a_bad_id_on_the_gpu_gives_zeros(store_dtype):
 
 @pytest.mark.gpu
 def test_half_the_bytes_hold_twice_the_rows():
-    rows = [Feature(device_cache_size=80, store_dtype=dtype).from_cpu_tensor(torch.ones(40, 5)).num_hot_rows
+    rows = [Feature(device_cache_size="80B", store_dtype=dtype).from_cpu_tensor(torch.ones(40, 5)).num_hot_rows
             for dtype in (None, torch.bfloat16, torch.float8_e4m3fn)]  # fmt: skip
 
     assert rows == [4, 8, 16]

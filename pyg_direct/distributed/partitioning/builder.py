@@ -15,7 +15,14 @@ import numpy as np
 import torch
 
 from pyg_direct.distributed.partitioning.assign import assign_by_stream
-from pyg_direct.distributed.partitioning.files import ArrayFile, Journal, OpenFiles, closing_all, write_array
+from pyg_direct.distributed.partitioning.files import (
+    ArrayFile,
+    Journal,
+    OpenFiles,
+    closing_all,
+    create_map,
+    write_array,
+)
 from pyg_direct.distributed.partitioning.inputs import Inputs
 from pyg_direct.distributed.partitioning.manifest import EdgeEntry, Manifest, NodeEntry, part_folder
 from pyg_direct.distributed.partitioning.partition_book import Book, table_dtype
@@ -285,8 +292,8 @@ class Builder:
         done, lengths = self._journal.get(step, [0, [0] * self._num_parts])
         if done == size and step in self._journal:
             return counts
-        places = np.lib.format.open_memmap(self._work / f"places-{number}.npy", "r+" if done else "w+", np.int32 if
-                                           counts.max(initial=0) < 2**31 else np.int64, (size,))  # fmt: skip
+        path, place_dtype = self._work / f"places-{number}.npy", np.int32 if counts.max(initial=0) < 2**31 else np.int64
+        places = np.lib.format.open_memmap(path, "r+") if done else create_map(path, place_dtype, (size,))
         opened = OpenFiles()
         files = {name: [ArrayFile(self._folder / part_folder(part) / name, dtype, (int(counts[part]), *shape), had,
                                   opened) for part, had in enumerate(lengths)]

@@ -22,6 +22,42 @@ _BYTES_AT_ONCE = 1 << 22
 _MOST_OPEN = 64
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Add the file to errors of the system, which does not name it while it writes.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: as in the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def create_map(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
+    """Create a `.npy` file of zeros and map it for writing, with room on the disk for all of it.
+
+    Args:
+        path: The file.
+        dtype, shape: Of its array.
+
+    Raises:
+        OSError: there is no room, or no right to write there; the error names the file.
+    """
+    with named(path):
+        array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        # To write to a map without room on the disk would end the process by a signal.
+        if hasattr(os, "posix_fallocate"):
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
 class OpenFiles:
     """Files that are appended to, few of them open at once: opening one more closes the least recently used."""
 
@@ -61,7 +97,7 @@ class ArrayFile:
         # Little endian for any given dtype.
         self._path, self._dtype = path, np.dtype(dtype).newbyteorder("<")
         self._opened, self._is_done = opened or OpenFiles(), False
-        with path.open("r+b" if length else "w+b") as file:
+        with named(path), path.open("r+b" if length else "w+b") as file:
             row_bytes = self._dtype.itemsize
             if shape is not None:
                 header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False,
@@ -71,15 +107,23 @@ class ArrayFile:
             file.truncate(file.tell() + length * row_bytes)
 
     def append(self, rows: np.ndarray) -> None:
-        """Write rows at the end."""
+        """Write rows at the end.
+
+        Raises:
+            OSError: there is no room, or no right to write there; the error names the file.
+        """
         if len(rows):
-            np.ascontiguousarray(rows, self._dtype).tofile(self._opened.at_end(self._path))
+            items = np.ascontiguousarray(rows, self._dtype)
+            with named(self._path):
+                # `tofile` would not say why the system refused.
+                self._opened.at_end(self._path).write(items.reshape(-1).view(np.uint8).data)
 
     def flush(self) -> None:
         """Flush everything to disk, also writes before the file was closed and reopened."""
-        file = self._opened.at_end(self._path)
-        file.flush()
-        os.fsync(file.fileno())
+        with named(self._path):
+            file = self._opened.at_end(self._path)
+            file.flush()
+            os.fsync(file.fileno())
 
     def close(self) -> None:
         """Flush and close."""
@@ -104,18 +148,25 @@ class Journal:
     Args:
         folder: The folder that is being written.
         inputs: Inputs and options of the partition; a folder begun with other inputs is not continued.
+
+    Attributes:
+        begun: Work of an earlier run in the folder: `same`, which is continued; `other`, which had other inputs or no
+            whole journal, and was deleted; None for no work.
     """
 
     def __init__(self, folder: Path, inputs: dict[str, Any]) -> None:
         self._path = folder / "journal.json"
         self._entries: dict[str, Any] = {"inputs": inputs}
+        self.begun: str | None = None
         if self._path.exists():
             known = _read_entries(self._path)
             if known.get("inputs") == json.loads(json.dumps(inputs)):
-                self._entries = known
+                self._entries, self.begun = known, "same"
                 return
+            self.begun = "other"
         elif any(folder.iterdir()):
-            raise ArgumentError(f"out must leave {str(folder)!r} free, which holds files of something else")
+            raise ArgumentError(f"out must leave {str(folder)!r} free, which holds files of something else: move them, "
+                                "or give out another name")  # fmt: skip
         for file in sorted(folder.rglob("*"), reverse=True):
             file.rmdir() if file.is_dir() else file.unlink()
         self.note("inputs", inputs)
@@ -177,9 +228,21 @@ def read_array(path: Path, *, mapped: bool = False) -> np.ndarray:
     return array
 
 
+class _Written:
+    """A file that is only written to, through Python.
+
+    Args:
+        file: Open for writing.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.write = file.write
+
+
 def write_array(path: Path, array: np.ndarray) -> None:
     """Write a `.npy` file and flush it to disk."""
-    with path.open("wb") as file:
-        np.lib.format.write_array(file, array, allow_pickle=False)
+    with named(path), path.open("wb") as file:
+        # NumPy writes to a file by itself, and then does not say why the system refused.
+        np.lib.format.write_array(_Written(file), array, allow_pickle=False)
         file.flush()
         os.fsync(file.fileno())

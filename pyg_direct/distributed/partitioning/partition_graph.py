@@ -17,6 +17,7 @@ from pyg_direct.distributed.partitioning.inputs import read_inputs
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.distributed.partitioning.partition_book import check_num_parts
 from pyg_direct.errors import ArgumentError
+from pyg_direct.progress import announce
 from pyg_direct.runtime.host.memory import parse_size
 
 _LEAST_MEMORY = 1 << 24
@@ -88,6 +89,10 @@ def partition_graph(
     with _writing(folder, partial):
         partial.mkdir(exist_ok=True)
         journal = Journal(partial, {**inputs.identify(), "num_parts": num_parts, "direction": direction, "seed": seed})
+        if journal.begun == "same":
+            announce(f"{partial} holds work of an earlier run: going on from there")
+        elif journal.begun == "other":
+            announce(f"{partial} was begun with other arguments or cannot be gone on with: it is begun anew")
         manifest = Builder(partial, journal, inputs, num_parts, direction, piece, seed, progress).build()
         sync_folder(partial)
         os.rename(partial, folder)

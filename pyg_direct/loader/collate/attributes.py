@@ -165,7 +165,9 @@ class PlacedRows:
             cache = "100%" if self._placement == "cuda" else cache
         else:
             many = {}
-        feature = Feature(device_cache_size=cache, csr_topo=ranking, device=self._device, placement=host, **many,
+        # Of a small graph also few bytes are meant.
+        size = cache if isinstance(cache, str) else f"{int(cache)}B"
+        feature = Feature(device_cache_size=size, csr_topo=ranking, device=self._device, placement=host, **many,
                           **self._narrow(tensor))  # fmt: skip
         feature.from_cpu_tensor(tensor)
         if kind == "edge":

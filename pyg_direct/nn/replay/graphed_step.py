@@ -76,6 +76,7 @@ class GraphedStep:
             raise ArgumentTypeError(f"compute must be callable, got {compute!r}")
         if not callable(getattr(optimizer, "step", None)):
             raise ArgumentTypeError(f"optimizer must have step, as torch's, got {type(optimizer).__name__}")
+        check_optimizes(optimizer, model)
         if names is not None and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
             raise ArgumentTypeError(f"names must be a list of names of attributes, or None, got {names!r}")
         if warm_up < 1:
@@ -194,6 +195,26 @@ class GraphedStep:
 
     def _steps_inside(self) -> bool:
         return steps_on_gpu(self.optimizer)
+
+
+def check_optimizes(optimizer: Any, model: torch.nn.Module) -> None:
+    """Check that steps of an optimizer change a model.
+
+    Args:
+        optimizer: With `param_groups`, as torch's; others are not looked into.
+        model: The model. One without parameters that learn asks for nothing.
+
+    Raises:
+        ArgumentError: the optimizer holds none of the model's parameters that learn.
+    """
+    groups = getattr(optimizer, "param_groups", None)
+    learning = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if groups is None or not learning:
+        return
+    held = [parameter for group in groups for parameter in group["params"]]
+    if not any(id(parameter) in learning for parameter in held):
+        raise ArgumentError(f"optimizer must hold parameters of model, got {type(optimizer).__name__} of {len(held)} "
+                            "others: make it of model.parameters()")  # fmt: skip
 
 
 def steps_on_gpu(optimizer: torch.optim.Optimizer) -> bool:

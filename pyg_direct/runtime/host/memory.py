@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
 
 # Share of the free host memory that copies for GPUs may take.
 HOST_SHARE = 0.8
@@ -200,26 +200,54 @@ def _used_bytes(group: Path) -> int:
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# A number up to here may be one of percent or gigabytes; a row of 25 floats has as many bytes.
+_FEW_BYTES = 100
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
 _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*")
 
 
-def parse_size(size: int | str, whole: int | None = None, name: str = "device_cache_size") -> int:
+def check_size(size: int | str, name: str = "device_cache_size", *, most: float = 100) -> None:
+    """Check the size of a cache as a caller gives it, and warn about a number that hardly means bytes.
+
+    Args:
+        size: What `parse_size` reads, a share included.
+        name: The argument.
+        most: Percent that a share may be.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    num_bytes = parse_size(size, 0, name, most=most)
+    if not isinstance(size, str) and 0 < num_bytes <= _FEW_BYTES:
+        warn(f"{name}={num_bytes} means {num_bytes} bytes, fewer than most rows have: write '{num_bytes}%' for a "
+             f"share, '{num_bytes}MB' or '{num_bytes}GB' for that much memory, or '{num_bytes}B' for bytes",
+             LoaderWarning)  # fmt: skip
+
+
+def parse_size(size: int | str, whole: int | None = None, name: str = "device_cache_size", *,
+               most: float = 100) -> int:  # fmt: skip
     """Return the bytes meant by 1000, `"200M"`, `"0.9G"`, `"3GB"` or, given the `whole` in bytes, `"20%"`.
+
+    Args:
+        size: Bytes, or words for them.
+        whole: What a share is a share of, in bytes; None where no share may be given.
+        name: The argument.
+        most: Percent that a share may be.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     if isinstance(size, bool) or not isinstance(size, (int, np.integer, str)):
-        raise ArgumentTypeError(f"{name} must be a number of bytes or a string such as '200M', got {size!r}")
+        raise ArgumentTypeError(f"{name} must be a number of bytes or a string such as '200M', got {size!r}"
+                                f"{_guess_meant(size, whole)}")  # fmt: skip
     if not isinstance(size, str):
         if size < 0:
             raise ArgumentError(f"{name} must be at least 0, got {size}")
         return int(size)
     share = _SHARE.fullmatch(size)
     if share is not None and whole is not None:
-        if float(share[1]) > 100:
-            raise ArgumentError(f"{name} must be at most 100%, got {size!r}")
+        if float(share[1]) > most:
+            raise ArgumentError(f"{name} must be at most {most:g}%, got {size!r}")
         return int(float(share[1]) / 100 * whole)
     match = _PATTERN.fullmatch(size)
     if match is None:
@@ -228,9 +256,19 @@ def parse_size(size: int | str, whole: int | None = None, name: str = "device_ca
     if whole is not None and size.strip()[-1] in "0123456789." and float(match[1]) > 0:
         # If a percentage is allowed, "20" hardly means 20 bytes.
         number = size.strip()
-        raise ArgumentError(f"{name} must have a unit where it is a string, got {size!r}: write '{number}%', "
+        percent = f"{100 * float(number):g}" if float(number) < 1 else number
+        raise ArgumentError(f"{name} must have a unit where it is a string, got {size!r}: write '{percent}%', "
                             f"'{number}MB' or '{number}B'")  # fmt: skip
     num_bytes = float(match[1]) * _UNITS[match[2].upper()]
     if num_bytes >= 2**63:
         raise ArgumentError(f"{name} must be less than 2^63 bytes, got {size!r}")
     return int(num_bytes)
+
+
+def _guess_meant(size: object, whole: int | None) -> str:
+    """What was probably meant by a fraction or a float, to follow an error."""
+    if isinstance(size, bool) or not isinstance(size, (float, np.floating)) or not math.isfinite(size):
+        return ""
+    if 0 < size <= 1:
+        return "" if whole is None else f": write '{100 * float(size):g}%' for a share"
+    return f": write {int(size)} for bytes" if size > 1 else ""

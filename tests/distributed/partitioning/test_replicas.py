@@ -174,7 +174,8 @@ def test_kept_rows_are_not_fetched(folder, data):
         assert (num_remote, num_kept) == (int(others[1::2].sum()), int(others[::2].sum()))
 
 
-WRONG = [(True, "replicas must have dtype"), (torch.ones(300, dtype=torch.bool), "replicas must have dtype"),
+WRONG = [(True, "replicas must be a number of bytes or a string"), (0.2, "got 0.2: write '20%' for a share"),
+         (torch.ones(300, dtype=torch.bool), "replicas must have dtype"),
          (torch.tensor([0.5]), "replicas must have dtype"), (torch.tensor([300]), r"replicas must lie in [0, 300)"),
          ({"paper": torch.arange(3)}, "replicas must name known node types")]  # fmt: skip
 
@@ -188,7 +189,11 @@ def open_with_copies(rank, folder):
             errors.append(str(error))
     with open_graph(folder, replicas=[0, 1, 2, 3] if rank == 1 else None) as graph:
         rows = graph.run_in_turn(graph.rows.fetch, [Wanted("nodes", torch.arange(300), ["y"])])[0]["y"]
-        return errors, graph.rows.kept_bytes > 0, rows
+        kept = graph.rows.kept_bytes > 0
+    with open_graph(folder, replicas="200%") as graph:
+        # The other part holds about as many rows as this one: all that are listed are kept.
+        assert graph.rows.kept_bytes == 37 * len(choose_replicas(graph.part, 1 << 40)["nodes"]) > 37 * 100
+    return errors, kept, rows
 
 
 def test_processes_choose_copies_of_their_own_and_hear_what_is_wrong(folder, data):

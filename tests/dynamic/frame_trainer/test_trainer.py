@@ -7,9 +7,10 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from torch_geometric.data import Data
 
 from pyg_direct.dynamic import FrameTrainer, stream
-from pyg_direct.dynamic.frame_trainer import run_stateless
+from pyg_direct.dynamic.frame_trainer import run_recurrent, run_stateless
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
@@ -333,3 +334,46 @@ def test_what_a_frame_takes_the_host_is_the_same_in_longer_signals(monkeypatch, 
 
     # Snapshots are weighed if a frame has them, and not all of them in each.
     assert 0 < found[1] <= 1.5 * found[0]
+
+
+class OneOutput(torch.nn.Module):
+    """A model of snapshots, without a state or with the one that it is given."""
+
+    def __init__(self, width: int, takes_state: bool) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(width, 1)
+        self.takes_state = takes_state
+
+    def forward(self, x, edge_index, edge_weight, *state):
+        y_hat = self.layer(x).view(-1)
+        return y_hat if self.takes_state else (y_hat, None)
+
+
+@pytest.mark.parametrize(
+    ("step", "takes_state", "words"),
+    [(run_recurrent, True, r"step must return \(y_hat, state\), got a Tensor: .* give step=run_stateless"),
+     (run_stateless, False, "model must return y_hat alone .*, got a tuple of 2: .* give step=run_recurrent")],
+)  # fmt: skip
+@pytest.mark.parametrize("num_nodes", [2, NODES])
+def test_a_model_with_other_outputs_is_told_which_step_to_take(step, takes_state, words, num_nodes):
+    # A tensor of two rows would be taken apart into the two outputs.
+    signal = [Data(x=torch.rand(num_nodes, 3), y=torch.rand(num_nodes), edge_index=torch.tensor([[0, 1], [1, 0]]),
+                   edge_attr=torch.ones(2)) for _ in range(4)]  # fmt: skip
+    model = OneOutput(3, takes_state)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    right = run_stateless if step is run_recurrent else run_recurrent
+
+    with pytest.raises(ArgumentTypeError, match=words):
+        FrameTrainer(model, signal, optimizer, window=2, step=step, device="cpu").train_epoch()
+
+    assert FrameTrainer(model, signal, optimizer, window=2, step=right, device="cpu").train_epoch() > 0
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model, other = MODELS["TGCN"](), MODELS["TGCN"]()
+
+    with pytest.raises(ArgumentError, match=r"optimizer must hold parameters of model, got SGD of .* others"):
+        FrameTrainer(model, make_signal(), torch.optim.SGD(other.parameters(), lr=0.1), window=3, device="cpu")
+
+    some = [next(model.parameters()), *other.parameters()]
+    FrameTrainer(model, make_signal(), torch.optim.SGD(some, lr=0.1), window=3, device="cpu")

@@ -70,7 +70,7 @@ def test_only_rows_that_are_in_no_memory_come_from_disk(device, tmp_path, caches
 
 def test_the_hottest_rows_are_in_memory(device, tmp_path):
     topo = CSRTopo(torch.tensor([[7, 7, 7, 3, 3, 5], [0, 1, 2, 0, 1, 0]]), num_nodes=40)
-    feature = Feature(device=device, csr_topo=topo, host_cache_size=3 * 20)
+    feature = Feature(device=device, csr_topo=topo, host_cache_size="60B")
     feature.from_file(save_rows(tmp_path / "rows.npy", make_rows()))
 
     read(feature, [3, 5, 7], device)

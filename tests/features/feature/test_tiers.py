@@ -50,7 +50,7 @@ def test_the_table_becomes_a_view_of_the_placed_rows(placement):
 def test_one_read_takes_hot_rows_from_the_gpu_and_the_others_from_the_host(placement):
     table = make_table()
     expected = table.clone()
-    feature = Feature(csr_topo=CSRTopo(LISTS, num_nodes=40), device_cache_size=3 * 32, placement=placement)
+    feature = Feature(csr_topo=CSRTopo(LISTS, num_nodes=40), device_cache_size="96B", placement=placement)
     feature.from_cpu_tensor(table)
     # The host's copies of hot rows are not read.
     table.zero_()

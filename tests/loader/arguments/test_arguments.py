@@ -1,6 +1,7 @@
 """What is wrong with an argument is said when the object is made: which argument, what it must be, what it is."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import ZipLoader
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
+import pyg_direct
 from pyg_direct import (
     CSRTopo,
     DeviceConfig,
@@ -23,7 +25,9 @@ from pyg_direct import (
     to_edge_index,
     to_unified,
 )
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, PygDirectError
+from pyg_direct.datasets import synthetic_graph
+from pyg_direct.distributed import DistGraph
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, PygDirectError
 from pyg_direct.loader import (
     HGTLoader,
     LinkLoader,
@@ -256,3 +260,82 @@ def test_no_seeds_of_any_type_are_an_empty_epoch_as_in_pyg(dtype):
 def test_a_mask_without_a_node_is_a_mask_all_the_same():
     with pytest.raises(ArgumentError, match=r"input_nodes must have shape \[4\] as a mask, got \[0\]"):
         make_neighbor(input_nodes=torch.empty(0, dtype=torch.bool))
+
+
+# Each with arguments that a graph would be right with.
+LOADERS = {
+    "NeighborLoader": lambda data: NeighborLoader(data, [2], device="cpu"),
+    "LinkNeighborLoader": lambda data: LinkNeighborLoader(data, [2], device="cpu"),
+    "HGTLoader": lambda data: HGTLoader(data, [2], "a", device="cpu"),
+    "ShaDowKHopSampler": lambda data: ShaDowKHopSampler(data, 2, 2, device="cpu"),
+    "SubGraphLoader": lambda data: pyg_direct.SubGraphLoader(data, [2], device="cpu"),
+    "RandomNodeLoader": lambda data: pyg_direct.RandomNodeLoader(data, 2, device="cpu"),
+    "ClusterData": lambda data: pyg_direct.ClusterData(data, 2),
+    "GraphSAINTNodeSampler": lambda data: pyg_direct.GraphSAINTNodeSampler(data, 2, device="cpu"),
+    "PPRLoader": lambda data: pyg_direct.PPRLoader(data, 2, device="cpu"),
+    "inference_loader": lambda data: pyg_direct.inference_loader(data, device="cpu"),
+}
+# In place of a graph, and what to do about it.
+OTHERS = {
+    "list": (lambda: [plain()], r"got list of 1: give one of its graphs, such as data\[0\]; .* take DataLoader"),
+    "list of two": (lambda: [plain(), plain()], r"got list of 2: give one of its graphs"),
+    "tuple of two": (lambda: (plain(), plain()), r"got tuple of 2: give one of its graphs"),
+    "tuple of three": (lambda: (plain(), plain(), plain()), r"got tuple of 3: give one of its graphs"),
+    "typed": (lambda: [typed(), typed()], r"got list of 2: give one of its graphs"),
+    "parts": (lambda: object.__new__(DistGraph), "got DistGraph: a graph in parts is for DistNeighborLoader"),
+    "data set": (lambda: synthetic_graph("products", scale=1e-5), r"got NodeDataset: give its to_data\(\)"),
+    "store": (lambda: FeatureStore("cpu"), r"got FeatureStore: give \(store, Data\(edge_index=..., num_nodes=...\)\)"),
+    "edges": (lambda: EDGES, r"got Tensor: give Data\(edge_index=..., num_nodes=...\)"),
+    "path": (lambda: "graph.pt", "got str: load the graph first"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("loader", LOADERS)
+def test_what_is_no_graph_is_told_with_what_to_give(loader, other):
+    make, words = OTHERS[other]
+
+    with pytest.raises((ArgumentTypeError, NotImplementedError), match=rf"data must be .*, {words}"):
+        LOADERS[loader](make())
+
+
+def test_two_stores_may_both_be_graphs_of_pyg():
+    rows, both = HeteroData(), typed()
+    rows["a"].x = torch.rand(4, 2)
+
+    for data in ((rows, both), (both, both)):
+        batch = next(iter(NeighborLoader(data, [2], ("a", torch.arange(2)), device="cpu")))
+        assert torch.equal(batch["a"].x, data[0]["a"].x[batch["a"].n_id])
+
+
+@pytest.mark.parametrize(("make", "name"), [
+    (lambda size: make_neighbor(feature_cache=size), "feature_cache"),
+    (lambda size: make_neighbor(topology_cache=size), "topology_cache"),
+    (lambda size: make_link(feature_cache=size), "feature_cache"),
+    (lambda size: Feature(device_cache_size=size, device="cpu"), "device_cache_size"),
+    (lambda size: Feature(host_cache_size=size, device="cpu"), "host_cache_size"),
+    (lambda size: FeatureStore("cpu", device_cache_size=size), "device_cache_size"),
+    (lambda size: NeighborSampler(plain(), [2], device="cpu", topology_cache=size), "topology_cache"),
+    (lambda size: CSRTopo(EDGES, num_nodes=4).place("cpu", "cpu", topology_cache=size), "topology_cache"),
+])  # fmt: skip
+def test_sizes_of_caches_say_what_was_meant(make, name):
+    with pytest.warns(LoaderWarning, match=f"{name}=20 means 20 bytes.* write '20%' for a share, '20MB' or '20GB'"):
+        make(20)
+    with pytest.raises(ArgumentTypeError, match=rf"{name} must be .*, got 0\.2: write '20%' for a share"):
+        make(0.2)
+    with pytest.raises(ArgumentError, match=f"{name} must have a unit .*, got '0.2': write '20%', '0.2MB'"):
+        make("0.2")
+
+
+def test_installed_loaders_say_what_was_meant():
+    try:
+        with pytest.warns(LoaderWarning, match="feature_cache=20 means 20 bytes"):
+            pyg_direct.install(device="cpu", feature_cache=20)
+    finally:
+        pyg_direct.uninstall()
+
+
+def test_a_small_graph_asks_for_no_bytes_of_its_own():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        next(iter(make_neighbor(feature_cache="20%")))

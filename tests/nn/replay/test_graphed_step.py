@@ -270,6 +270,17 @@ def test_gradients_of_parameters_without_an_optimizer_are_of_the_graph_too(graph
     assert first.grad is None
 
 
+def test_an_optimizer_of_another_model_is_refused(graph):
+    model, other = make_model(graph, "cpu"), make_model(graph, "cpu")
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+
+    with pytest.raises(ArgumentError, match=r"optimizer must hold parameters of model, got SGD of .* others: make it"):
+        GraphedStep(model, make_compute(model), optimizer)
+
+    # One of which nothing learns asks for nothing.
+    GraphedStep(model.requires_grad_(False), make_compute(model), optimizer)
+
+
 def test_an_optimizer_with_a_learning_rate_of_the_host_steps_outside(graph):
     model = make_model(graph, "cpu")
     adam = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), capturable=True)

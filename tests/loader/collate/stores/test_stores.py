@@ -420,3 +420,42 @@ def test_the_wrong_one_of_a_pair_is_named():
         NeighborLoader((torch.rand(50, 8), graph), [5], device="cpu")
     with pytest.raises(ArgumentTypeError, match="got tuple of 3"):
         NeighborLoader((1, 2, 3), [5], device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("x", r"got 'x' of \[\(None, 'x'\)\]; rows of a graph without types are store\[None, 'x', None\]"),
+     ("paper", r"got 'paper'"), (("paper", "x"), r"got \('paper', 'x'\)"), ((None, "y"), r"got \(None, 'y'\)"),
+     (("x", None), r"got \('x', None\) .*store\[None, 'x', None\]"), (("paper", "x", None), "key must begin with")],
+)  # fmt: skip
+def test_a_key_that_names_nothing_is_told(key, words):
+    store = FeatureStore("cpu")
+    store[None, "x", None] = torch.rand(3, 2)
+
+    with pytest.raises(KeyError, match=words):
+        store[key]
+
+
+def test_a_store_without_tables_gives_no_view_of_them():
+    with pytest.raises(KeyError, match=r"got 'x' of \[\]; rows .* are store\[None, 'x', None\]"):
+        FeatureStore("cpu")["x"]
+
+
+def test_views_of_what_is_there_are_as_in_pyg():
+    store, rows = FeatureStore("cpu"), torch.rand(3, 2)
+    store["paper", "x"] = rows
+
+    assert torch.equal(store["paper"].x(), rows)
+    assert torch.equal(store["paper"]["x"](), rows)
+    assert torch.equal(store["paper", "x"](), rows)
+    assert torch.equal(store["paper", "x", None], rows)
+
+
+@pytest.mark.parametrize("key", ["x", ("x",)])
+def test_a_table_is_not_put_without_its_name(key):
+    store = FeatureStore("cpu")
+
+    with pytest.raises(ArgumentError, match=r"key must be \(group, name, None\), .*: .* by store\[None, 'x', None\] ="):
+        store[key] = torch.rand(3, 2)
+
+    assert store.get_all_tensor_attrs() == []

@@ -10,11 +10,17 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
-from pyg_direct.distributed.partitioning import command
+from pyg_direct.distributed.partitioning import partition_graph as partition_module
 from pyg_direct.distributed.partitioning.builder import Builder
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.errors import PartitionError
 from tests.distributed.partitions import EDGES, NODES, collect_rows, list_rows
+
+
+@pytest.fixture
+def edges():
+    """Ends of random edges, `[2, EDGES]`."""
+    return np.random.default_rng(0).integers(0, NODES, (2, EDGES))
 
 
 def test_command(tmp_path, edges):
@@ -94,7 +100,7 @@ def test_a_partition_that_cannot_be_written_is_a_failure(tmp_path, edges, monkey
     def refuse(*args, **kwargs):
         raise PartitionError("the disk is full")
 
-    monkeypatch.setattr(command, "partition_graph", refuse)
+    monkeypatch.setattr(partition_module, "partition_graph", refuse)
 
     result = CliRunner().invoke(app, ["partition", str(tmp_path / "p"), "--edges", "edges.npy", "--num-parts", "2"])
 
@@ -127,7 +133,7 @@ def test_a_parquet_file_that_is_damaged_further_on_is_named(tmp_path):
         "partition", str(tmp_path / "p"), "--edges", str(tmp_path / "edges.parquet"), "--num-parts", "2"])  # fmt: skip
 
     assert result.exit_code == 2
-    assert f"edges must be a whole parquet file, got '{tmp_path / 'edges.parquet'}', which says: " in result.stderr
+    assert f"--edges must be a whole parquet file, got '{tmp_path / 'edges.parquet'}', which says: " in result.stderr
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path, edges, monkeypatch):

@@ -1,0 +1,204 @@
+"""Compilation ahead of use, in several processes: CPU loops by small programs, GPU kernels by their declarations."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import pkgutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import pyg_direct.kernels
+from pyg_direct.bench.small_programs import run_case
+from pyg_direct.cli.cache import Kind, list_kept
+from pyg_direct.compiler.code_cache import find_shipped
+from pyg_direct.compiler.jit import GPU_KERNELS, GpuKernel
+from pyg_direct.compiler.targets import nearest_target
+from pyg_direct.errors import DeviceError
+from pyg_direct.progress import Bar
+from pyg_direct.runtime.cuda.device import abilities
+from pyg_direct.runtime.cuda.launch import load_function
+from pyg_direct.runtime.host.memory import count_cores
+
+# Bytes that must be free: a file of compiled code is shorter.
+_LEAST_ROOM = 1 << 20
+
+
+class Outcome(NamedTuple):
+    """What was compiled, and what is kept now.
+
+    Attributes:
+        compiled: Files of compiled code that were added.
+        kept, kept_bytes: Files of this version on the disk, and their size.
+        seconds: By the clock.
+        notes: Remarks, a sentence each.
+        failed: What could not be compiled and why, a sentence each.
+    """
+
+    compiled: int
+    kept: int
+    kept_bytes: int
+    seconds: float
+    notes: list[str]
+    failed: list[str]
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a folder can keep more, and make it if it is not there.
+
+    Raises:
+        OSError: there is no room, or no right to write there; the error names the folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_LEAST_ROOM))
+    except OSError as error:
+        error.filename = str(folder)
+        raise
+
+
+def compile_ahead(cases: Sequence[str], capabilities: Iterable[tuple[int, int]] | None, *, on_gpu: bool,
+                  jobs: int | None = None) -> Outcome:  # fmt: skip
+    """Compile loops and kernels, and keep them in the cache of compiled code.
+
+    Args:
+        cases: Of `small_programs.CASES`, for the CPU.
+        capabilities: Compute capabilities of GPUs; None or none for those of this machine.
+        on_gpu: Whether kernels of GPUs are compiled.
+        jobs: Processes; None for one a core.
+    """
+    begin, before = time.monotonic(), _weigh()
+    notes, failed, targets = [], [], []
+    if on_gpu:
+        targets, remarks, refused = _find_targets(capabilities)
+        notes += remarks
+        failed += refused
+    kernels = _list_missing(targets) if targets else []
+    if targets and not kernels:
+        notes.append("the wheel holds the kernels of these GPUs: there is nothing to compile for them")
+    work: dict[str, Callable[[], None]] = {f"CPU loops, {name}": partial(run_case, name) for name in cases}
+    work |= {f"GPU kernel, {GPU_KERNELS[number].name}": partial(_compile_kernel, number, targets)
+             for number in kernels}  # fmt: skip
+    with Bar(len(work), "compiling ahead", "part") as bar:
+        for name, error in _run(work, jobs or count_cores()):
+            if error is not None:
+                failed.append(f"{name}: {str(error) or type(error).__name__}")
+            bar.update(1)
+    if on_gpu and not capabilities:
+        failed += _load_all()
+    count, num_bytes = _weigh()
+    # A driver keeps what it makes of PTX elsewhere.
+    return Outcome(max(0, count - before[0]), count, num_bytes, round(time.monotonic() - begin, 1), notes, failed)
+
+
+def _weigh() -> tuple[int, int]:
+    """Number and bytes of compiled files of this version."""
+    entries = [entry for entry in list_kept() if entry.kind is Kind.kernels]
+    files = [file for entry in entries for file in entry.path.rglob("*") if file.suffix in (".nbc", ".ptx")]
+    return len(files), sum(file.stat().st_size for file in files)
+
+
+def _find_targets(capabilities: Iterable[tuple[int, int]] | None) -> tuple[list[tuple[int, int]], list[str], list[str]]:
+    """The architectures to compile for, remarks, and capabilities for which there is none."""
+    given, failed, targets = list(capabilities or ()), [], set()
+    if not given and torch.cuda.is_available():
+        given = [abilities(index).compute_capability for index in range(torch.cuda.device_count())]
+    if not given:
+        return [], ["no kernels of GPUs: there is no GPU here; --arch 9.0 compiles for one that is elsewhere"], []
+    for capability in given:
+        try:
+            targets.add(nearest_target(capability))
+        except DeviceError as error:
+            failed.append(str(error).replace("device", "--arch", 1))
+    return sorted(targets), [], failed
+
+
+def _import_kernels() -> None:
+    """Have all kernels declare themselves."""
+    for module in pkgutil.walk_packages(pyg_direct.kernels.__path__, "pyg_direct.kernels."):
+        importlib.import_module(module.name)
+
+
+def _list_missing(targets: Sequence[tuple[int, int]]) -> list[int]:
+    """Numbers of the kernels that the wheel does not hold for all of these architectures."""
+    _import_kernels()
+
+    def is_shipped(kernel: GpuKernel) -> bool:
+        return all(find_shipped(kernel.file_name(target, choice)) is not None
+                   for target in targets for choice in kernel.specialisations())  # fmt: skip
+
+    return [number for number, kernel in enumerate(GPU_KERNELS) if not is_shipped(kernel)]
+
+
+def _compile_kernel(number: int, targets: Sequence[tuple[int, int]]) -> None:
+    """Compile all specialisations of a kernel."""
+    _import_kernels()
+    kernel = GPU_KERNELS[number]
+    for choice in kernel.specialisations():
+        kernel.compile_all(targets, choice)
+
+
+def _load_all() -> list[str]:
+    """Have the drivers of this machine's GPUs make machine code of all kernels, which they keep; what failed."""
+    failed = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        for kernel in GPU_KERNELS:
+            for choice in kernel.specialisations():
+                try:
+                    load_function(kernel.compile(abilities(index).compute_capability, choice), index)
+                except (RuntimeError, ImportError) as error:
+                    failed.append(f"GPU kernel, {kernel.name}, on GPU {index}: {error}")
+    return failed
+
+
+def _run(work: dict[str, Callable[[], None]], jobs: int) -> Iterator[tuple[str, Exception | None]]:
+    """Run all in so many processes; the name of each as it ends, and what it raised."""
+    if min(jobs, len(work)) <= 1:
+        for name, call in work.items():
+            yield name, _try(call)
+        return
+    with _one_thread_each():
+        # What is forked has no threads of CPU loops.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(jobs, len(work)), mp_context=context) as pool:
+            running = {pool.submit(_try, call): name for name, call in work.items()}
+            for done in as_completed(running):
+                yield running[done], done.exception() or done.result()  # type: ignore[misc]
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Let processes that are started have one thread of torch's, as they share the cores."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _try(call: Callable[[], None]) -> Exception | None:
+    """What a call raised."""
+    try:
+        with warnings.catch_warnings():
+            # Of small graphs, to a program that nobody wrote.
+            warnings.simplefilter("ignore")
+            call()
+    except Exception as error:
+        # Others may not come through a pipe.
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return None
