@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pyg_direct.errors import needs_extra
+from pyg_direct.object_text import one_line, show_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,6 +95,12 @@ class LaneSpans:
             self._origin = Origin.record(torch.cuda.current_stream(device))
         else:
             self._origin = Origin(None, perf_counter_ns())
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        # The table of `print` waits for the GPU.
+        yield show_count(self.count, "span")
+        yield str(self._device)
 
     def _mark(self, on_gpu: bool) -> Any:
         if not on_gpu:

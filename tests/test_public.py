@@ -31,9 +31,16 @@ def test_nothing_else_is_public():
     assert names == set(NAMES)
 
 
-def test_a_name_that_is_not_there_is_named():
-    with pytest.raises(AttributeError, match="no attribute 'NeighbourLoader'"):
-        pyg_direct.NeighbourLoader  # noqa: B018
+@pytest.mark.parametrize(("name", "meant"), [
+    ("NeighbourLoader", "; did you mean NeighborLoader or LinkNeighborLoader?"),
+    ("neighborloader", "; did you mean NeighborLoader or LinkNeighborLoader?"), ("Acelerate", "; did you mean accelerate?"),
+    ("dataset", "; did you mean datasets?"), ("frobnicate", ""), ("__wrapped__", ""),
+])  # fmt: skip
+def test_a_name_that_is_not_there_is_told_with_those_spelt_like_it(name, meant):
+    with pytest.raises(AttributeError) as caught:
+        getattr(pyg_direct, name)
+
+    assert str(caught.value) == f"module 'pyg_direct' has no attribute {name!r}{meant}"
 
 
 @pytest.mark.parametrize("name", NAMES)

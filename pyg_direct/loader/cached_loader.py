@@ -11,7 +11,8 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader import CachedLoader as PygCachedLoader
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.loader.prefetch_loader import check_loader
+from pyg_direct.loader.prefetch_loader import check_loader, show_loader
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.typing import Device
 
@@ -61,6 +62,13 @@ class CachedLoader(PygCachedLoader):  # type: ignore[misc]
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
         return len(self.loader)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_loader(self.loader)
+        if self.device is not None:
+            yield str(self.device)
+        yield f"{show_count(len(self._cache), 'batch', 'batches')} kept"
 
 
 def _move(value: Any, device: torch.device) -> Any:

@@ -164,6 +164,8 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
         self._open_induced(cluster_data.data, len(self._begins) - 1, 1, device, placement, topology_placement,
                            feature_cache, store_dtype, seed, prefetch, ranks, uneven, kwargs)  # fmt: skip
 
+    _item = ("cluster", None)
+
     def _open_types(self, clusters: PygClusterData) -> None:
         """Note the types, and the nodes of all clusters, one after the other.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import Subset
@@ -46,6 +47,9 @@ class DataListLoader(GraphLoader, PygDataListLoader):  # type: ignore[misc]
             dataset = dataset.dataset
         is_in_memory = isinstance(dataset, InMemoryDataset) and dataset.transform is None
         return not is_in_memory and not isinstance(dataset, (list, tuple))
+
+    def _list_options(self) -> Iterator[str]:
+        return iter(())
 
     def _list_places(self) -> tuple[list[str], dict[str, Any]]:
         return [f"graphs: {len(self.dataset)}, as they are"], {}

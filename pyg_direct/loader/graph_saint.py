@@ -6,6 +6,7 @@ Each draws nodes for a batch, which has all edges among them. Norms count how of
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,13 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         if self.sample_coverage > 0:
             self.node_norm, self.edge_norm = self._find_norms()
             self._norms = {"node_norm": self.node_norm, "edge_norm": self.edge_norm}
+
+    _item = ("step", None)
+
+    def _list_parts(self) -> Iterator[str]:
+        for part in super()._list_parts():
+            # A batch of torch's loader is one step.
+            yield f"batch_size={self._batch_size}" if part == "batch_size=1" else part
 
     def _check_data(self, data: Any) -> tuple[int, int]:
         """Check a graph, and return the numbers of nodes and edges.

@@ -179,8 +179,8 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
         topology, place = self._sampler.csr_topo, self._sampler._topology.placement
         return [f"topology: {topology.node_count} nodes, {topology.edge_count} edges, {place}"], {}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(sizes={self.sizes})"
+    def _list_options(self) -> Iterator[str]:
+        yield str(self.sizes)
 
 
 class _Made:

@@ -79,6 +79,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
+    _item = ("link", None)
     _planned: PlannedLinks | None = None
     # Name of the sampler's argument in messages.
     _sampler_name = "link_sampler"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace as replace_fields
 from typing import Any
 
@@ -29,17 +29,17 @@ from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.data import Attributes, summarise
 from pyg_direct.loader.hot_row_ranking import check_ranking, rank_edges, rank_rows
-from pyg_direct.loader.memory_placement import describe, keep_once
+from pyg_direct.loader.memory_placement import Placed, keep_once
 from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seeds, join_windows, open_loader
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.loader.prefetch.processes import Positions, WorkerSampler, number_items
 from pyg_direct.loader.sampler_loader import note_sample, read_positions
 from pyg_direct.nn.sorted_edges import register_hops
+from pyg_direct.object_text import show_fanouts
 from pyg_direct.ops.argument_checks import check_callables, check_fanouts, check_flag, check_ids
 from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.ops.sampling.uniform import check_sampling
-from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
 from pyg_direct.runtime.host.memory import parse_size
 from pyg_direct.sampler.graph_reader import check_graph, count_nodes, read_topology, settle_filter
@@ -330,9 +330,17 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         edges = rank_edges(self, self._placed) if is_first else None
         self._place_attributes(ranking, edges)
         assert self._attributes is not None
-        if self.device.type == "cuda":
-            announce(describe([summarise(topology, self._placed), *self._attributes.summarise()]))
         return self._attributes
+
+    def _summarise_places(self) -> Iterable[Placed] | None:
+        if self._recipe is None:
+            return super()._summarise_places()
+        if self._attributes is None:
+            return None
+        return [summarise(self._plan_topology, self._placed), *self._attributes.summarise()]
+
+    def _list_options(self) -> Iterator[str]:
+        return super()._list_options() if self._recipe is None else iter([show_fanouts(self.num_neighbors)])
 
     def _place_attributes(self, ranking: Any, edges: Any = None) -> None:
         counts = {"node": self._plan_topology.node_count, "edge": self._plan_topology.edge_count}

@@ -94,6 +94,11 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         given.time, given.input_id = (None if own is None else own.cpu() for own in (given.time, given.input_id))
 
     @property
+    def _item(self) -> tuple[str, str | None]:  # type: ignore[override]
+        kind = self.input_data.input_type
+        return ("seed" if kind is None else f"{kind} seed"), None
+
+    @property
     def _sampler(self) -> Any:
         return self.node_sampler
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from pyg_direct.loader.induced_loader import InducedLoader, check_count
 from pyg_direct.loader.node_loader import count_seeds
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.sampler_loader import read_positions
+from pyg_direct.object_text import show_count, show_options
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.sampling.walks import check_walk_length
 from pyg_direct.sampler.graph_reader import count_nodes, read_topology
@@ -89,6 +90,10 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
         self._seeds = _read_seeds(input_nodes, count_nodes(data))
         self._open_induced(data, self._seeds.numel(), 1, device, placement, topology_placement, feature_cache,
                            store_dtype, seed, prefetch, ranks, uneven, kwargs)  # fmt: skip
+
+    def _list_options(self) -> Iterator[str]:
+        yield show_count(self.num_neighbors, "neighbor")
+        yield from show_options(alpha=self.alpha)
 
     def _open_topology(self) -> CSRTopo:
         topology = read_topology(self.data, self.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import check_count
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.loader.typed_induced_loader import TypedInducedLoader
+from pyg_direct.object_text import show_options
 from pyg_direct.sampler.graph_reader import read_topology
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
@@ -54,6 +56,11 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
         self._open_induced(data, self.num_nodes, math.ceil(self.num_nodes / num_parts), device, placement,
                            topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven,
                            kwargs)  # fmt: skip
+
+    _item = ("node", None)
+
+    def _list_options(self) -> Iterator[str]:
+        yield from show_options(num_parts=self.num_parts)
 
     def _open_topology(self) -> CSRTopo:
         self._check_nodes()

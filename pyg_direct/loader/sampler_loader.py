@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,11 @@ from pyg_direct.loader.collate.data import Attributes
 from pyg_direct.loader.collate.hetero_data import HeteroAttributes
 from pyg_direct.loader.collate.stores import StoreAttributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw, rank_sampled
+from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, HOST_ROOM, GrowingTogether, SharedRows, Together, Work
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.nn.sorted_edges import register_batch
+from pyg_direct.object_text import show_fanouts
 from pyg_direct.ops.argument_checks import as_ids, check_ids
 from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.runtime.cuda.device import free_bytes
@@ -265,6 +267,14 @@ class GeneralLoader(EpochLoader):
         if out.edge is None:
             del batch._store["e_id"]
         return batch
+
+    def _list_options(self) -> Iterator[str]:
+        # That of HGT has numbers of nodes.
+        fanouts = getattr(self._sampler, "num_neighbors", getattr(self._sampler, "num_samples", None))
+        yield type(self._sampler).__name__ if fanouts is None else show_fanouts(fanouts)
+
+    def _summarise_places(self) -> Iterable[Placed] | None:
+        return None if self._general is None else self._general.summarise()
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         attributes = self._prepare() if self._general is None else self._general

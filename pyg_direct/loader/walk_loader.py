@@ -53,6 +53,7 @@ class WalkLoader(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
 
     transform = None
     transform_sampler_output = None
+    _item = ("node", None)
 
     def __init__(self, walks: Walks, num_nodes: int, *, device: Device = None, seed: int | None = None,
                  prefetch: int = 1, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",

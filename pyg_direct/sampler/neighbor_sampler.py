@@ -6,7 +6,7 @@ sampler has opened of its graph. Links as seeds, and their negatives, are in `li
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace as replace_fields
 from typing import Any
 
@@ -27,6 +27,7 @@ from pyg_direct.errors import ArgumentError, LoaderWarning, warn, warn_unused
 from pyg_direct.graph.placed_topology import PLACES, check_place
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.batch_counters import MAX_HOPS
+from pyg_direct.object_text import one_line, show_fanouts, show_options
 from pyg_direct.ops.argument_checks import check_fanouts, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload_parts
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -577,8 +578,14 @@ class NeighborSampler(OwnSampler):
         other.__dict__.update(self.__dict__)
         return other
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_fanouts(self._num_neighbors)
+        kind = self._subgraph_type.value
+        yield from show_options(subgraph_type=None if kind == "directional" else kind, replace=self.replace,
+                                disjoint=self.disjoint, time_attr=self.time_attr, weight_attr=self.weight_attr,
+                                seed=self.seed)  # fmt: skip
+        yield str(self.device)
 
 
 def _by_type(index: NodeSamplerInput, is_hetero: bool) -> tuple[Any, Any]:
