@@ -1,4 +1,4 @@
-"""Objects in one line, for `repr`, and as tables, for notebooks.
+"""Objects in one line, for `repr`, as tables, for notebooks, and numbers under flat names, for loggers.
 
 A class lists its parts, and `describe` or `one_line` joins them. An object that is not complete, as while its
 constructor fails, has the parts that can be listed: its text is shown by debuggers and errors, and never raises.
@@ -6,12 +6,15 @@ constructor fails, has the parts that can be listed: its text is shown by debugg
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
 # Stands for parts that could not be listed.
 _REST = "..."
+# What keys of metrics do not have.
+_OTHERS = re.compile(r"[^\w.-]+")
 
 
 def describe(owner: object, parts: Iterable[str], places: Iterable[str] = ()) -> str:
@@ -102,6 +105,37 @@ def show_options(**options: Any) -> list[str]:
     """Return options as `name=value`, without those that are None, False or empty."""
     shown = {name: value for name, value in options.items() if value is not None and value is not False}
     return [f"{name}={value!r}" for name, value in shown.items() if not (hasattr(value, "__len__") and not len(value))]
+
+
+def flatten(numbers: Mapping[str, Any], above: str = "") -> dict[str, int | float]:
+    """Return nested numbers under one key each, as loggers of metrics take them.
+
+    Args:
+        numbers: Numbers, or mappings of numbers, by name; None and truth values are left out.
+        above: Key of the mapping itself.
+
+    Returns:
+        Keys are names joined by `/`, of letters, digits, `_`, `.` and `-`.
+    """
+    found: dict[str, int | float] = {}
+    for name, value in numbers.items():
+        key = f"{above}/{_OTHERS.sub('_', name).strip('_')}".lstrip("/")
+        if isinstance(value, Mapping):
+            found |= flatten(value, key)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[key] = value
+    return found
+
+
+def show_parts(owner: object, parts: Iterable[str], places: Iterable[str] = ()) -> str:
+    """Return an object as HTML, which notebooks show: a row for each part.
+
+    Args:
+        owner: The object, named by its class.
+        parts: Text of each part, as of `describe`.
+        places: Text of where its memory lies.
+    """
+    return show_table(type(owner).__name__, [[part] for part in (*_collect(parts), *_collect(places))])
 
 
 def show_table(title: str, rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:

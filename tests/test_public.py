@@ -67,14 +67,14 @@ def test_every_extra_is_told_in_the_readme():
     assert sorted(told) == sorted(extras)
 
 
-# `import pyg_direct` alone enters no room. Every public name and every file, but that of Ray's actors: who has Ray
-# enters it.
+# `import pyg_direct` alone enters no room. Every public name and every file, but those of Ray's actors and of
+# Lightning's callback, which are for programs that have these packages.
 EVERYTHING = """
 import importlib, pkgutil
 import pyg_direct
 from pyg_direct import *
 for module in pkgutil.walk_packages(pyg_direct.__path__, "pyg_direct."):
-    if module.name != "pyg_direct.distributed.server.ray_servers":
+    if module.name not in ("pyg_direct.distributed.server.ray_servers", "pyg_direct.loader.lightning"):
         importlib.import_module(module.name)
 assert NeighborLoader is pyg_direct.loader.neighbor_loader.NeighborLoader
 """

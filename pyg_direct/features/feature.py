@@ -35,7 +35,7 @@ from pyg_direct.features.tier_report import Report, TierReport
 from pyg_direct.features.tiers.choice import open_file
 from pyg_direct.features.tiers.disk import DiskTier
 from pyg_direct.features.tiers.sharded import ShardedTier, open_exchange, range_of
-from pyg_direct.object_text import one_line, show_place
+from pyg_direct.object_text import describe, show_parts, show_place
 from pyg_direct.ops.argument_checks import as_ids, check_ids, checks_keywords
 from pyg_direct.ops.local_ids.bitmap import locate_ids
 from pyg_direct.ops.rows.gather import Directory, gather_rows
@@ -794,8 +794,13 @@ class Feature:
         stored = self.stored
         return 0.0 if stored is None else stored.count_hot(stored.num_read) / max(1, stored.num_read)
 
-    @one_line
-    def __repr__(self) -> Iterator[str]:
+    def __repr__(self) -> str:
+        return describe(self, self._list_parts())
+
+    def _repr_html_(self) -> str:
+        return show_parts(self, self._list_parts())
+
+    def _list_parts(self) -> Iterator[str]:
         if self._shape is None:
             yield from ("empty", str(self.device))
             return

@@ -30,12 +30,12 @@ from pyg_direct.loader.batch_sampler import (
 )
 from pyg_direct.loader.collate.attributes import find_learned, has_learned
 from pyg_direct.loader.collate.stale_rows import FreshRows, are_current, were_written
-from pyg_direct.loader.memory_placement import Placed
+from pyg_direct.loader.memory_placement import Placed, describe as describe_places
 from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.prefetch.cpu_threads import Background
 from pyg_direct.loader.prefetch.gpu_streams import Pipeline, take_memory
 from pyg_direct.loader.profiler import EpochRecord, Stages
-from pyg_direct.object_text import describe, show_count, show_options
+from pyg_direct.object_text import describe, show_count, show_options, show_parts
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -479,6 +479,9 @@ class EpochLoader(ReportedLoader):
     def __repr__(self) -> str:
         return describe(self, self._list_parts(), self._list_placed())
 
+    def _repr_html_(self) -> str:
+        return show_parts(self, self._list_parts(), self._list_placed())
+
     def _list_parts(self) -> Iterator[str]:
         """List what batches are made of, how many there are, and their device, for `repr`."""
         yield show_count(len(self.dataset), *self._item)
@@ -507,7 +510,7 @@ class EpochLoader(ReportedLoader):
 
     def _announce_places(self) -> None:
         """Log where topology and rows lie, once for equal lines."""
-        line = ", ".join(map(str, self._summarise_places() or ()))
+        line = describe_places(self._summarise_places() or ())
         if line:
             announce(line)
 
