@@ -220,6 +220,7 @@ def open_picture(path: str | os.PathLike[str] | None, rows: int = 1, columns: in
         ModuleNotFoundError: matplotlib is not installed.
     """
     with needs_extra("a picture", "bench"):
+        import matplotlib  # noqa: F401
         from matplotlib.figure import Figure
 
     # Not by pyplot, which would keep the figure, and choose how a program's own figures are shown.
