@@ -74,7 +74,12 @@ def test_sizes_and_places():
 
 
 def test_numbers_get_flat_names():
-    numbers = {"a b": {"GPU memory (hot)": 3, "none": None, "is": True}, "seconds": {"p50": math.pi}, "text": "x", "n": 1}
+    numbers = {
+        "a b": {"GPU memory (hot)": 3, "none": None, "is": True},
+        "seconds": {"p50": math.pi},
+        "text": "x",
+        "n": 1,
+    }
 
     assert flatten(numbers) == {"a_b/GPU_memory_hot": 3, "seconds/p50": math.pi, "n": 1}
 

@@ -105,7 +105,7 @@ _TIER_LINE = "{:<{width}}{:<24} {:>14} {:>10} {:>16} {:>8} {:>10}"
 
 def tabulate_tiers(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
     """Cells of the tiers of several features, by name, in the columns of `TIER_HEADS`."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for name, report in reports.items():
         for tier in report.tiers:
             held = name, tier.name, f"{tier.num_rows:,}", show_bytes(tier.num_rows * report.row_bytes)

@@ -262,8 +262,9 @@ def read_spans(batches: Sequence[BatchTimes]) -> list[Span]:
 class _All:
     """What is recorded of loaders that nobody asked: times of so many batches (None for none), and which ones do."""
 
-    last: int | None = None
-    loaders: WeakSet[ReportedLoader] = WeakSet()
+    def __init__(self) -> None:
+        self.last: int | None = None
+        self.loaders: WeakSet[ReportedLoader] = WeakSet()
 
 
 _ALL = _All()

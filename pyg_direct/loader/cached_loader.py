@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,7 +33,9 @@ class CachedLoader(PygCachedLoader):  # type: ignore[misc]
         ArgumentError, DeviceError: `device` is no device, or a GPU that does not exist.
     """
 
-    def __init__(self, loader: Any, device: Device = None, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self, loader: Iterable[Any], device: Device = None, transform: Callable[[Any], Any] | None = None
+    ) -> None:
         check_loader(loader)
         if transform is not None and not callable(transform):
             raise ArgumentTypeError(f"transform must be callable or None, got {type(transform).__name__}")

@@ -71,7 +71,7 @@ class GraphLoader(EpochLoader):
     _joins_late = False
 
     def _open(self, dataset: Any, batch_size: int | None, shuffle: bool, device: Device, placement: str,
-              seed: int | None, prefetch: int | None, ranks: Any, uneven: str, kwargs: dict[str, Any]
+              seed: int | None, prefetch: int | None, ranks: Any, uneven: str, kwargs: Mapping[str, Any]
               ) -> dict[str, Any]:  # fmt: skip
         """Check the arguments and read the data set; returns the arguments of torch's loader.
 

@@ -64,7 +64,7 @@ class InducedLoader(EpochLoader):
     def _open_induced(self, data: Any, num_items: int, batch_size: int, device: Device, placement: str,
                       topology_placement: str | None, feature_cache: int | str | None,
                       store_dtype: torch.dtype | None, seed: int | None, prefetch: int, ranks: Any, uneven: str,
-                      kwargs: dict[str, Any]) -> None:  # fmt: skip
+                      kwargs: Mapping[str, Any]) -> None:  # fmt: skip
         """Check the arguments and open torch's loader over `num_items` items."""
         self._check_pyg_hooks()
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch, ranks, uneven)

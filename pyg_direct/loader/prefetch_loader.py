@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class PrefetchLoader(PygPrefetchLoader):  # type: ignore[misc]
         NotImplementedError: `device` is neither a CPU nor a CUDA device.
     """
 
-    def __init__(self, loader: Any, device: Device = None) -> None:
+    def __init__(self, loader: Iterable[Any], device: Device = None) -> None:
         check_loader(loader)
         target = read_device(device)
         # PyG warns without a GPU, and uses the CPU.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.memory import available_bytes
 from pyg_direct.runtime.host.threads import one_thread
+from pyg_direct.sampler.argument_types import Ids
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, is_own
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.random_key import EpochKey
@@ -48,6 +49,10 @@ class GeneralLoader(EpochLoader):
     _sampled_topology: Any = None
     # True if this loader made its sampler, for the given graph.
     _made_sampler = False
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Data | HeteroData]: ...
 
     @property
     def _sampler(self) -> Any:
@@ -166,7 +171,7 @@ class GeneralLoader(EpochLoader):
             note_memory(batch, [*memory, *(sample.out.metadata or ())])
         return batch
 
-    def __call__(self, index: Any) -> Any:
+    def __call__(self, index: Ids) -> Data | HeteroData:
         """Make the batch around the seeds at these positions; each call makes new draws."""
         with glance_only():
             self._prepare()

@@ -32,6 +32,7 @@ from pyg_direct.ops.argument_checks import check_fanouts, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload_parts
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.sampler.argument_types import FanoutsOf, Graph, Subgraph
 from pyg_direct.sampler.graph_reader import Parts, read_parts, read_topology
 from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output, to_output
 from pyg_direct.sampler.link_seeds import (
@@ -200,11 +201,11 @@ class NeighborSampler(OwnSampler):
         NotImplementedError: combinations that PyG does not support either: times backward, weights of stores.
     """
 
-    def __init__(self, data: Any, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,
-                 disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
-                 weight_attr: str | None = None, is_sorted: bool = False, share_memory: bool = False,
-                 directed: bool = True, sample_direction: str = "forward", *, device: Device = None,
-                 placement: str = "auto", seed: int | None = None, time_comparison: str = "<=",
+    def __init__(self, data: Graph, num_neighbors: FanoutsOf, subgraph_type: Subgraph = "directional",
+                 replace: bool = False, disjoint: bool = False, temporal_strategy: str = "uniform",
+                 time_attr: str | None = None, weight_attr: str | None = None, is_sorted: bool = False,
+                 share_memory: bool = False, directed: bool = True, sample_direction: str = "forward", *,
+                 device: Device = None, placement: str = "auto", seed: int | None = None, time_comparison: str = "<=",
                  time_window: int | None = None, strict_negatives: bool = False,
                  exclude_target_edges: bool | str = False, topology_cache: int | str | None = None,
                  rev_edge_type: EdgeType | None = None) -> None:  # fmt: skip

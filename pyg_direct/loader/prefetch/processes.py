@@ -44,6 +44,7 @@ from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.plan_factory import Plan, open_plan
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Recipe, Sample
+from pyg_direct.typing import Device
 
 # Seconds within which waiting processes notice the end of a process.
 _SECONDS = 2.0
@@ -97,8 +98,8 @@ class Producers(ReportedLoader):
             expandable segments, whose memory cannot be sent.
     """
 
-    def __init__(self, loader: Any, devices: Sequence[Any] = ("cpu",), *, device: Any = None, ahead: int = 2,
-                 threads: int | None = None) -> None:  # fmt: skip
+    def __init__(self, loader: EpochLoader, devices: Sequence[Device] = ("cpu",), *, device: Device = None,
+                 ahead: int = 2, threads: int | None = None) -> None:  # fmt: skip
         if not isinstance(loader, EpochLoader):
             raise ArgumentTypeError(f"loader must be one of pyg_direct's, got {type(loader).__name__}")
         if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
