@@ -33,8 +33,9 @@ def test_nothing_else_is_public():
 
 @pytest.mark.parametrize(("name", "meant"), [
     ("NeighbourLoader", "; did you mean NeighborLoader or LinkNeighborLoader?"),
-    ("neighborloader", "; did you mean NeighborLoader or LinkNeighborLoader?"), ("Acelerate", "; did you mean accelerate?"),
-    ("dataset", "; did you mean datasets?"), ("frobnicate", ""), ("__wrapped__", ""),
+    ("neighborloader", "; did you mean NeighborLoader or LinkNeighborLoader?"),
+    ("Acelerate", "; did you mean accelerate?"), ("dataset", "; did you mean datasets?"),
+    ("frobnicate", ""), ("__wrapped__", ""),
 ])  # fmt: skip
 def test_a_name_that_is_not_there_is_told_with_those_spelt_like_it(name, meant):
     with pytest.raises(AttributeError) as caught:
