@@ -180,9 +180,21 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"pyg_direct.{name}")
     if name not in _ROOMS:
-        raise AttributeError(f"module 'pyg_direct' has no attribute {name!r}")
+        raise AttributeError(f"module 'pyg_direct' has no attribute {name!r}{_suggest_name(name)}")
     value = globals()[name] = getattr(import_module(f"pyg_direct.{_ROOMS[name]}"), name)
     return value
+
+
+def _suggest_name(name: str) -> str:
+    """The end of the message about a name that is missing: the public names that are spelt nearly so."""
+    if name.startswith("_"):
+        # Python and its tools ask for such names to see if they are there.
+        return ""
+    from difflib import get_close_matches
+
+    spelt = {public.lower(): public for public in (*_ROOMS, *_PACKAGES)}
+    near = [spelt[match] for match in get_close_matches(name.lower(), spelt, 2, 0.75)]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def __dir__() -> list[str]:

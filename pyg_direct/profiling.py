@@ -10,16 +10,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 
 from pyg_direct.errors import needs_extra
+from pyg_direct.object_text import one_line, show_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Dots of a picture in an inch.
+_DPI = 110
 
 
 def time_call(work: Callable[[], object], device: torch.device | None = None) -> float:
@@ -95,6 +102,12 @@ class LaneSpans:
         else:
             self._origin = Origin(None, perf_counter_ns())
 
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        # The table of `print` waits for the GPU.
+        yield show_count(self.count, "span")
+        yield str(self._device)
+
     def _mark(self, on_gpu: bool) -> Any:
         if not on_gpu:
             return perf_counter_ns()
@@ -134,15 +147,28 @@ class LaneSpans:
     def __str__(self) -> str:
         return "\n".join(f"{lane}: {1e3 * seconds:.3f} ms" for lane, seconds in self.seconds().items() if seconds)
 
-    def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Draw a bar for each span into a picture (needs the extra `bench`); returns its path."""
+    @overload
+    def draw(self, path: None = None) -> Figure: ...
+
+    @overload
+    def draw(self, path: str | os.PathLike[str]) -> Path: ...
+
+    def draw(self, path: str | os.PathLike[str] | None = None) -> Path | Figure:
+        """Draw a bar for each span (needs the extra `bench`).
+
+        Args:
+            path: Where to save the picture; None saves none.
+
+        Returns:
+            The path, or without one the figure, which notebooks show.
+        """
         spans = self.spans()
         rows = {lane: (color, [(begin, end) for name, begin, end in spans if name == lane])
                 for lane, color in self._lanes.items()}  # fmt: skip
-        with open_picture(path, figsize=(9, 2.6)) as (_, axes):
+        with open_picture(path, figsize=(9, 2.6)) as (figure, axes):
             draw_spans(axes, rows)
             axes.set_xlabel("ms")
-        return Path(path)
+        return figure if path is None else Path(path)
 
 
 def trace(spans: LaneSpans | None, lane: str, on_host: bool = False) -> AbstractContextManager[None]:
@@ -179,41 +205,38 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def open_pyplot() -> Any:
-    """Matplotlib's `pyplot`, which draws into files.
+@contextmanager
+def open_picture(path: str | os.PathLike[str] | None, rows: int = 1, columns: int = 1, *,
+                 figsize: tuple[float, float] | None = None, **options: Any) -> Iterator[tuple[Any, Any]]:  # fmt: skip
+    """Open a figure and its axes to draw on in the block, at the end of which the figure is saved.
+
+    Args:
+        path: Where to save it, with the ending of its format; None saves nothing.
+        rows, columns: Axes of the figure.
+        figsize: Width and height in inches; None takes matplotlib's.
+        options: Others of `Figure.subplots`.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
     with needs_extra("a picture", "bench"):
-        import matplotlib
+        import matplotlib  # noqa: F401
+        from matplotlib.figure import Figure
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+    # Not by pyplot, which would keep the figure, and choose how a program's own figures are shown.
+    figure = Figure(figsize=figsize, layout="constrained")
+    yield figure, figure.subplots(rows, columns, **options)
+    if path is None:
+        # A notebook that has not loaded pyplot shows no figure by itself.
+        figure.__dict__["_repr_png_"] = partial(_encode_png, figure)
+    else:
+        figure.savefig(path, dpi=_DPI)
 
-    return pyplot
 
-
-@contextmanager
-def open_picture(path: str | os.PathLike[str], rows: int = 1, columns: int = 1, **options: Any
-                 ) -> Iterator[tuple[Any, Any]]:  # fmt: skip
-    """A figure and its axes to draw on in the block, at the end of which they are saved and closed.
-
-    Args:
-        path: The file to save, with the ending of its format.
-        rows, columns: Axes of the figure.
-        options: Others of `pyplot.subplots`.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
-    plt = open_pyplot()
-    figure, axes = plt.subplots(rows, columns, constrained_layout=True, **options)
-    try:
-        yield figure, axes
-        figure.savefig(path, dpi=110)
-    finally:
-        plt.close(figure)
+def _encode_png(figure: Any) -> bytes:
+    memory = BytesIO()
+    figure.savefig(memory, format="png", dpi=_DPI)
+    return memory.getvalue()
 
 
 def draw_spans(axes: Axes, rows: Mapping[str, tuple[str, Sequence[tuple[float, float]]]], **style: Any) -> None:

@@ -79,8 +79,8 @@ os.open = open_no_folder
 import pyg_direct
 from pyg_direct import *
 for module in pkgutil.walk_packages(pyg_direct.__path__, "pyg_direct."):
-    # The room of Ray's actors is entered by who has Ray.
-    if module.name != "pyg_direct.distributed.server.ray_servers":
+    # Those of Ray's actors and Lightning's callback are for programs that have these packages.
+    if module.name not in ("pyg_direct.distributed.server.ray_servers", "pyg_direct.loader.lightning"):
         importlib.import_module(module.name)
 assert NeighborLoader is pyg_direct.loader.neighbor_loader.NeighborLoader
 assert "numba.cuda" not in sys.modules

@@ -1,5 +1,6 @@
 """Clocks, spans, quantiles, numbers in words and pictures that rooms share."""
 
+import subprocess
 import sys
 import time
 
@@ -12,7 +13,6 @@ from pyg_direct.profiling import (
     draw_shares,
     draw_spans,
     open_picture,
-    open_pyplot,
     quantile,
     show_bytes,
     show_seconds,
@@ -132,14 +132,37 @@ def test_shares_are_of_each_bar_and_named_once(tmp_path):
     assert names == ["fast", "slow"]
 
 
-def test_a_picture_that_fails_is_closed_and_not_saved(tmp_path):
+def test_a_picture_that_fails_is_not_saved(tmp_path):
     path = tmp_path / "none.png"
 
     with pytest.raises(KeyError), open_picture(path):
         raise KeyError
 
     assert not path.exists()
-    assert open_pyplot().get_fignums() == []
+
+
+def test_a_figure_that_is_not_saved_is_returned_for_notebooks():
+    spans = LaneSpans(CPU, {"step": "red"})
+    with spans.span("step"):
+        pass
+
+    figure = spans.draw()
+
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["step"]
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_picture_leaves_the_figures_of_a_program_alone(tmp_path):
+    program = f"""
+import sys, torch
+from pyg_direct.profiling import LaneSpans
+LaneSpans(torch.device("cpu"), {{"step": "red"}}).draw({str(tmp_path / "spans.png")!r})
+print("matplotlib.pyplot" in sys.modules)
+"""
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+
+    assert done.stdout.strip() == "False", done.stderr
 
 
 def test_matplotlib_is_named_with_its_extra_where_it_is_missing(tmp_path, monkeypatch):

@@ -31,9 +31,17 @@ def test_nothing_else_is_public():
     assert names == set(NAMES)
 
 
-def test_a_name_that_is_not_there_is_named():
-    with pytest.raises(AttributeError, match="no attribute 'NeighbourLoader'"):
-        pyg_direct.NeighbourLoader  # noqa: B018
+@pytest.mark.parametrize(("name", "meant"), [
+    ("NeighbourLoader", "; did you mean NeighborLoader or LinkNeighborLoader?"),
+    ("neighborloader", "; did you mean NeighborLoader or LinkNeighborLoader?"),
+    ("Acelerate", "; did you mean accelerate?"), ("dataset", "; did you mean datasets?"),
+    ("frobnicate", ""), ("__wrapped__", ""),
+])  # fmt: skip
+def test_a_name_that_is_not_there_is_told_with_those_spelt_like_it(name, meant):
+    with pytest.raises(AttributeError) as caught:
+        getattr(pyg_direct, name)
+
+    assert str(caught.value) == f"module 'pyg_direct' has no attribute {name!r}{meant}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,14 +68,14 @@ def test_every_extra_is_told_in_the_readme():
     assert sorted(told) == sorted(extras)
 
 
-# `import pyg_direct` alone enters no room. Every public name and every file, but that of Ray's actors: who has Ray
-# enters it.
+# `import pyg_direct` alone enters no room. Every public name and every file, but those of Ray's actors and of
+# Lightning's callback, which are for programs that have these packages.
 EVERYTHING = """
 import importlib, pkgutil
 import pyg_direct
 from pyg_direct import *
 for module in pkgutil.walk_packages(pyg_direct.__path__, "pyg_direct."):
-    if module.name != "pyg_direct.distributed.server.ray_servers":
+    if module.name not in ("pyg_direct.distributed.server.ray_servers", "pyg_direct.loader.lightning"):
         importlib.import_module(module.name)
 assert NeighborLoader is pyg_direct.loader.neighbor_loader.NeighborLoader
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from numbers import Integral
@@ -16,6 +16,7 @@ from pyg_direct.distributed.partitioning.partition_book import Book
 from pyg_direct.distributed.row_exchange import RowExchange, Unpacker, Wanted, pack
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.feature import Feature
+from pyg_direct.object_text import one_line
 from pyg_direct.ops.argument_checks import as_ids, check_ids
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.formation import failures_told
@@ -203,5 +204,7 @@ class DistFeature:
             self._table.view(unit)[places[kept]] = new.view(unit)[kept]
         self._keep()
 
-    def __repr__(self) -> str:
-        return f"DistFeature({tuple(self.shape)}, {self.dtype}, host {self.info.host} of {self.info.hosts})"
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield f"{list(self.shape)} of {self.dtype}"
+        yield f"host {self.info.host} of {self.info.hosts}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from typing import Any
 
@@ -22,6 +22,7 @@ from pyg_direct.distributed.shared_arrays import find_obstacle
 from pyg_direct.distributed.shared_graph import WholeGraph, WholeRows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
+from pyg_direct.object_text import one_line, show_sizes
 from pyg_direct.ops.argument_checks import as_ids, check_ids
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.formation import failures_told
@@ -317,5 +318,8 @@ class DistGraph:
         if kind is None or self.communicator.size == 1:
             self.close()
 
-    def __repr__(self) -> str:
-        return f"DistGraph(part {self.rank} of {self.part.num_parts}, {self.num_nodes} nodes, {self.device})"
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield f"part {self.rank} of {self.part.num_parts}"
+        yield show_sizes(self.num_nodes)
+        yield str(self.device)

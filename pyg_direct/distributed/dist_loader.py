@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import SequentialSampler
+from typing_extensions import Unpack
 
 from pyg_direct.distributed.collate import DistAttributes
 from pyg_direct.distributed.dist_graph import DistGraph
@@ -27,6 +28,7 @@ from pyg_direct.loader.base_loader import ALONE, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
 from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.loader.option_types import DistSubGraphOptions, TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.prefetch.gpu_streams import hold_for, note_memory
 from pyg_direct.loader.prefetch.lockstep_ranks import Steps
@@ -37,6 +39,7 @@ from pyg_direct.ops.sampling.random import derive_key
 from pyg_direct.runtime.comm.host_group import count_processes, gather, has_group
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.host.tensor_views import as_bytes
+from pyg_direct.sampler.argument_types import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
@@ -224,7 +227,7 @@ _ELSEWHERE = {
 }
 
 
-def _options(owner: type, graph: Any, seed: int | None, ranks: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _options(owner: type, graph: Any, seed: int | None, ranks: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Build the arguments of the base loaders."""
     if not isinstance(graph, DistGraph):
         raise ArgumentError(f"graph must be a DistGraph, got {type(graph).__name__}")
@@ -286,13 +289,14 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         RankError: while iterating, if another process failed or ended.
     """
 
-    def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, input_time: Tensor | None = None,
-                 replace: bool = False, subgraph_type: Any = "directional", disjoint: bool = False,
-                 temporal_strategy: str = "uniform", time_attr: str | None = None, weight_attr: str | None = None,
-                 transform: Any = None, transform_sampler_output: Any = None,
-                 filter_per_worker: bool | None = None, *, seed: int | None = None,
-                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "pad", time_comparison: str = "<=",
-                 time_window: int | None = None, input_id: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+    def __init__(self, graph: DistGraph, num_neighbors: FanoutsOf, input_nodes: InputNodes = None,
+                 input_time: Tensor | None = None, replace: bool = False, subgraph_type: Subgraph = "directional",
+                 disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
+                 weight_attr: str | None = None, transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None, *,
+                 seed: int | None = None, prefetch: int = 1, ranks: str = "auto", uneven: str = "pad",
+                 time_comparison: str = "<=", time_window: int | None = None, input_id: Tensor | None = None,
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
         sampler = DistNeighborSampler(
             graph, num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_attr, weight_attr,
@@ -341,7 +345,13 @@ class DistSubGraphLoader(DistNeighborLoader):
         ArgumentTypeError: `subgraph_type` is given.
     """
 
-    def __init__(self, graph: DistGraph, num_neighbors: Any, input_nodes: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        graph: DistGraph,
+        num_neighbors: FanoutsOf,
+        input_nodes: InputNodes = None,
+        **kwargs: Unpack[DistSubGraphOptions],
+    ) -> None:
         if "subgraph_type" in kwargs:
             raise ArgumentTypeError(f"DistSubGraphLoader has no option subgraph_type: {_ELSEWHERE['subgraph_type']}")
         super().__init__(graph, num_neighbors, input_nodes, subgraph_type="induced", **kwargs)
@@ -368,16 +378,16 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         RankError: while iterating, if another process failed or ended.
     """
 
-    def __init__(self, graph: DistGraph, num_neighbors: Any, edge_label_index: Any, edge_label: Tensor | None = None,
-                 edge_label_time: Tensor | None = None, replace: bool = False, subgraph_type: Any = "directional",
-                 disjoint: bool = False, temporal_strategy: str = "uniform", neg_sampling: Any = None,
-                 neg_sampling_ratio: float | None = None, time_attr: str | None = None, weight_attr: str | None = None,
-                 transform: Any = None, transform_sampler_output: Any = None,
-                 filter_per_worker: bool | None = None, *,
+    def __init__(self, graph: DistGraph, num_neighbors: FanoutsOf, edge_label_index: InputLinks,
+                 edge_label: Tensor | None = None, edge_label_time: Tensor | None = None, replace: bool = False,
+                 subgraph_type: Subgraph = "directional", disjoint: bool = False, temporal_strategy: str = "uniform",
+                 neg_sampling: Negatives = None, neg_sampling_ratio: float | None = None, time_attr: str | None = None,
+                 weight_attr: str | None = None, transform: Callable[[Any], Any] | None = None,
+                 transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None, *,
                  strict_negatives: bool = False, exclude_target_edges: bool | str = False, seed: int | None = None,
-                 prefetch: int = 1, ranks: Any = "auto", uneven: str = "pad", time_comparison: str = "<=",
+                 prefetch: int = 1, ranks: str = "auto", uneven: str = "pad", time_comparison: str = "<=",
                  time_window: int | None = None, input_id: Tensor | None = None, rev_edge_type: EdgeType | None = None,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         self.graph, options = graph, _options(type(self), graph, seed, ranks, kwargs)
         check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
         if (edge_label_time is None) != (time_attr is None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -18,6 +19,7 @@ from pyg_direct.distributed.partitioning.partition_book import Book
 from pyg_direct.errors import ArgumentError, IdError, PartitionError
 from pyg_direct.graph.hetero_topo import ALIGNMENT
 from pyg_direct.graph.relation import EdgeType
+from pyg_direct.object_text import one_line, show_sizes
 from pyg_direct.ops.local_ids.bitmap import locate_ids
 from pyg_direct.ops.local_ids.csr import order_rows
 from pyg_direct.ops.rows.gather import Directory
@@ -188,6 +190,13 @@ class GraphPart:
                 rows = {name: self._read(file, rows=True) for name, file in edge.rows.items()}
                 self.tables[edge.name] = Table(self._read(f"edge-{number}.sorted.npy"), rows)
         self._placed: dict[tuple[bool, bool], PlacedPart] = {}
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield f"part {self.part} of {self.manifest.num_parts}"
+        sizes = {entry.name: entry.num_nodes for entry in self.manifest.nodes}
+        yield show_sizes(sizes if len(sizes) > 1 else sum(sizes.values()))
+        yield str(self.device)
 
     @property
     def num_parts(self) -> int:

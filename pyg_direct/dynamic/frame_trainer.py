@@ -28,6 +28,7 @@ from pyg_direct.dynamic.stream import SnapshotStream, stream
 from pyg_direct.dynamic.timeline import LANES, Timeline
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.nn.replay.graphed_step import check_optimizes, steps_on_gpu
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.profiling import sum_lanes, trace
 from pyg_direct.runtime.cuda.device import count_allocated, resolve_device
 from pyg_direct.runtime.cuda.graph_capture import record_graph, waits_refused
@@ -221,6 +222,15 @@ class FrameTrainer:
         self.costs: list[FrameCost] = []
         if replay and not self._may_replay:
             raise ArgumentError(f"replay must not be asked for on {self.plan.device}")
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield type(self.model).__name__
+        yield show_count(len(self._times), "snapshot")
+        yield f"window={self.window}"
+        yield type(self.optimizer).__name__
+        yield str(self.plan.device)
+        yield f"{show_count(len(self.history), 'epoch')} trained"
 
     @property
     def num_frames(self) -> int:

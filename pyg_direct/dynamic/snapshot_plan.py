@@ -25,6 +25,7 @@ from pyg_direct.dynamic.row_cache import Budget, RowCache, choose_among, choose_
 from pyg_direct.dynamic.sequence_edges import Parts, SequenceEdges, check_limit, is_weighted
 from pyg_direct.dynamic.timeline import Timeline
 from pyg_direct.errors import ArgumentError
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.rows.upload import upload_large
 from pyg_direct.ops.snapshots.aggregate import Part, SnapshotMatrices, aggregate_snapshots, multiply_parts
 from pyg_direct.ops.snapshots.overlap import MAX_GROUP
@@ -72,6 +73,12 @@ class SnapshotPlan:
 
     def __len__(self) -> int:
         return len(self.parts)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_count(len(self.parts), "snapshot")
+        yield show_count(self.num_nodes, "node")
+        yield str(self.device)
 
     def tell_time(self, time: int) -> int:
         """Return the snapshot of a time; in plans of a frame times are places."""

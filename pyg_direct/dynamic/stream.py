@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from pyg_direct.dynamic.sequence import read_snapshots
 from pyg_direct.dynamic.sequence_edges import Parts
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
 from pyg_direct.runtime.host.memory import keep_blocks, parse_size
@@ -111,9 +112,11 @@ class SnapshotStream:
         self.t += 1
         return self[self.t - 1]
 
-    def __repr__(self) -> str:
-        device = "" if self.plan is None else f", device={self.plan.device}"
-        return f"SnapshotStream({len(self)} snapshots{device})"
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_count(len(self), "snapshot")
+        if self.plan is not None:
+            yield str(self.plan.device)
 
 
 @ordinary_tensors()

@@ -35,10 +35,12 @@ from pyg_direct.features.tier_report import Report, TierReport
 from pyg_direct.features.tiers.choice import open_file
 from pyg_direct.features.tiers.disk import DiskTier
 from pyg_direct.features.tiers.sharded import ShardedTier, open_exchange, range_of
+from pyg_direct.object_text import describe, show_parts, show_place
 from pyg_direct.ops.argument_checks import as_ids, check_ids, checks_keywords
 from pyg_direct.ops.local_ids.bitmap import locate_ids
 from pyg_direct.ops.rows.gather import Directory, gather_rows
 from pyg_direct.ops.rows.upload import upload
+from pyg_direct.profiling import show_bytes
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.sm_budget import forget_reader
@@ -793,10 +795,22 @@ class Feature:
         return 0.0 if stored is None else stored.count_hot(stored.num_read) / max(1, stored.num_read)
 
     def __repr__(self) -> str:
+        return describe(self, self._list_parts())
+
+    def _repr_html_(self) -> str:
+        return show_parts(self, self._list_parts())
+
+    def _list_parts(self) -> Iterator[str]:
         if self._shape is None:
-            return f"Feature(empty, device={self.device})"
-        return (f"Feature({list(self._shape)} of {self._dtype}, {self.num_hot_rows} rows in GPU memory, "
-                f"the others {self.placement}, device={self.device})")  # fmt: skip
+            yield from ("empty", str(self.device))
+            return
+        yield f"{list(self._shape)} of {self._dtype}"
+        yield show_bytes(self._shape.numel() * self._dtype.itemsize)
+        num_hot, placement = self.num_hot_rows, self.placement
+        if 0 < num_hot < self._shape[0]:
+            yield f"{num_hot:,} rows in GPU memory"
+            placement = f"the others {placement}"
+        yield show_place(placement, self.device)
 
 
 def _send(feature: Feature) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.hot_rows import Listing
 from pyg_direct.features.row_files import as_tensor, slice_along
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import as_ids, check_ids
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.typing import Device
@@ -47,6 +49,14 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         # Errors about them are raised here.
         Feature(**self._options, store_dtype=store_dtype)
         self.__dict__["_features"] = {}
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_count(len(self._features), "table")
+        yield str(resolve_device(self._options["device"]))
+        for (group, name), table in self._features.items():
+            of = "" if group is None else f" of {group!r}"
+            yield f"{name}{of}: {list(table.shape)}{f' {table.placement}' if isinstance(table, Feature) else ''}"
 
     @staticmethod
     def _key(attr: TensorAttr) -> tuple[Any, Any]:

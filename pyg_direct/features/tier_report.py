@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from pyg_direct.object_text import flatten, show_table
 from pyg_direct.profiling import draw_shares, open_picture, show_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Of tiers, by a word of their names.
 TIER_COLORS = {"GPU memory": "#4a90d9", "other GPUs": "#5bb98b", "host memory": "#90cdf4", "file": "#b8c0c8",
@@ -48,44 +52,74 @@ class Report(NamedTuple):
         """Bytes of the rows that were read over `PCIe` or `NVLink`."""
         return self.row_bytes * sum(tier.num_read or 0 for tier in self.tiers if tier.link == link)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, int | float]:
+        """Return its numbers by flat names, such as `GPU_memory/num_read`, as loggers of metrics take them.
+
+        Numbers of reads are left out if reads were not counted.
+        """
+        tiers = {tier.name: {"num_rows": tier.num_rows, "num_read": tier.num_read} for tier in self.tiers}
+        is_counted = all(tier.num_read is not None for tier in self.tiers)
+        return flatten({"row_bytes": self.row_bytes, "num_read": self.num_read if is_counted else None, **tiers})
+
+    def to_tree(self) -> dict[str, Any]:
         """Return the report as objects that `json.dumps` takes."""
         return {"row_bytes": self.row_bytes, "num_read": self.num_read,
                 "tiers": [tier._asdict() for tier in self.tiers]}  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return show_table("tiers", tabulate_tiers({"": self}), TIER_HEADS)
 
     def __str__(self) -> str:
         is_counted = all(tier.num_read is not None for tier in self.tiers)
         hint = [] if is_counted else ["reads were not counted: call count_served() before them"]
         return "\n".join([*list_tiers({"": self}), *hint])
 
-    def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Draw shares of rows held and of rows read into a picture (needs the extra `bench`); returns its path.
+    @overload
+    def draw(self, path: None = None) -> Figure: ...
+
+    @overload
+    def draw(self, path: str | os.PathLike[str]) -> Path: ...
+
+    def draw(self, path: str | os.PathLike[str] | None = None) -> Path | Figure:
+        """Draw shares of rows held and of rows read (needs the extra `bench`).
 
         Args:
-            path: File of the picture.
+            path: Where to save the picture; None saves none.
+
+        Returns:
+            The path, or without one the figure, which notebooks show.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
         bars = {"rows held": [(tier.name, tier.num_rows) for tier in self.tiers],
                 "rows read": [(tier.name, tier.num_read or 0) for tier in self.tiers]}  # fmt: skip
-        with open_picture(path, figsize=(7, 1.9)) as (_, axes):
+        with open_picture(path, figsize=(7, 1.9)) as (figure, axes):
             draw_shares(axes, bars, TIER_COLORS)
-        return Path(path)
+        return figure if path is None else Path(path)
 
 
-def list_tiers(reports: Mapping[str, Report]) -> list[str]:
-    """A table of the tiers of several features, by name."""
-    width = max((len(name) + 1 for name in reports if name), default=0)
-    lines = [f"{'':<{width}}{'tier':<24} {'rows':>14} {'bytes':>10} {'rows read':>16} {'share':>8} {'bytes read':>10}"]
+TIER_HEADS = ("", "tier", "rows", "bytes", "rows read", "share", "bytes read")
+_TIER_LINE = "{:<{width}}{:<24} {:>14} {:>10} {:>16} {:>8} {:>10}"
+
+
+def tabulate_tiers(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
+    """Cells of the tiers of several features, by name, in the columns of `TIER_HEADS`."""
+    found: list[tuple[str, ...]] = []
     for name, report in reports.items():
         for tier in report.tiers:
-            held = show_bytes(tier.num_rows * report.row_bytes)
-            line = f"{name:<{width}}{tier.name:<24} {tier.num_rows:>14,} {held:>10} "
+            held = name, tier.name, f"{tier.num_rows:,}", show_bytes(tier.num_rows * report.row_bytes)
             if tier.num_read is None:
-                lines.append(f"{line}{'not counted':>16}")
+                found.append((*held, "not counted", "", ""))
                 continue
             share = tier.num_read / max(1, report.num_read)
             read = show_bytes(tier.num_read * report.row_bytes)
-            lines.append(f"{line}{tier.num_read:>16,} {share:>8.1%} {read:>10}")
-    return lines
+            found.append((*held, f"{tier.num_read:,}", f"{share:.1%}", read))
+    return found
+
+
+def list_tiers(reports: Mapping[str, Report]) -> list[str]:
+    """A table of the tiers of several features, by name, a line each."""
+    width = max((len(name) + 1 for name in reports if name), default=0)
+    rows = [TIER_HEADS, *tabulate_tiers(reports)]
+    return [_TIER_LINE.format(*cells, width=width).rstrip() for cells in rows]

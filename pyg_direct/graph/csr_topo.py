@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -27,6 +28,7 @@ from pyg_direct.graph.placed_topology import (
     spread_over_peers,
 )
 from pyg_direct.graph.pyg_edges import Rows, read_array, read_edges
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import check_topology
 from pyg_direct.ops.local_ids.csr import compress
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
@@ -410,8 +412,10 @@ class CSRTopo:
         restore_state(self, state)
         self._sent = {}
 
-    def __repr__(self) -> str:
-        return f"CSRTopo({self.node_count} nodes, {self.edge_count} edges)"
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_count(self.node_count, "node")
+        yield show_count(self.edge_count, "edge")
 
 
 def _check_count(num_nodes: Any) -> int:

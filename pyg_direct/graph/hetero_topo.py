@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from pyg_direct.graph.placed_topology import (
     sendable_state,
 )
 from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, name_part, read_relation
+from pyg_direct.object_text import one_line, show_count, show_place
 from pyg_direct.ops.argument_checks import check_integers
 from pyg_direct.ops.run_kernel import check_below
 from pyg_direct.ops.sampling.hetero import Rows, sum_weights
@@ -49,6 +50,11 @@ class PlacedHetero:
     placement: str
     blocks: list[Block] = field(default_factory=list)
     scratch: list[Any] = field(default_factory=list)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield repr(self.topo)
+        yield show_place(self.placement, self.device)
 
     def check_process(self) -> None:
         """Refuse use in a forked child of the process that placed the arrays."""
@@ -269,9 +275,12 @@ class HeteroTopo:
     def __setstate__(self, state: dict[str, Any]) -> None:
         restore_state(self, state)
 
-    def __repr__(self) -> str:
-        return (f"HeteroTopo({len(self.node_types)} types, {sum(self.num_nodes.values())} nodes, "
-                f"{len(self.edge_types)} relations, {int(self.edge_starts[-1])} edges)")  # fmt: skip
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_count(len(self.node_types), "type")
+        yield show_count(sum(self.num_nodes.values()), "node")
+        yield show_count(len(self.edge_types), "relation")
+        yield show_count(int(self.edge_starts[-1]), "edge")
 
 
 def _by_name(name: Any, part: Any) -> Any:

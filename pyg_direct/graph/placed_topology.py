@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, CudaError
+from pyg_direct.object_text import one_line, show_count, show_place
 from pyg_direct.ops.argument_checks import check_topology
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.comm.host_group import give_to_host, has_group
@@ -90,6 +91,13 @@ class PlacedTopology:
         # Tensors of `torch.inference_mode` count no writes.
         self._counting = [array for array in (self.indptr, self.indices) if not array.is_inference()]
         self._versions = [array._version for array in self._counting]
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        # Not the arrays, whose text would wait for the GPU.
+        yield show_count(self.num_nodes, "node")
+        yield show_count(self.num_edges, "edge")
+        yield show_place(self.placement, self.device)
 
     @property
     def num_nodes(self) -> int:

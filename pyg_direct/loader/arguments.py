@@ -31,7 +31,7 @@ _DROPPED = ("dataset", "collate_fn")
 _TORCH_OPTIONS = ("filter_per_worker", *list_options(torch.utils.data.DataLoader))
 
 
-def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *, may_start: bool = True,
+def settle_workers(owner: type, kwargs: Mapping[str, Any], device: torch.device, *, may_start: bool = True,
                    num_seeds: int | None = None, needs_workers: bool = False) -> dict[str, Any]:  # fmt: skip
     """Prepare arguments for DataLoader; options of workers are removed, with one report, unless workers are started.
 
@@ -73,7 +73,7 @@ def settle_workers(owner: type, kwargs: dict[str, Any], device: torch.device, *,
     return {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS}
 
 
-def _drop(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _drop(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     warn_unused({k: v for k, v in kwargs.items() if k in _DROPPED and v is not None}, "the loader has its own")
     return {k: v for k, v in kwargs.items() if k not in _DROPPED}
 

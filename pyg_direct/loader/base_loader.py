@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import count as count_from, islice
 from types import MappingProxyType
@@ -30,10 +30,12 @@ from pyg_direct.loader.batch_sampler import (
 )
 from pyg_direct.loader.collate.attributes import find_learned, has_learned
 from pyg_direct.loader.collate.stale_rows import FreshRows, are_current, were_written
+from pyg_direct.loader.memory_placement import Placed, describe as describe_places
 from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.prefetch.cpu_threads import Background
 from pyg_direct.loader.prefetch.gpu_streams import Pipeline, take_memory
 from pyg_direct.loader.profiler import EpochRecord, Stages
+from pyg_direct.object_text import describe, show_count, show_options, show_parts
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -59,6 +61,8 @@ class EpochLoader(ReportedLoader):
     """
 
     device: torch.device
+    dataset: Any
+    batch_size: int | None
     seed: int | None
     generator: Any
     prefetch: int
@@ -68,6 +72,8 @@ class EpochLoader(ReportedLoader):
     num_workers: int
     # True after rows were written while an epoch ran: they are then read when a batch is requested.
     _reads_late = False
+    # Noun of what an epoch iterates over, in the singular and the plural.
+    _item: tuple[str, str | None] = ("seed", None)
     # True after the warning that rows shared by several processes were written, and the text of the warning.
     _has_told_kept = False
     _kept_words = (
@@ -242,6 +248,7 @@ class EpochLoader(ReportedLoader):
             self._prepare()
         if were_written(rows):
             self._tell_kept()
+        self._announce_places()
         # Before a number is drawn, as in torch: some samplers draw when their iterator is created.
         positions = open_positions(self)  # type: ignore[arg-type]
         epoch, first, key = self._begin_epoch(share)
@@ -470,7 +477,42 @@ class EpochLoader(ReportedLoader):
             self.device = resolve_device(None)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return describe(self, self._list_parts(), self._list_placed())
+
+    def _repr_html_(self) -> str:
+        return show_parts(self, self._list_parts(), self._list_placed())
+
+    def _list_parts(self) -> Iterator[str]:
+        """List what batches are made of, how many there are, and their device, for `repr`."""
+        yield show_count(len(self.dataset), *self._item)
+        yield from self._list_options()
+        yield from show_options(batch_size=self.batch_size, ranks=self._ranks.ranks)
+        # A sampler of the program's need not have a length.
+        with suppress(Exception):
+            yield show_count(len(self), "batch", "batches")
+        yield str(self.device)
+
+    def _list_options(self) -> Iterator[str]:
+        """List what a batch has beside its items, such as fanouts."""
+        return iter(())
+
+    def _list_placed(self) -> Iterator[str]:
+        """List where rows lie; nothing is placed before the first epoch."""
+        parts = self._summarise_places()
+        if parts is None:
+            yield "not placed yet"
+        else:
+            yield from map(str, parts)
+
+    def _summarise_places(self) -> Iterable[Placed] | None:
+        """The parts of the line about placement; None before anything is placed."""
+        return ()
+
+    def _announce_places(self) -> None:
+        """Log where topology and rows lie, once for equal lines."""
+        line = describe_places(self._summarise_places() or ())
+        if line:
+            announce(line)
 
 
 def _read_generators() -> tuple[Any, ...]:

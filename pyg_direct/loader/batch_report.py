@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from weakref import WeakSet
 
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.tier_report import LINKS, TIER_COLORS, Report, list_tiers
+from pyg_direct.features.tier_report import LINKS, TIER_COLORS, TIER_HEADS, Report, list_tiers, tabulate_tiers
 from pyg_direct.graph.placed_topology import ListReads
 from pyg_direct.loader.profiler import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder
+from pyg_direct.object_text import flatten, show_table
 from pyg_direct.profiling import draw_shares, draw_spans, open_picture, quantile, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Lanes of the time line, in the order in which a batch passes them, with their colors in a picture.
 LANES = {"sample": "#2b6cb0", "fetch": "#63b3ed", "wait": "#c53030", "train": "#9aa5b1"}
@@ -88,7 +91,37 @@ class LoaderReport(NamedTuple):
             raise ArgumentError(f"link must be one of {', '.join(LINKS)}, got {link!r}")
         return sum(report.link_bytes(link) for report in self.features.values())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, int | float]:
+        """Return its numbers by flat names, as loggers of metrics and `json.dumps` take them.
+
+        Names are `num_batches` and `num_timed`; `seconds/host/wait/p50` and others of each place, lane and quantile,
+        and `sum`; `bytes/PCIe`, `bytes/NVLink` and `bytes/neighbor_lists`; and `features/x/num_read` of each
+        attribute, with `num_rows` and `num_read` of its tiers.
+
+        Example:
+            After an epoch, Weights & Biases takes them at once:
+
+            ```python
+            wandb.log(loader.tell().to_dict(), step=epoch)
+            ```
+
+            TensorBoard takes one at a time:
+
+            ```python
+            for name, number in loader.tell().to_dict().items():
+                writer.add_scalar(name, number, epoch)
+            ```
+        """
+        seconds: dict[str, dict[str, Any]] = {}
+        for where, lane, times in self._sum_up_times():
+            seconds.setdefault(where, {})[lane] = times
+        return flatten({
+            "num_batches": self.num_batches, "num_timed": self.num_timed, "seconds": seconds,
+            "bytes": {**{link: self.link_bytes(link) for link in LINKS}, "neighbor_lists": self.list_bytes},
+            "features": {name: report.to_dict() for name, report in self.features.items()},
+        })  # fmt: skip
+
+    def to_tree(self) -> dict[str, Any]:
         """Convert the report to values that `json.dumps` accepts.
 
         Attributes are listed by name. `seconds` has quantiles and the sum of each lane and place, `link_bytes` the
@@ -97,7 +130,7 @@ class LoaderReport(NamedTuple):
         seconds = [{"where": where, "lane": lane, **times} for where, lane, times in self._sum_up_times()]
         return {"places": list(self.places), "num_batches": self.num_batches, "num_timed": self.num_timed,
                 "seconds": seconds, "spans": [span._asdict() for span in self.spans],
-                "features": {name: report.to_dict() for name, report in self.features.items()},
+                "features": {name: report.to_tree() for name, report in self.features.items()},
                 "link_bytes": {link: self.link_bytes(link) for link in LINKS}, "list_bytes": self.list_bytes,
                 "list_bytes_are_most": self.list_bytes_are_most}  # fmt: skip
 
@@ -107,11 +140,22 @@ class LoaderReport(NamedTuple):
         return (f"{type(self).__name__}(num_batches={self.num_batches}, num_timed={self.num_timed}, "
                 f"spans=<{len(self.spans)}>, {features=}, list_bytes={self.list_bytes})")  # fmt: skip
 
+    def _repr_html_(self) -> str:
+        tables = [show_table("where it lies", [[place] for place in self.places])]
+        if self.num_timed > 0:
+            heads, *times = self._tabulate_times()
+            tables.append(show_table("times", times, heads))
+        if self.features:
+            tables.append(show_table("tiers", tabulate_tiers(self.features), TIER_HEADS))
+        if self.num_batches > 0:
+            tables.append(show_table("links", [[line] for line in self._list_bytes()]))
+        return "".join(tables)
+
     def __str__(self) -> str:
         lines = list(self.places)
         if self.num_timed == 0:
             return "\n".join([*lines, "no batches were recorded: call record() before an epoch"])
-        lines += self._list_times()
+        lines += [_LINE.format(*cells) for cells in self._tabulate_times()]
         if self.features:
             lines += list_tiers(self.features)
         return "\n".join([*lines, *self._list_bytes()])
@@ -124,14 +168,15 @@ class LoaderReport(NamedTuple):
         return [f"{what}: {show_bytes(count)}, {show_bytes(count / self.num_batches)} a batch"
                 for what, count in counts.items() if count > 0]  # fmt: skip
 
-    def _list_times(self) -> list[str]:
+    def _tabulate_times(self) -> list[tuple[str, ...]]:
+        """Cells of the table of times, titles first."""
         titles = f"last {self.num_timed:,} of {self.num_batches:,} batches", "p20", "p50", "p80", "in all", "share"
-        lines = [_LINE.format(*titles)]
+        rows: list[tuple[str, ...]] = [titles]
         for where, lane, times in self._sum_up_times():
             whole = sum(self.seconds("wait", where)) + sum(self.seconds("train", where))
             share = times["sum"] / max(whole, 1e-9)
-            lines.append(_LINE.format(f"{where}: {lane}", *map(show_seconds, times.values()), f"{share:.1%}"))
-        return lines
+            rows.append((f"{where}: {lane}", *map(show_seconds, times.values()), f"{share:.1%}"))
+        return rows
 
     def _sum_up_times(self) -> list[tuple[str, str, dict[str, float]]]:
         """Sum up times: (place, lane, seconds) of each lane that occurs, as quantiles over batches, and the sum."""
@@ -144,12 +189,20 @@ class LoaderReport(NamedTuple):
                     found.append((where, lane, {**times, "sum": sum(seconds)}))
         return found
 
-    def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Draw the time line of the latest batches and the tiers as a picture (needs the extra `bench`); return its
-        path.
+    @overload
+    def draw(self, path: None = None) -> Figure: ...
+
+    @overload
+    def draw(self, path: str | os.PathLike[str]) -> Path: ...
+
+    def draw(self, path: str | os.PathLike[str] | None = None) -> Path | Figure:
+        """Draw the time line of the latest batches and the tiers (needs the extra `bench`).
 
         Args:
-            path: The file to write.
+            path: Where to save the picture; None saves none.
+
+        Returns:
+            The path, or without one the figure, which notebooks show.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
@@ -163,7 +216,7 @@ class LoaderReport(NamedTuple):
             if served:
                 draw_shares(parts[1, 0], served, TIER_COLORS)
             figure.suptitle("; ".join(self._list_bytes()), fontsize=8)
-        return Path(path)
+        return figure if path is None else Path(path)
 
     def _draw_times(self, axes: Axes) -> None:
         spans = [span for span in self.spans if span.batch >= self.num_timed - _DRAWN]
@@ -206,6 +259,28 @@ def read_spans(batches: Sequence[BatchTimes]) -> list[Span]:
             for lane, where, place, begin, end in spans]  # fmt: skip
 
 
+class _All:
+    """What is recorded of loaders that nobody asked: times of so many batches (None for none), and which ones do."""
+
+    def __init__(self) -> None:
+        self.last: int | None = None
+        self.loaders: WeakSet[ReportedLoader] = WeakSet()
+
+
+_ALL = _All()
+
+
+def record_all(last: int | None) -> None:
+    """Have each loader of this process record from its next epoch on, as a framework needs that makes loaders itself.
+
+    Args:
+        last: Batches whose times are kept; None stops the loaders that this function made record.
+    """
+    _ALL.last = last
+    while last is None and _ALL.loaders:
+        _ALL.loaders.pop().record(False)
+
+
 class ReportedLoader:
     """Base of loaders with a report."""
 
@@ -237,6 +312,9 @@ class ReportedLoader:
 
     def _begin_record(self) -> EpochRecord | None:
         """Begin the record of the next epoch, if recording is on."""
+        if self._recorder is None and _ALL.last is not None:
+            self.record(last=_ALL.last)
+            _ALL.loaders.add(self)
         return None if self._recorder is None else self._recorder.begin(self._list_places()[1], self._find_reads())
 
     def report(self, picture: str | os.PathLike[str] | None = None) -> LoaderReport:
@@ -246,6 +324,14 @@ class ReportedLoader:
         Args:
             picture: Also draw a picture into this file, such as `batches.png` (needs the extra `bench`).
         """
+        found = self.tell()
+        print(found)
+        if picture is not None:
+            found.draw(picture)
+        return found
+
+    def tell(self) -> LoaderReport:
+        """Return the report without printing it. Waits for the GPU."""
         lines, attributes = self._list_places()
         places = [*lines, *(f"{name}: {feature}" for name, feature in attributes.items())]
         found = LoaderReport(places, 0, 0, [], {})
@@ -255,9 +341,6 @@ class ReportedLoader:
             reads = self._recorder.reads
             found = LoaderReport(places, self._recorder.num_batches, len(batches), read_spans(batches), served,
                                  self._recorder.list_bytes, reads is not None and reads.is_most)  # fmt: skip
-        print(found)
-        if picture is not None:
-            found.draw(picture)
         return found
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader import CachedLoader as PygCachedLoader
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.loader.prefetch_loader import check_loader
+from pyg_direct.loader.prefetch_loader import check_loader, show_loader
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.typing import Device
 
@@ -32,7 +33,9 @@ class CachedLoader(PygCachedLoader):  # type: ignore[misc]
         ArgumentError, DeviceError: `device` is no device, or a GPU that does not exist.
     """
 
-    def __init__(self, loader: Any, device: Device = None, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self, loader: Iterable[Any], device: Device = None, transform: Callable[[Any], Any] | None = None
+    ) -> None:
         check_loader(loader)
         if transform is not None and not callable(transform):
             raise ArgumentTypeError(f"transform must be callable or None, got {type(transform).__name__}")
@@ -61,6 +64,13 @@ class CachedLoader(PygCachedLoader):  # type: ignore[misc]
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
         return len(self.loader)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_loader(self.loader)
+        if self.device is not None:
+            yield str(self.device)
+        yield f"{show_count(len(self._cache), 'batch', 'batches')} kept"
 
 
 def _move(value: Any, device: torch.device) -> Any:

@@ -15,12 +15,14 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import ClusterData as PygClusterData, ClusterLoader as PygClusterLoader
 from torch_geometric.loader.cluster import Partition
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.metis import assign_by_metis
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import check_count, load_saved, save_whole
+from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.loader.typed_induced_loader import TypedInducedLoader, count_types
@@ -147,7 +149,8 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
     def __init__(self, cluster_data: PygClusterData, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Unpack[TorchOptions]
+                 ) -> None:  # fmt: skip
         if not isinstance(cluster_data, PygClusterData):
             raise ArgumentTypeError(f"cluster_data must be a ClusterData, got {type(cluster_data).__name__}")
         self.cluster_data = cluster_data
@@ -163,6 +166,8 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
             self._edges = torch.full((2, 1), last, device="cpu").expand(2, self._topology.edge_count)
         self._open_induced(cluster_data.data, len(self._begins) - 1, 1, device, placement, topology_placement,
                            feature_cache, store_dtype, seed, prefetch, ranks, uneven, kwargs)  # fmt: skip
+
+    _item = ("cluster", None)
 
     def _open_types(self, clusters: PygClusterData) -> None:
         """Note the types, and the nodes of all clusters, one after the other.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 from torch_geometric.data import InMemoryDataset
+from torch_geometric.data.data import BaseData
 from torch_geometric.loader import DataListLoader as PygDataListLoader
+from typing_extensions import Unpack
 
 from pyg_direct.loader.graph_loader import GraphLoader
+from pyg_direct.loader.option_types import WorkerOptions
 
 
 class DataListLoader(GraphLoader, PygDataListLoader):  # type: ignore[misc]
@@ -33,8 +37,13 @@ class DataListLoader(GraphLoader, PygDataListLoader):  # type: ignore[misc]
         NotImplementedError: `dataset` has no length, or `batch_size` is None.
     """
 
-    def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, *, seed: int | None = None,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[list[BaseData]]: ...
+
+    def __init__(self, dataset: Dataset[Any] | Sequence[BaseData], batch_size: int = 1, shuffle: bool = False, *,
+                 seed: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
+                 **kwargs: Unpack[WorkerOptions]) -> None:  # fmt: skip
         options = self._open(dataset, batch_size, shuffle, "cpu", "cpu", seed, 0, ranks, uneven, kwargs)
         PygDataListLoader.__init__(self, dataset, **options)
 
@@ -46,6 +55,9 @@ class DataListLoader(GraphLoader, PygDataListLoader):  # type: ignore[misc]
             dataset = dataset.dataset
         is_in_memory = isinstance(dataset, InMemoryDataset) and dataset.transform is None
         return not is_in_memory and not isinstance(dataset, (list, tuple))
+
+    def _list_options(self) -> Iterator[str]:
+        return iter(())
 
     def _list_places(self) -> tuple[list[str], dict[str, Any]]:
         return [f"graphs: {len(self.dataset)}, as they are"], {}

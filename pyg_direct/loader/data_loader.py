@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import Dataset
+from torch_geometric.data import Batch
+from torch_geometric.data.data import BaseData
 from torch_geometric.loader import DataLoader as PygDataLoader
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.loader.collate.graph_batches import GraphCollection
 from pyg_direct.loader.collate.graph_sources import Source
 from pyg_direct.loader.graph_loader import GraphLoader
+from pyg_direct.loader.option_types import WorkerOptions
 from pyg_direct.typing import Device
 
 
@@ -54,11 +59,15 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
         NotImplementedError: `dataset` has no length, or `batch_size` is None.
     """
 
-    def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False,
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Batch]: ...
+
+    def __init__(self, dataset: Dataset[Any] | Sequence[BaseData], batch_size: int = 1, shuffle: bool = False,
                  follow_batch: list[str] | None = None, exclude_keys: list[str] | None = None, *,
                  device: Device = None, placement: str = "auto", seed: int | None = None,
                  prefetch: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
-                 **kwargs: Any) -> None:  # fmt: skip
+                 **kwargs: Unpack[WorkerOptions]) -> None:  # fmt: skip
         self._keys = _check_keys(follow_batch=follow_batch, exclude_keys=exclude_keys)
         options = self._open(dataset, batch_size, shuffle, device, placement, seed, prefetch, ranks, uneven, kwargs)
         PygDataLoader.__init__(self, dataset, follow_batch=follow_batch, exclude_keys=exclude_keys, **options)

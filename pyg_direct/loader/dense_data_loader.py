@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import Dataset
+from torch_geometric.data import Data
+from torch_geometric.data.data import BaseData
 from torch_geometric.loader import DenseDataLoader as PygDenseDataLoader
+from typing_extensions import Unpack
 
 from pyg_direct.loader.collate.dense_batches import DenseCollection
 from pyg_direct.loader.collate.graph_sources import Source
 from pyg_direct.loader.graph_loader import GraphLoader
+from pyg_direct.loader.option_types import WorkerOptions
 from pyg_direct.typing import Device
 
 
@@ -40,9 +46,14 @@ class DenseDataLoader(GraphLoader, PygDenseDataLoader):  # type: ignore[misc]
         NotImplementedError: `dataset` has no length, or `batch_size` is None.
     """
 
-    def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, *, device: Device = None,
-                 placement: str = "auto", seed: int | None = None, prefetch: int | None = None,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Data]: ...
+
+    def __init__(self, dataset: Dataset[Any] | Sequence[BaseData], batch_size: int = 1, shuffle: bool = False, *,
+                 device: Device = None, placement: str = "auto", seed: int | None = None, prefetch: int | None = None,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Unpack[WorkerOptions]
+                 ) -> None:  # fmt: skip
         options = self._open(dataset, batch_size, shuffle, device, placement, seed, prefetch, ranks, uneven, kwargs)
         PygDenseDataLoader.__init__(self, dataset, **options)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from pyg_direct.loader.base_loader import ALONE, EpochLoader, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.graph_columns import move_all
 from pyg_direct.loader.collate.graph_sources import OneByOneError, Source, read_source
+from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.ops.argument_checks import check_flag
@@ -65,11 +66,12 @@ class GraphLoader(EpochLoader):
     transform_sampler_output = None
     _orders_as_torch = True
     _graphs: Collection | None = None
+    _item = ("graph", None)
     # True after graphs were written while an epoch ran: they are then joined when a batch is requested.
     _joins_late = False
 
     def _open(self, dataset: Any, batch_size: int | None, shuffle: bool, device: Device, placement: str,
-              seed: int | None, prefetch: int | None, ranks: Any, uneven: str, kwargs: dict[str, Any]
+              seed: int | None, prefetch: int | None, ranks: Any, uneven: str, kwargs: Mapping[str, Any]
               ) -> dict[str, Any]:  # fmt: skip
         """Check the arguments and read the data set; returns the arguments of torch's loader.
 
@@ -237,8 +239,15 @@ class GraphLoader(EpochLoader):
         source, where = self._graphs.source, self._graphs.device
         return [f"graphs: {source.count}, {show_bytes(self._graphs.count_bytes())} on {where}"], {}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.dataset)} graphs)"
+    def _list_options(self) -> Iterator[str]:
+        if self._graphs is None:
+            yield "made one by one"
+
+    def _summarise_places(self) -> Iterable[Placed] | None:
+        graphs = self._graphs
+        if graphs is None:
+            return ()
+        return None if graphs.device is None else [Placed("graphs", graphs.count_bytes(), str(graphs.device))]
 
 
 class _Choice(NamedTuple):

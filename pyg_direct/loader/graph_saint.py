@@ -6,13 +6,15 @@ Each draws nodes for a batch, which has all edges among them. Norms count how of
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch_geometric.loader as pyg_loader
 from torch import Tensor
 from torch_geometric.data import Data
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
 from pyg_direct.graph.csr_topo import CSRTopo
@@ -20,6 +22,7 @@ from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.batch_counters import WALK_START_DRAW
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import InducedLoader, check_count, load_saved, save_whole
+from pyg_direct.loader.option_types import ShuffledOptions
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.ops.sampling.induced import NeighborLists
 from pyg_direct.ops.sampling.random import draw_below
@@ -66,22 +69,35 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
     _drawing: Any = None
     _norms: dict[str, Tensor] | None = None
 
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Data]: ...
+
     def __init__(self, data: Data, batch_size: int, num_steps: int = 1, sample_coverage: int = 0,
                  save_dir: str | None = None, log: bool = True, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Unpack[ShuffledOptions]
+                 ) -> None:  # fmt: skip
         self.N, self.E = self._check_data(data)
         self._batch_size, self.num_steps = check_count("batch_size", batch_size), check_count("num_steps", num_steps)
         self.sample_coverage = check_count("sample_coverage", sample_coverage, 0)
         self.save_dir, self.log = save_dir, check_flag("log", log)
-        unused = {name: kwargs.pop(name) for name in ("shuffle", "drop_last") if kwargs.get(name)}
+        options: dict[str, Any] = {**kwargs}
+        unused = {name: options.pop(name) for name in ("shuffle", "drop_last") if options.get(name)}
         warn_unused(unused, "each batch is drawn for itself")
         self._open_induced(data, self.num_steps, 1, device, placement, topology_placement, feature_cache, store_dtype,
-                           seed, prefetch, ranks, uneven, kwargs)  # fmt: skip
+                           seed, prefetch, ranks, uneven, options)  # fmt: skip
         if self.sample_coverage > 0:
             self.node_norm, self.edge_norm = self._find_norms()
             self._norms = {"node_norm": self.node_norm, "edge_norm": self.edge_norm}
+
+    _item = ("step", None)
+
+    def _list_parts(self) -> Iterator[str]:
+        for part in super()._list_parts():
+            # A batch of torch's loader is one step.
+            yield f"batch_size={self._batch_size}" if part == "batch_size=1" else part
 
     def _check_data(self, data: Any) -> tuple[int, int]:
         """Check a graph, and return the numbers of nodes and edges.
@@ -290,7 +306,8 @@ class GraphSAINTRandomWalkSampler(GraphSAINTSampler, pyg_loader.GraphSAINTRandom
                  save_dir: str | None = None, log: bool = True, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Unpack[ShuffledOptions]
+                 ) -> None:  # fmt: skip
         self.walk_length = check_walk_length(walk_length)
         super().__init__(data, batch_size, num_steps, sample_coverage, save_dir, log, device=device,
                          placement=placement, topology_placement=topology_placement, feature_cache=feature_cache,

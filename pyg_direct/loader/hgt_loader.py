@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch_geometric.data import HeteroData
 from torch_geometric.loader import HGTLoader as PygHGTLoader
+from typing_extensions import Unpack
 
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.loader.option_types import TorchOptions
+from pyg_direct.sampler.argument_types import InputNodes
 from pyg_direct.sampler.graph_reader import settle_filter
 from pyg_direct.sampler.hgt_sampler import HGTSampler, Samples
 from pyg_direct.sampler.keyed_sampler import Drawn, is_own
@@ -45,20 +48,20 @@ class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
         NotImplementedError: a `Data` or a pair of stores, as in PyG.
     """
 
-    def __init__(self, data: HeteroData, num_samples: Samples, input_nodes: Any, is_sorted: bool = False,
+    def __init__(self, data: HeteroData, num_samples: Samples, input_nodes: InputNodes, is_sorted: bool = False,
                  transform: Callable[[Any], Any] | None = None,
                  transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,
                  *, device: Device = None, placement: str = "auto", topology_placement: str | None = None,
                  feature_cache: int | str | None = None, store_dtype: torch.dtype | None = None,
                  seed: int | None = None, prefetch: int = 1, most_neighbors: int = MOST_NEIGHBORS,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
         self._made_sampler = True
         sampler = HGTSampler(data, num_samples, is_sorted, device=device, placement=self.topology_placement,
                              seed=self.seed, most_neighbors=most_neighbors)  # fmt: skip
-        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
+        options = {**kwargs, "filter_per_worker": settle_filter(filter_per_worker, data)}
         self._open_general(data, sampler, input_nodes, None, transform, transform_sampler_output, None, None,
-                           store_dtype, kwargs)  # fmt: skip
+                           store_dtype, options)  # fmt: skip
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         # A sampler of a class of its own may draw in another way than ours.

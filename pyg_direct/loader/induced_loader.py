@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from pyg_direct.loader.base_loader import ALONE, EpochLoader, is_said_anew
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.data import Attributes, summarise
 from pyg_direct.loader.collate.stale_rows import Marks
-from pyg_direct.loader.memory_placement import describe
+from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.nn.sorted_edges import register_sorted
-from pyg_direct.progress import announce
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import refuse_features
 from pyg_direct.sampling.induced_plan import InducedPlan
@@ -65,7 +64,7 @@ class InducedLoader(EpochLoader):
     def _open_induced(self, data: Any, num_items: int, batch_size: int, device: Device, placement: str,
                       topology_placement: str | None, feature_cache: int | str | None,
                       store_dtype: torch.dtype | None, seed: int | None, prefetch: int, ranks: Any, uneven: str,
-                      kwargs: dict[str, Any]) -> None:  # fmt: skip
+                      kwargs: Mapping[str, Any]) -> None:  # fmt: skip
         """Check the arguments and open torch's loader over `num_items` items."""
         self._check_pyg_hooks()
         self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch, ranks, uneven)
@@ -110,9 +109,15 @@ class InducedLoader(EpochLoader):
             self._plan = InducedPlan(topology.place(self.topology_placement, self.device), self._direction)
             self._plan_topology = topology
         self._renew_rows()
-        if self.device.type == "cuda":
-            announce(describe([summarise(topology, self._plan.topology), *self._general.summarise()]))
         return self._general
+
+    def _summarise_places(self) -> Iterable[Placed] | None:
+        if self._general is None:
+            return None
+        if self._plan is None or self._plan_topology is None:
+            # Of a graph with types.
+            return self._general.summarise()  # type: ignore[no-any-return]
+        return [summarise(self._plan_topology, self._plan.topology), *self._general.summarise()]
 
     def _renew_rows(self) -> None:
         assert self._plan_topology is not None

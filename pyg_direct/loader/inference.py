@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.features.host_link_blocks import blocks_for_rows, find_link_blocks
 from pyg_direct.graph.placed_topology import place_array
 from pyg_direct.graph.pyg_edges import find_edges
 from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.loader.option_types import InferenceLoaderOptions, InferOptions
 from pyg_direct.loader.receptive_field import Graph, Reach, edges_of, find_reach, gives_each_row
 from pyg_direct.ops.rows.gather import gather_rows
 from pyg_direct.progress import Bar, show_wait
@@ -45,7 +47,9 @@ class _Bare(Data):  # type: ignore[misc]
         return made
 
 
-def inference_loader(data: Data, batch_size: int | None = None, **options: Any) -> NeighborLoader:
+def inference_loader(
+    data: Data, batch_size: int | None = None, **options: Unpack[InferenceLoaderOptions]
+) -> NeighborLoader:
     """Make a loader of batches of all nodes in order, each with all its neighbors, without attributes: `n_id` and
     edges.
 
@@ -63,13 +67,14 @@ def inference_loader(data: Data, batch_size: int | None = None, **options: Any) 
     """
     if not isinstance(data, Data):
         raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
+    given: Mapping[str, Any] = options
     for name in ("num_neighbors", "input_nodes", "shuffle"):
-        if name in options:
-            raise ArgumentError(f"{name} is settled by layer-wise inference, got {options[name]!r}")
+        if name in given:
+            raise ArgumentError(f"{name} is settled by layer-wise inference, got {given[name]!r}")
     for name in ("store_dtype", "feature_cache", "cache_policy", "cold_policy", "hotness", "presample"):
-        if name in options:
+        if name in given:
             raise ArgumentError(f"{name} is one of attributes, which batches of layer-wise inference have none of, got "
-                                f"{options[name]!r}")  # fmt: skip
+                                f"{given[name]!r}")  # fmt: skip
     bare = _Bare(num_nodes=data.num_nodes)
     bare.__dict__["_rows"] = data.x
     bare["edge_index" if data.get("adj_t") is None else "adj_t"] = find_edges(data)
@@ -82,8 +87,9 @@ def inference_loader(data: Data, batch_size: int | None = None, **options: Any) 
 
 
 @torch.no_grad()
-def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, batch_size: int | None = None,
-          placement: str = "auto", progress_bar: bool = False, **options: Any) -> Tensor:  # fmt: skip
+def infer(model: torch.nn.Module, data: Data | NeighborLoader, *, x: Tensor | None = None,
+          batch_size: int | None = None, placement: str = "auto", progress_bar: bool = False,
+          **options: Unpack[InferOptions]) -> Tensor:  # fmt: skip
     """Compute the output of a PyG model (`GraphSAGE`, `GCN`, ... with `jk=None` or `"last"`) for all nodes, layer by
     layer.
 
@@ -136,10 +142,10 @@ def infer(model: Any, data: Data | NeighborLoader, *, x: Tensor | None = None, b
     if not isinstance(x, Tensor) or len(x) != loader.data.num_nodes:
         raise ArgumentError(f"x must have a row for each of the {loader.data.num_nodes} nodes, got "
                             f"{type(x).__name__ if not isinstance(x, Tensor) else tuple(x.shape)}")  # fmt: skip
-    rows = _Rows.of(x, placement, loader.device)
-    with Bar(model.num_layers * len(loader), "inference", "batches", is_shown=progress_bar) as bar:
+    rows, num_layers = _Rows.of(x, placement, loader.device), int(model.num_layers)  # type: ignore[arg-type]
+    with Bar(num_layers * len(loader), "inference", "batches", is_shown=progress_bar) as bar:
         graph = Graph(loader.data, loader.device)
-        for layer in range(model.num_layers):
+        for layer in range(num_layers):
             rows = _run_layer(model, layer, rows, loader, graph, placement, bar)
     return rows.as_result()
 

@@ -11,12 +11,14 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.loader.neighbor_sampler import Adj as SparseLayer, EdgeIndex, NeighborSampler as PygNeighborSampler
 from torch_geometric.typing import SparseTensor
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.arguments import read_input_nodes, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, is_said_anew, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.ops.argument_checks import as_ids, check_callables, check_fanouts, check_flag, check_ids
@@ -56,9 +58,10 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
     transform_sampler_output = None
 
     def __init__(self, edge_index: Any, sizes: Sequence[int], node_idx: Tensor | None = None,
-                 num_nodes: int | None = None, return_e_id: bool = True, transform: Callable[..., Any] | None = None,
-                 *, device: Device = None, placement: str = "auto", seed: int | None = None, prefetch: int = 1,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+                 num_nodes: int | None = None, return_e_id: bool = True, transform: Callable[..., Any] | None = None, *,
+                 device: Device = None, placement: str = "auto", seed: int | None = None, prefetch: int = 1,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Unpack[TorchOptions]
+                 ) -> None:  # fmt: skip
         if not isinstance(placement, str) or placement not in _MODES:
             raise ArgumentError(f"placement must be one of {', '.join(_MODES)}, got {placement!r}")
         self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)
@@ -89,11 +92,11 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
         mode = "CPU" if self.device.type == "cpu" else _MODES[placement]
         self._sampler = GraphSageSampler(topology, self.sizes, self.device, mode, seed=self.seed)
         self._num_calls = 0
-        kwargs = settle_workers(type(self), kwargs, self.device, may_start=False)
+        options = settle_workers(type(self), kwargs, self.device, may_start=False)
         if not len(self._nodes):
             # torch refuses to shuffle an empty data set.
-            kwargs.pop("shuffle", None)
-        DataLoader.__init__(self, range(len(self._nodes)), **kwargs)  # type: ignore[arg-type]
+            options.pop("shuffle", None)
+        DataLoader.__init__(self, range(len(self._nodes)), **options)  # type: ignore[arg-type]
         # torch's attribute would hide our method; our method as an attribute would be a cycle that keeps memory alive.
         del self.__dict__["collate_fn"]
 
@@ -179,8 +182,8 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
         topology, place = self._sampler.csr_topo, self._sampler._topology.placement
         return [f"topology: {topology.node_count} nodes, {topology.edge_count} edges, {place}"], {}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(sizes={self.sizes})"
+    def _list_options(self) -> Iterator[str]:
+        yield str(self.sizes)
 
 
 class _Made:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkLoader as PygLinkLoader, LinkNeighborLoader as PygLinkNeighborLoader
-from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling
+from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NegativeSampling
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.row_dtypes import check_store_dtype
@@ -23,10 +24,12 @@ from pyg_direct.loader.captured_link_batches import PlannedLinks
 from pyg_direct.loader.collate.data import Attributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.node_loader import check_input_id, check_times, join_windows
+from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.ops.argument_checks import check_callables, check_flag, check_ids, in_short, tell_kind
+from pyg_direct.sampler.argument_types import FanoutsOf, Graph, InputLinks, Negatives, Subgraph
 from pyg_direct.sampler.graph_reader import check_graph, list_links, list_relations, settle_filter
 from pyg_direct.sampler.keyed_sampler import (
     Drawn,
@@ -79,31 +82,33 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
+    _item = ("link", None)
     _planned: PlannedLinks | None = None
     # Name of the sampler's argument in messages.
     _sampler_name = "link_sampler"
 
-    def __init__(self, data: Any, link_sampler: Any, edge_label_index: Any = None, edge_label: Tensor | None = None,
-                 edge_label_time: Tensor | None = None, neg_sampling: Any = None,
-                 neg_sampling_ratio: float | None = None, transform: Callable[[Any], Any] | None = None,
+    def __init__(self, data: Graph, link_sampler: BaseSampler, edge_label_index: InputLinks = None,
+                 edge_label: Tensor | None = None, edge_label_time: Tensor | None = None,
+                 neg_sampling: Negatives = None, neg_sampling_ratio: float | None = None,
+                 transform: Callable[[Any], Any] | None = None,
                  transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,
                  custom_cls: Any = None, input_id: Tensor | None = None, *, device: Device = None,
                  placement: str = "auto", feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
-                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None, **kwargs: Any
-                 ) -> None:  # fmt: skip
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None,
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         edge_label_time = join_windows("edge_label_time", edge_label_time, input_start_time, input_end_time)
         device = device_for(device, link_sampler)
         self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
-        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
+        options = {**kwargs, "filter_per_worker": settle_filter(filter_per_worker, data)}
         self._open_links(data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
-                         kwargs)  # fmt: skip
+                         options)  # fmt: skip
 
     def _open_links(self, data: Any, link_sampler: Any, edge_label_index: Any, edge_label: Any, edge_label_time: Any,
                     neg_sampling: Any, neg_sampling_ratio: Any, transform: Any, transform_sampler_output: Any,
-                    custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None, kwargs: dict[str, Any]
+                    custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None, kwargs: Mapping[str, Any]
                     ) -> None:  # fmt: skip
         """Check the inputs and pass them to PyG's loader."""
         check_sampler(self._sampler_name, link_sampler, "sample_from_edges")
@@ -323,22 +328,22 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
 
     _sampler_name = "neighbor_sampler"
 
-    def __init__(self, data: Any, num_neighbors: Any, edge_label_index: Any = None, edge_label: Tensor | None = None,
-                 edge_label_time: Tensor | None = None, replace: bool = False, subgraph_type: Any = "directional",
-                 disjoint: bool = False, temporal_strategy: str = "uniform", neg_sampling: Any = None,
-                 neg_sampling_ratio: float | None = None, time_attr: str | None = None, weight_attr: str | None = None,
-                 transform: Callable[[Any], Any] | None = None,
+    def __init__(self, data: Graph, num_neighbors: FanoutsOf, edge_label_index: InputLinks = None,
+                 edge_label: Tensor | None = None, edge_label_time: Tensor | None = None, replace: bool = False,
+                 subgraph_type: Subgraph = "directional", disjoint: bool = False, temporal_strategy: str = "uniform",
+                 neg_sampling: Negatives = None, neg_sampling_ratio: float | None = None, time_attr: str | None = None,
+                 weight_attr: str | None = None, transform: Callable[[Any], Any] | None = None,
                  transform_sampler_output: Callable[[Any], Any] | None = None, is_sorted: bool = False,
-                 filter_per_worker: bool | None = None, neighbor_sampler: Any = None, directed: bool = True, *,
-                 strict_negatives: bool = False, exclude_target_edges: bool | str = False, device: Device = None,
-                 placement: str = "auto", topology_placement: str | None = None,
+                 filter_per_worker: bool | None = None, neighbor_sampler: BaseSampler | None = None,
+                 directed: bool = True, *, strict_negatives: bool = False, exclude_target_edges: bool | str = False,
+                 device: Device = None, placement: str = "auto", topology_placement: str | None = None,
                  feature_cache: int | str | None = None, topology_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  time_comparison: str = "<=", time_window: int | None = None,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", custom_cls: Any = None,
                  input_id: Tensor | None = None, super_batch: int | None = None, rev_edge_type: EdgeType | None = None,
-                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None, **kwargs: Any
-                 ) -> None:  # fmt: skip
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None,
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         edge_label_time = join_windows("edge_label_time", edge_label_time, input_start_time, input_end_time,
                                        time_window)  # fmt: skip
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
@@ -365,10 +370,10 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                           {"replace": replace, "subgraph_type": subgraph_type, "disjoint": disjoint,
                            "temporal_strategy": temporal_strategy, "time_attr": time_attr, "weight_attr": weight_attr,
                            "is_sorted": is_sorted, "directed": directed})  # fmt: skip
-        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
+        options = {**kwargs, "filter_per_worker": settle_filter(filter_per_worker, data)}
         self._open_links(data, neighbor_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
-                         kwargs)  # fmt: skip
+                         options)  # fmt: skip
 
 
 def _read_negatives(neg_sampling: Any) -> NegativeSampling | None:

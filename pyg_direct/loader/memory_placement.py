@@ -76,15 +76,16 @@ class Placed(NamedTuple):
     where: str
     hot_share: float = 0.0
 
+    def __str__(self) -> str:
+        """Describe it for the line about placement, such as `x 9.5 GB unified (12 % hot in GPU memory)`."""
+        where = f"on {self.where}" if ":" in self.where or self.where == "cpu" else self.where
+        hot = f" ({100 * self.hot_share:.0f} % hot in GPU memory)" if self.hot_share > 0 else ""
+        return f"{self.name} {show_bytes(self.num_bytes)} {where}{hot}"
+
 
 def describe(parts: Iterable[Placed]) -> str:
     """Describe places in one line, such as `topology 1.0 GB on cuda:0, x 9.5 GB unified (12 % hot in GPU memory)`."""
-    words = []
-    for part in parts:
-        where = f"on {part.where}" if ":" in part.where else part.where
-        hot = f" ({100 * part.hot_share:.0f} % hot in GPU memory)" if part.hot_share > 0 else ""
-        words.append(f"{part.name} {show_bytes(part.num_bytes)} {where}{hot}")
-    return ", ".join(words)
+    return ", ".join(map(str, parts))
 
 
 _LOGGER = logging.getLogger(__name__)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
-from torch_geometric.sampler import NodeSamplerInput, NumNeighbors, SamplerOutput
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, NumNeighbors, SamplerOutput
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, PlacementWarning, warn
 from pyg_direct.features.row_dtypes import check_store_dtype
@@ -29,19 +30,21 @@ from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.data import Attributes, summarise
 from pyg_direct.loader.hot_row_ranking import check_ranking, rank_edges, rank_rows
-from pyg_direct.loader.memory_placement import describe, keep_once
+from pyg_direct.loader.memory_placement import Placed, keep_once
 from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seeds, join_windows, open_loader
+from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.loader.prefetch.processes import Positions, WorkerSampler, number_items
 from pyg_direct.loader.sampler_loader import note_sample, read_positions
 from pyg_direct.nn.sorted_edges import register_hops
+from pyg_direct.object_text import show_fanouts
 from pyg_direct.ops.argument_checks import check_callables, check_fanouts, check_flag, check_ids
 from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.ops.sampling.uniform import check_sampling
-from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
 from pyg_direct.runtime.host.memory import check_size
+from pyg_direct.sampler.argument_types import FanoutsOf, Graph, Ids, InputNodes, Subgraph
 from pyg_direct.sampler.graph_reader import check_graph, count_nodes, read_topology, settle_filter
 from pyg_direct.sampler.keyed_sampler import (
     Drawn,
@@ -216,21 +219,22 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     _sampler_name = "neighbor_sampler"
 
-    def __init__(self, data: Any, num_neighbors: Any, input_nodes: Any = None, input_time: Any = None,
-                 replace: bool = False, subgraph_type: Any = "directional", disjoint: bool = False,
-                 temporal_strategy: str = "uniform", time_attr: str | None = None, weight_attr: str | None = None,
-                 transform: Callable[[Any], Any] | None = None,
+    def __init__(self, data: Graph, num_neighbors: FanoutsOf, input_nodes: InputNodes = None,
+                 input_time: Tensor | None = None, replace: bool = False, subgraph_type: Subgraph = "directional",
+                 disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
+                 weight_attr: str | None = None, transform: Callable[[Any], Any] | None = None,
                  transform_sampler_output: Callable[[Any], Any] | None = None, is_sorted: bool = False,
-                 filter_per_worker: bool | None = None, neighbor_sampler: Any = None, directed: bool = True, *,
-                 device: Device = None, placement: str = "auto", topology_placement: str | None = None,
-                 feature_cache: int | str | None = None, topology_cache: int | str | None = None,
-                 store_dtype: torch.dtype | None = None, sampling: str = "uniform", layer_dependency: bool = False,
-                 super_batch: int | None = None, seed: int | None = None, prefetch: int = 1,
-                 time_comparison: str = "<=", time_window: int | None = None,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", cache_policy: str | None = None,
-                 cold_policy: str = "auto", hotness: str = "expected", presample: float | None = None,
-                 custom_cls: Any = None, input_id: Tensor | None = None, input_start_time: Tensor | None = None,
-                 input_end_time: Tensor | None = None, **kwargs: Any) -> None:  # fmt: skip
+                 filter_per_worker: bool | None = None, neighbor_sampler: BaseSampler | None = None,
+                 directed: bool = True, *, device: Device = None, placement: str = "auto",
+                 topology_placement: str | None = None, feature_cache: int | str | None = None,
+                 topology_cache: int | str | None = None, store_dtype: torch.dtype | None = None,
+                 sampling: str = "uniform", layer_dependency: bool = False, super_batch: int | None = None,
+                 seed: int | None = None, prefetch: int = 1, time_comparison: str = "<=",
+                 time_window: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
+                 cache_policy: str | None = None, cold_policy: str = "auto", hotness: str = "expected",
+                 presample: float | None = None, custom_cls: Any = None, input_id: Tensor | None = None,
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None,
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         input_time = join_windows("input_time", input_time, input_start_time, input_end_time, time_window)
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             given = "input_time" if input_start_time is None else "input_start_time"
@@ -250,7 +254,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                        "is_sorted": is_sorted, "directed": directed})  # fmt: skip
         check_stores(data, cache_policy=cache_policy)
         check_flag("is_sorted", is_sorted)
-        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
+        options = {**kwargs, "filter_per_worker": settle_filter(filter_per_worker, data)}
         layer_dependency = check_flag("layer_dependency", layer_dependency)
         plain = is_plain(data, num_neighbors, neighbor_sampler, time_attr, weight_attr,
                          check_flag("disjoint", disjoint), subgraph_type, check_flag("directed", directed))  # fmt: skip
@@ -259,7 +263,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             check_choices(temporal_strategy, time_comparison, time_window)
             fanouts = list(num_neighbors.values) if isinstance(num_neighbors, NumNeighbors) else num_neighbors
             self._open_plain(data, fanouts, input_nodes, replace, transform, transform_sampler_output, input_id,
-                             store_dtype, sampling, layer_dependency, kwargs)  # fmt: skip
+                             store_dtype, sampling, layer_dependency, options)  # fmt: skip
             return
         for name, value, allowed in (
             ("sampling", sampling, ("uniform",)),
@@ -277,11 +281,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                 is_sorted, directed=directed, device=device, placement=self.topology_placement, seed=self.seed,
                 time_comparison=time_comparison, time_window=time_window)  # fmt: skip
         self._open_general(data, neighbor_sampler, input_nodes, input_time, transform, transform_sampler_output,
-                           custom_cls, input_id, store_dtype, kwargs)  # fmt: skip
+                           custom_cls, input_id, store_dtype, options)  # fmt: skip
 
     def _open_plain(self, data: Data, num_neighbors: Any, input_nodes: Any, replace: bool, transform: Any,
                     transform_sampler_output: Any, input_id: Any, store_dtype: torch.dtype | None, sampling: str,
-                    layer_dependency: bool, kwargs: dict[str, Any]) -> None:  # fmt: skip
+                    layer_dependency: bool, kwargs: Mapping[str, Any]) -> None:  # fmt: skip
         """Check the inputs of uniform batches of a `Data`."""
         check_graph(data)
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output)
@@ -330,9 +334,17 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         edges = rank_edges(self, self._placed) if is_first else None
         self._place_attributes(ranking, edges)
         assert self._attributes is not None
-        if self.device.type == "cuda":
-            announce(describe([summarise(topology, self._placed), *self._attributes.summarise()]))
         return self._attributes
+
+    def _summarise_places(self) -> Iterable[Placed] | None:
+        if self._recipe is None:
+            return super()._summarise_places()
+        if self._attributes is None:
+            return None
+        return [summarise(self._plan_topology, self._placed), *self._attributes.summarise()]
+
+    def _list_options(self) -> Iterator[str]:
+        return super()._list_options() if self._recipe is None else iter([show_fanouts(self.num_neighbors)])
 
     def _place_attributes(self, ranking: Any, edges: Any = None) -> None:
         counts = {"node": self._plan_topology.node_count, "edge": self._plan_topology.edge_count}
@@ -375,7 +387,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
         sample: Sample = self._plan.sample(seeds, key)
         return sample
 
-    def __call__(self, index: Any) -> Any:
+    def __call__(self, index: Ids) -> Data | HeteroData:
         """Make the batch around the input nodes at these positions; each call makes new draws."""
         if self._recipe is None:
             return super().__call__(index)

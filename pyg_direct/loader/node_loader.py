@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader as PygNodeLoader
-from torch_geometric.sampler import HeteroSamplerOutput, NodeSamplerInput
+from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.row_dtypes import check_store_dtype
 from pyg_direct.loader.arguments import check_custom_cls, check_stores, read_input_nodes, settle_workers
 from pyg_direct.loader.hot_row_ranking import SeedDraw
+from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.ops.argument_checks import check_callables, check_ids, check_integers, in_short, tell_kind
+from pyg_direct.sampler.argument_types import Graph, InputNodes
 from pyg_direct.sampler.graph_reader import check_graph, count_nodes, list_relations, settle_filter
 from pyg_direct.sampler.keyed_sampler import Output, OwnSampler, ask, check_sampler, device_for, is_own
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows
@@ -53,25 +56,25 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     # Names of the arguments in messages.
     _sampler_name, _seeds_name = "node_sampler", "input_nodes"
 
-    def __init__(self, data: Any, node_sampler: Any, input_nodes: Any = None, input_time: Tensor | None = None,
-                 transform: Callable[[Any], Any] | None = None,
+    def __init__(self, data: Graph, node_sampler: BaseSampler, input_nodes: InputNodes = None,
+                 input_time: Tensor | None = None, transform: Callable[[Any], Any] | None = None,
                  transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,
                  custom_cls: Any = None, input_id: Tensor | None = None, *, device: Device = None,
                  placement: str = "auto", feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
-                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None, **kwargs: Any
-                 ) -> None:  # fmt: skip
+                 input_start_time: Tensor | None = None, input_end_time: Tensor | None = None,
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         input_time = join_windows("input_time", input_time, input_start_time, input_end_time)
         device = device_for(device, node_sampler)
         self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
-        kwargs["filter_per_worker"] = settle_filter(filter_per_worker, data)
+        options = {**kwargs, "filter_per_worker": settle_filter(filter_per_worker, data)}
         self._open_general(data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
-                           custom_cls, input_id, store_dtype, kwargs)  # fmt: skip
+                           custom_cls, input_id, store_dtype, options)  # fmt: skip
 
     def _open_general(self, data: Any, node_sampler: Any, input_nodes: Any, input_time: Any, transform: Any,
                       transform_sampler_output: Any, custom_cls: Any, input_id: Any, store_dtype: torch.dtype | None,
-                      kwargs: dict[str, Any]) -> None:  # fmt: skip
+                      kwargs: Mapping[str, Any]) -> None:  # fmt: skip
         """Check the inputs and pass them to PyG's loader."""
         check_sampler(self._sampler_name, node_sampler, "sample_from_nodes")
         check_callables(transform=transform, transform_sampler_output=transform_sampler_output, custom_cls=custom_cls)
@@ -92,6 +95,11 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         check_times("input_time", given.time, given.node.numel(), windows=True)
         # On the CPU, as the positions that index them.
         given.time, given.input_id = (None if own is None else own.cpu() for own in (given.time, given.input_id))
+
+    @property
+    def _item(self) -> tuple[str, str | None]:  # type: ignore[override]
+        kind = self.input_data.input_type
+        return ("seed" if kind is None else f"{kind} seed"), None
 
     @property
     def _sampler(self) -> Any:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
@@ -19,10 +20,13 @@ from pyg_direct.loader.base_loader import ALONE
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import InducedLoader, check_count
 from pyg_direct.loader.node_loader import count_seeds
+from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.sampler_loader import read_positions
+from pyg_direct.object_text import show_count, show_options
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.sampling.walks import check_walk_length
+from pyg_direct.sampler.argument_types import Ids
 from pyg_direct.sampler.graph_reader import count_nodes, describe_other, read_topology
 from pyg_direct.sampling.ppr_neighbors import PendingPPR, PPRPlan, PPRRecipe, PPRSample
 from pyg_direct.sampling.random_key import EpochKey, draw_seed
@@ -70,11 +74,16 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
 
     _ppr: PPRPlan | None = None
 
-    def __init__(self, data: Data, num_neighbors: int, input_nodes: Any = None, *, alpha: float = 0.2,
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Data]: ...  # type: ignore[override]
+
+    def __init__(self, data: Data, num_neighbors: int, input_nodes: Ids | None = None, *, alpha: float = 0.2,
                  num_walks: int = 64, walk_length: int = 10, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Unpack[TorchOptions]
+                 ) -> None:  # fmt: skip
         if not isinstance(data, Data):
             raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
         for name in ("ppr_edge_index", "ppr_weight"):
@@ -89,6 +98,10 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
         self._seeds = _read_seeds(input_nodes, count_nodes(data))
         self._open_induced(data, self._seeds.numel(), 1, device, placement, topology_placement, feature_cache,
                            store_dtype, seed, prefetch, ranks, uneven, kwargs)  # fmt: skip
+
+    def _list_options(self) -> Iterator[str]:
+        yield show_count(self.num_neighbors, "neighbor")
+        yield from show_options(alpha=self.alpha)
 
     def _open_topology(self) -> CSRTopo:
         topology = read_topology(self.data, self.device)

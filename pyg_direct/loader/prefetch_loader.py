@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from pyg_direct.errors import ArgumentTypeError, DeviceError
 from pyg_direct.loader.base_loader import EpochLoader
 from pyg_direct.loader.collate.graph_columns import move_all
 from pyg_direct.loader.prefetch.gpu_streams import hold_for
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import side_streams
 from pyg_direct.typing import Device
@@ -41,7 +42,7 @@ class PrefetchLoader(PygPrefetchLoader):  # type: ignore[misc]
         NotImplementedError: `device` is neither a CPU nor a CUDA device.
     """
 
-    def __init__(self, loader: Any, device: Device = None) -> None:
+    def __init__(self, loader: Iterable[Any], device: Device = None) -> None:
         check_loader(loader)
         target = read_device(device)
         # PyG warns without a GPU, and uses the CPU.
@@ -116,6 +117,18 @@ class PrefetchLoader(PygPrefetchLoader):  # type: ignore[misc]
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
         return len(self.loader)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_loader(self.loader)
+        yield str(self.device)
+
+
+def show_loader(loader: Any) -> str:
+    """A loader for `repr`: its own text, or the number of batches that a list has."""
+    if isinstance(loader, (list, tuple)):
+        return f"{type(loader).__name__} of {show_count(len(loader), 'batch', 'batches')}"
+    return repr(loader)
 
 
 def _hold(value: Any, stream: Any) -> None:

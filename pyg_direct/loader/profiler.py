@@ -17,6 +17,7 @@ from torch.autograd import profiler
 
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.placed_topology import ListReads
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.profiling import Origin
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.launch import current_stream
@@ -88,6 +89,11 @@ class Recorder:
         self._spare: list[Any] = []
         # An idle stream, so that its events complete at once.
         self._idle = None if self._index is None else torch.cuda.Stream(self._index)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield f"{show_count(self.num_batches, 'batch', 'batches')} recorded"
+        yield f"times of the last {len(self.done)}"
 
     def begin(self, attributes: Mapping[str, Any], reads: ListReads | None = None) -> EpochRecord:
         """Begin the record of an epoch: new features start to count, and so do reads of lists in host memory

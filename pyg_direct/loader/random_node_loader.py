@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import RandomNodeLoader as PygRandomNodeLoader
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import check_count
+from pyg_direct.loader.option_types import ShuffledOptions
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.loader.typed_induced_loader import TypedInducedLoader
+from pyg_direct.object_text import show_options
 from pyg_direct.sampler.graph_reader import describe_other, read_topology
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
@@ -41,19 +45,26 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
     def __init__(self, data: Data | HeteroData, num_parts: int, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Any) -> None:  # fmt: skip
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Unpack[ShuffledOptions]
+                 ) -> None:  # fmt: skip
         if not isinstance(data, (Data, HeteroData)):
             raise ArgumentTypeError(f"data must be a Data or a HeteroData, got {describe_other(data)}")
         self.num_parts = check_count("num_parts", num_parts)
-        if "batch_size" in kwargs:
+        given: Mapping[str, Any] = kwargs
+        if "batch_size" in given:
             raise ArgumentError(f"batch_size must not be given, as it follows from num_parts, got "
-                                f"{kwargs['batch_size']!r}")  # fmt: skip
+                                f"{given['batch_size']!r}")  # fmt: skip
         self.num_nodes = self._note_types(data)
         if self.num_nodes == 0:
             raise ArgumentError("data must have nodes, got none")
         self._open_induced(data, self.num_nodes, math.ceil(self.num_nodes / num_parts), device, placement,
                            topology_placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven,
                            kwargs)  # fmt: skip
+
+    _item = ("node", None)
+
+    def _list_options(self) -> Iterator[str]:
+        yield from show_options(num_parts=self.num_parts)
 
     def _open_topology(self) -> CSRTopo:
         self._check_nodes()

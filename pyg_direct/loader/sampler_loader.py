@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,14 +20,17 @@ from pyg_direct.loader.collate.data import Attributes
 from pyg_direct.loader.collate.hetero_data import HeteroAttributes
 from pyg_direct.loader.collate.stores import StoreAttributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw, rank_sampled
+from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, HOST_ROOM, GrowingTogether, SharedRows, Together, Work
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.nn.sorted_edges import register_batch
+from pyg_direct.object_text import show_fanouts
 from pyg_direct.ops.argument_checks import as_ids, check_ids
 from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.memory import available_bytes
 from pyg_direct.runtime.host.threads import one_thread
+from pyg_direct.sampler.argument_types import Ids
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, is_own
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.random_key import EpochKey
@@ -46,6 +49,10 @@ class GeneralLoader(EpochLoader):
     _sampled_topology: Any = None
     # True if this loader made its sampler, for the given graph.
     _made_sampler = False
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Data | HeteroData]: ...
 
     @property
     def _sampler(self) -> Any:
@@ -164,7 +171,7 @@ class GeneralLoader(EpochLoader):
             note_memory(batch, [*memory, *(sample.out.metadata or ())])
         return batch
 
-    def __call__(self, index: Any) -> Any:
+    def __call__(self, index: Ids) -> Data | HeteroData:
         """Make the batch around the seeds at these positions; each call makes new draws."""
         with glance_only():
             self._prepare()
@@ -265,6 +272,14 @@ class GeneralLoader(EpochLoader):
         if out.edge is None:
             del batch._store["e_id"]
         return batch
+
+    def _list_options(self) -> Iterator[str]:
+        # That of HGT has numbers of nodes.
+        fanouts = getattr(self._sampler, "num_neighbors", getattr(self._sampler, "num_samples", None))
+        yield type(self._sampler).__name__ if fanouts is None else show_fanouts(fanouts)
+
+    def _summarise_places(self) -> Iterable[Placed] | None:
+        return None if self._general is None else self._general.summarise()
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         attributes = self._prepare() if self._general is None else self._general

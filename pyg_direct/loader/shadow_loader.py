@@ -10,10 +10,12 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import ShaDowKHopSampler as PygShaDowKHopSampler
 from torch_geometric.sampler import SamplerOutput
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.loader.node_loader import NodeLoader
+from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.ops.argument_checks import as_ids, check_flag, check_ids
 from pyg_direct.sampler.graph_reader import describe_other
 from pyg_direct.sampler.keyed_sampler import Output
@@ -49,7 +51,7 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
                  replace: bool = False, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
-                 **kwargs: Any) -> None:  # fmt: skip
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         if not isinstance(data, Data):
             raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
         if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MAX_HOPS:
@@ -67,8 +69,8 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
             raise ArgumentTypeError(f"{type(self).__name__} has no option filter_per_worker: its collate_fn makes "
                                     "batches, as PyG's")  # fmt: skip
         # PyG's `collate_fn` makes batches.
-        kwargs["filter_per_worker"] = True
-        self._open_general(data, sampler, node_idx, None, None, None, None, None, store_dtype, kwargs)
+        options = {**kwargs, "filter_per_worker": True}
+        self._open_general(data, sampler, node_idx, None, None, None, None, None, store_dtype, options)
         self.node_idx = self.input_data.node
 
     def collate_fn(self, index: Any) -> Any:

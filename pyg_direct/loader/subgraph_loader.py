@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch_geometric.sampler import BaseSampler
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.loader.option_types import SubGraphOptions
+from pyg_direct.sampler.argument_types import FanoutsOf, Graph, InputNodes
 from pyg_direct.sampler.keyed_sampler import Output
 
 
@@ -27,10 +32,12 @@ class SubGraphLoader(NeighborLoader):
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
-    def __init__(self, data: Any, input_nodes: Any = None, num_neighbors: Any = None, neighbor_sampler: Any = None,
-                 **kwargs: Any) -> None:  # fmt: skip
-        if "subgraph_type" in kwargs:
-            raise ArgumentError(f"subgraph_type must be 'induced', which it is, got {kwargs['subgraph_type']!r}")
+    def __init__(self, data: Graph, input_nodes: InputNodes = None, num_neighbors: FanoutsOf | None = None,
+                 neighbor_sampler: BaseSampler | None = None,
+                 **kwargs: Unpack[SubGraphOptions]) -> None:  # fmt: skip
+        given: Mapping[str, Any] = kwargs
+        if "subgraph_type" in given:
+            raise ArgumentError(f"subgraph_type must be 'induced', which it is, got {given['subgraph_type']!r}")
         super().__init__(data, [] if num_neighbors is None else num_neighbors, input_nodes,
                          neighbor_sampler=neighbor_sampler,
                          subgraph_type="induced" if neighbor_sampler is None else "directional", **kwargs)  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ class TypedInducedLoader(InducedLoader):
     """
 
     _typed_plan: GeneralPlan | None = None
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Data | HeteroData]: ...
 
     def _note_types(self, data: Data | HeteroData) -> int:
         """Note the types of a graph with the numbers of their nodes; return the sum.

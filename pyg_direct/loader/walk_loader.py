@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.loader.arguments import settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.ops.rows.upload import upload
@@ -53,17 +55,22 @@ class WalkLoader(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
 
     transform = None
     transform_sampler_output = None
+    _item = ("node", None)
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...  # type: ignore[override]
 
     def __init__(self, walks: Walks, num_nodes: int, *, device: Device = None, seed: int | None = None,
                  prefetch: int = 1, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
-                 **kwargs: Any) -> None:  # fmt: skip
+                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         self._settle(device, "auto", None, None, 1, seed, prefetch, ranks, uneven)
         if "filter_per_worker" in kwargs:
             raise ArgumentTypeError(f"{type(self).__name__} has no option filter_per_worker: its batches are no graphs")
         self._walks, self._nodes = walks, torch.arange(num_nodes, device="cpu")
-        kwargs = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=num_nodes)
+        options = settle_workers(type(self), kwargs, self.device, may_start=False, num_seeds=num_nodes)
         with torch.device("cpu"):
-            DataLoader.__init__(self, range(num_nodes), **kwargs)  # type: ignore[arg-type]
+            DataLoader.__init__(self, range(num_nodes), **options)  # type: ignore[arg-type]
 
     def _prepare(self) -> None:
         self._place = self._walks.open_walks(self.device)

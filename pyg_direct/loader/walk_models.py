@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn.models import MetaPath2Vec as PygMetaPath2Vec, Node2Vec as PygNode2Vec
+from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.csr_topo import CSRTopo
@@ -15,6 +16,7 @@ from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.batch_counters import WALK_ANYWHERE_DRAW
 from pyg_direct.loader.base_loader import is_said_anew
 from pyg_direct.loader.induced_loader import check_count
+from pyg_direct.loader.option_types import WalkOptions
 from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.loader.walk_loader import WalkLoader
 from pyg_direct.ops.argument_checks import as_ids, check_edge_list, check_flag, check_ids
@@ -50,7 +52,7 @@ class WalkModel(SavedAsPyg):
         # Topologies of the walks, by device.
         self._opened: dict[torch.device, Any] = {}
 
-    def _open_loader(self, num_nodes: int, options: dict[str, Any]) -> WalkLoader:
+    def _open_loader(self, num_nodes: int, options: Mapping[str, Any]) -> WalkLoader:
         return WalkLoader(self, num_nodes, **{"device": self._device, "seed": self._seed, **options})
 
     @property
@@ -190,7 +192,7 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
                             "num_negative_samples": num_negative_samples}.items():  # fmt: skip
             check_count(name, value)
 
-    def loader(self, **kwargs: Any) -> WalkLoader:
+    def loader(self, **kwargs: Unpack[WalkOptions]) -> WalkLoader:
         """Make a loader of batches (positive walks, negative walks) of all nodes.
 
         Args:
@@ -294,7 +296,7 @@ class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]
                                  check_flag("sparse", sparse))  # fmt: skip
         self.settle_walks(device, seed)
 
-    def loader(self, **kwargs: Any) -> WalkLoader:
+    def loader(self, **kwargs: Unpack[WalkOptions]) -> WalkLoader:
         """Make a loader of batches (positive walks, negative walks) of all nodes of the first type; see
         `Node2Vec.loader`.
 

@@ -9,6 +9,7 @@ rebuilds the edges there. Deep copies have these overrides, pickles do not. Ever
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from pyg_direct.nn.paths import ConvReport, Paths, Report, describe_left, make_p
 from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, watch_passes
 from pyg_direct.nn.sorted_edges import UnknownEdges
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
+from pyg_direct.object_text import one_line
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.progress import announce
 
@@ -78,9 +80,12 @@ class Acceleration:
             forget_relations(module)
             forget_graph(module)
 
-    def __repr__(self) -> str:
-        listed = ", ".join(f"{name}: {kind}" for name, kind in self.convolutions.items())
-        return f"Acceleration({listed})"
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        for name, kind in self.convolutions.items():
+            yield f"{name}: {kind}" if name else kind
+        if self.replay is not None:
+            yield repr(self.replay)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse a call as if it were the model.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from pyg_direct.object_text import flatten, show_table
+
 # Reasons that several convolutions share.
 UNKNOWN = "edges are not known to be sorted"
 SMALL = "edges are not known to be sorted, and are too few to sort a graph for"
@@ -100,6 +102,16 @@ class Report(NamedTuple):
 
     convolutions: list[ConvReport]
     replay: str | None = None
+
+    def to_dict(self) -> dict[str, int | float]:
+        """Return calls by flat names, such as `convs.0/accelerated`, as loggers of metrics take them."""
+        return flatten({one.name or one.kind: {"accelerated": one.accelerated, "left": sum(one.left.values())}
+                        for one in self.convolutions})  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        rows = [(one.name, one.kind, describe_calls(one.accelerated, one.left, one.reason))
+                for one in self.convolutions]  # fmt: skip
+        return show_table(self.replay or "convolutions", rows, ("name", "class", "calls"))
 
     def __str__(self) -> str:
         lines = [str(one) for one in self.convolutions] or ["the model has no convolutions"]

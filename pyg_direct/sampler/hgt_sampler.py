@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch_geometric.data import Data, HeteroData
@@ -10,6 +10,7 @@ from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeS
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.object_text import one_line, show_fanouts, show_options
 from pyg_direct.ops.argument_checks import check_fanouts, check_flag
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampler.graph_reader import describe_other, read_parts
@@ -82,6 +83,12 @@ class HGTSampler(OwnSampler):
             self.num_samples = _read_samples({**own, **self.num_samples}, self.data)
             self._topology = topology
             self._plan = HgtPlan(topology.place(self.placement, self.device), self.num_samples, self.most_neighbors)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_fanouts(self.num_samples)
+        yield from show_options(seed=self.seed)
+        yield str(self.device)
 
     def _open_topology(self) -> HeteroTopo:
         self._open_plan()

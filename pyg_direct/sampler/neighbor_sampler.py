@@ -6,7 +6,7 @@ sampler has opened of its graph. Links as seeds, and their negatives, are in `li
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace as replace_fields
 from typing import Any
 
@@ -27,10 +27,12 @@ from pyg_direct.errors import ArgumentError, LoaderWarning, warn, warn_unused
 from pyg_direct.graph.placed_topology import PLACES, check_place
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.batch_counters import MAX_HOPS
+from pyg_direct.object_text import one_line, show_fanouts, show_options
 from pyg_direct.ops.argument_checks import check_fanouts, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload_parts
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.memory import check_size
+from pyg_direct.sampler.argument_types import FanoutsOf, Graph, Subgraph
 from pyg_direct.sampler.graph_reader import Parts, read_parts, read_topology
 from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output, to_output
 from pyg_direct.sampler.link_seeds import (
@@ -199,11 +201,11 @@ class NeighborSampler(OwnSampler):
         NotImplementedError: combinations that PyG does not support either: times backward, weights of stores.
     """
 
-    def __init__(self, data: Any, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,
-                 disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
-                 weight_attr: str | None = None, is_sorted: bool = False, share_memory: bool = False,
-                 directed: bool = True, sample_direction: str = "forward", *, device: Device = None,
-                 placement: str = "auto", seed: int | None = None, time_comparison: str = "<=",
+    def __init__(self, data: Graph, num_neighbors: FanoutsOf, subgraph_type: Subgraph = "directional",
+                 replace: bool = False, disjoint: bool = False, temporal_strategy: str = "uniform",
+                 time_attr: str | None = None, weight_attr: str | None = None, is_sorted: bool = False,
+                 share_memory: bool = False, directed: bool = True, sample_direction: str = "forward", *,
+                 device: Device = None, placement: str = "auto", seed: int | None = None, time_comparison: str = "<=",
                  time_window: int | None = None, strict_negatives: bool = False,
                  exclude_target_edges: bool | str = False, topology_cache: int | str | None = None,
                  rev_edge_type: EdgeType | None = None) -> None:  # fmt: skip
@@ -577,8 +579,14 @@ class NeighborSampler(OwnSampler):
         other.__dict__.update(self.__dict__)
         return other
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, device={self.device})"
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_fanouts(self._num_neighbors)
+        kind = self._subgraph_type.value
+        yield from show_options(subgraph_type=None if kind == "directional" else kind, replace=self.replace,
+                                disjoint=self.disjoint, time_attr=self.time_attr, weight_attr=self.weight_attr,
+                                seed=self.seed)  # fmt: skip
+        yield str(self.device)
 
 
 def _by_type(index: NodeSamplerInput, is_hetero: bool) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.kernels.batch_counters import MAX_HOPS
+from pyg_direct.object_text import one_line
 from pyg_direct.ops.argument_checks import as_ids, check_fanouts, check_ids, check_key, checks_keywords
 from pyg_direct.ops.local_ids.relabel import relabel
 from pyg_direct.ops.sampling.uniform import sample_neighbors
@@ -256,5 +257,7 @@ class GraphSageSampler:
             return self.__dict__[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __repr__(self) -> str:
-        return f"GraphSageSampler({self.csr_topo}, sizes={self.sizes}, device={self.device}, mode={self.mode!r})"
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield repr(self.csr_topo)
+        yield from (f"sizes={self.sizes}", f"device={self.device}", f"mode={self.mode!r}")

@@ -10,7 +10,7 @@ trees are numbered by buckets, which are sorted each (`kernels/local_ids/sorted_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -42,6 +42,7 @@ from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel, sorted_buck
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import captured_hops, captured_subgraph, hetero, weighted_gpu, worklist
 from pyg_direct.kernels.sampling.worklist import COLUMNS
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.local_ids.relabel import num_words
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import full_grid, grid_for, run_gpu
@@ -233,6 +234,11 @@ class HeteroGpuPlan(CapturedPlan):
         self._class_starts = upload(class_starts, device)
         self._node_starts = upload(np.zeros_like(class_starts) if disjoint else class_starts, device)
         self._known_edges = self._known_items = 0
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_count(self.num_hops, "hop")
+        yield repr(self.topology)
 
     def submit(self, requests: Sequence[Request], keys: Sequence[int], excluded: PairList | None = None) -> Pending:
         """Enqueue batches on torch's current stream and return at once.

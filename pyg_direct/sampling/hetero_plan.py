@@ -7,7 +7,7 @@ graphs in parts, `list_work` makes the list from the numbers of nodes to expand,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -36,6 +36,7 @@ from pyg_direct.kernels.sampling.worklist import (
     TIMED,
     WEIGHTED,
 )
+from pyg_direct.object_text import one_line, show_fanouts
 from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.local_ids.csr import Piece, regroup
 from pyg_direct.ops.rows.upload import upload
@@ -198,6 +199,11 @@ class GeneralPlan:
         self._captured: dict[tuple[int, bool], HeteroGpuPlan] = {}
         # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
         self._most_seeds = self._most_edges = 0
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_fanouts(self.recipe.fanouts)
+        yield repr(self.topology)
 
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int, *,
                seed_time: Tensor | Mapping[str, Tensor] | None = None, excluded: Excluded | None = None

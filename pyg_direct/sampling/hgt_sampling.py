@@ -10,7 +10,7 @@ the neighbors that it and the layers before it met. On a CPU layers follow one a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
 from pyg_direct.kernels.batch_counters import BUDGET_DRAW, MAX_HOPS, STATE
 from pyg_direct.kernels.sampling import hgt_budget as kernels
+from pyg_direct.object_text import one_line
 from pyg_direct.ops.argument_checks import check_fanouts, check_key
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu
@@ -224,6 +225,10 @@ class HgtPlan:
         self._starts = torch.from_numpy(topo.type_starts).to(topology.device)
         is_on_gpu = SIMULATED or topology.device.type == "cuda"
         self._captured = HgtGpuPlan(topology, self._samples, most) if is_on_gpu else None
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield repr(self.topology)
 
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> GeneralSample:
         """The batch of `seeds` under `key`: nodes of each type, seeds first, then layer after layer.

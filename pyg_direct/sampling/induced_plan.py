@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.batch_counters import FAR
+from pyg_direct.object_text import one_line
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import check_below
 from pyg_direct.ops.sampling.induced import Candidates, NeighborLists, count_inside
@@ -88,6 +91,10 @@ class InducedPlan:
         self.topology, self.direction = topology, direction
         self.lists = list_neighbors(topology)
         self._idle: list[_Table] = []
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield repr(self.topology)
 
     def sample(self, nodes: Tensor, *, is_set: bool = True) -> Sample:
         """The subgraph of nodes; see `submit`."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.threads import Pool
 from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler
@@ -98,6 +99,13 @@ class MixedGraphSageSampler:
         self._paces = _Paces(self.num_workers)
         # Of the latest epoch: batches that the GPU and the cores sampled.
         self.num_on_gpu = self.num_on_cores = 0
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_count(len(self.job), "batch", "batches")
+        yield f"mode={self.mode!r}"
+        yield show_count(self.num_workers, "core")
+        yield str(self.device)
 
     def __len__(self) -> int:
         """Number of batches."""

@@ -17,6 +17,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.pyg_edges import EdgeList, read_edges
 from pyg_direct.kernels.batch_counters import NEGATIVE_DRAW
+from pyg_direct.object_text import one_line, show_count, show_options
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.sampling.random import derive_key, draw_below, draw_bits, draw_until
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -396,6 +397,12 @@ class RandomNegativeSampler:
                 raise ArgumentError(f"num_nodes must be above all ids, got {num_nodes} and id {int(ends.max())}")
         self._sources, self._targets = (Nodes(size, None, None, self.device) for size in sizes)
         self._edges = EdgeSet(sources.to(self.device), targets.to(self.device), *sizes)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_count(sum(part.numel() for part in self._edges.parts), "edge")
+        yield from show_options(seed=self.seed)
+        yield str(self.device)
 
     def sample(self, req_num: int, trials_num: int = 5, padding: bool = False) -> Tensor:
         """Pairs that are no edge, int64 `[2, n]` on `device`, sources first; each call draws anew.

@@ -8,6 +8,7 @@ that equal keys give equal neighborhoods on every device.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.sampling.induced import NeighborLists
 from pyg_direct.ops.sampling.walks import walk
@@ -83,6 +85,11 @@ class PPRPlan:
 
     def __init__(self, induced: InducedPlan, recipe: PPRRecipe) -> None:
         self._induced, self._recipe = induced, recipe
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_count(self._recipe.num_neighbors, "neighbor")
+        yield repr(self._induced.topology)
 
     def submit(self, seeds: Tensor, key: int) -> PendingPPR:
         """Start to find the neighborhoods of seeds, on torch's current stream, without a wait for a GPU.

@@ -6,6 +6,7 @@ Arrays are NumPy's between the loops: torch would wake its own threads for them,
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel
 from pyg_direct.kernels.sampling import uniform
+from pyg_direct.object_text import one_line, show_fanouts
 from pyg_direct.ops.local_ids.relabel import cpu_bitmaps, num_words
 from pyg_direct.ops.run_kernel import check_below, cpu_chunks, threads_for
 from pyg_direct.ops.sampling.uniform import cpu_picks
@@ -55,6 +57,11 @@ class CpuPlan:
         self._edges_in_all = sys.maxsize if recipe.replace else expansions * topology.num_edges
         # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
         self._most_seeds = self._most_edges = 0
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_fanouts(self.recipe.fanouts)
+        yield repr(self.topology)
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
         """The batch of `seeds`, int64 `[B]` on the CPU, under `key`.

@@ -10,6 +10,7 @@ the batch alone.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -39,6 +40,7 @@ from pyg_direct.kernels.batch_counters import (
 from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import uniform
+from pyg_direct.object_text import one_line, show_fanouts
 from pyg_direct.ops.local_ids.relabel import num_words, relabel as relabel_nodes
 from pyg_direct.ops.run_kernel import check_below, full_grid, grid_for, run_gpu
 from pyg_direct.ops.sampling.uniform import gpu_picks, sample_neighbors
@@ -162,6 +164,11 @@ class GpuPlan(CapturedPlan):
         super().__init__()
         self.topology, self.recipe = topology, recipe
         self._known_edges = 0
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_fanouts(self.recipe.fanouts)
+        yield repr(self.topology)
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
         """The batch of `seeds` under `key`."""
@@ -332,6 +339,11 @@ class SortingPlan:
 
     def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
         self.topology, self.recipe = topology, recipe
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_fanouts(self.recipe.fanouts)
+        yield repr(self.topology)
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
         """The batch of `seeds` (int64 `[B]` on the device of the topology) under `key`.

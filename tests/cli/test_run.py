@@ -98,11 +98,12 @@ def test_a_program_sees_its_own_arguments_and_makes_our_loaders(program):
 
     assert done.stdout == "pyg_direct.loader.neighbor_loader 3 beside ['--device', '3', '-v', 'x']\n", done.stderr
     # A machine that is busy tells of compiling, too.
-    begun, ended = (
+    begun, placed, ended = (
         line for line in done.stderr.splitlines() if line.startswith("pyg_direct: ") and "so far" not in line
     )
     assert " loaders and samplers of PyG are replaced by ours" in begun
     assert len(begun) <= 120
+    assert placed.startswith("pyg_direct: topology ")
     assert ended == "pyg_direct: replaced in this program: NeighborLoader (1)"
     assert done.returncode == 3
 

@@ -118,7 +118,7 @@ def test_batches_of_neighbors_are_kept(device):
 
     for _ in range(2):
         assert [batch.n_id.tolist() for batch in loader] == [batch.n_id.tolist() for batch in expected]
-    assert repr(loader) == f"CachedLoader({inner!r})"
+    assert repr(loader) == f"CachedLoader({inner!r}, {len(expected)} batches kept)"
 
 
 def test_what_makes_no_sense_is_refused():

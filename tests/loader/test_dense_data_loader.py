@@ -285,7 +285,7 @@ def test_workers_and_collate_fn_have_no_use_and_that_is_said():
     assert len(said) == 2
     assert_equal(list(loader), list(PygDenseDataLoader(make_dense(5), 2)))
     assert loader.report().places[0].startswith("graphs: 5, ")
-    assert repr(loader) == "DenseDataLoader(5 graphs)"
+    assert repr(loader).startswith("DenseDataLoader(5 graphs, batch_size=2, 3 batches, cpu; graphs ")
 
 
 PLACES = [("cpu", "auto"), *(pytest.param("cuda", placement, marks=pytest.mark.gpu)

@@ -54,7 +54,8 @@ def test_batches_are_the_loaders_moved(name, device):
     # What the loader holds stays as it was.
     assert_equal(batches, make_batches()[name])
     assert len(loader) == len(batches)
-    assert repr(loader).startswith("PrefetchLoader([")
+    count = f"{len(batches)} batch{'es' if len(batches) > 1 else ''}"
+    assert repr(loader) == f"PrefetchLoader(list of {count}, {loader.device})"
 
 
 def test_one_batch_is_taken_ahead_as_by_pyg():

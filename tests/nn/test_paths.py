@@ -128,6 +128,24 @@ def test_a_model_without_convolutions_is_reported():
     assert str(accelerate(torch.nn.Linear(2, 2)).report()) == "the model has no convolutions"
 
 
+def test_a_report_has_numbers_by_name_and_a_table():
+    model = GraphSAGE(16, 32, num_layers=2, out_channels=4)
+    accelerated = accelerate(model)
+    batch = Batch("cpu", loops=False)
+
+    model(torch.randn(batch.num_nodes, 16), batch.edge_index)
+
+    report = accelerated.report()
+    assert report.to_dict() == {
+        "convs.0/accelerated": 1,
+        "convs.0/left": 0,
+        "convs.1/accelerated": 1,
+        "convs.1/left": 0,
+    }
+    assert "<td" in report._repr_html_()
+    assert "convs.1" in report._repr_html_()
+
+
 def test_the_handle_is_no_model():
     accelerated = accelerate(GraphSAGE(WIDTH, OUT, 1))
 

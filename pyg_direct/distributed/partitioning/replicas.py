@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning.files import read_array, write_array
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.errors import ArgumentError, PartitionError
+from pyg_direct.object_text import one_line, show_sizes
 
 
 def rank_remote(part: GraphPart, kind: str, counts: Tensor) -> Tensor:
@@ -139,6 +140,10 @@ class AccessCounter:
     def __init__(self, num_nodes: int | Mapping[str, int]) -> None:
         sizes = num_nodes if isinstance(num_nodes, Mapping) else {"nodes": num_nodes}
         self.counts = {kind: torch.zeros(size, dtype=torch.int64, device="cpu") for kind, size in sizes.items()}
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_sizes({kind: counts.numel() for kind, counts in self.counts.items()})
 
     def add(self, batch: object) -> None:
         """Count the nodes of a batch.

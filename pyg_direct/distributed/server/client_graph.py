@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from pyg_direct.distributed.row_exchange import Asked as RowsAsked, Parcel, RowE
 from pyg_direct.distributed.server.part_server import ALL_EDGES, as_tensor
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.relation import EdgeType
+from pyg_direct.object_text import one_line, show_count, show_sizes
 from pyg_direct.ops.sampling.hetero import Picked, Rows
 from pyg_direct.ops.sampling.remote_edges import Asked, Layout, join_edges
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -255,5 +256,8 @@ class ClientGraph(DistGraph):
         """Make a plan for a recipe."""
         return _ClientPlan(self.part, recipe, self.communicator, self._servers, timed=timed, weighted=weighted)
 
-    def __repr__(self) -> str:
-        return f"ClientGraph({self._servers.size} servers, {self.num_nodes} nodes, {self.device})"
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield show_count(self._servers.size, "server")
+        yield show_sizes(self.num_nodes)
+        yield str(self.device)

@@ -24,6 +24,7 @@ from pyg_direct.distributed.server.client_connections import Offer, Sent, Switch
 from pyg_direct.distributed.server.local_channel import Channel, go_over
 from pyg_direct.errors import IdError, PartitionError
 from pyg_direct.graph.relation import EdgeType
+from pyg_direct.object_text import one_line, show_count
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 
@@ -58,6 +59,15 @@ class PartServer:
         # A thread that is in torch at Python's exit would abort the process.
         self._switchboard = Switchboard(find_address)
         self._finish = weakref.finalize(self, _part_with, self._clients, self._switchboard)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        # Not the graph itself, which is read when it is first asked.
+        folder, part = self._open.args
+        yield f"part {part}"
+        yield repr(str(folder))
+        yield str(self._open.keywords["device"])
+        yield show_count(len(self._clients), "client")
 
     def meet(self, host: str, path: str) -> bool:
         """Answer a client of the same host over shared memory, in a background thread; return True if it connected.

@@ -20,6 +20,7 @@ from pyg_direct.distributed.server.client_connections import MEETING, Lines, Off
 from pyg_direct.distributed.server.local_channel import Channels
 from pyg_direct.distributed.server.part_server import QUESTIONS, PartServer
 from pyg_direct.errors import ArgumentError, PartitionError, RankError, needs_extra
+from pyg_direct.object_text import one_line, show_count
 
 with needs_extra("pyg_direct.distributed.server.ray_servers", "ray"):
     import ray
@@ -55,6 +56,11 @@ class RayServers:
         self._started: list[Any] = []
         self._channels = Channels(self._meet, timeout)
         self._lines = Lines(self._meet_far, ray.util.get_node_ip_address)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield repr(self._name)
+        yield show_count(self.size, "server")
 
     def ask(self, method: str, questions: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Send questions to the servers of these parts; return their answers. Arrays are valid until this thread's next

@@ -257,8 +257,8 @@ def count_items_cpu(work, indptr, indices, node_time, edge_time, edge_weight, ro
     share = (starts.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
         item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
-        count_run(item, end, work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
-                  replace, last, strict, window, starts, sizes, counts)  # fmt: skip
+        count_run(item, end, work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times,
+                  excluded, replace, last, strict, window, starts, sizes, counts)  # fmt: skip
 
 
 @body

@@ -11,6 +11,7 @@ import queue
 import random
 import signal
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import parent_process
@@ -38,10 +39,12 @@ from pyg_direct.loader.batch_report import ReportedLoader
 from pyg_direct.loader.batch_sampler import Seeds, Share, iterate_batches, open_positions
 from pyg_direct.loader.collate.attributes import find_learned, has_learned
 from pyg_direct.loader.collate.stale_rows import Marks, Values
+from pyg_direct.object_text import one_line
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.plan_factory import Plan, open_plan
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Recipe, Sample
+from pyg_direct.typing import Device
 
 # Seconds within which waiting processes notice the end of a process.
 _SECONDS = 2.0
@@ -95,8 +98,8 @@ class Producers(ReportedLoader):
             expandable segments, whose memory cannot be sent.
     """
 
-    def __init__(self, loader: Any, devices: Sequence[Any] = ("cpu",), *, device: Any = None, ahead: int = 2,
-                 threads: int | None = None) -> None:  # fmt: skip
+    def __init__(self, loader: EpochLoader, devices: Sequence[Device] = ("cpu",), *, device: Device = None,
+                 ahead: int = 2, threads: int | None = None) -> None:  # fmt: skip
         if not isinstance(loader, EpochLoader):
             raise ArgumentTypeError(f"loader must be one of pyg_direct's, got {type(loader).__name__}")
         if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
@@ -128,6 +131,14 @@ class Producers(ReportedLoader):
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
         return len(self.loader)
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield repr(self.loader)
+        counts = Counter(map(str, self.devices))
+        yield "made by " + ", ".join(f"{count} on {device}" for device, count in counts.items())
+        yield f"ahead={self.ahead}"
+        yield str(self.device)
 
     def _start(self) -> None:
         context = mp.get_context("spawn")

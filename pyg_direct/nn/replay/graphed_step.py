@@ -6,7 +6,7 @@ A step of a small model takes the CPU longer to launch than the GPU to compute. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn
 from pyg_direct.nn.replay.guards import find_norm_over_nodes
 from pyg_direct.nn.replay.padded_batch import PaddedBatch, PaddedTypes, Sizes, TypedSizes, read_sizes, read_typed_sizes
+from pyg_direct.object_text import one_line, show_options
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
 _NAMES = ("x", "y", "edge_attr", "edge_weight")
@@ -100,6 +101,12 @@ class GraphedStep:
         self._graph: Any = None
         self._loss: Tensor | None = None
         self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield type(self.model).__name__
+        yield type(self.optimizer).__name__
+        yield from (f"replayed={self.replayed}", f"ordinary={self.ordinary}", *show_options(reason=self.reason))
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on a batch; return its loss, without a gradient."""

@@ -24,6 +24,7 @@ from pyg_direct.nn.module_state import attach, detach, is_attached
 from pyg_direct.nn.replay.guards import Call, Traces, find_norm_over_nodes, left_as_it_was, list_tensors, read_call
 from pyg_direct.nn.replay.padded_batch import PaddedEdges, Sizes, copy_hops
 from pyg_direct.nn.sorted_edges import find_batch
+from pyg_direct.object_text import one_line, show_options
 from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
@@ -344,9 +345,9 @@ class Replay:
         # Graphs belong to the memory of one model: copies record their own.
         return Replay()
 
-    def __repr__(self) -> str:
-        reason = "" if self.reason is None else f", reason={self.reason!r}"
-        return f"Replay(replayed={self.replayed}, ordinary={self.ordinary}{reason})"
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield from (f"replayed={self.replayed}", f"ordinary={self.ordinary}", *show_options(reason=self.reason))
 
     def run(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of the model for its arguments."""

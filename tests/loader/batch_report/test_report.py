@@ -5,12 +5,14 @@ import json
 import pytest
 import torch
 
+from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.tier_report import Report, TierReport
 from pyg_direct.loader.base_loader import make_batch
 from pyg_direct.loader.batch_report import LoaderReport, Span, read_spans
 from pyg_direct.loader.profiler import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder, Stages
 from pyg_direct.profiling import Origin
+from tests.batches import make_data
 
 TIERS = [TierReport("GPU memory", 10, 60), TierReport("memory of other GPUs", 20, 30, "NVLink"),
          TierReport("host memory (unified)", 70, 10, "PCIe"), TierReport("file", 100, 2, "PCIe")]  # fmt: skip
@@ -140,7 +142,7 @@ def test_a_table_is_told():
 def test_all_of_it_is_told_as_json():
     report = make_report()._replace(list_bytes=2100)
 
-    told = json.loads(json.dumps(report.to_dict()))
+    told = json.loads(json.dumps(report.to_tree()))
 
     assert set(told) == {*LoaderReport._fields, "seconds", "link_bytes"}
     assert [Span(**span) for span in told["spans"]] == report.spans
@@ -154,6 +156,54 @@ def test_all_of_it_is_told_as_json():
     assert told["seconds"][0]["sum"] == pytest.approx(0.004)
     assert told["seconds"][-1] == pytest.approx(
         {"where": "GPU", "lane": "wait", **dict.fromkeys(("p20", "p50", "p80", "sum"), 0.0005)})  # fmt: skip
+
+
+def test_its_numbers_are_flat_for_loggers():
+    report = make_report()._replace(list_bytes=2100)
+
+    numbers = report.to_dict()
+
+    assert json.loads(json.dumps(numbers)) == numbers
+    assert all(type(number) in (int, float) for number in numbers.values())
+    assert (numbers["num_batches"], numbers["num_timed"]) == (7, 2)
+    assert (numbers["bytes/PCIe"], numbers["bytes/NVLink"], numbers["bytes/neighbor_lists"]) == (1200, 3000, 2100)
+    assert numbers["seconds/host/sample/sum"] == pytest.approx(0.004)
+    assert numbers["seconds/GPU/wait/p50"] == pytest.approx(0.0005)
+    assert numbers["features/x/num_read"] == 102
+    assert numbers["features/x/host_memory_unified/num_read"] == 10
+
+
+def test_reads_that_were_not_counted_are_no_number():
+    report = Report([TierReport("GPU memory", 10, None)], 100)
+
+    assert report.to_dict() == {"row_bytes": 100, "GPU_memory/num_rows": 10}
+
+
+def test_a_notebook_shows_tables_and_the_figure():
+    report = make_report()
+
+    tables, figure = report._repr_html_(), report.draw()
+
+    assert "topology: somewhere" in tables
+    assert "host: sample" in tables
+    assert "memory of other GPUs" in tables
+    assert "rows over PCIe: 1.2 KB" in tables
+    assert "<table>" in LoaderReport(["here"], 0, 0, [], {})._repr_html_()
+    assert len(figure.axes) == 2
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert len(report.features["x"].draw().axes) == 1
+    assert "60" in report.features["x"]._repr_html_()
+
+
+def test_a_report_may_be_had_without_printing_it(capsys):
+    loader = NeighborLoader(make_data(), [3], batch_size=16, device="cpu")
+    loader.record()
+    list(loader)
+
+    report = loader.tell()
+
+    assert capsys.readouterr().out == ""
+    assert report.to_dict()["num_batches"] == len(loader)
 
 
 def test_bytes_of_neighbor_lists_are_told():

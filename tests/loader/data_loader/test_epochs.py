@@ -219,7 +219,7 @@ def test_a_loader_says_where_its_graphs_are():
     list(loader)
 
     assert loader.report().places[0].startswith("graphs: 23, ")
-    assert repr(loader) == "DataLoader(23 graphs)"
+    assert repr(loader).startswith("DataLoader(23 graphs, batch_size=4, 6 batches, cpu; graphs ")
 
 
 def test_times_of_batches_are_recorded():

@@ -37,7 +37,7 @@ def test_is_a_loader_of_torch_and_pyg():
     assert isinstance(loader, torch.utils.data.DataLoader)
     assert isinstance(loader, NodeLoader)
     assert (len(loader), loader.batch_size, loader.num_workers) == (5, 16, 0)
-    assert repr(loader) == "NeighborLoader()"
+    assert repr(loader) == "NeighborLoader(70 seeds, [3], batch_size=16, 5 batches, cpu; not placed yet)"
 
 
 def test_a_batch_is_what_the_reference_draws_under_its_key(device):

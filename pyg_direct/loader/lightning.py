@@ -1,0 +1,92 @@
+"""`LoaderReportCallback`: times and bytes of a loader's batches beside the metrics that Lightning logs.
+
+It is imported by programs that have Lightning (extra `lightning`), not by the package.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyg_direct.errors import ArgumentError, needs_extra
+from pyg_direct.loader.batch_report import ReportedLoader, record_all
+from pyg_direct.object_text import one_line
+
+with needs_extra("pyg_direct.loader.lightning", "lightning"):
+    # The package has two names, whose classes are not each other's; a program trains with one of them.
+    if not TYPE_CHECKING and "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
+        from pytorch_lightning import Callback
+    else:
+        from lightning.pytorch import Callback
+
+
+class LoaderReportCallback(Callback):  # type: ignore[misc]
+    """Logs the report of the training loaders after each epoch (`LoaderReport.to_dict`), by all loggers of the trainer.
+
+    Names begin with `prefix`, as in `loader/seconds/host/wait/p50`. If there are several training loaders, their names
+    or places follow, as in `loader/papers/num_batches`. Loaders of other packages are left out.
+
+    Args:
+        prefix: First part of the names.
+        last: Batches of an epoch whose times are kept, at least 1; see `record` of a loader.
+
+    Attributes:
+        metrics: Numbers of the latest epoch, by name; empty before the first one ends.
+
+    Raises:
+        ArgumentError: `last` is below 1, or no integer.
+
+    Example:
+        ```python
+        from pyg_direct.loader.lightning import LoaderReportCallback
+
+        trainer = lightning.Trainer(callbacks=[LoaderReportCallback()])
+        ```
+    """
+
+    def __init__(self, prefix: str = "loader", last: int = 256) -> None:
+        super().__init__()
+        if isinstance(last, bool) or not isinstance(last, int) or last < 1:
+            raise ArgumentError(f"last must be an integer of at least 1, got {last!r}")
+        self.prefix, self.last = prefix, last
+        self.metrics: dict[str, int | float] = {}
+
+    @one_line
+    def __repr__(self) -> Iterator[str]:
+        yield from (f"prefix={self.prefix!r}", f"last={self.last}")
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Have the loaders record; Lightning begins the first epoch of a loader before any other hook sees it."""
+        if stage == "fit":
+            record_all(self.last)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Let the loaders record no more."""
+        if stage == "fit":
+            record_all(None)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Let the loaders record no more: Lightning calls no `teardown` then."""
+        record_all(None)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log what the epoch took, and count the next epoch from zero."""
+        self.metrics = {}
+        for name, loader in _list_loaders(trainer.train_dataloader, self.prefix):
+            self.metrics |= {f"{name}/{key}": number for key, number in loader.tell().to_dict().items()}
+            loader.record(last=self.last)
+        for logger in trainer.loggers if self.metrics else ():
+            logger.log_metrics({"epoch": trainer.current_epoch, **self.metrics}, step=trainer.global_step)
+
+
+def _list_loaders(loaders: Any, name: str) -> Iterator[tuple[str, ReportedLoader]]:
+    """(name, loader) of those of this package, in what Lightning takes for loaders."""
+    if isinstance(loaders, ReportedLoader):
+        yield name, loaders
+    elif isinstance(loaders, Mapping):
+        for key, part in loaders.items():
+            yield from _list_loaders(part, f"{name}/{key}")
+    elif isinstance(loaders, (list, tuple)):
+        for place, part in enumerate(loaders):
+            yield from _list_loaders(part, f"{name}/{place}")
