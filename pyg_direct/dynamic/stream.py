@@ -44,7 +44,6 @@ class SnapshotStream:
             what was written.
 
     Attributes:
-        snapshot_count: Number of snapshots.
         plan: What is known of them; None for heterogeneous ones.
     """
 
