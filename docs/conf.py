@@ -3,6 +3,7 @@
 import enum
 import inspect
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -68,9 +69,19 @@ def write_commands(app):
     text = CliRunner().invoke(typer_cli, arguments, catch_exceptions=False).stdout
     # Code would show these as they are written; `<` and `>` stay, which would be read as HTML.
     text = text.replace("&quot;", '"').replace("&#x27;", "'")
-    page = DOCS / "reference" / "generated" / "commands.md"
+    write_page("commands", text)
+
+
+def write_changelog(app):
+    """Write the page of changes, with links from its own place."""
+    text = (DOCS.parent / "CHANGELOG.md").read_text()
+    write_page("changelog", re.sub(r"\]\((?!http|#)(docs/)?", lambda m: "](../../" if m[1] else "](../../../", text))
+
+
+def write_page(name, text):
+    """Write a page of the reference, unless it is there as it would be: then it is not read again."""
+    page = DOCS / "reference" / "generated" / f"{name}.md"
     page.parent.mkdir(exist_ok=True)
-    # A page that stays as it was is not read again.
     if not page.exists() or page.read_text() != text:
         page.write_text(text)
 
@@ -97,6 +108,7 @@ def keep_colons(app, kind, name, thing, options, lines):
 def setup(app):
     """Connect what this file adds to Sphinx."""
     app.connect("builder-inited", write_commands)
+    app.connect("builder-inited", write_changelog)
     app.connect("autodoc-skip-member", skip_member)
     # Before napoleon.
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
