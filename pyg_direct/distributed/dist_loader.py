@@ -267,8 +267,9 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
 
     Args:
         graph: The graph.
-        num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, input_time, transform,
-            transform_sampler_output, filter_per_worker, time_comparison, time_window: See `NeighborLoader`.
+        num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, input_time: See `NeighborLoader`.
+        transform, transform_sampler_output, filter_per_worker: See `NeighborLoader`.
+        time_comparison, time_window: See `NeighborLoader`.
         input_nodes: Seeds of all processes: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
             Equal in all processes, unless `ranks="own"`.
         time_attr, weight_attr: Any name: sample by the times or weights of the partition.
@@ -339,7 +340,8 @@ class DistSubGraphLoader(DistNeighborLoader):
     """Induced subgraphs around nodes of a graph in parts: all edges among the sampled nodes.
 
     Args:
-        graph, num_neighbors, input_nodes, **kwargs: See `DistNeighborLoader`.
+        graph, num_neighbors, input_nodes: See `DistNeighborLoader`.
+        **kwargs: Further arguments of `DistNeighborLoader`.
 
     Raises:
         ArgumentTypeError: `subgraph_type` is given.
@@ -362,9 +364,10 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
 
     Args:
         graph: The graph.
-        num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, transform,
-            transform_sampler_output, filter_per_worker, seed, prefetch, ranks, uneven, time_comparison, time_window,
-            input_id, **kwargs: See `DistNeighborLoader`.
+        num_neighbors, replace, subgraph_type, disjoint, temporal_strategy: See `DistNeighborLoader`.
+        time_attr, weight_attr, time_comparison, time_window: See `DistNeighborLoader`.
+        transform, transform_sampler_output, filter_per_worker: See `DistNeighborLoader`.
+        seed, prefetch, ranks, uneven, input_id: See `DistNeighborLoader`.
         edge_label_index: Links, int64 `[2, L]`, sources first; (relation, links) on a graph with types. Equal in all
             processes, unless `ranks="own"`.
         edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, strict_negatives, exclude_target_edges: See
@@ -372,6 +375,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
             take two more. If the graph is in one memory, neither takes any.
         rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges. It must be given unless
             it is named `rev_...` or no relation leads back, as no process can compare the edges of all parts.
+        **kwargs: Arguments of `torch.utils.data.DataLoader` without workers.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.

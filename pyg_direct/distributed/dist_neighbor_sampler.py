@@ -64,8 +64,8 @@ class DistNeighborSampler(NeighborSampler):
 
     Args:
         graph: The graph.
-        num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, time_comparison, time_window,
-            strict_negatives, exclude_target_edges, seed: See `NeighborSampler`.
+        num_neighbors, subgraph_type, replace, disjoint, temporal_strategy: See `NeighborSampler`.
+        time_comparison, time_window, strict_negatives, exclude_target_edges, seed: See `NeighborSampler`.
         rev_edge_type: With `exclude_target_edges="reverse"`: the relation of the reverse edges, unless it is `rev_...`.
         time_attr: Any name: neighbors are sampled by the times of the partition.
         weight_attr: Any name: neighbors are drawn by the weights of the partition.

@@ -133,7 +133,8 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         """Rows of a table.
 
         Args:
-            *args, **kwargs: Its group, name and index, as PyG has them; the index may be a list or an array.
+            *args: Its group, name and index, as PyG has them; the index may be a list or an array.
+            **kwargs: The same, by name.
             convert_type: If the index is an array, return the rows as an array.
 
         Raises:
@@ -154,7 +155,8 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
 
         Args:
             tensor: The whole table, as it would be put.
-            *args, **kwargs: Its group and name, as PyG has them.
+            *args: Its group and name, as PyG has them.
+            **kwargs: The same, by name.
 
         Raises:
             ArgumentError, ArgumentTypeError, NotImplementedError: as of a table that is put.

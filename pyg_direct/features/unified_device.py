@@ -60,7 +60,7 @@ def unified_device(*, propagatedToCUDA: bool = True) -> str:  # noqa: N803
         propagatedToCUDA: See `UnifiedTensor`.
 
     Returns:
-        `"unified:0"`, or `"unified:1"` for tensors that are not propagated.
+        str: `"unified:0"`, or `"unified:1"` for tensors that are not propagated.
 
     Raises:
         DeviceError: `enable_unified_device` was not called in this thread.

@@ -298,8 +298,8 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
     weighted negatives, and `exclude_target_edges`.
 
     Args:
-        data, edge_label_index, edge_label, edge_label_time, neg_sampling, neg_sampling_ratio, input_start_time,
-            input_end_time: See `LinkLoader`.
+        data, edge_label_index, edge_label, edge_label_time, neg_sampling, neg_sampling_ratio: See `LinkLoader`.
+        input_start_time, input_end_time: See `LinkLoader`.
         num_neighbors, replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted: See
             `NeighborLoader`.
         transform, transform_sampler_output, filter_per_worker, neighbor_sampler, directed: See `NeighborLoader`.
@@ -314,8 +314,8 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
             is its own reverse too.
         rev_edge_type: With `"reverse"`: the relation of the reverse edges, as in `RandomLinkSplit`, if its name and
             edges do not identify it.
-        device, placement, topology_placement, feature_cache, topology_cache, store_dtype, seed, prefetch,
-            time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
+        device, placement, topology_placement, feature_cache, topology_cache, store_dtype: See `NeighborLoader`.
+        seed, prefetch, time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
         input_id: An id for each link, `[L]` of any dtype, that batches hold instead of its position.
         super_batch: With types or other options: batches sampled in one call, equal to batches without it. None: see
             `NeighborLoader`.
