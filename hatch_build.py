@@ -39,8 +39,8 @@ class PtxHook(BuildHookInterface):
             build_data["force_include"][archive] = "pyg_direct/compiler/ptx.zip"
         else:
             reason = done.stderr.strip().rpartition("\n")[2]
-            self.app.display_warning("the wheel holds no PTX, its GPU kernels will compile at first use, with the extra "
-                                     f"compile13: {reason}")  # fmt: skip
+            self.app.display_warning("the wheel holds no PTX, its GPU kernels will compile at first use, with the "
+                                     f"extra compile13: {reason}")  # fmt: skip
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the archive, of which the wheel holds a copy."""
