@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 
 import typer
@@ -58,7 +57,7 @@ def name_options(message: str, options: Mapping[str, str]) -> str:
     """
     for name, option in options.items():
         place = r"\b{}\b" if "_" in name else r"^{}\b(?= must|=|\[)|\b{}(?==)"
-        message = re.sub(place.replace("{}", re.escape(name)), lambda _, option=option: option, message)
+        message = re.sub(place.replace("{}", re.escape(name)), option.replace("\\", r"\\"), message)
     return message
 
 
@@ -107,6 +106,8 @@ def explain_missing(error: ModuleNotFoundError) -> str | None:
     package = (error.name or "").partition(".")[0]
     if package not in ("torch", "torch_geometric", "numba", "numpy", "psutil", "tqdm", "filelock", "packaging"):
         return None
+    from importlib import metadata
+
     wanted = package
     try:
         for text in metadata.requires("pyg_direct") or []:

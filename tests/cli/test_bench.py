@@ -181,7 +181,7 @@ def test_better_than_a_limit_is_more_of_a_rate_and_less_of_a_time(unit, median, 
     ("load", "words"),
     [(6.04, r"the machine was busy as the run began \(load 6.0 a core\), so that the limit was measured too low"),
      (0.1, "other programs used the machine while the limit was measured, or the data fit into a cache"),
-     (None, "other programs used the machine")],
+     (None, "other programs used the machine while the limit was measured, or the data fit into a cache")],
 )  # fmt: skip
 def test_a_row_that_beats_its_limit_is_told_with_the_reason(load, words):
     rows = [Row.of("rows", "ours", "GB/s", [12], 10, "a copy"), Row.of("rows", "theirs", "GB/s", [9], 10, "a copy")]
