@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GAT, GCN, GIN, GATConv, GraphSAGE, HeteroConv, SAGEConv
 
 import pyg_direct
-from pyg_direct.compiler.jit import replaced, run_alone
+from pyg_direct.compiler.jit import run_alone
+from pyg_direct.compiler.link_once import replaced
 from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
 from pyg_direct.ops import run_kernel
 
@@ -111,8 +113,10 @@ def sample_typed_links() -> None:
     """Typed links with negatives, with and without times."""
     data = _make_typed()
     links = _WRITES, data[_WRITES].edge_index[:, :16]
-    for options in ({}, {"time_attr": "time", "edge_label_time": torch.full((16,), 6)},
-                    {"time_attr": "edge_time", "edge_label_time": torch.full((16,), 6)}):  # fmt: skip
+    times = torch.full((16,), 6)
+    ways: tuple[dict[str, Any], ...] = ({}, {"time_attr": "time", "edge_label_time": times},
+                                        {"time_attr": "edge_time", "edge_label_time": times})  # fmt: skip
+    for options in ways:
         for negatives in (None, "binary", {"mode": "triplet", "amount": 2}):
             _read(pyg_direct.LinkNeighborLoader(data, _FANOUTS, links, neg_sampling=negatives, batch_size=8,
                                                 device="cpu", **options))  # fmt: skip

@@ -79,11 +79,7 @@ def compile_ahead(cases: Sequence[str], capabilities: Iterable[tuple[int, int]] 
         jobs: Processes; None for one a core.
     """
     begin, before = time.monotonic(), _weigh()
-    notes, failed, targets = [], [], []
-    if on_gpu:
-        targets, remarks, refused = _find_targets(capabilities)
-        notes += remarks
-        failed += refused
+    targets, notes, failed = _find_targets(capabilities) if on_gpu else ([], [], [])
     kernels = _list_missing(targets) if targets else []
     if targets and not kernels:
         notes.append("the wheel holds the kernels of these GPUs: there is nothing to compile for them")
@@ -192,7 +188,7 @@ def _one_thread_each() -> Iterator[None]:
 
 
 def _try(call: Callable[[], None]) -> Exception | None:
-    """What a call raised."""
+    """Return the error that a call raises, if any."""
     try:
         with warnings.catch_warnings():
             # Of small graphs, to a program that nobody wrote.

@@ -96,7 +96,7 @@ def run_recurrent(model: torch.nn.Module, snapshot: Any, state: Any) -> tuple[Te
 
 
 def _read_pair(out: Any) -> tuple[Any, Any]:
-    """What a step returned, as a pair; a tensor would be taken apart along its rows."""
+    """Read the result of a step as a pair; unpacking would split a tensor along its rows."""
     if isinstance(out, (tuple, list)) and len(out) == 2:
         return out[0], out[1]
     found = type(out).__name__ + (f" of {len(out)}" if isinstance(out, (tuple, list)) else "")

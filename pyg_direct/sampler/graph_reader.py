@@ -390,21 +390,21 @@ def check_graph(data: Any, is_sampled: bool = True) -> None:
 
 
 def _is_several(data: Any) -> bool:
-    """Whether these are graphs, each with edges of its own; a `Data` is a store of rows and one of edges, too."""
+    """Check for several graphs, each with edges of its own; a `Data` is a store of rows and a store of edges, too."""
     if isinstance(data, Dataset):
         return True
-    graphs = data[:2] if isinstance(data, (tuple, list)) else [None]
-    if not all(isinstance(graph, (Data, HeteroData)) for graph in graphs):
+    graphs = data[:2] if isinstance(data, (tuple, list)) else []
+    if len(graphs) == 0 or not all(isinstance(graph, (Data, HeteroData)) for graph in graphs):
         return False
     is_pair = len(data) == 2 and (isinstance(data, tuple) or data[0] is data[1])
     return not is_pair or (data[0] is not data[1] and any("edge_index" in store for store in data[0].edge_stores))
 
 
 def describe_other(data: Any) -> str:
-    """What was given in place of a graph, and how it becomes one, to follow an error.
+    """Describe an object given in place of a graph, and how it becomes one, to end an error message.
 
     Args:
-        data: What was given.
+        data: The object.
     """
     found = type(data).__name__
     if isinstance(data, (tuple, list)):
@@ -418,7 +418,7 @@ def describe_other(data: Any) -> str:
 
 
 def _advise(data: Any) -> str:
-    if isinstance(data, (Dataset, tuple, list)) and len(data) and _is_several(data):
+    if _is_several(data) and len(data):
         return ": give one of its graphs, such as data[0]; for batches of many small graphs take DataLoader"
     # A room above this one.
     if any(kind.__module__.startswith("pyg_direct.distributed.") for kind in type(data).__mro__):

@@ -206,7 +206,7 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?)(?:I?B)?\s*", re.IGN
 _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*")
 
 
-def check_size(size: int | str, name: str = "device_cache_size", *, most: float = 100) -> None:
+def check_size(size: int | float | str, name: str = "device_cache_size", *, most: float = 100) -> None:
     """Check the size of a cache as a caller gives it, and warn about a number that hardly means bytes.
 
     Args:
@@ -217,7 +217,8 @@ def check_size(size: int | str, name: str = "device_cache_size", *, most: float 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
-    num_bytes = parse_size(size, 0, name, most=most)
+    # A fraction is refused, with the share that it means.
+    num_bytes = parse_size(size, 0, name, most=most)  # type: ignore[arg-type]
     if not isinstance(size, str) and 0 < num_bytes <= _FEW_BYTES:
         warn(f"{name}={num_bytes} means {num_bytes} bytes, fewer than most rows have: write '{num_bytes}%' for a "
              f"share, '{num_bytes}MB' or '{num_bytes}GB' for that much memory, or '{num_bytes}B' for bytes",
@@ -266,7 +267,7 @@ def parse_size(size: int | str, whole: int | None = None, name: str = "device_ca
 
 
 def _guess_meant(size: object, whole: int | None) -> str:
-    """What was probably meant by a fraction or a float, to follow an error."""
+    """Guess the size meant by a fraction or a float, to end an error message."""
     if isinstance(size, bool) or not isinstance(size, (float, np.floating)) or not math.isfinite(size):
         return ""
     if 0 < size <= 1:
