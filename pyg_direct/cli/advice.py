@@ -1,4 +1,4 @@
-"""What is wrong with a machine, told from facts about it, and what to do about each."""
+"""Faults of a machine, found in facts about it, each with what to do."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _check_bindings(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _is_older(driver: str, torch: str) -> bool:
-    """Whether a driver serves an older CUDA only; minor versions of one CUDA run each other's code."""
+    """Check for a driver of an older CUDA; minor versions of one CUDA run each other's code."""
     return int(driver.partition(".")[0]) < int(torch.partition(".")[0])
 
 
@@ -126,7 +126,7 @@ def _check_host(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def judge_rates(rates: dict[str, Any], chosen: str) -> Iterator[Finding]:
-    """What measured rates say against the kind of host memory that `auto` takes."""
+    """Compare the kind of host memory that `auto` takes with the other, by measured rates."""
     unified, pinned = rates["unified_random"] or 0.0, rates["pinned_random"] or 0.0
     other = "pinned" if chosen == "unified" else "unified"
     better = max(unified, 1.0) / max(pinned, 1.0) if other == "unified" else max(pinned, 1.0) / max(unified, 1.0)
@@ -137,7 +137,7 @@ def judge_rates(rates: dict[str, Any], chosen: str) -> Iterator[Finding]:
 
 
 def judge_plan(plan: Plan, available: int) -> Iterator[Finding]:
-    """What a planned placement asks of a host with so many bytes of free memory."""
+    """Check that a host with so many bytes of free memory holds a planned placement."""
     if plan.host_bytes > available:
         yield Finding("fix", f"the graph takes {show_bytes(plan.host_bytes)} of host memory, of which "
                       f"{show_bytes(available)} are free", "keep features in a file (Feature.from_file), store them as "

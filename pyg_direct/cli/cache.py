@@ -22,14 +22,14 @@ _DIGITS = set("0123456789abcdef")
 
 
 class Action(str, Enum):
-    """What to do with what is kept."""
+    """Action on the kept files."""
 
     show = "show"
     clear = "clear"
 
 
 class Kind(str, Enum):
-    """What is meant of it."""
+    """Kind of the kept files."""
 
     kernels = "kernels"
     old = "old"
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 def list_kept() -> list[Entry]:
-    """What this package keeps; anything else in the folder is not its own, and left alone.
+    """List the files that this package keeps; other files in the folder are left alone.
 
     Raises:
         OSError: the folder cannot be read.
@@ -141,7 +141,7 @@ def _to_json(entry: Entry) -> dict[str, Any]:
 
 
 def _tell(count: int, removed: list[Entry], failed: list[str]) -> None:
-    """What of so many entries is gone, and why others are not."""
+    """Report how many entries are deleted, and why others are not."""
     from pyg_direct.profiling import show_bytes
 
     console = Console(highlight=False, markup=False)

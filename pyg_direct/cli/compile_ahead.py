@@ -35,7 +35,7 @@ _LEAST_ROOM = 1 << 20
 
 
 class Outcome(NamedTuple):
-    """What was compiled, and what is kept now.
+    """Result of a compilation ahead of use.
 
     Attributes:
         compiled: Files of compiled code that were added.

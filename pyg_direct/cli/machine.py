@@ -110,7 +110,7 @@ def list_outdated() -> list[str]:
 
 
 def can_write(folder: Path) -> bool:
-    """Whether files can be made in a folder, or in the one that it would be made in."""
+    """Check that files can be created in a folder, or in the folder that would hold it."""
     # `Path.exists` would raise below a folder of somebody else's.
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
@@ -136,7 +136,7 @@ def _ask_threads() -> int | None:
 
 
 def _ask_cuda() -> Facts:
-    """What stands between torch and a GPU; `reason` says why there is none."""
+    """Collect facts about driver and bindings; `reason` says why torch has no GPU."""
     found: Facts = {"torch_cuda": torch.version.cuda, "torch_hip": getattr(torch.version, "hip", None),
                     "driver": _read_text(Path("/sys/module/nvidia/version")), "driver_cuda": None,
                     "bindings_error": None, "ptx_in_wheel": _open_archive() is not None, "compiler": _find_compiler(),
@@ -159,7 +159,7 @@ def _ask_cuda() -> Facts:
 
 
 def _find_compiler() -> str | None:
-    """What GPU kernels would be compiled with where the wheel does not carry them."""
+    """Name the compiler of GPU kernels that the wheel does not hold."""
     found = next((name for name in _COMPILERS if read_version(name)), None)
     return found or (os.path.basename(shutil.which("nvcc") or "") or None)
 

@@ -50,7 +50,7 @@ class Size(NamedTuple):
 
 
 def choose_size(num_cores: int, free_on_host: int, free_on_gpu: int | None, *, quick: bool) -> Size:
-    """What a machine measures within half a minute, or else some minutes.
+    """Choose what a machine measures within half a minute, otherwise within some minutes.
 
     Args:
         num_cores: Cores of the host.

@@ -1,4 +1,4 @@
-"""What `placement="auto"` would choose for a graph that is only told by its size."""
+"""Choices of `placement="auto"` for a graph that is known by its size alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Graph(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where a graph would live.
+    """Places of a graph.
 
     Attributes:
         parts: Topology, features and labels.
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
 
 def plan_placement(graph: Graph, free_on_gpu: int | None, host: str = "unified") -> Plan:
-    """Where topology, features and labels would live, as loaders choose it when nobody says.
+    """Choose places for topology, features and labels, as loaders do by default.
 
     Args:
         graph: The graph.

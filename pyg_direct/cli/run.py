@@ -87,7 +87,7 @@ def _tell_program(process: int, verbose: bool) -> None:
 
 
 class ProgramError(BaseException):
-    """What ended the program. It passes Typer, which ends some errors without a word of where the program was.
+    """Error that ended the program. It passes Typer, which would report some errors without their place in the program.
 
     Attributes:
         error: The program's own error.
