@@ -49,6 +49,14 @@ class Recurrent(torch.nn.Module):
         return self.out(h.relu()).view(-1), h
 
 
+class Writer:
+    """Stands for TensorBoard's writer: it takes numbers under names."""
+
+    def add_scalar(self, name, number, step):
+        assert isinstance(name, str)
+        assert isinstance(number, int | float)
+
+
 def make_ratings(x, edge_index):
     times = torch.arange(edge_index.shape[1])
     ratings = HeteroData(user={"x": x}, movie={"x": x}, user__rates__movie={"edge_index": edge_index, "time": times},
@@ -80,7 +88,7 @@ def given(request, tmp_path, monkeypatch):
              "train_idx": train_idx, "seeds": train_idx, "n_id": train_idx, "ids": train_idx, "rows": x[train_idx],
              "topo": pyg_direct.CSRTopo(edge_index, num_nodes=num_nodes), "loader": loader, "model": model,
              "compute": compute, "optimizer": torch.optim.Adam(model.parameters()), "epochs": 2,
-             "recurrent": Recurrent().to(device), "h": None}  # fmt: skip
+             "epoch": 1, "writer": Writer(), "recurrent": Recurrent().to(device), "h": None}  # fmt: skip
     page = request.node.callspec.params["name"]
     if page in ("hetero", "links", "times"):
         names["data"] = names["ratings"]
