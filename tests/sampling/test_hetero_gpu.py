@@ -212,6 +212,22 @@ def test_seeds_that_repeat_become_the_different_ones_ascending(device):
         assert got.num_seeds == {kind: len(seeds.get(kind, [])) for kind in graph.num_nodes}
 
 
+@pytest.mark.parametrize("kind", ["directional", "induced"])
+def test_words_of_groups_that_were_not_met_are_not_read(device, monkeypatch, kind):
+    # As over very many nodes.
+    monkeypatch.setattr(hetero_gpu, "_SCAN_NODES", 0)
+    graph, options = make_parts(), Options(subgraph_type=kind)
+    plan = make_plan(graph, device, FANOUTS, options)
+
+    for key in (KEY, 4):
+        got = plan.sample(as_tensors(SEEDS, device), key)
+        assert_equal(got, expect(graph, SEEDS, FANOUTS, options, key=key))
+
+    touched = plan._captured[1, False]._scratch.touched
+    assert touched.numel() > 0
+    assert not touched.any()
+
+
 @pytest.mark.parametrize("disjoint", [False, True])
 def test_edges_among_sets_of_nodes_need_no_hops(device, disjoint):
     graph, options = make_parts(), Options(disjoint=disjoint, subgraph_type="induced")

@@ -1,3 +1,4 @@
+import random
 from contextlib import nullcontext
 
 import numpy as np
@@ -101,6 +102,23 @@ def test_capacity_changes_no_batch(device, monkeypatch, limit):
 
     assert plan._captured.num_captures > 1
     assert len(plan._captured._slots) == 1
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize("has_groups", [False, True])
+def test_layers_take_many_of_many_candidates(device, monkeypatch, has_groups):
+    if has_groups:
+        # As over so many nodes that only the words of groups that were met are read.
+        monkeypatch.setattr(hetero_gpu, "_SCAN_NODES", 0)
+    rng, kinds = random.Random(3), ["a", "b", "c"]
+    edges = {(source, "to", target): [(rng.randrange(150), int(rng.random() ** 2 * 150)) for _ in range(300)]
+             for source, target in [("a", "b"), ("b", "a"), ("c", "a"), ("c", "c"), ("a", "c")]}  # fmt: skip
+    graph, wanted = Parts(dict.fromkeys(kinds, 150), edges), {"a": [20, 9], "b": [0, 150], "c": [17, 3]}
+    seeds = {"a": [0, 7, 3, 0], "c": [5]}
+
+    got = HgtPlan(place(graph, device), wanted, -1).sample(as_tensors(seeds), 11)
+
+    assert_matches_reference(got, graph, seeds, wanted, 11)
 
 
 @ON_GPU_PLANS
