@@ -14,7 +14,7 @@ from typing import Any
 # Stands for parts that could not be listed.
 _REST = "..."
 # What keys of metrics do not have.
-_OTHERS = re.compile(r"[^\w.-]+")
+_OTHERS = re.compile(r"[^\w./-]+")
 
 
 def describe(owner: object, parts: Iterable[str], places: Iterable[str] = ()) -> str:
@@ -115,7 +115,7 @@ def flatten(numbers: Mapping[str, Any], above: str = "") -> dict[str, int | floa
         above: Key of the mapping itself.
 
     Returns:
-        Keys are names joined by `/`, of letters, digits, `_`, `.` and `-`.
+        Keys are names joined by `/`, of letters, digits, `_`, `.` and `-`; other characters become `_`.
     """
     found: dict[str, int | float] = {}
     for name, value in numbers.items():
