@@ -26,8 +26,9 @@ with needs_extra("pyg_direct.loader.lightning", "lightning"):
 class LoaderReportCallback(Callback):  # type: ignore[misc]
     """Callback of Lightning that logs the report of the training loaders after each epoch, by all loggers.
 
-    It logs the numbers of `LoaderReport.to_dict`. Names begin with `prefix`, as in `loader/seconds/host/wait/p50`. If there are several training loaders, their names
-    or places follow, as in `loader/papers/num_batches`. Loaders of other packages are left out.
+    It logs the numbers of `LoaderReport.to_dict`. Names begin with `prefix`, as in `loader/seconds/host/wait/p50`. If
+    there are several training loaders, their names or numbers follow, as in `loader/papers/num_batches`. Loaders of
+    other packages are left out.
 
     Args:
         prefix: First part of the names.
