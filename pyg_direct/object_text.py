@@ -1,7 +1,7 @@
 """Objects in one line, for `repr`, as tables, for notebooks, and numbers under flat names, for loggers.
 
 A class lists its parts, and `describe` or `one_line` joins them. Debuggers and errors show these texts, so they never
-raise: if the constructor of an object failed, its text has the parts that can be listed.
+raise. If the constructor of an object failed, its text has the parts that can be listed.
 """
 
 from __future__ import annotations
