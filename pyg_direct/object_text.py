@@ -1,7 +1,7 @@
 """Objects in one line, for `repr`, as tables, for notebooks, and numbers under flat names, for loggers.
 
-A class lists its parts, and `describe` or `one_line` joins them. An object that is not complete, as while its
-constructor fails, has the parts that can be listed: its text is shown by debuggers and errors, and never raises.
+A class lists its parts, and `describe` or `one_line` joins them. Debuggers and errors show these texts, so they never
+raise. If the constructor of an object failed, its text has the parts that can be listed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
-# Stands for parts that could not be listed.
+# Text instead of parts that could not be listed.
 _REST = "..."
-# What keys of metrics do not have.
-_OTHERS = re.compile(r"[^\w.-]+")
+# Characters that keys of metrics lack.
+_OTHERS = re.compile(r"[^\w./-]+")
 
 
 def describe(owner: object, parts: Iterable[str], places: Iterable[str] = ()) -> str:
@@ -22,11 +22,11 @@ def describe(owner: object, parts: Iterable[str], places: Iterable[str] = ()) ->
 
     Args:
         owner: The object, named by its class.
-        parts: Text of each part; a generator that raises ends with `...`.
-        places: Text of where its memory lies, behind a semicolon; likewise.
+        parts: Text of each part; if a generator raises, `...` stands for the rest.
+        places: Text of each place of its memory, behind a semicolon; likewise.
     """
     first = _collect(parts)
-    # What is not complete has no place that is worth a word.
+    # An incomplete object has no places to list.
     second = [] if _REST in first else _collect(places)
     halves = [text for text in (", ".join(first), ", ".join(second)) if text]
     return f"{type(owner).__name__}({'; '.join(halves)})"
@@ -46,7 +46,7 @@ def _collect(parts: Iterable[str]) -> list[str]:
     found = []
     try:
         for part in parts:
-            # Of a device, a name or a list that a program gives.
+            # A name or an option of the program may have line breaks.
             found.append(" ".join(str(part).split()))
     except Exception:
         found.append(_REST)
@@ -76,7 +76,7 @@ def show_sizes(sizes: int | Mapping[str, int]) -> str:
 
 
 def show_fanouts(num_neighbors: Any) -> str:
-    """Fanouts for `repr`: `[10, 5]`, with how many relations, or types, they are of.
+    """Return fanouts, such as `[10, 5]`, with the number of their relations or types, if any.
 
     Args:
         num_neighbors: A list, `NumNeighbors`, or lists by relation or node type.
@@ -92,7 +92,7 @@ def show_fanouts(num_neighbors: Any) -> str:
 
 
 def show_place(placement: str, device: object) -> str:
-    """Return where rows lie and what reads them, such as `unified, cuda:0`; one word for memory of the device itself.
+    """Return the memory of rows and the device that reads them, such as `unified, cuda:0`, or the device for its own.
 
     Args:
         placement: The memory, `cuda`, `unified`, `pinned`, `cpu`, or a word of a tier.
@@ -108,14 +108,14 @@ def show_options(**options: Any) -> list[str]:
 
 
 def flatten(numbers: Mapping[str, Any], above: str = "") -> dict[str, int | float]:
-    """Return nested numbers under one key each, as loggers of metrics take them.
+    """Return nested numbers under one key each, for loggers of metrics.
 
     Args:
         numbers: Numbers, or mappings of numbers, by name; None and truth values are left out.
         above: Key of the mapping itself.
 
     Returns:
-        Keys are names joined by `/`, of letters, digits, `_`, `.` and `-`.
+        Keys are names joined by `/`, of letters, digits, `_`, `.` and `-`; other characters become `_`.
     """
     found: dict[str, int | float] = {}
     for name, value in numbers.items():
@@ -133,7 +133,7 @@ def show_parts(owner: object, parts: Iterable[str], places: Iterable[str] = ()) 
     Args:
         owner: The object, named by its class.
         parts: Text of each part, as of `describe`.
-        places: Text of where its memory lies.
+        places: Text of each place of its memory.
     """
     return show_table(type(owner).__name__, [[part] for part in (*_collect(parts), *_collect(places))])
 

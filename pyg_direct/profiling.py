@@ -223,11 +223,11 @@ def open_picture(path: str | os.PathLike[str] | None, rows: int = 1, columns: in
         import matplotlib  # noqa: F401
         from matplotlib.figure import Figure
 
-    # Not by pyplot, which would keep the figure, and choose how a program's own figures are shown.
+    # pyplot would keep the figure, and change the backend of the program's own figures.
     figure = Figure(figsize=figsize, layout="constrained")
     yield figure, figure.subplots(rows, columns, **options)
     if path is None:
-        # A notebook that has not loaded pyplot shows no figure by itself.
+        # Without pyplot, a notebook shows a figure only by this method.
         figure.__dict__["_repr_png_"] = partial(_encode_png, figure)
     else:
         figure.savefig(path, dpi=_DPI)

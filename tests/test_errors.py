@@ -6,6 +6,7 @@ import runpy
 import sys
 import warnings
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -62,6 +63,12 @@ def patch_temporal(folder):
     patch()
 
 
+def import_callback(folder):
+    # Lightning has another name, too.
+    with patch.dict(sys.modules, {"pytorch_lightning": None}):
+        importlib.import_module("pyg_direct.loader.lightning")
+
+
 def compile_source(folder):
     from pyg_direct.compiler import nvrtc as source
 
@@ -75,7 +82,8 @@ def compile_grid(folder):
 
 
 @pytest.mark.parametrize(("package", "call", "extra"), [
-    ("ray", import_engine, '".[ray]"'), ("pyarrow", read_parquet, '".[distributed]"'),
+    ("ray", import_engine, '".[ray]"'), ("lightning", import_callback, '".[lightning]"'),
+    ("pyarrow", read_parquet, '".[distributed]"'),
     ("torch_geometric_temporal", patch_temporal, '".[temporal]"'),
     ("cuda.bindings", compile_source, '".[compile13]" or pip install ".[compile12]"'),
     ("numba_cuda", compile_grid, '".[compile13]" or pip install ".[compile12]"'),

@@ -53,7 +53,7 @@ class Report(NamedTuple):
         return self.row_bytes * sum(tier.num_read or 0 for tier in self.tiers if tier.link == link)
 
     def to_dict(self) -> dict[str, int | float]:
-        """Return its numbers by flat names, such as `GPU_memory/num_read`, as loggers of metrics take them.
+        """Return the numbers of the report by flat names, such as `GPU_memory/num_read`, for loggers of metrics.
 
         Numbers of reads are left out if reads were not counted.
         """
@@ -104,7 +104,7 @@ _TIER_LINE = "{:<{width}}{:<24} {:>14} {:>10} {:>16} {:>8} {:>10}"
 
 
 def tabulate_tiers(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
-    """Cells of the tiers of several features, by name, in the columns of `TIER_HEADS`."""
+    """Return the cells of the tiers of several features, by name, in the columns of `TIER_HEADS`."""
     found: list[tuple[str, ...]] = []
     for name, report in reports.items():
         for tier in report.tiers:
@@ -119,7 +119,7 @@ def tabulate_tiers(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
 
 
 def list_tiers(reports: Mapping[str, Report]) -> list[str]:
-    """A table of the tiers of several features, by name, a line each."""
+    """List the tiers of several features, by name, as lines of a table."""
     width = max((len(name) + 1 for name in reports if name), default=0)
     rows = [TIER_HEADS, *tabulate_tiers(reports)]
     return [_TIER_LINE.format(*cells, width=width).rstrip() for cells in rows]

@@ -483,7 +483,7 @@ class EpochLoader(ReportedLoader):
         return show_parts(self, self._list_parts(), self._list_placed())
 
     def _list_parts(self) -> Iterator[str]:
-        """List what batches are made of, how many there are, and their device, for `repr`."""
+        """List the items, options, number and device of batches, for `repr`."""
         yield show_count(len(self.dataset), *self._item)
         yield from self._list_options()
         yield from show_options(batch_size=self.batch_size, ranks=self._ranks.ranks)
@@ -493,11 +493,11 @@ class EpochLoader(ReportedLoader):
         yield str(self.device)
 
     def _list_options(self) -> Iterator[str]:
-        """List what a batch has beside its items, such as fanouts."""
+        """List further options of batches, such as fanouts, for `repr`."""
         return iter(())
 
     def _list_placed(self) -> Iterator[str]:
-        """List where rows lie; nothing is placed before the first epoch."""
+        """List the places of rows, for `repr`; nothing is placed before the first epoch."""
         parts = self._summarise_places()
         if parts is None:
             yield "not placed yet"
@@ -505,11 +505,11 @@ class EpochLoader(ReportedLoader):
             yield from map(str, parts)
 
     def _summarise_places(self) -> Iterable[Placed] | None:
-        """The parts of the line about placement; None before anything is placed."""
+        """Return the parts of the line about placement; None before anything is placed."""
         return ()
 
     def _announce_places(self) -> None:
-        """Log where topology and rows lie, once for equal lines."""
+        """Log the places of topology and rows, once for equal lines."""
         line = describe_places(self._summarise_places() or ())
         if line:
             announce(line)

@@ -92,20 +92,20 @@ class LoaderReport(NamedTuple):
         return sum(report.link_bytes(link) for report in self.features.values())
 
     def to_dict(self) -> dict[str, int | float]:
-        """Return its numbers by flat names, as loggers of metrics and `json.dumps` take them.
+        """Return the numbers of the report by flat names, for loggers of metrics and `json.dumps`.
 
         Names are `num_batches` and `num_timed`; `seconds/host/wait/p50` and others of each place, lane and quantile,
         and `sum`; `bytes/PCIe`, `bytes/NVLink` and `bytes/neighbor_lists`; and `features/x/num_read` of each
         attribute, with `num_rows` and `num_read` of its tiers.
 
         Example:
-            After an epoch, Weights & Biases takes them at once:
+            Weights & Biases takes all numbers of an epoch at once:
 
             ```python
             wandb.log(loader.tell().to_dict(), step=epoch)
             ```
 
-            TensorBoard takes one at a time:
+            TensorBoard takes one number at a time:
 
             ```python
             for name, number in loader.tell().to_dict().items():
@@ -169,7 +169,7 @@ class LoaderReport(NamedTuple):
                 for what, count in counts.items() if count > 0]  # fmt: skip
 
     def _tabulate_times(self) -> list[tuple[str, ...]]:
-        """Cells of the table of times, titles first."""
+        """Return the cells of the table of times, titles first."""
         titles = f"last {self.num_timed:,} of {self.num_batches:,} batches", "p20", "p50", "p80", "in all", "share"
         rows: list[tuple[str, ...]] = [titles]
         for where, lane, times in self._sum_up_times():
@@ -260,7 +260,7 @@ def read_spans(batches: Sequence[BatchTimes]) -> list[Span]:
 
 
 class _All:
-    """What is recorded of loaders that nobody asked: times of so many batches (None for none), and which ones do."""
+    """Record that loaders keep without a call of `record`: its number of batches, None for none, and these loaders."""
 
     def __init__(self) -> None:
         self.last: int | None = None
@@ -271,10 +271,10 @@ _ALL = _All()
 
 
 def record_all(last: int | None) -> None:
-    """Have each loader of this process record from its next epoch on, as a framework needs that makes loaders itself.
+    """Make each loader of this process record from its next epoch on, for frameworks that make loaders themselves.
 
     Args:
-        last: Batches whose times are kept; None stops the loaders that this function made record.
+        last: Batches whose times are kept; None stops the records that this function started.
     """
     _ALL.last = last
     while last is None and _ALL.loaders:

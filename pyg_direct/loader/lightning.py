@@ -1,12 +1,13 @@
 """`LoaderReportCallback`: times and bytes of a loader's batches beside the metrics that Lightning logs.
 
-It is imported by programs that have Lightning (extra `lightning`), not by the package.
+Programs with Lightning (extra `lightning`) import this module; the package does not.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pyg_direct.errors import ArgumentError, needs_extra
@@ -14,18 +15,20 @@ from pyg_direct.loader.batch_report import ReportedLoader, record_all
 from pyg_direct.object_text import one_line
 
 with needs_extra("pyg_direct.loader.lightning", "lightning"):
-    # The package has two names, whose classes are not each other's; a program trains with one of them.
-    if not TYPE_CHECKING and "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
+    # Lightning has two names with separate classes, and a program trains with one of them.
+    is_old = "lightning" not in sys.modules and ("pytorch_lightning" in sys.modules or find_spec("lightning") is None)
+    if not TYPE_CHECKING and is_old and find_spec("pytorch_lightning") is not None:
         from pytorch_lightning import Callback
     else:
         from lightning.pytorch import Callback
 
 
 class LoaderReportCallback(Callback):  # type: ignore[misc]
-    """Logs the report of the training loaders after each epoch (`LoaderReport.to_dict`), by all loggers of the trainer.
+    """Callback of Lightning that logs the report of the training loaders after each epoch, by all loggers.
 
-    Names begin with `prefix`, as in `loader/seconds/host/wait/p50`. If there are several training loaders, their names
-    or places follow, as in `loader/papers/num_batches`. Loaders of other packages are left out.
+    It logs the numbers of `LoaderReport.to_dict`. Names begin with `prefix`, as in `loader/seconds/host/wait/p50`. If
+    there are several training loaders, their names or numbers follow, as in `loader/papers/num_batches`. Loaders of
+    other packages are left out.
 
     Args:
         prefix: First part of the names.
@@ -57,21 +60,21 @@ class LoaderReportCallback(Callback):  # type: ignore[misc]
         yield from (f"prefix={self.prefix!r}", f"last={self.last}")
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Have the loaders record; Lightning begins the first epoch of a loader before any other hook sees it."""
+        """Make the loaders record: Lightning starts the first epoch of a loader before its other hooks."""
         if stage == "fit":
             record_all(self.last)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Let the loaders record no more."""
+        """Stop the records of the loaders."""
         if stage == "fit":
             record_all(None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let the loaders record no more: Lightning calls no `teardown` then."""
+        """Stop the records of the loaders: after an exception Lightning may skip `teardown`."""
         record_all(None)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log what the epoch took, and count the next epoch from zero."""
+        """Log the report of the epoch, and start the record of the next epoch at zero."""
         self.metrics = {}
         for name, loader in _list_loaders(trainer.train_dataloader, self.prefix):
             self.metrics |= {f"{name}/{key}": number for key, number in loader.tell().to_dict().items()}
@@ -81,7 +84,7 @@ class LoaderReportCallback(Callback):  # type: ignore[misc]
 
 
 def _list_loaders(loaders: Any, name: str) -> Iterator[tuple[str, ReportedLoader]]:
-    """(name, loader) of those of this package, in what Lightning takes for loaders."""
+    """List (name, loader) of each loader of this package in the training loaders of Lightning."""
     if isinstance(loaders, ReportedLoader):
         yield name, loaders
     elif isinstance(loaders, Mapping):

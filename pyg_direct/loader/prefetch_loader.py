@@ -125,7 +125,7 @@ class PrefetchLoader(PygPrefetchLoader):  # type: ignore[misc]
 
 
 def show_loader(loader: Any) -> str:
-    """A loader for `repr`: its own text, or the number of batches that a list has."""
+    """Describe a loader for `repr`: by its own text, or by the number of batches of a list."""
     if isinstance(loader, (list, tuple)):
         return f"{type(loader).__name__} of {show_count(len(loader), 'batch', 'batches')}"
     return repr(loader)

@@ -104,7 +104,7 @@ class Report(NamedTuple):
     replay: str | None = None
 
     def to_dict(self) -> dict[str, int | float]:
-        """Return calls by flat names, such as `convs.0/accelerated`, as loggers of metrics take them."""
+        """Return numbers of calls by flat names, such as `convs.0/accelerated`, for loggers of metrics."""
         return flatten({one.name or one.kind: {"accelerated": one.accelerated, "left": sum(one.left.values())}
                         for one in self.convolutions})  # fmt: skip
 
