@@ -1,7 +1,7 @@
 """Which tests run where, and the rule that no skip goes unseen.
 
 `pytest` runs on the CPU and, where there is a GPU, on the GPU (`-m gpu` runs that half alone), with a process a core.
-It leaves out what is marked slow; `pytest --full`, as CI does, and `pytest FILE` run that too.
+It leaves out what is marked slow or full; `pytest --full`, as CI does, and `pytest FILE` run that too.
 `NUMBA_ENABLE_CUDASIM=1 pytest -m sim` runs the GPU kernels in Numba's simulator, on CPU tensors.
 """
 
@@ -72,7 +72,9 @@ def _all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="run tests marked slow too, as CI does; so do files by name")
+    parser.addoption(
+        "--full", action="store_true", help="run tests marked slow or full too, as CI does; so do files by name"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -92,11 +94,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    leaves_slow = SIMULATED or not config.option.full
-
     def runs_here(item: pytest.Item) -> bool:
         is_for_sim = item.get_closest_marker("sim") is not None
-        return is_for_sim == SIMULATED and not (leaves_slow and item.get_closest_marker("slow"))
+        left_out = [*(["slow"] if SIMULATED else []), *([] if config.option.full else ["slow", "full"])]
+        return is_for_sim == SIMULATED and not any(item.get_closest_marker(name) for name in left_out)
 
     elsewhere = [item for item in items if not runs_here(item)]
     if elsewhere:

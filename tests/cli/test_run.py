@@ -93,6 +93,7 @@ def program(tmp_path):
     return path
 
 
+@pytest.mark.full
 def test_a_program_sees_its_own_arguments_and_makes_our_loaders(program):
     done = run("run", "--device", "cpu", program, "--device", "3", "-v", "x")
 
@@ -253,6 +254,7 @@ def test_a_program_finds_the_module_of_builtins(warm, tmp_path):
     assert done.stdout == start(path).stdout, done.stderr
 
 
+@pytest.mark.full
 def test_spawned_processes_give_a_program_objects_of_its_own_classes(tmp_path):
     path = tmp_path / "program.py"
     path.write_text("""
@@ -308,6 +310,7 @@ def test_a_module_is_run_as_python_runs_it(warm, folder, name):
     assert (done.returncode, done.stdout, said(done)) == (0, expected.stdout, [])
 
 
+@pytest.mark.full
 def test_a_module_is_looked_for_where_the_command_is_given(folder, tmp_path_factory):
     # As the command that pip installs, whose own folder Python looks in.
     command = tmp_path_factory.mktemp("bin") / "pyg-direct"
@@ -326,6 +329,7 @@ def test_a_module_is_looked_for_where_the_command_is_given(folder, tmp_path_fact
         pytest.param(["-m", "program"], "No module named program", marks=SLOW),
     ],
 )
+@pytest.mark.full
 def test_no_folder_is_looked_in_where_python_is_told_so(folder, program, message):
     done = run("run", "--device", "cpu", *program, cwd=folder, PYTHONSAFEPATH="1")
 
@@ -398,6 +402,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("accelerate", [pytest.param([], marks=SLOW), ["--no-accelerate"]])
+@pytest.mark.full
 def test_processes_that_a_program_starts_make_our_loaders_with_its_options(tmp_path, accelerate):
     (tmp_path / "starting.py").write_text(STARTING)
 
@@ -413,6 +418,7 @@ def test_processes_that_a_program_starts_make_our_loaders_with_its_options(tmp_p
     assert done.stderr.count("replaced in this program") == 1
 
 
+@pytest.mark.full
 def test_other_programs_that_a_program_starts_are_left_alone(tmp_path):
     startup = os.path.join(os.path.dirname(install.__file__), "startup")
     (tmp_path / "sitecustomize.py").write_text("NAME = 'its own'\n")

@@ -78,6 +78,7 @@ def test_every_expected_line_has_a_reason():
     assert all(len(line) == 3 and line[2].strip() for line in lines)
 
 
+@pytest.mark.full
 def test_without_a_path_our_own_tests_run_and_are_counted(capsys, monkeypatch):
     found = []
     monkeypatch.setattr(suite, "run", lambda *args, **options: found.extend(run(*args, **options)) or found)
@@ -141,6 +142,7 @@ def test_types_of_a_generated_graph_are_those_of_mag():
     assert len(data.edge_types) == 4
 
 
+@pytest.mark.full
 def test_data_modules_are_those_that_the_trainers_of_pygs_tests_know(tmp_path):
     # PyG prefers those of `lightning`, which is installed beside it.
     for path in ("pytorch_lightning/__init__.py", "lightning/__init__.py", "lightning/pytorch.py"):

@@ -49,6 +49,7 @@ print(rank(), get_cpu_threads())
     assert said == ["True 2", "True 1 1 1 True", "True 2"]
 
 
+@pytest.mark.full
 def test_loops_have_threads_beside_those_of_torch():
     # Torch's wait awake for ten milliseconds: processes that share cores would wait for each other at every loop.
     if run("from pyg_direct.compiler import openmp\nprint(openmp.load())") == ["False"]:

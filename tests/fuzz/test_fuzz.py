@@ -20,6 +20,7 @@ BATCHES = {"neighbors": 650, "links": 800, "layers": 1200, "features": 4500, "ag
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.full
 def test_random_batches_are_those_of_the_reference(real_device, subject):
     tallies, failures = run_cases([subject], real_device.type, BATCHES[subject], float("inf"), seed=1)
 

@@ -75,6 +75,7 @@ def assemble(ptx, target):
 
 @architectures
 @kernels
+@pytest.mark.full
 def test_compiles_to_one_entry_without_loose_ends(kernel, target):
     for choice, code in compile_kernel(kernel, target):
         entries, defined, declared, called = find_functions(code.ptx)

@@ -18,6 +18,7 @@ def wait(rank, count, device, folder):
     time.sleep(3600)
 
 
+@pytest.mark.full
 def test_an_interrupted_benchmark_leaves_no_processes(tmp_path):
     program = subprocess.Popen([sys.executable, "-m", __name__, str(tmp_path)], stderr=subprocess.DEVNULL)
     try:

@@ -1,9 +1,11 @@
+import pytest
 import torch
 
 from benchmarks.distributed.partitioning import NUM_EDGES, measure_cuts, measure_partitioning
 from pyg_direct.datasets.dataset import NodeDataset
 
 
+@pytest.mark.full
 def test_a_file_is_partitioned_in_a_process_of_its_own():
     seconds, memory = measure_partitioning(5000 / NUM_EDGES)
 

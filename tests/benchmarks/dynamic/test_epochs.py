@@ -16,6 +16,7 @@ from pyg_direct.dynamic.frame_trainer import FrameCost
 from pyg_direct.dynamic.snapshot import order_edges
 
 
+@pytest.mark.full
 def test_a_model_that_cannot_be_compiled_ends_nothing(monkeypatch):
     class Refused:
         def __init__(self, *args):
@@ -148,6 +149,7 @@ def test_losses_are_of_one_epoch_of_all_ways():
     assert epochs._tell_losses({"PyGT": [8.0, 4.0, 2.0], "ours": [8.0, 5.0]})["ours"].startswith("loss of epoch 2 5")
 
 
+@pytest.mark.full
 def test_caps_bound_what_is_kept_and_share_structures(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_geometric_temporal.nn", SimpleNamespace(recurrent=nn))
     monkeypatch.setitem(sys.modules, "torch_geometric_temporal", SimpleNamespace())

@@ -1,9 +1,12 @@
 from types import SimpleNamespace
 
+import pytest
+
 from benchmarks.features import shared_start
 from benchmarks.features.shared_start import PAPERS_NODES, measure_shared_start
 
 
+@pytest.mark.full
 def test_a_process_reads_the_rows_that_another_holds():
     seconds, memory = measure_shared_start(1000 / PAPERS_NODES, (1,))
     assert 0 < seconds.p50 < 300

@@ -27,6 +27,7 @@ def test_bytes_of_rows_on_the_host_are_counted(placement, cache, least, most):
     assert least <= found <= most
 
 
+@pytest.mark.full
 def test_steps_over_types_are_measured(real_device):
     rows = list(measure_typed_steps(make_mag(0.0005, real_device, num_features=16), "paper", "tiny", batches=6))
 

@@ -253,6 +253,7 @@ def test_processes_that_start_at_once_compile_a_grid_once(tmp_path):
     assert log.read_text() == "draw_bits_gpu (9, 0)\n"
 
 
+@pytest.mark.full
 def test_processes_that_start_at_once_compile_a_loop_once(tmp_path):
     outputs = run_together(4, RANK_WORDS, PYG_DIRECT_CACHE=str(tmp_path))
 
@@ -267,6 +268,7 @@ def test_compiled_code_that_does_not_fit_the_disk_is_used_all_the_same(tmp_path)
     assert [path for path in tmp_path.rglob("gpu/*") if path.suffix != ".lock"] == []
 
 
+@pytest.mark.full
 def test_environments_with_the_same_sources_share_compiled_loops(tmp_path):
     (tmp_path / "other").mkdir()
     for name in ("pyg_direct", "cuda_src"):
@@ -279,6 +281,7 @@ def test_environments_with_the_same_sources_share_compiled_loops(tmp_path):
     assert outputs == ["[0, 3] 0 1", "[0, 3] 1 0"]
 
 
+@pytest.mark.full
 def test_compiled_loops_are_read_back_from_disk(tmp_path):
     outputs = [run_python(RANK_WORDS, PYG_DIRECT_CACHE=str(tmp_path)) for _ in range(2)]
 

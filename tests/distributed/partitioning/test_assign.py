@@ -25,6 +25,7 @@ def assign(edges, num_nodes, num_parts):
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["", "ordered"])
 @pytest.mark.parametrize("num_edges", [20_000, 100_000, 400_000])
+@pytest.mark.full
 def test_parts_of_a_stream_are_equal_however_many_edges_nodes_have(num_edges, ordered):
     edges = draw_edges(2000, num_edges, ordered=ordered)
 

@@ -41,6 +41,7 @@ def take_layers_apart(monkeypatch):
 
 @pytest.mark.parametrize(("target", "step"), one_simulated(("all", 2), ("all", 1), ("last", 2), ("last", 1)))
 @pytest.mark.parametrize("has_slots", [False, True], ids=["", "at fixed places"])
+@pytest.mark.full
 def test_snapshots_of_a_frame_go_through_a_model_together(device, monkeypatch, step, target, has_slots):
     signal = make_signal("MPNNLSTM")
     # One more than a window has, with more nodes than those trained on.

@@ -94,6 +94,7 @@ def test_replays_find_their_gradients_again(monkeypatch):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("CUDA error: a stream depends")])
 @pytest.mark.parametrize("failures", [0, 1, 2])
+@pytest.mark.full
 def test_what_earlier_passes_left_is_given_back_where_a_capture_fails(monkeypatch, failures, error):
     trainer, emptied = make_trainer("TGCN", make_signal()), []
     trainer.fit(1)

@@ -205,6 +205,7 @@ def test_frames_that_were_half_moved_are_filled_anew(device, monkeypatch):
 
 @pytest.mark.parametrize("is_left", [False, True])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.full
 def test_a_trainer_leaves_no_memory_behind(name, is_left):
     trainer = make_trainer(name, make_signal(name))
     trainer.fit(2)

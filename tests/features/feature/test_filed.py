@@ -29,6 +29,7 @@ def read(feature, ids, device):
 
 @CACHES
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.full
 def test_rows_of_any_dtype_come_bit_for_bit(device, tmp_path, dtype, caches):
     rows = make_rows(dtype=dtype)
     expected = bytes_of(rows)[IDS]

@@ -25,6 +25,7 @@ def run_python(program):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.full
 def test_rows_of_any_dtype_come_bit_for_bit(device, dtype):
     rows = make_rows(dtype=dtype)
     expected = bytes_of(rows)[[5, 0, 39, 5]]
@@ -35,6 +36,7 @@ def test_rows_of_any_dtype_come_bit_for_bit(device, dtype):
     assert torch.equal(bytes_of(got), expected)
 
 
+@pytest.mark.full
 def test_the_tensor_becomes_a_view_of_the_same_memory():
     rows = torch.arange(12.0).view(4, 3).clone()
 
@@ -256,6 +258,7 @@ def test_without_a_gpu_nothing_can_be_advised(monkeypatch):
         tensor.on_gpu()
 
 
+@pytest.mark.full
 def test_the_name_needs_a_call_first():
     assert run_python("""
 import torch, pyg_direct

@@ -130,6 +130,7 @@ class TestLeaving:
         return count
 
     @pytest.mark.parametrize("how", ["leave", "fail_in_transform", "fail_in_fetch"])
+    @pytest.mark.full
     def test_memory_does_not_grow(self, real_device, how):
         loader = NeighborLoader(make_wide_data(), [7, 5, 3], batch_size=64, seed=1, device=real_device, prefetch=2)
         used = allocated_bytes if real_device.type == "cuda" else resident_bytes

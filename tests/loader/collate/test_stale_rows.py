@@ -453,6 +453,7 @@ class TestHiddenWrites:
 
     @pytest.mark.parametrize("mode", ["binary", "triplet"])
     @hidden
+    @pytest.mark.full
     def test_weights_of_negatives_are_seen(self, real_device, mode, open_up):
         weights = [torch.eye(NUM_NODES)[node].clone() for node in (1, 2)]
         negatives = NegativeSampling(mode, 2, src_weight=weights[0], dst_weight=weights[1])

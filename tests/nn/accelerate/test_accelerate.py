@@ -37,6 +37,7 @@ def extras_of(conv, batch):
 @pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("loops", [False, True], ids=["no loops", "loops"])
+@pytest.mark.full
 def test_equals_pyg_with_calls_of_our_operator(device, name, loops, calls):
     batch, conv = Batch(device, loops), CONVOLUTIONS[name]().to(device)
     x, extras = torch.randn(batch.num_nodes, width_of(conv), device=device), extras_of(conv, batch)

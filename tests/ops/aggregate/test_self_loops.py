@@ -25,6 +25,7 @@ def make_edges(num_edges=40, device="cpu", dtype=torch.int64):
 @pytest.mark.parametrize("num_edges", [40, 3, 0])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("work", [None, torch.float32, torch.float64])
+@pytest.mark.full
 def test_matches_reference(device, num_edges, dtype, work):
     indptr, row, target = make_edges(num_edges, device, dtype)
     edges = list(zip(row.tolist(), target.tolist(), strict=True))

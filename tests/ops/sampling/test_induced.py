@@ -41,6 +41,7 @@ def find_inside(lists, nodes):
 @pytest.mark.parametrize("form", ["apart", "together", "without"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @given(data=st.data(), num_nodes=st.integers(1, 8))
+@pytest.mark.full
 def test_matches_reference(device, form, dtype, data, num_nodes):
     node = st.integers(0, num_nodes - 1)
     rows = data.draw(st.lists(st.lists(node, max_size=6), min_size=num_nodes, max_size=num_nodes))

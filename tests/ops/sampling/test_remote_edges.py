@@ -39,6 +39,7 @@ def pack(answers, wire, real_device, trees):
 
 @pytest.mark.parametrize("wire", WIRES, ids=["small", "large"])
 @given(data=st.data(), num_owners=st.integers(1, 4), has_trees=st.booleans())
+@pytest.mark.full
 def test_matches_reference(real_device, wire, data, num_owners, has_trees):
     counts = data.draw(st.lists(st.integers(0, 5), min_size=2, max_size=2))
     types = data.draw(st.lists(st.integers(0, 1), max_size=3))

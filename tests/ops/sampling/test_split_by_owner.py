@@ -16,6 +16,7 @@ def as_tensor(values, device, dtype=torch.int64):
 
 @pytest.mark.parametrize("kind", ["hash", "range", "table"])
 @given(data=st.data(), num_parts=st.integers(1, 6), scale=st.integers(1, 60))
+@pytest.mark.full
 def test_matches_reference(device, kind, data, num_parts, scale):
     ids = data.draw(st.lists(st.integers(0, 49) if kind != "hash" else st.integers(0, 2**40), max_size=80))
     own, add = data.draw(st.integers(-1, num_parts - 1)), data.draw(st.integers(0, scale - 1))

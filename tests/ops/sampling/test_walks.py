@@ -35,6 +35,7 @@ def test_the_reference_has_the_numbers_of_the_kernel():
 @pytest.mark.parametrize(("dtype", "step"), [(torch.int32, 1), (torch.int32, 2), (torch.int64, 1)])
 @given(data=st.data(), num_nodes=st.integers(1, 6), length=st.integers(0, 5), bias=st.sampled_from(BIASES),
        key=st.integers(0, 2**64 - 1))  # fmt: skip
+@pytest.mark.full
 def test_matches_reference(device, is_sorted, dtype, step, data, num_nodes, length, bias, key):
     node = st.integers(0, num_nodes - 1)
     rows = data.draw(st.lists(st.lists(node, max_size=5), min_size=num_nodes, max_size=num_nodes))

@@ -105,6 +105,7 @@ def test_draws_are_shared_within_a_hop_alone_unless_hops_depend(options, is_equa
 @pytest.mark.parametrize("layer_dependency", [False, True])
 @given(graph=odd_graphs(), fanouts=st.lists(st.integers(-1, 5), max_size=3), expand_all=st.booleans(),
        key=st.integers(0, 2**64 - 1))  # fmt: skip
+@pytest.mark.full
 def test_plan_matches_reference_on_any_graph(device, layer_dependency, graph, fanouts, expand_all, key):
     seeds = list(range(0, graph.num_nodes, 3))
     recipe = Recipe(tuple(fanouts), expand_all=expand_all, sampling="labor", layer_dependency=layer_dependency)

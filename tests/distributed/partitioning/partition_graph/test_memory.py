@@ -13,6 +13,7 @@ NODES, PARTS = 200_000, 4
 
 # With few edges nearly each node is a community of its own.
 @pytest.mark.parametrize(("num_edges", "most"), [(1_000, NODES), (NODES // 2, NODES), (10 * NODES, NODES // 50)])
+@pytest.mark.full
 def test_streaming_takes_32_bytes_a_node_and_its_ties(num_edges, most):
     generator = np.random.default_rng(0)
     targets = generator.integers(0, NODES, num_edges)

@@ -54,6 +54,7 @@ def ask(pipe, *told):
     return pipe.recv()
 
 
+@pytest.mark.full
 def test_answers_of_another_process_come_as_they_were_sent(apart):
     pipe, _ = apart
     own = Line(ask(pipe, "offer"), CLIENT, HERE)
@@ -67,6 +68,7 @@ def test_answers_of_another_process_come_as_they_were_sent(apart):
         assert same(found, make_answer(size, number))
 
 
+@pytest.mark.full
 def test_a_server_that_ends_is_heard_at_once(apart, monkeypatch):
     # Nobody is given up for being silent.
     monkeypatch.setattr(client_connections, "_SILENCE", LONG)
@@ -261,6 +263,7 @@ board.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.full
 def test_a_process_is_forked_while_a_thread_has_a_line():
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False)
 

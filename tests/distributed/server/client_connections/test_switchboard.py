@@ -20,6 +20,7 @@ def count_own():
     return process.num_threads(), process.num_fds()
 
 
+@pytest.mark.full
 def test_lines_come_and_go_without_a_trace():
     board = Switchboard(find_here)
     counts = []

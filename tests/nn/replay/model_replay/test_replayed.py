@@ -48,6 +48,7 @@ def batches(graph, device):
 
 @pytest.mark.parametrize("run", [run_trimmed, run_whole])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.full
 def test_gradients_are_those_of_ordinary_passes(graph, device, batches, name, run):
     ordinary, model, replay = make_pair(make_model(graph, device, name))
 

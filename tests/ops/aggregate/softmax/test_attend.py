@@ -77,6 +77,7 @@ def test_matches_reference_in_one_launch(device, given, shape, loops):
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.full
 def test_any_dtype_matches_reference(device, given, dtype, index, channels):
     graph = Graph(device, loops=True)
     x, scores = make(graph, given, 2, channels, dtype)

@@ -42,6 +42,7 @@ def assert_near(got, expected):
 @pytest.mark.parametrize("count", [1, 3] if SIMULATED else [1, 2, 4, 8])
 @pytest.mark.parametrize(("form", "weighted"), FORMS)
 @pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+@pytest.mark.full
 def test_matches_reference_in_both_directions(device, channels, count, form, weighted, deterministic):
     snapshots = make_snapshots(count=count, weighted=weighted, hub=True, num_edges=90)
     matrices = build(snapshots, device, form)

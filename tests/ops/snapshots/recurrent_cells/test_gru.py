@@ -16,6 +16,7 @@ def make_inputs(rows, width, size, spread=1.0, device="cpu"):
 
 @pytest.mark.parametrize("spread", [0.01, 0.3, 1.0])
 @pytest.mark.parametrize(("rows", "width", "size"), SIZES)
+@pytest.mark.full
 def test_states_and_gradients_are_those_of_torch(device, rows, width, size, spread):
     x, state, *parameters = make_inputs(rows, width, size, spread, device)
     grad = torch.randn(rows, size).to(device)
