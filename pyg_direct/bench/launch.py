@@ -1,4 +1,4 @@
-"""What a launch costs on the host: ours, found by dtypes or not, beside the driver's own call."""
+"""Cost of a launch on the host: ours, found by dtypes or not, beside the driver's own call."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Peer(NamedTuple):
 
     @property
     def is_installed(self) -> bool:
-        """Whether all its modules are found."""
+        """True if all its modules are found."""
         return all(find_spec(module) is not None for module in self.modules)
 
     @property

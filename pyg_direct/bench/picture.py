@@ -145,7 +145,7 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
 
 
 def describe_origin(row: dict[str, Any]) -> str:
-    """Where and when a row was measured."""
+    """Describe where and when a row was measured."""
     machine = row["cpu"] if row["gpu"] == "none" else row["gpu"]
     return f"{machine}, commit {row['commit']}, {row['date']}"
 

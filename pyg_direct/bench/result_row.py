@@ -73,7 +73,7 @@ class Row:
 
     @property
     def beats_limit(self) -> bool:
-        """Whether the median is better than the limit: a higher rate, or less time or memory."""
+        """True if the median is better than the limit: a higher rate, or less time or memory."""
         if not self.limit:
             return False
         is_rate = "/s" in self.unit or self.unit == "x"
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and with what a row was measured."""
+    """Machine and versions that a row was measured with."""
 
     gpu: str = field(default_factory=lambda: torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
     cpu: str = field(default_factory=lambda: f"{count_cores()} cores, {platform.machine()}")
@@ -96,7 +96,7 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """What files of rows are named after: `cpu`, or the GPU without its maker and its memory, such as `h200`."""
+        """Name for files of rows: `cpu`, or the GPU without its maker and its memory, such as `h200`."""
         words = [word for word in self.gpu.lower().split() if not _BESIDE.fullmatch(word)]
         return "cpu" if self.gpu == "none" else "-".join(words)
 
