@@ -50,10 +50,10 @@ class DistGraph:
         device_cache_size: GPU memory for hot rows among the part's own, see `Feature`; a share refers to the part's
             rows.
         placement: Host memory for the part's own rows, see `Feature`; if processes share a graph, it is page-locked.
-        replicas: Rows of other parts to copy to this process. Bytes, `"200M"`, or a share of the rows of this part such
-            as `"20%"`, or `"200%"` for twice as many, copies the rows most frequent in the part's neighbor lists.
-            `"plan"` reads the choice of `plan_replicas`. Otherwise ids of a node type, by type with types. Each process
-            chooses its own.
+        replicas: Rows of other parts to copy to this process. A size, such as `"200M"`, or a share of the rows of this
+            part copies the rows most frequent in the part's neighbor lists. A share may be `"20%"`, or `"200%"` for
+            twice as many rows. `"plan"` reads the choice of `plan_replicas`. Otherwise ids of a node type, by type with
+            types. Each process chooses its own.
         share_rows: Let processes of one host, on the CPU, read each other's rows in shared memory; then only rows of
             other hosts are exchanged. Equal in all processes.
         share_graph: `"auto"`: keep the graph in one memory that all processes read. They must use the CPUs of one host,

@@ -374,13 +374,15 @@ class UnifiedTensor(Tensor):
     `rows = unified[ids]`, with ids on a GPU, reads only these rows over the link. The rules of PyTorch-Direct, Table 3,
     give the device of an operation and the memory of its result:
 
-    ========================  =============================  =============================
-    the other operands        propagatedToCUDA (default)     not propagatedToCUDA
-    ========================  =============================  =============================
-    a tensor on a GPU         on the GPU, result on the GPU  on the GPU, result on the GPU
-    a tensor on the CPU       on the CPU, result unified     on the CPU, result on the CPU
-    unified, scalars or none  on the GPU, result on the GPU  on the CPU, result unified
-    ========================  =============================  =============================
+    +--------------------------+-------------------------------+-------------------------------+
+    | the other operands       | propagatedToCUDA (default)    | not propagatedToCUDA          |
+    +==========================+===============================+===============================+
+    | a tensor on a GPU        | on the GPU, result on the GPU | on the GPU, result on the GPU |
+    +--------------------------+-------------------------------+-------------------------------+
+    | a tensor on the CPU      | on the CPU, result unified    | on the CPU, result on the CPU |
+    +--------------------------+-------------------------------+-------------------------------+
+    | unified, scalars or none | on the GPU, result on the GPU | on the CPU, result unified    |
+    +--------------------------+-------------------------------+-------------------------------+
 
     A tensor on the CPU without dimensions is a scalar. One unified operand with `propagatedToCUDA` suffices. Views,
     `clone` and `torch.*_like` stay unified, and an operation in place leaves its result in place. Without a GPU the CPU

@@ -227,7 +227,7 @@ def restrict_rows(entry, begin, end, base, work, excluded, last, starts, sizes):
 @body
 def count_run(item, end, work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
               replace, last, strict, window, starts, sizes, counts):  # fmt: skip
-    """What each of the items [item, end) picks from, and how much."""
+    """Find the edges that each of the items [item, end) picks from, and count its picks."""
     # If edges are excluded, the last ones are the last of the remaining.
     last_now = last if excluded.shape[0] == 0 else 0
     entry = find_entry(work, item)
