@@ -30,7 +30,7 @@ _DPI = 110
 
 
 def time_call(work: Callable[[], object], device: torch.device | None = None) -> float:
-    """Seconds of a call by the host's clock.
+    """Measure the seconds of a call by the host's clock.
 
     Args:
         work: The function to call.
@@ -47,7 +47,9 @@ def time_call(work: Callable[[], object], device: torch.device | None = None) ->
 
 
 def time_on_stream(work: Callable[[], object], count: int = 1) -> float:
-    """Seconds of a call on the current stream of the GPU, the mean of `count` calls in a row; waits for their end."""
+    """Measure the seconds of a call on the current stream of the GPU, the mean of `count` calls in a row; waits for
+    their end.
+    """
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(count):
@@ -78,7 +80,9 @@ class Origin(NamedTuple):
         return cls(event, perf_counter_ns())
 
     def locate(self, moment: Any) -> int:
-        """Nanoseconds on the host's clock of an event that has passed; of a moment on this clock, itself."""
+        """Return nanoseconds on the host's clock of an event that has passed; a moment on this clock is returned
+        unchanged.
+        """
         if isinstance(moment, int):
             return moment
         return self.at + round(1e6 * self.event.elapsed_time(moment))
@@ -132,7 +136,7 @@ class LaneSpans:
         return len(self._spans)
 
     def spans(self) -> list[tuple[str, float, float]]:
-        """(lane, begin, end) of each, in seconds since the recorder was made; waits for the GPU."""
+        """Return (lane, begin, end) of each, in seconds since the recorder was made; waits for the GPU."""
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
         return [(lane, self._since(begin), self._since(end)) for lane, begin, end in list(self._spans)]
@@ -141,7 +145,7 @@ class LaneSpans:
         return (self._origin.locate(moment) - self._origin.at) / 1e9
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each lane in all."""
+        """Return seconds of each lane in all."""
         return sum_lanes(self.spans(), self._lanes)
 
     def __str__(self) -> str:
@@ -177,7 +181,7 @@ def trace(spans: LaneSpans | None, lane: str, on_host: bool = False) -> Abstract
 
 
 def sum_lanes(spans: Iterable[tuple[str, float, float]], lanes: Iterable[str]) -> dict[str, float]:
-    """Seconds of each lane in all, 0 for one without spans."""
+    """Return seconds of each lane in all, 0 for one without spans."""
     seconds = dict.fromkeys(lanes, 0.0)
     for lane, begin, end in spans:
         seconds[lane] += end - begin
@@ -185,12 +189,12 @@ def sum_lanes(spans: Iterable[tuple[str, float, float]], lanes: Iterable[str]) -
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that a share of the others lies below, the nearest one by rank; `values` has at least one."""
+    """Return the value that a share of the others lies below, the nearest one by rank; `values` has at least one."""
     return sorted(values)[round(share * (len(values) - 1))]
 
 
 def show_bytes(num_bytes: float) -> str:
-    """Bytes in the largest unit that gives at least 1, such as `9.5 GB`."""
+    """Return bytes in the largest unit that gives at least 1, such as `9.5 GB`."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
@@ -198,7 +202,7 @@ def show_bytes(num_bytes: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """Seconds in the largest unit that gives at least 1, such as `2.5 ms`."""
+    """Return seconds in the largest unit that gives at least 1, such as `2.5 ms`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

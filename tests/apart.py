@@ -1,7 +1,7 @@
 """Tests that change more of a process than they can put back: `apart` marks those that run in one of their own.
 
-Each process that runs tests starts another one for such a file, at its first test, has all of them run there, and ends
-it before tests of its own, which may ask what processes there are.
+Each process that runs tests starts another one for such a file, at its first test, and runs all of its tests there. It
+ends that process before tests of its own, which may check the running processes.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Server:
         items = {item.nodeid: item for item in session.items}
         while (nodeid := self._connection.recv()) is not None:
             self._reports = []
-            # Another one of the file is said to come next, so that what they share stays.
+            # Another test of the file is announced as next, so that shared fixtures stay.
             following = next((item for item in session.items if item.nodeid != nodeid), None)
             session.config.hook.pytest_runtest_protocol(item=items[nodeid], nextitem=following)
             to_data = session.config.hook.pytest_report_to_serializable

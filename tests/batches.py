@@ -1,4 +1,4 @@
-"""Data whose rows say who they are, and what can be said of every batch drawn from it."""
+"""Data with rows that identify their nodes, and checks of every batch drawn from it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_data(graph: Graph | None = None, **attributes: Any) -> Data:
 
 def check_contract(data: Data, batch: Data, seeds: Sequence[int], fanouts: Sequence[int],
                    replace: bool = False) -> None:  # fmt: skip
-    """What PyG's documentation and `trim_to_layer` promise of a batch around `seeds`."""
+    """Check the promises of PyG's documentation and `trim_to_layer` for a batch around `seeds`."""
     edge_index, n_id, e_id = data.edge_index.cpu().long(), batch.n_id.cpu(), batch.e_id.cpu()
     source, target = batch.edge_index.cpu()
     nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges

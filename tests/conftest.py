@@ -1,7 +1,7 @@
-"""Which tests run where, and the rule that no skip goes unseen.
+"""Choice of the tests on each machine, and the rule that no skip goes unseen.
 
-`pytest` runs on the CPU and, where there is a GPU, on the GPU (`-m gpu` runs that half alone), with a process a core.
-It leaves out what is marked slow or full; `pytest --full`, as CI does, and `pytest FILE` run that too.
+`pytest` runs on the CPU and, if there is a GPU, on the GPU (`-m gpu` runs that half alone), with one process a core. It
+leaves out tests marked slow or full; `pytest --full`, as in CI, and `pytest FILE` run them too.
 `NUMBA_ENABLE_CUDASIM=1 pytest -m sim` runs the GPU kernels in Numba's simulator, on CPU tensors.
 """
 
@@ -43,13 +43,13 @@ else:
 
 @pytest.fixture(scope="session", params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where the test's tensors live."""
+    """Device of the test's tensors."""
     return torch.device(request.param)
 
 
 @pytest.fixture(scope="session", params=[pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)])
 def real_device(request: pytest.FixtureRequest) -> torch.device:
-    """CPU and GPU without the simulator, where a batch takes a second."""
+    """CPU and GPU without the simulator, in which a batch takes a second."""
     return torch.device(request.param)
 
 
@@ -67,7 +67,7 @@ def quick_starts() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of tests are small; their loops run on as many threads as those of large ones do."""
+    """Run loops of small batches of tests on as many threads as loops of large ones."""
     monkeypatch.setattr(run_kernel, "FEW_ITEMS", 0)
 
 
@@ -124,7 +124,7 @@ _HIDING = pytest.MonkeyPatch()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests of the CPU find no GPU where there is one, nor do processes that they start."""
+    """Hide the GPU from tests of the CPU, and from processes that they start."""
     if torch.cuda.is_available() and not any(item.get_closest_marker(name) for name in ("gpu", "gpus")):
         # Only processes to come read the variable then, and torch knows how many there are.
         torch.cuda.init()
@@ -162,7 +162,7 @@ def skips(config: pytest.Config) -> Iterator[tuple[str, str]]:
 
 
 def is_allowed(nodeid: str, reason: str) -> bool:
-    """Whether the skip is listed in `allowed_skips.txt`."""
+    """Report whether the skip is listed in `allowed_skips.txt`."""
     lines = ALLOWED_SKIPS.read_text().splitlines()
     listed = [line.split("|", 1) for line in lines if line and not line.startswith("#")]
     return any(fnmatch(nodeid, test.strip()) and reason == why.strip() for test, why in listed)
@@ -176,7 +176,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if exitstatus == pytest.ExitCode.OK and not all(is_allowed(*skip) for skip in found):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     elif exitstatus == pytest.ExitCode.OK and len(found) == session.testscollected > 0:
-        # A run in which everything was skipped has tested nothing.
+        # A run with only skips has tested nothing.
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 

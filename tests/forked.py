@@ -1,5 +1,5 @@
-"""Imported last by the process that others are forked from: they find the loops of loaders ready, not to be read from
-the disk by each of them.
+"""Imported last by the process that others are forked from. They then find the loops of loaders ready, and need not
+each read them from the disk.
 """
 
 import gc
@@ -26,10 +26,10 @@ def make_loaders() -> Iterator[Any]:
 
 # Numba makes its lock here, and none of the others names one.
 _set_init_process_lock()
-# Without threads, which what is forked would not have.
+# Without threads, which a fork would not have.
 was_alone = run_alone(True)
 for loader in make_loaders():
     next(iter(loader))
 run_alone(was_alone)
-# What was imported stays shared: collections of garbage would write to it.
+# Imported objects stay shared: garbage collection would write to them.
 gc.freeze()

@@ -12,7 +12,7 @@ NODES, WINDOW, TIMES, HIDDEN = 30, 3, 7, 6
 
 
 class Model(torch.nn.Module):
-    """A cell and a linear layer; `channels` is what the cell gives."""
+    """A cell and a linear layer; `channels` is the size of the cell's output."""
 
     def __init__(self, cell, channels, keeps_state):
         super().__init__()

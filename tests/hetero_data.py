@@ -1,4 +1,4 @@
-"""`HeteroData` whose rows say who they are."""
+"""`HeteroData` with rows that identify their nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tests.reference.general import Parts
 
 
 def make_hetero(graph: Parts | None = None) -> HeteroData:
-    """Three types with features, one without; a relation without edges; times and weights where the graph has them."""
+    """Make three types with features, one without; a relation without edges; times and weights if the graph has
+    them.
+    """
     graph = make_parts() if graph is None else graph
     data = HeteroData()
     for number, (kind, size) in enumerate(graph.num_nodes.items()):
@@ -31,7 +33,7 @@ def make_hetero(graph: Parts | None = None) -> HeteroData:
 
 
 def check_rows(data: HeteroData, batch: HeteroData) -> None:
-    """Every row of a batch is the one of its node or edge, and every edge is one of the graph's."""
+    """Check that every row of a batch belongs to its node or edge, and every edge to the graph."""
     for kind in data.node_types:
         ids = batch[kind].n_id.cpu()
         assert batch[kind].num_nodes == ids.numel()

@@ -1,4 +1,4 @@
-"""Fresh interpreters that see the package without its own __init__, whose import of PyG imports Numba."""
+"""Fresh interpreters that see the package without its own __init__, which would import PyG and so Numba."""
 
 import os
 import subprocess

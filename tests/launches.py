@@ -1,4 +1,4 @@
-"""Which of our kernels a call runs."""
+"""Kernels that a call runs."""
 
 from contextlib import contextmanager
 
@@ -13,7 +13,7 @@ TWO_LAUNCHES = {
 
 
 def of_attention(names):
-    """Those of `names` that weigh or add up rows, however wide; a few more cut long rows of edges."""
+    """Return those of `names` that weigh or add up rows, of any width; a few more cut long rows of edges."""
     return [name.replace("_wide", "") for name in names if "slices" not in name]
 
 

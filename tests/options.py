@@ -1,4 +1,6 @@
-"""Options in tests: each acts, or is refused with an error of ours; one that has no entry fails."""
+"""Options in tests: each has an effect, or is refused with an error of the package; an option without an entry
+fails.
+"""
 
 import inspect
 
@@ -21,7 +23,7 @@ class Refused:
 
 
 class Seen:
-    """What a function sees of two that are made with different values differs."""
+    """A check that a function sees a difference between two objects made with different values."""
 
     def __init__(self, see, *values, **base):
         self.see, self.values, self.base = see, values, base
@@ -32,7 +34,7 @@ class Seen:
 
 
 def check_options(kind, make, known):
-    """Check what is known of each parameter of a function or class, one case or several, by `make(**options)`."""
+    """Check each parameter of a function or class by its entry, one case or several, with `make(**options)`."""
     assert set(inspect.signature(kind).parameters) == set(known)
     for name, cases in known.items():
         for case in cases if isinstance(cases, tuple) else (cases,):

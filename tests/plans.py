@@ -1,4 +1,4 @@
-"""What the tests of plans share: graphs placed, seeds, and the batch that the reference expects."""
+"""Common parts of the tests of plans: placed graphs, seeds, and the batch that the reference expects."""
 
 import pytest
 import torch

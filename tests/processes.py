@@ -23,7 +23,7 @@ import torch.multiprocessing as mp
 T = TypeVar("T")
 # How often ranks are started that lose connections while they form their group.
 _ATTEMPTS = 4
-# What Gloo says of those that it lost: as it connects, and afterwards.
+# Messages of Gloo about lost peers: while it connects, and afterwards.
 LOST = ("connectFullMesh", "onnection closed by peer", "onnection reset by peer")
 # Processes are forked from one that has imported it all, but never started CUDA, nor a thread.
 PRELOADED = ["pyg_direct.distributed", "pyg_direct", "tests.fuzz.producers", "tests.forked"]
@@ -39,7 +39,7 @@ def start_method() -> str:
 
 @contextlib.contextmanager
 def quick_starts() -> Iterator[None]:
-    """Processes that are to be spawned are forked from one that has imported it all: what they are sent is the same."""
+    """Fork processes that would be spawned from one that has imported everything; they are sent the same objects."""
     real = multiprocessing.get_context
     multiprocessing.set_forkserver_preload(PRELOADED)
 
@@ -53,7 +53,9 @@ def quick_starts() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port of the loopback that nothing listens at, below those that systems give out: nothing gets it meanwhile."""
+    """Return a port of the loopback without a listener, below the ports that systems assign, so that no other process
+    gets it.
+    """
     while True:
         port = random.SystemRandom().randrange(15_000, 30_000)
         with contextlib.suppress(OSError), socket.socket() as found:
@@ -69,7 +71,7 @@ def join_group(rank: int, count: int, address: str, **options: Any) -> None:
     """Join the default group, of which all ranks are members when this returns.
 
     Raises:
-        LostError: they could not be joined; whoever started them begins anew, with `begin_until_joined`.
+        LostError: they could not be joined; the starter of the ranks starts again, with `begin_until_joined`.
     """
     try:
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=count, **options)
@@ -82,7 +84,7 @@ def join_group(rank: int, count: int, address: str, **options: Any) -> None:
 
 
 def begin_until_joined(start: Callable[[], T]) -> T:
-    """What `start()` returns, which starts ranks; begun anew where its error is, or tells of, the `LostError` of one.
+    """Return the result of `start()`, which starts ranks; start again if its error is, or contains, a `LostError`.
 
     Each time the ranks must meet at another port or file.
     """
@@ -90,7 +92,7 @@ def begin_until_joined(start: Callable[[], T]) -> T:
         try:
             return start()
         except Exception as error:
-            # Those of other processes come as text.
+            # Errors of other processes come as text.
             is_lost = isinstance(error, LostError) or f"{__name__}.{LostError.__name__}: " in str(error)
             if not is_lost or attempt == _ATTEMPTS - 1:
                 raise
@@ -98,7 +100,7 @@ def begin_until_joined(start: Callable[[], T]) -> T:
 
 
 def run_ranks(fn: Callable[..., Any], count: int, *args: Any) -> list[Any]:
-    """What `fn(rank, *args)` returns in each of `count` processes of one group, by rank.
+    """Return the results of `fn(rank, *args)` in each of `count` processes of one group, by rank.
 
     An error in one of them ends the others and is raised here with its traceback.
     """
@@ -114,13 +116,13 @@ def run_ranks(fn: Callable[..., Any], count: int, *args: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def ranks_started(fn: Callable[..., Any], count: int, *args: Any, store: str = "file") -> Iterator[Any]:
-    """The torch context of `count` processes of one group that do `fn(rank, *args)`; what is left of them is killed.
+    """Yield the torch context of `count` processes of one group that run `fn(rank, *args)`; remaining ones are killed.
 
     Args:
-        fn: What they do once all are joined.
+        fn: The work after all are joined.
         count: Their number.
         args: Given to `fn`.
-        store: Where they meet, `file` or `tcp`.
+        store: Kind of the store, `file` or `tcp`.
     """
     with tempfile.TemporaryDirectory() as parent:
 
@@ -135,7 +137,7 @@ def ranks_started(fn: Callable[..., Any], count: int, *args: Any, store: str = "
 
             try:
                 while not are_joined():
-                    # Nobody does anything before: who has ended has failed.
+                    # No process works before all are joined: an ended one has failed.
                     if wait(context.sentinels, 0.02) and not are_joined():
                         context.join()
             except BaseException:
@@ -196,7 +198,7 @@ def _enter(rank: int, fn: Callable[..., Any], count: int, folder: Path, address:
     _prepare(environment)
     join_group(rank, count, address)
     (folder / f"joined-{rank}").touch()
-    # Nobody dies of what `fn` does before all have said so.
+    # No process fails in `fn` before all have reported.
     dist.barrier()
     fn(rank, *args)
 

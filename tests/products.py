@@ -1,4 +1,4 @@
-"""What cuBLAS makes matrix products for."""
+"""Targets of cuBLAS for matrix products."""
 
 import ctypes
 

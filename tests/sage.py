@@ -1,4 +1,4 @@
-"""What the tests of `GraphSageSampler` share."""
+"""Common parts of the tests of `GraphSageSampler`."""
 
 from pyg_direct import CSRTopo, GraphSageSampler
 from tests.graphs import GRAPHS

@@ -1,9 +1,9 @@
-"""What tests change of Numba's simulator: threads of a block wait for each other asleep, arrays are read without
-wrappers, and speeds are not measured.
+"""Changes of Numba's simulator for tests: threads of a block wait asleep, arrays are read without wrappers, and speeds
+are not measured.
 
-Numba's own block asks all its threads again and again whether they have come to a barrier, and takes the interpreter
-from them meanwhile: a launch with six barriers then takes 30 times the processor time. What threads see is the same: a
-barrier opens when every thread of the block that has not ended is at it, and an exception of one ends all.
+Numba's own block polls whether all its threads have come to a barrier, and takes the interpreter from them meanwhile. A
+launch with six barriers then takes 30 times the processor time. Threads see the same behavior: a barrier opens when
+every living thread of the block is at it, and an exception of one ends all.
 
 Numba wraps arrays twice, for fields of structures, which no kernel here has: half of the time of a kernel that reads
 element by element.
@@ -18,7 +18,7 @@ from numba.cuda.simulator import kernel
 from pyg_direct.dynamic import snapshot_plan
 from pyg_direct.dynamic.group_tuner import Speeds
 
-# As a GPU's; those of the simulator would take a minute to measure and tell nothing.
+# Speeds as of a GPU; the simulator's would take a minute to measure and mean nothing.
 SPEEDS = Speeds(((4e-11, 4e-11, 4e-11, 16e-11, 64e-11, 256e-11),) * 3, 0.0, 1e-6, 1e-6, 5e10)
 
 
@@ -76,7 +76,7 @@ class Block(kernel.BlockManager):
 
 
 def install() -> None:
-    """Make simulated kernels run in such blocks, on plain arrays, and snapshots be put together by these speeds."""
+    """Run simulated kernels in such blocks, on plain arrays, and choose groups of snapshots by these speeds."""
     kernel.BlockManager = Block
     kernel.FakeWithinKernelCUDAArray = lambda array: array._ary
     snapshot_plan.find_speeds = lambda device: SPEEDS

@@ -34,7 +34,7 @@ NUM_NODES, NUM_EDGES, WIDTH = 20_000, 200_000, 64
 CASES = 10
 # Growth of the medians of quarters that is noise of the allocator.
 NOISE_BYTES = 24 << 20
-# Of what is in use, only tables of Python grow: that of its strings by 3.8 MB at once, to 7.7.
+# Of the used memory, only tables of Python grow: the table of its strings by 3.8 MB at once, to 7.7.
 NOISE_USED_BYTES = 6 << 20
 # Half of the readings of two hours are 3,000.
 NOISE_BLOCKS = 10_000
@@ -43,9 +43,9 @@ NOISE = {"resident_bytes": NOISE_BYTES, "threads": 0, "files": 0, "gpu_bytes": 0
 
 
 class Reading(NamedTuple):
-    """What the process holds: bytes of host memory, threads of Python, open files; bytes of torch's tensors on the GPU;
-    threads of the system, and bytes of the GPU that are taken, by whomever, graphs and unified memory among them; and,
-    of the memory of the host, bytes that glibc has given out (0 with other C libraries) and pieces that Python has.
+    """Resources of the process: bytes of host memory, threads of Python, open files; bytes of torch's tensors on the
+    GPU; threads of the system. Then the used bytes of the GPU, by any program, including graphs and unified memory. Of
+    the host memory, also bytes that glibc has given out (0 with other C libraries) and blocks that Python has.
     """
 
     seconds: float
@@ -78,7 +78,7 @@ def read_used() -> int:
 
 
 def read_process(start: float, device: str) -> Reading:
-    """What the process holds now, after a collection."""
+    """Read the resources of the process now, after a collection."""
     gc.collect()
     gpu = taken = 0
     if device == "cuda":
@@ -189,7 +189,9 @@ class Work:
 
 
 def find_growth(readings: list[Reading]) -> list[str]:
-    """What is larger in the last quarter than in the second, in words; in the first, allocators settle."""
+    """Return the resources that are larger in the last quarter than in the second, in words; in the first, allocators
+    settle.
+    """
     quarter = len(readings) // 4
     if quarter == 0:
         return ["too few readings"]

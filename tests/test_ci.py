@@ -1,4 +1,4 @@
-"""CI says what it did not test, and tests somewhere what a step of it skips."""
+"""CI reports the tests it left out, and runs the skipped ones of a step in another."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""What is kept on disk between runs."""
+"""Files kept on disk between runs."""
 
 import functools
 import json
@@ -59,7 +59,7 @@ def test_a_folder_of_caches_that_is_relative_says_nothing(tmp_path, monkeypatch)
 def test_a_user_whom_nobody_knows_has_the_root_for_a_home(monkeypatch):
     monkeypatch.delenv("PYG_DIRECT_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    # As it comes back where it says nothing.
+    # `expanduser` returns its argument if the user is unknown.
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
 
     assert cache_root() == Path(os.path.abspath(os.sep), ".cache", "pyg_direct")
@@ -109,7 +109,7 @@ def test_a_measurement_that_fails_leaves_nothing(root):
     with pytest.raises(ZeroDivisionError):
         recall("rates", "a", lambda: 1 // 0, is_number)
 
-    # What others wait at may stay.
+    # A file that others wait at may stay.
     assert {path.name for path in root.iterdir()} <= {"rates.json.lock"}
     assert recall("rates", "a", lambda: 3, is_number) == 3
 
@@ -142,7 +142,7 @@ def test_processes_that_start_at_once_measure_once(tmp_path):
 
 def test_what_others_wrote_while_this_was_measured_stays(root):
     def measure():
-        # As where there can be no lock.
+        # As if no lock were possible.
         (root / "rates.json").write_text('{"b": 7}')
         return 3
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.distributed.ranks import make_data, write_data
 
-# Rank 0 has batches made by a process of its own too. Who starts in the background is not interrupted by default.
+# Rank 0 also has batches made by a separate process. A background process is not interrupted by default.
 PROGRAM = """
 import os, signal, sys
 import uuid
@@ -83,7 +83,7 @@ def test_nothing_stays(tmp_path, temporary):
         wait_until(lambda: not is_there(process.pid))
         assert process.returncode != 0
         assert "KeyboardInterrupt" in (tmp_path / "said").read_text()
-        # Torch keeps what it compiled.
+        # Torch keeps its compiled code.
         stays = [path.name for path in temporary.iterdir()]
         assert [name for name in stays if not name.startswith("torchinductor")] == []
         assert not [name for name in os.listdir("/dev/shm") for rank in ranks if f"_{rank.read_text()}_" in name]

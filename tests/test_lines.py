@@ -1,4 +1,4 @@
-"""What `.ci/lines.py` leaves out of the lines that tests should reach is code for GPUs."""
+"""Lines that `.ci/lines.py` leaves out of the required coverage are code for GPUs."""
 
 import ast
 import importlib.util
@@ -71,7 +71,7 @@ def test_what_is_listed_is_left_out_up_to_the_end_of_its_block(lines, tmp_path, 
 def test_what_is_listed_but_gone_is_told(lines, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     listed = "pyg_direct/runtime/cuda/peer_memory.py"
-    # The last is what the file imports.
+    # The last is imported by the file, not defined there.
     names = ("*", "Spread", "Spread.fly", "Tensor")
     monkeypatch.setattr(lines, "LISTED", [(f"{listed} {name}", "") for name in names])
 

@@ -33,7 +33,7 @@ def test_an_old_path_has_the_names_of_its_home_and_warns(old):
 def test_an_old_path_whose_home_needs_an_extra_says_so_as_its_home_does(monkeypatch):
     for name in ("ray", f"pyg_direct.{WITH_RAY}", f"pyg_direct.{MOVED[WITH_RAY]}"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    # As where it is not installed.
+    # As if it were not installed.
     monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(ModuleNotFoundError) as told:

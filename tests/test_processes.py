@@ -1,4 +1,4 @@
-"""How tests start ranks: begun anew where Gloo loses a connection, ended where one of them fails."""
+"""Start of ranks in tests: repeated if Gloo loses a connection, ended if one of them fails."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What outlives the names of its module, as the interpreter ends, ends without a word."""
+"""Objects that outlive the names of their module at interpreter exit end silently."""
 
 import subprocess
 import sys

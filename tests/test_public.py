@@ -151,7 +151,7 @@ print([name for name in new if not name.startswith("pyg_direct")])
 
 
 def test_import_is_quick_beside_torch(tmp_path):
-    # What a process waits for is counted, as the clock counts other programs that have the cores.
+    # CPU time of a process is counted, because a clock includes other programs on the cores.
     program = """
 import sys, time
 clocks = [time.process_time()]

@@ -67,12 +67,12 @@ def test_a_picture_is_drawn(measured, tmp_path):
     assert measured.show(measured.read_headline()["... and accelerate(model)"]) in (tmp_path / "step.svg").read_text()
 
 
-# With a point, in thousands, or of a unit of what is measured.
+# With a point, in thousands, or with a unit of measurement.
 FIGURE = re.compile(r"\d+(?: to \d+)? (?:%|[mun]?s|seconds|minutes|[KMGT]i?B|times)(?!\w)|\d[\d,.]*[,.]\d+")
 
 
 def find_figures(text):
-    """Return what looks like a measured figure in a text, outside of code, links and names of rows."""
+    """Return texts that look like measured figures, outside of code, links and names of rows."""
     bare = re.sub(r"^```.*?^```|`[^`]*`|\]\([^)]*\)|\{[^{}]*\}", "", text, flags=re.MULTILINE | re.DOTALL)
     return set(FIGURE.findall(bare))
 
@@ -88,7 +88,7 @@ def test_no_figure_is_typed_by_hand():
 
 def test_no_figure_is_typed_beside_those_of_the_rows(measured):
     versions = {"2.6", "3.10", "3.13", "3.14", "2.60", "7.5", "8.0", "10.0"}
-    # Of a paper; shares that are what a row was measured for, and its sizes.
+    # Figures of a paper; shares and sizes that describe the setting of a row.
     cases = {"4.5", "5 to 20 %", "1,024", "2,048", "2,076"}
     rules_of_the_code = {"8 GiB", "96 KiB", "64 MB", "1 GB", "30 s"}
 
@@ -131,7 +131,7 @@ def find_anchors(text):
 
 
 def follow(page, link):
-    """Return what is wrong with a link of a page, "" where nothing is, None where it leaves the repository."""
+    """Return the error of a link of a page, "" if there is none, None if it leaves the repository."""
     target, _, anchor = link.partition("#")
     if target.startswith(REPOSITORY):
         target = re.sub(r"^/(?:blob|tree|raw)/main/", "", target.removeprefix(REPOSITORY)) or "README.md"
@@ -188,7 +188,7 @@ def test_one_place_names_the_repository():
     assert len(addresses["README.md"]) > 20
 
 
-# Pages, and what they name.
+# Pages, and names in them.
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)

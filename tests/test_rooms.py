@@ -1,4 +1,4 @@
-"""Rooms are found where a program imported nothing but the package."""
+"""Rooms are found if a program imported nothing but the package."""
 
 import subprocess
 import sys

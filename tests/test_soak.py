@@ -1,4 +1,4 @@
-"""What the soak calls growth, and one round of what it does."""
+"""Growth as the soak reports it, and one round of its work."""
 
 import ctypes
 import gc
@@ -19,7 +19,7 @@ def readings(resident=lambda n: 10**9, threads=lambda n: 5, files=lambda n: 9, s
 
 @pytest.mark.parametrize(("series", "grown"), [
     ({}, ""),
-    # Noise, and what settles in the first quarter.
+    # Noise, and values that settle in the first quarter.
     ({"resident": lambda n: 10**9 + n % 7 * NOISE_BYTES // 8}, ""),
     ({"resident": lambda n: 10**9 - max(0, 10 - n) * NOISE_BYTES}, ""),
     ({"resident": lambda n: 10**9 + n * NOISE_BYTES // 10}, "resident_bytes grew from 1,"),

@@ -19,7 +19,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
 
 
 def check_int(name: str, value: Any, *, least: int) -> int:
-    """`value` as an int; raises unless it is an integer of at least `least`."""
+    """Return `value` as an int; raise unless it is an integer of at least `least`."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be an integer, got {value!r}")
     if value < least:
@@ -28,14 +28,14 @@ def check_int(name: str, value: Any, *, least: int) -> int:
 
 
 def check_number(name: str, value: Any) -> float:
-    """`value` as a float; raises unless it is a real number, infinity and nan included."""
+    """Return `value` as a float; raise unless it is a real number, infinity and nan included."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be a number, got {value!r}")
     return float(value)
 
 
 def check_positive(name: str, value: Any) -> float:
-    """`value` as a float; raises unless it is finite and above 0."""
+    """Return `value` as a float; raise unless it is finite and above 0."""
     number = check_number(name, value)
     if not (math.isfinite(number) and number > 0):
         raise ArgumentError(f"{name} must be a finite number above 0, got {value}")
@@ -43,7 +43,7 @@ def check_positive(name: str, value: Any) -> float:
 
 
 def check_not_negative(name: str, value: Any) -> float:
-    """`value` as a float; raises unless it is finite and at least 0."""
+    """Return `value` as a float; raise unless it is finite and at least 0."""
     number = check_number(name, value)
     if not (math.isfinite(number) and number >= 0):
         raise ArgumentError(f"{name} must be a finite number of at least 0, got {value}")
@@ -51,7 +51,7 @@ def check_not_negative(name: str, value: Any) -> float:
 
 
 def check_fraction(name: str, value: Any) -> float:
-    """`value` as a float; raises unless it lies in [0, 1]."""
+    """Return `value` as a float; raise unless it lies in [0, 1]."""
     number = check_number(name, value)
     if not 0 <= number <= 1:
         raise ArgumentError(f"{name} must lie between 0 and 1, got {value}")
@@ -59,7 +59,7 @@ def check_fraction(name: str, value: Any) -> float:
 
 
 def check_float_dtype(name: str, value: Any) -> torch.dtype:
-    """`value` itself; raises unless it is a floating-point torch dtype."""
+    """Return `value` itself; raise unless it is a floating-point torch dtype."""
     if not isinstance(value, torch.dtype):
         raise ArgumentTypeError(f"{name} must be a torch.dtype, got {value!r}")
     if not value.is_floating_point:
@@ -134,7 +134,7 @@ class NodeDataset:
         return 0 if self.x is None else self.x.shape[1]
 
     def to(self, device: str | int | torch.device) -> NodeDataset:
-        """The same dataset with every tensor on `device`; tensors that are there already are shared.
+        """Return the same dataset with every tensor on `device`; tensors that are there already are shared.
 
         Args:
             device: A device as `Tensor.to` takes it.
@@ -145,8 +145,8 @@ class NodeDataset:
         return replace(self, **moved)
 
     def to_data(self) -> Data:
-        """PyG's `Data` that shares these tensors: `x`, `edge_index` int64, `y`, and bool `train_mask`, `val_mask`,
-        `test_mask`.
+        """Return PyG's `Data` that shares these tensors: `x`, `edge_index` int64, `y`, and bool `train_mask`,
+        `val_mask`, `test_mask`.
         """
         data = Data(edge_index=self.edge_index.long(), y=self.y)
         if self.x is None:
@@ -159,7 +159,7 @@ class NodeDataset:
         return data
 
     def __repr__(self) -> str:
-        """One line of sizes instead of the tensors."""
+        """Return one line of sizes instead of the tensors."""
         return (
             f"NodeDataset(name={self.name!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}, "
             f"num_features={self.num_features}, num_classes={self.num_classes})"
@@ -167,7 +167,7 @@ class NodeDataset:
 
 
 def make_mask(idx: Tensor, num_nodes: int) -> Tensor:
-    """Bool `[N]`, true at the nodes `idx`."""
+    """Return bool `[N]`, true at the nodes `idx`."""
     mask = torch.zeros(num_nodes, dtype=torch.bool, device=idx.device)
     mask[idx] = True
     return mask

@@ -22,7 +22,7 @@ from pyg_direct.errors import NPZ, ArgumentError, whole_file
 
 @contextmanager
 def open_archive(file: Path) -> Iterator[Any]:
-    """The arrays of an archive by name, each read when it is asked for.
+    """Open an archive; its arrays are found by name, and each is read when it is requested.
 
     Raises:
         ArgumentError: the file is no archive of numbers, or damaged.
@@ -36,7 +36,7 @@ def open_archive(file: Path) -> Iterator[Any]:
 
 
 def read_arrays(file: Path, names: Sequence[str], kinds: str = "iu") -> list[np.ndarray]:
-    """The arrays `names` of an archive.
+    """Read the arrays `names` of an archive.
 
     Args:
         file: The archive.
@@ -108,7 +108,7 @@ def load_folder(
 
 
 def find_graph(path: Path) -> Path:
-    """`path`, or the one folder in it that holds a graph."""
+    """Return `path`, or the one folder in it that holds a graph."""
     found = [path] if (path / GRAPH_FILE).is_file() else sorted(file.parent for file in path.glob(f"*/{GRAPH_FILE}"))
     if not found:
         raise ArgumentError(f"path must be a folder that holds {GRAPH_FILE}, got {str(path)!r}")
@@ -135,7 +135,7 @@ def check_ids(edge_index: Tensor, y: Tensor, split: list[Tensor]) -> None:
 
 
 def find_features(folder: Path) -> Path | None:
-    """The one archive of `folder` that holds features, or None."""
+    """Return the one archive of `folder` that holds features, or None."""
     found = []
     for file in sorted(folder.glob("*.npz")):
         with open_archive(file) as archive:
@@ -148,7 +148,7 @@ def find_features(folder: Path) -> Path | None:
 
 
 def read_features(file: Path, num_nodes: int, dtype: torch.dtype) -> Tensor:
-    """Features `q * scale` of the archive `file`, `[N, F]`."""
+    """Read features `q * scale` of the archive `file`, `[N, F]`."""
     if not file.is_file():
         raise ArgumentError(f"features must name a file of the folder, got {file.name!r}")
     q, scale = (torch.from_numpy(array.astype(np.float32)) for array in read_arrays(file, FEATURE_ARRAYS, "iuf"))

@@ -70,7 +70,7 @@ def load_ogb(
 
 
 def make_tensor(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
-    """Tensor on the memory of `array`; a copy if it has another dtype or may not be written."""
+    """Make a tensor on the memory of `array`; a copy if it has another dtype or may not be written."""
     return torch.from_numpy(np.require(array, dtype, "W"))
 
 

@@ -101,13 +101,13 @@ def draw_slots(
 
 
 def find_class(position: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """First slot and end slot, float64, of the class that each position in [0, N] falls into."""
+    """Return the first slot and end slot, float64, of the class that each position in [0, N] falls into."""
     index = torch.bucketize(position, starts[1:-1], right=True)
     return starts[index], starts[index + 1]
 
 
 def skew_position(position: Tensor, begin: Tensor, end: Tensor, hub: float) -> Tensor:
-    """Slots, int64, for uniform positions in [begin, end): each is hit in proportion to its expected degree.
+    """Return slots, int64, for uniform positions in [begin, end): each is hit in proportion to its expected degree.
 
     At the fraction f of a class the expected degree is proportional to f**-0.5 - 1. This is a power law with exponent 3
     towards the busy end, and reaches degree 0 at the other end. If it is cut off at the degree `hub`, it has a closed
@@ -122,7 +122,7 @@ def skew_position(position: Tensor, begin: Tensor, end: Tensor, hub: float) -> T
 
 
 def add_reverse_edges(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Both directions of every edge, each once, sorted; self loops stay, parallel edges merge.
+    """Return both directions of every edge, each once, sorted; self loops stay, parallel edges merge.
 
     Args:
         edge_index: Source and target, int64 or int32 `[2, E]`.
@@ -270,7 +270,7 @@ def draw_classes(
     num_classes: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """First slot of every class (float64 `[C + 1]`), node of every slot, class of every node (int64 `[N]`).
+    """Return the first slot of every class (float64 `[C + 1]`), node of every slot, class of every node (int64 `[N]`).
 
     Class c holds a share proportional to 1 / (c + 3): of 47 classes the largest 11 %, the smallest 0.7 % of
     the nodes.
@@ -292,7 +292,7 @@ def draw_split(
     shares: Sequence[float],
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ascending ids of the train, validation and test nodes, int64, from their shares of all nodes."""
+    """Return ascending ids of the train, validation and test nodes, int64, from their shares of all nodes."""
     order = torch.randperm(num_nodes, generator=generator, device=generator.device)
     num_train, num_val, num_test = (round(share * num_nodes) for share in shares)
     train_end, val_end = num_train, num_train + num_val
@@ -391,7 +391,7 @@ def synthetic_graph(
 
 
 def choose(value: Any, default: Any) -> Any:
-    """`value`, or `default` in place of None."""
+    """Return `value`, or `default` in place of None."""
     return default if value is None else value
 
 

@@ -30,7 +30,7 @@ PRESETS = {
 
 def draw_snapshots(shape: DynamicShape, seed: int = 0, device: str | torch.device = "cpu",
                    skew: float = 2.0) -> list[Tensor]:  # fmt: skip
-    """`edge_index` int64 `[2, E]` of each snapshot.
+    """Return `edge_index` int64 `[2, E]` of each snapshot.
 
     Args:
         shape: How many nodes, edges and snapshots, and how much changes.
@@ -66,7 +66,7 @@ def draw_snapshots(shape: DynamicShape, seed: int = 0, device: str | torch.devic
 
 def synthetic_dtdg(num_nodes: int = 1000, num_edges: int = 10_000, num_snapshots: int = 16, change: float = 0.1,
                    num_features: int = 4, seed: int = 0, weighted: bool = False) -> list[Data]:  # fmt: skip
-    """A generated dynamic graph with something to learn: the target of a node is the mean of its neighbors' signal.
+    """Generate a dynamic graph with something to learn: the target of a node is the mean of its neighbors' signal.
 
     Args:
         num_nodes, num_edges, num_snapshots, change: As in `DynamicShape`.

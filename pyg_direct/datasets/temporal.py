@@ -20,7 +20,7 @@ _STRANGE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, Value
 
 
 def load_temporal(path: str | Path, lags: int = 8) -> list[Data]:
-    """Snapshots of a file, with features and targets of nodes.
+    """Load the snapshots of a file, with features and targets of nodes.
 
     Args:
         path: `england_covid.json`, `twitter_tennis_*.json` or `chickenpox.json` of PyTorch Geometric Temporal; or a
@@ -64,7 +64,7 @@ def _check_ids(snapshot: Data) -> None:
 
 
 def _make(values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor on the CPU, whatever torch's default device is."""
+    """Make a tensor on the CPU, whatever torch's default device is."""
     return torch.as_tensor(values, dtype=dtype, device="cpu")
 
 
@@ -90,7 +90,7 @@ def _read_archive(path: Path) -> list[Data]:
 
 
 def _lag(values: np.ndarray, lags: int, edges: list[Any], weights: list[Any]) -> list[Data]:
-    """Standardised values `[T, N]`, `lags` of them the features and the next one the target."""
+    """Return standardized values `[T, N]`, `lags` of them as features and the next one as the target."""
     if lags >= len(values):
         raise ArgumentError(f"lags must be fewer than the steps of the file, got {lags} of {len(values)} steps")
     values = (values - values.mean(0)) / (values.std(0) + 1e-10)

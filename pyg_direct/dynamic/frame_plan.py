@@ -142,7 +142,7 @@ def _is_plain(value: Any) -> bool:
 
 # Share of the free memory of a GPU that copies which only save time may take.
 _SHARE = 0.2
-# Most snapshots that are copied ahead, beside those of a frame: at the start of an epoch all snapshots change.
+# Most snapshots that are copied ahead, beside a frame's own: at the start of an epoch all snapshots change.
 _AHEAD = 2
 
 

@@ -77,7 +77,7 @@ class FrameMeter:
         self._frames.append((first, self._count_moved() - moved, spans, self._timeline.count, held, peak))
 
     def costs(self) -> list[FrameCost]:
-        """Costs of all frames, in order."""
+        """Return costs of all frames, in order."""
         spans, out = self._timeline.spans(), []
         for first, moved, begin, end, held, peak in self._frames:
             seconds = sum_lanes(spans[begin:end], LANES)

@@ -214,7 +214,7 @@ class SequenceEdges:
         return None if joined is None else joined.graph
 
     def _join_fresh(self, times: range, weighted: bool) -> None:
-        """Sort at once those of some snapshots that were not sorted before."""
+        """Sort at once those among some snapshots that were not sorted before."""
         known = {*self._ordered, *chain.from_iterable(self._joined)}
         fresh = {self._name(t, weighted): t for t in times if self._parts[t].num_nodes == self._num_nodes}
         fresh = {name: time for name, time in fresh.items() if name not in known}

@@ -47,7 +47,7 @@ class ReadCounts:
         return self._number % self._period == 0
 
     def choose(self, count: int) -> Tensor:
-        """The rows read most lately, ascending."""
+        """Return the rows read most lately, ascending."""
         ids = self._counts[:-1].topk(count, sorted=False).indices.sort().values
         self._counts.mul_(self._fade)
         return ids

@@ -187,7 +187,7 @@ class Feature:
         return self._num_updates + (0 if self.stored is None else self.stored.num_writes)
 
     def size(self, dim: int | None = None) -> Any:
-        """Shape of the table, or its length along `dim`.
+        """Return the shape of the table, or its length along `dim`.
 
         Args:
             dim: Number of a dimension; None for all.
@@ -204,7 +204,7 @@ class Feature:
     # Reading.
 
     def __getitem__(self, node_idx: Tensor | Sequence[int]) -> Tensor:
-        """Rows of the ids, `[n, ...]` on `device`.
+        """Return rows of the ids, `[n, ...]` on `device`.
 
         Ids on the CPU are checked at once. An id on the GPU that is out of range gives a row of zeros, because a check
         at once would cost a wait. Its `IdError` is raised at the next use of this feature or at `synchronize()`.
@@ -215,7 +215,7 @@ class Feature:
         return stored.take(self._find_rows(ids, stored))
 
     def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
-        """Rows of ids from memory, `[n, ...]` of `dtype` on `device`, in the order in which the table lies.
+        """Return rows of ids from memory, `[n, ...]` of `dtype` on `device`, in the order in which the table lies.
 
         Args:
             ids: int32 or int64 `[n]`, on `device`.
@@ -228,7 +228,8 @@ class Feature:
         return self._open_memory().gather(ids, errors)
 
     def read(self, ids: Tensor) -> Tensor:
-        """Rows of ids that a sampler made, `[n, ...]` of `dtype`: as `feature[ids]`, with fewer steps on the host.
+        """Return rows of ids that a sampler made, `[n, ...]` of `dtype`: as `feature[ids]`, with fewer steps on the
+        host.
 
         Args:
             ids: int64 `[n]`, contiguous and on `device`; it is still checked that they lie in the table.
@@ -243,7 +244,7 @@ class Feature:
         return self[ids] if rows is None else rows
 
     def read_mmap(self, ids: Tensor) -> Tensor:
-        """Rows of ids from the file, also of those that are in memory, `[n, ...]` of `dtype` on `device`.
+        """Return rows of ids from the file, also of those that are in memory, `[n, ...]` of `dtype` on `device`.
 
         Args:
             ids: int32 or int64 `[n]`, on any device.
@@ -305,7 +306,7 @@ class Feature:
         return stored
 
     def _find_rows(self, ids: Tensor, stored: MemoryRows | SpilledRows) -> Tensor:
-        """Positions of the rows of ids; -1 for an invalid id, if `set_local_order` named the rows."""
+        """Return positions of the rows of ids; -1 for an invalid id, if `set_local_order` named the rows."""
         if self._order is None:
             return ids
         errors = None if stored.errors is None else stored.errors.word
@@ -449,7 +450,7 @@ class Feature:
         return self
 
     def _spill(self, file: RowFile, scores: Tensor | None, count: int, hot_bytes: int) -> SpilledRows:
-        """Rows of a file, of which the `count` with the highest scores are read into memory."""
+        """Return rows of a file, of which the `count` with the highest scores are read into memory."""
         shape, tier = file.rows.shape, open_file(file, self.device)
         if count == 0:
             return SpilledRows(tier)
@@ -583,8 +584,8 @@ class Feature:
         return self
 
     def follow_reads(self, period: int = 25, fade: float = 0.8) -> None:
-        """From now on, choose the hot rows again after every `period` reads, by the recent reads of each row. Use it
-        for reads that drift; for other reads, rows ranked once (`expected_reads`) are served as well and cost less.
+        """Choose the hot rows again after every `period` reads from now on, by the recent reads of each row. Use it for
+        reads that drift; for other reads, rows ranked once (`expected_reads`) are served as well and cost less.
 
         Rows that stay hot are copied inside GPU memory, which holds the hot rows twice for that moment; rows that
         become hot are read over the link. If no part of the rows is hot, there is no effect.
@@ -626,7 +627,7 @@ class Feature:
     # Other processes, copies and files.
 
     def share_ipc(self) -> Handle:
-        """A handle for other processes of this host, to be pickled for them; rows are not copied for each.
+        """Return a handle for other processes of this host, to be pickled for them; rows are not copied for each.
 
         A feature of one GPU, or of none, is moved to shared memory by the first call.
 
@@ -665,7 +666,7 @@ class Feature:
 
     @classmethod
     def lazy_from_ipc_handle(cls, ipc_handle: Handle) -> Feature:
-        """The feature of a handle, opened on the current GPU of this process when it is first read.
+        """Return the feature of a handle, opened on the current GPU of this process when it is first read.
 
         Args:
             ipc_handle: The handle that `share_ipc` returned.
@@ -681,8 +682,9 @@ class Feature:
         return feature
 
     def _find_stored(self) -> Tensor:
-        """All rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory; refused if they cannot be
-        sent."""
+        """Return all rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory; refused if they
+        cannot be sent.
+        """
         self._filled()
         if isinstance(self.stored, SpilledRows):
             self.stored.tier.check_sending()
@@ -692,7 +694,7 @@ class Feature:
         return self.stored.list_stored()
 
     def __copy__(self) -> Feature:
-        """Another feature over the same rows."""
+        """Return another feature over the same rows."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         made._served = copy.deepcopy(self._served)

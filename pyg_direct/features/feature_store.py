@@ -130,7 +130,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
         super().__setitem__(attr, value)
 
     def get_tensor(self, *args: Any, convert_type: bool = False, **kwargs: Any) -> Any:
-        """Rows of a table.
+        """Return rows of a table.
 
         Args:
             *args: Its group, name and index, as PyG has them; the index may be a list or an array.

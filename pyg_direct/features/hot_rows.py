@@ -131,7 +131,7 @@ def check_scores(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int)
 
 
 def score_rows(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> Tensor | None:
-    """Scores of all rows, `[num_rows]`; None if all rows are equal.
+    """Return scores of all rows, `[num_rows]`; None if all rows are equal.
 
     Raises:
         ArgumentError: as of `check_scores`.
@@ -156,7 +156,9 @@ def choose_hottest(scores: Tensor | None, num_rows: int, count: int) -> Hottest:
 
 
 def count_listings(csr_topo: Listing, num_rows: int) -> Tensor:
-    """How many rows of the topology list each node, int64 `[num_rows]`: how often sampling may meet it."""
+    """Count the rows of the topology that list each node, int64 `[num_rows]`, which is how often sampling may meet
+    it.
+    """
     counts = torch.zeros(num_rows, dtype=torch.int64, device=csr_topo.indices.device)
     # A piece takes as much memory as its counts do, and a GPU may have little.
     step = max(1 << 22, num_rows)
@@ -224,7 +226,7 @@ def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
 
 def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors: Sequence[int],
                    batch_size: int) -> Tensor:  # fmt: skip
-    """Chance of each node to be in a batch, float32 `[N]`, on the device of the topology. Pass it as
+    """Compute the chance of each node to be in a batch, float32 `[N]`, on the device of the topology. Pass it as
     `Feature(hotness=)`.
 
     Args:
@@ -242,8 +244,8 @@ def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_nei
 
 def expected_edge_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors: Sequence[int],
                         batch_size: int, eid: Tensor | None = None) -> Tensor:  # fmt: skip
-    """Chance of each edge to be in a batch, float32 `[E]` by edge id, on the device of the topology. Pass it as
-    `Feature(hotness=)` for rows of edges. It takes 8 bytes an edge beside the result.
+    """Compute the chance of each edge to be in a batch, float32 `[E]` by edge id, on the device of the topology. Pass
+    it as `Feature(hotness=)` for rows of edges. It takes 8 bytes an edge beside the result.
 
     An edge is sampled if a hop expands its target and picks it, with chance min(1, k / degree). A batch expands a node
     once, so the chances of its hops add up.
@@ -285,7 +287,7 @@ def order_by_edge(picked: Tensor, indptr: Tensor, num_edges: int, eid: Tensor | 
 
 def _compute(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors: Sequence[int], batch_size: int
              ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(chance of each node to be in a batch, chance of each edge that leads to it), float32 `[N]` both."""
+    """Return (chance of each node to be in a batch, chance of each edge that leads to it), float32 `[N]` both."""
     check_ids("input_nodes", input_nodes)
     # A GPU would have to wait for their values.
     (check_topology_kinds if isinstance(indptr, Tensor) and indptr.is_cuda else check_topology)(indptr, indices)
@@ -316,7 +318,7 @@ class ListedRows(NamedTuple):
 
 
 def chance_of_seeds(seeds: Tensor, num_nodes: int, batch_size: int) -> Tensor:
-    """Chance of each node to be a seed of a batch, float32 `[N]`, on the device of the seeds.
+    """Compute the chance of each node to be a seed of a batch, float32 `[N]`, on the device of the seeds.
 
     Args:
         seeds: Nodes that batches begin with, int64 `[S]`; if a node is listed several times, each position may bring
@@ -361,7 +363,7 @@ def follow_chances(lists: Sequence[ListedRows], chance: Tensor, replace: bool = 
 
 
 def _chance_of_pick(indptr: Tensor, fanout: int, replace: bool) -> Tensor | float:
-    """Chance of each edge of a row that is expanded, float32 `[S]`."""
+    """Compute the chance of each edge of a row that is expanded, float32 `[S]`."""
     if fanout < 0:
         return 1.0
     degree = (indptr[1:] - indptr[:-1]).clamp(min=1).float()

@@ -127,7 +127,7 @@ class MemoryRows:
         return self.tier.table if is_here and self.tier.dtype == self.dtype else None
 
     def list_stored(self) -> Tensor:
-        """All rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory."""
+        """Return all rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory."""
         block = self.tier.block
         if block is None or not self.is_on_gpu:
             return self.tier.table
@@ -174,7 +174,7 @@ class MemoryRows:
         return self.gather(ids, None if self.errors is None else self.errors.word)
 
     def gather(self, ids: Tensor, errors: Tensor | None) -> Tensor:
-        """Rows of ids, `[n, ...]` of `dtype` on the device; see `Feature.gather`."""
+        """Return rows of ids, `[n, ...]` of `dtype` on the device; see `Feature.gather`."""
         if self.served is not None:
             self.count(ids)
         if self.following is not None:
@@ -190,7 +190,7 @@ class MemoryRows:
         return rows
 
     def read(self, ids: Tensor) -> Tensor:
-        """Rows of ids that a sampler made, `[n, ...]` of `dtype`."""
+        """Return rows of ids that a sampler made, `[n, ...]` of `dtype`."""
         rows = self.read_sampled(ids)
         if rows is not None:
             return rows

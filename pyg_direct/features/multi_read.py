@@ -95,7 +95,7 @@ class TypedRows:
         self.names = {name for group in self._forms for name in group}
 
     def read(self, ids: Tensor, sizes: Sequence[int]) -> tuple[list[dict[tuple[str, str], Tensor]], list[Tensor]]:
-        """(rows of each batch by name, the tensors whose memory they share).
+        """Return (rows of each batch by name, the tensors whose memory they share).
 
         Args:
             ids: Ids within their types, batch after batch and type after type, int64 on the device.

@@ -65,7 +65,7 @@ def check_cold(cold_policy: str, cache_policy: str | None) -> None:
 
 def read_gpus(device_list: Sequence[int] | str, cache_policy: str, cold_policy: str,
               device_group_list: Sequence[Any] | None) -> tuple[Any, list[list[int]] | None]:  # fmt: skip
-    """(`device_list`, `device_group_list`) of a `Feature`, checked."""
+    """Check and return (`device_list`, `device_group_list`) of a `Feature`."""
     if cache_policy not in POLICIES:
         raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
     check_cold(cold_policy, cache_policy)
@@ -145,7 +145,7 @@ PARTS = 16
 
 
 def fit_rows(num_rows: int, row_bytes: int, budget: int, num_gpus: int) -> tuple[int, int]:
-    """(rows that a clique caches, bytes of a chunk), so that no GPU holds more than `budget` bytes.
+    """Return (rows that a clique caches, bytes of a chunk), so that no GPU holds more than `budget` bytes.
 
     Args:
         num_rows: Rows of the table.
@@ -215,7 +215,7 @@ class HotRows:
     spread: Spread | None = None
 
     def open_directory(self) -> Directory | None:
-        """The directory, on the CPU."""
+        """Return the directory, on the CPU."""
         if self.directory is None:
             return None
         bits, ranks = self.directory
@@ -303,7 +303,7 @@ def _find_cliques(feature: Any, devices: list[int]) -> list[list[int]]:
 
 
 def handle_of(feature: Any, source: Tensor, exponents: Tensor | None, cliques: Sequence[Sequence[int]]) -> Handle:
-    """The handle of a `Feature` whose rows, as they are stored, are `source`; see `make_handle`."""
+    """Return the handle of a `Feature` whose rows, as they are stored, are `source`; see `make_handle`."""
     num_bytes = source.numel() * source.element_size()
     budget = min(num_bytes, parse_size(feature.device_cache_size, num_bytes))
     scores = score_rows(feature.hotness, feature.csr_topo, len(source)) if cliques and budget > 0 else None
@@ -368,7 +368,7 @@ def _as_rows(flat: Tensor, rows: Tensor) -> Tensor:
 
 
 def list_hot_ids(directory: Directory) -> Tensor:
-    """Ids of a directory on the CPU, ascending, int64."""
+    """Return ids of a directory on the CPU, ascending, int64."""
     words = directory.bits.view(torch.int32)
     pieces = []
     for begin in range(0, len(words), _WORDS_AT_ONCE):
@@ -378,7 +378,7 @@ def list_hot_ids(directory: Directory) -> Tensor:
 
 
 def open_handle(handle: Handle, device: torch.device, link_blocks: int | None = None) -> MemoryRows:
-    """The rows as a device of this process reads them."""
+    """Return the rows as a device of this process reads them."""
     rows = handle.rows
     if device.type == "cpu":
         return MemoryRows(open_table(rows), device, handle.dtype, exponents=handle.exponents)

@@ -34,7 +34,7 @@ def check_store_dtype(store_dtype: torch.dtype | None) -> None:
 
 
 def narrow_rows(rows: Tensor, store_dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """(rows in `store_dtype`, exponents of float8 rows), on the device of `rows`; equal on every device.
+    """Return (rows in `store_dtype`, exponents of float8 rows), on the device of `rows`; equal on every device.
 
     A row of float8_e4m3fn is divided by the power of two that makes its largest number just fit; `gather_rows`
     multiplies by it again. The exponents are uint8 `[N]`, biased by 127.
@@ -80,7 +80,7 @@ def check_narrow(rows: Tensor, store_dtype: torch.dtype) -> None:
 
 
 def _list_pieces(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows) of some rows at a time."""
+    """Return (first row, rows) of some rows at a time."""
     step = max(1, _CHUNK * len(rows) // max(1, rows.numel()))
     for begin in range(0, len(rows) if rows.numel() else 0, step):
         yield begin, rows[begin : begin + step]
@@ -108,7 +108,7 @@ def _check_range(rows: Tensor, store_dtype: torch.dtype) -> None:
 
 
 def _scale_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(float8 rows, their exponents)."""
+    """Return (float8 rows, their exponents)."""
     flat = rows.reshape(len(rows), -1)
     most = torch.finfo(torch.float8_e4m3fn).max
     low, high = flat.aminmax(dim=1)

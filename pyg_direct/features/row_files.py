@@ -239,7 +239,7 @@ class RowFile:
 
 
 def _map_privately(file: BinaryIO, num_bytes: int, offset: int) -> mmap.mmap:
-    """Bytes of a file, of which writes reach this process alone."""
+    """Return bytes of a file, of which writes reach this process alone."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY, offset=offset)
     # The file may be larger than memory, and Linux would otherwise reserve as much for possible writes.
@@ -310,7 +310,7 @@ def _read_safetensors(file: BinaryIO, path: Path, name: str | None, size: int) -
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor or an array, which may be a memory map, as a tensor over the same bytes.
+    """Return a tensor or an array, which may be a memory map, as a tensor over the same bytes.
 
     Arrays with negative strides are copied, because torch has no such strides.
     """
@@ -439,7 +439,7 @@ class DeviceConfig:
 
 
 def join_parts(array: np.ndarray | None, config: DeviceConfig, rank: int) -> tuple[Tensor, int]:
-    """(rows of this GPU's part and of the host's, how many are the GPU's)."""
+    """Return (rows of this GPU's part and of the host's, how many are the GPU's)."""
     if not isinstance(config, DeviceConfig):
         raise ArgumentTypeError(f"device_config must be a DeviceConfig, got {type(config).__name__}")
     if not isinstance(config.gpu_parts, (Mapping, Sequence)):

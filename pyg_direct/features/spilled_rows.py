@@ -54,7 +54,7 @@ class SpilledRows:
         """Check nothing: no read was enqueued that could have failed."""
 
     def take(self, ids: Tensor) -> Tensor:
-        """Rows of ids on the device, `[n, ...]`; the host waits for them, and for errors of the tier."""
+        """Return rows of ids on the device, `[n, ...]`; the host waits for them, and for errors of the tier."""
         self.num_read += ids.numel()
         if self.memory is None or self.locate is None:
             self.num_missed += ids.numel()

@@ -49,7 +49,7 @@ class Report(NamedTuple):
         return sum(tier.num_read or 0 for tier in self.tiers)
 
     def link_bytes(self, link: str) -> int:
-        """Bytes of the rows that were read over `PCIe` or `NVLink`."""
+        """Return bytes of the rows that were read over `PCIe` or `NVLink`."""
         return self.row_bytes * sum(tier.num_read or 0 for tier in self.tiers if tier.link == link)
 
     def to_dict(self) -> dict[str, int | float]:

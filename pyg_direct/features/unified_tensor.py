@@ -56,7 +56,7 @@ def _is_view(func: Any) -> bool:
 
 @functools.cache
 def _written(func: Any) -> tuple[tuple[int, str], ...]:
-    """Positions and names of the arguments that an operation writes."""
+    """Return positions and names of the arguments that an operation writes."""
     return tuple((n, a.name) for n, a in enumerate(func._schema.arguments)
                  if a.alias_info is not None and a.alias_info.is_write)  # fmt: skip
 
@@ -64,7 +64,7 @@ def _written(func: Any) -> tuple[tuple[int, str], ...]:
 # Compiled programs call it as it is, between their graphs.
 @torch.compiler.disable
 def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation with at least one unified tensor among its arguments."""
+    """Run an operation with at least one unified tensor among its arguments."""
     cls = UnifiedTensor
     packet = func.overloadpacket
     if packet in (aten._to_copy, aten.copy_) or packet in _LIKE:
@@ -414,7 +414,7 @@ class UnifiedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, host: Tensor, memory: UnifiedBytes, propagated: bool = True) -> UnifiedTensor:
-        """A tensor over the bytes that `host` is a CPU view of."""
+        """Return a tensor over the bytes that `host` is a CPU view of."""
         made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
             device=_CPU)  # fmt: skip
@@ -440,7 +440,7 @@ class UnifiedTensor(Tensor):
         return self.host_view
 
     def on_gpu(self) -> Tensor:
-        """This tensor as a CUDA tensor, `[...]` of its dtype, over the same memory, for the current stream.
+        """Return this tensor as a CUDA tensor, `[...]` of its dtype, over the same memory, for the current stream.
 
         Raises:
             ArgumentError: no GPU reads it.
@@ -532,7 +532,7 @@ class UnifiedTensor(Tensor):
         return super().__getitem__(index)
 
     def read_rows(self, ids: Tensor) -> Tensor:
-        """Rows of ids on the GPU, `[n, ...]` of its dtype there, without a gradient.
+        """Return rows of ids on the GPU, `[n, ...]` of its dtype there, without a gradient.
 
         Args:
             ids: int32 or int64 `[n]`, on the GPU that reads the tensor.
@@ -551,7 +551,7 @@ class UnifiedTensor(Tensor):
         return self._rows
 
     def numpy(self, *, force: bool = False) -> Any:
-        """An array over the same memory.
+        """Return an array over the same memory.
 
         Args:
             force: As of `Tensor.numpy`.
@@ -568,11 +568,11 @@ class UnifiedTensor(Tensor):
         return array.copy() if copy else array
 
     def tolist(self) -> Any:
-        """Its numbers as nested lists."""
+        """Return its numbers as nested lists."""
         return self.on_cpu().tolist()
 
     def data_ptr(self) -> int:
-        """Address of its first number, for the CPU and GPUs alike."""
+        """Return the address of its first number, for the CPU and GPUs alike."""
         return self.host_view.data_ptr()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -590,7 +590,7 @@ class UnifiedTensor(Tensor):
         return made
 
     def new_like(self, host: Tensor) -> UnifiedTensor:
-        """A view of the same memory, `[...]` as `host` and of its dtype.
+        """Return a view of the same memory, `[...]` as `host` and of its dtype.
 
         Args:
             host: The view of the CPU, `[...]` of any dtype, over bytes of `memory`.
@@ -641,7 +641,7 @@ def gpu_for_unified(device: Device = None) -> torch.device | None:
 
 def empty_unified(shape: Any, dtype: torch.dtype, device: torch.device | None, propagated: bool = True,
                   strides: Any = None) -> UnifiedTensor:  # fmt: skip
-    """A unified tensor whose contents are undefined; its memory is recycled."""
+    """Allocate a unified tensor whose contents are undefined; its memory is recycled."""
     size = torch.Size(shape)
     strides = tuple(strides) if strides is not None else torch.empty(size, device="meta").stride()
     length = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
@@ -652,7 +652,7 @@ def empty_unified(shape: Any, dtype: torch.dtype, device: torch.device | None, p
 
 def to_unified(tensor: Tensor, *, propagatedToCUDA: bool = True, advise: MemAdvise | int | str | None = None,  # noqa: N803
                adviseDevice: Device = None, device: Device = None) -> UnifiedTensor:  # fmt: skip # noqa: N803
-    """The tensor as a `UnifiedTensor`, as `to("unified")` of PyTorch-Direct.
+    """Convert a tensor to a `UnifiedTensor`, as `to("unified")` of PyTorch-Direct does.
 
     A contiguous CPU tensor is moved, not copied: it becomes a view of the same memory, so that a large table is not
     held twice.
@@ -701,7 +701,7 @@ def _move_or_copy(plain: Tensor, source: Tensor, propagated: bool, gpu: torch.de
 
 
 def rebuild_unified(host: Tensor, propagated: bool, requires_grad: bool) -> UnifiedTensor:
-    """A unified tensor from its pickled parts."""
+    """Rebuild a unified tensor from its pickled parts."""
     made = empty_unified(host.shape, host.dtype, gpu_for_unified(), propagated)
     made.host_view.copy_(host)
     return made.requires_grad_(requires_grad)  # type: ignore[return-value]

@@ -69,7 +69,7 @@ def cache_rows(topology: PlacedTopology, num_bytes: int) -> PlacedTopology:
 
 
 def choose_rows(indptr: Tensor, indices: Tensor, num_edges: int) -> Tensor:
-    """Rows to cache, ascending, int64: those that save the most reads over the link for their size.
+    """Return rows to cache, ascending, int64: those that save the most reads over the link for their size.
 
     A row is read as often as it is listed, but at most once a batch. Each read fetches the sectors that its picks fall
     into, so long rows of hubs are not the best ones.
@@ -425,7 +425,7 @@ def _check_count(num_nodes: Any) -> int:
 
 
 def _send(topology: CSRTopo) -> Any:
-    """How `multiprocessing` sends a topology: its arrays move to memory that all processes see, once."""
+    """Send a topology through `multiprocessing`: its arrays move to memory that all processes see, once."""
     arrays: list[tuple[SharedMemory, torch.dtype, torch.Size] | None] = []
     for name in ("_indptr", "_indices", "_eid"):
         array = getattr(topology, name)

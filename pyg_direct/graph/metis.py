@@ -18,7 +18,7 @@ Stream = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 0, *, progress: bool = False,
                     recursive: bool = False, what: str = "method='metis'") -> np.ndarray:  # fmt: skip
-    """Part of each node, int64 `[N]`, so that few edges are cut, by pymetis; the edges are held in memory.
+    """Choose the part of each node, int64 `[N]`, so that few edges are cut, by pymetis; the edges are held in memory.
 
     Parallel edges and both directions of an edge count as one edge of their number's weight.
 

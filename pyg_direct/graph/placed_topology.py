@@ -50,7 +50,7 @@ class ListReads(NamedTuple):
     is_most: bool
 
     def sum_bytes(self, num_rows: int, num_edges: int) -> int:
-        """Bytes for so many rows that were expanded and edges that were drawn."""
+        """Return bytes for so many rows that were expanded and edges that were drawn."""
         return num_rows * self.row_bytes + num_edges * self.edge_bytes
 
 
@@ -115,7 +115,7 @@ class PlacedTopology:
         return self.indptr.device
 
     def list_reads(self) -> ListReads | None:
-        """Reads of sampling over the link to host memory; None if all lists are in GPU memory, and on a CPU."""
+        """Return reads of sampling over the link to host memory; None if all lists are in GPU memory, and on a CPU."""
         host = [block for block in self.blocks if block.placement in ("unified", "pinned")]
 
         def bytes_of(array: Tensor) -> int:

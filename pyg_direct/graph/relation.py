@@ -112,17 +112,17 @@ class Relation:
         self.time = None if self.time is None else self.time[order]
 
     def list_ids(self) -> Tensor:
-        """Edge ids by position."""
+        """Return edge ids by position."""
         return (
             torch.arange(self.indices.numel(), device=self.indices.device) if self.edge_ids is None else self.edge_ids
         )
 
     def list_times(self) -> Tensor:
-        """Times by position; zeros if the relation has none."""
+        """Return times by position; zeros if the relation has none."""
         return self.indices.new_zeros(self.indices.numel(), dtype=torch.int64) if self.time is None else self.time
 
     def list_weights(self) -> Tensor:
-        """Weights by position; ones if the relation has none."""
+        """Return weights by position; ones if the relation has none."""
         return self.indices.new_ones(self.indices.numel(), dtype=torch.float32) if self.weight is None else self.weight
 
 

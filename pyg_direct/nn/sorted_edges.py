@@ -513,7 +513,7 @@ class WholeGraph(SortedBatch):
         self._edges = SortedEdges(indptr, row.index_select(0, order), ordered, *least, degree)
 
     def view(self, edge_index: Tensor) -> SortedEdges:
-        """All edges, sorted."""
+        """Return all edges, sorted."""
         return self._edges
 
     def fits(self, edge_index: Tensor, num_sources: int, num_targets: int) -> bool:

@@ -116,7 +116,7 @@ class Tier(ABC):
             self._read(ids, out)
 
     def take(self, ids: Tensor) -> Tensor:
-        """Rows of ids in a tensor of their own, `[n, ...]` of `dtype`; otherwise as `read`."""
+        """Return rows of ids in a tensor of their own, `[n, ...]` of `dtype`; otherwise as `read`."""
         rows = self._make_rows(ids.numel())
         self.read(ids, rows)
         return rows

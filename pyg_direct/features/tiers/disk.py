@@ -99,7 +99,7 @@ class DiskTier(Tier):
         return [pool.submit(read, start, min(start + share, count)) for start in range(0, count, share)]
 
     def _prepare(self, ids: Tensor, out: Tensor, positions: Tensor | None) -> Callable[[int, int], None]:
-        """`prepare_read` from the file itself: a page fault of a map would wait under locks of the system."""
+        """Prepare a read from the file itself: a page fault of a map would wait under locks of the system."""
         if not hasattr(os, "preadv"):
             return prepare_read(self.file.rows, ids, out, positions)
         numbers, target = ids.numpy(), rows_in_units(out, torch.uint8).numpy()

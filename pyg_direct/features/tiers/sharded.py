@@ -150,14 +150,14 @@ class ShardedTier(Tier):
         return group_keys(keys, size + 1)
 
     def _answer(self, ids: Tensor, asked: Sequence[int], theirs: Sequence[int]) -> Tensor:
-        """Bytes of the rows that partners ask for, while they are asked for theirs."""
+        """Return bytes of the rows that partners ask for, while they are asked for theirs."""
         width = self._word.itemsize
         sizes, sizes_back = ([*(count * width for count in counts), 0] for counts in (asked, theirs))
         words = self.exchange.swap(as_bytes(ids.to(self._word)), sizes, sizes_back, "sharded ids")
         return as_bytes(self._own.read(words.view(self._word).long() - self._first).contiguous())
 
     def _sizes(self, counts: Sequence[int]) -> list[int]:
-        """Bytes of rows for each partner, and none for this process."""
+        """Return bytes of rows for each partner, and none for this process."""
         return [*(count * self._row_bytes for count in counts), 0]
 
     def _view(self, received: Tensor, count: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 out[t] = scale(t) * sum over the edges e of t of relu(x[row[e]] + edge_rows[e]), with scale(t) as in
 `kernels/aggregate/sum.py`. These are the messages of GINEConv (Hu et al., "Strategies for Pre-training Graph Neural
-Networks", equation A.2). Rows are read in pieces of 16 bytes. For each item of a message the adjoint needs one bit: is
-it above zero?
+Networks", equation A.2). Rows are read in pieces of 16 bytes. For each item of a message the adjoint needs one bit,
+which is set if the item is above zero.
 """
 
 from __future__ import annotations

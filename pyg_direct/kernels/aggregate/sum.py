@@ -11,7 +11,7 @@ without a wait for their number:
 - hubs[2 h] is a long row, and hubs[2 h + 1] its first slice.
 - counts = (slices, hubs) in use.
 
-`rank_edges_gpu` and `place_edges_gpu` order edges by source without a sort: each edge is counted and placed among the
+`rank_edges_gpu` and `place_edges_gpu` order edges by source without a sort. Each edge is counted and placed among the
 edges of its source. rank[e] is the number of an edge within its source. The edges of a source come in any order,
 because atomics count them.
 """

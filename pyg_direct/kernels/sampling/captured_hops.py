@@ -12,8 +12,8 @@ first position of each class's nodes, and of each entry's edge ids and pairs, in
 
 Without disjoint trees, sources are ids of the id space until the batch is over. `place_of_id` has the position of each
 node; after the last hop it has the local id, as -1 - id. If the id space is too large for such a table, `places` has
-the local ids by the ranks of the nodes among all nodes of the batch (`kernels/local_ids/bitmap.py`). With disjoint
-trees sources are local ids already, because buckets of each tree have numbered them
+the local ids instead. It is indexed by the rank of a node among all nodes of the batch (`kernels/local_ids/bitmap.py`).
+With disjoint trees sources are local ids already, because buckets of each tree have numbered them
 (`kernels/local_ids/sorted_buckets.py`).
 """
 

@@ -1,12 +1,12 @@
 """Budgets of HGT's sampling, one for each candidate, and the choice of a layer's nodes.
 
-On a CPU they stand in a hash table of the nodes that may be sampled, and of those that are. `table` holds ids of the id
-space, -1 where free, int64 `[S]`, S a power of two; `shares` the budget of the node in each slot, or CHOSEN, int64
-`[S]`; `slots` the slots in the order in which they were filled, int64.
+On a CPU they stand in a hash table of the nodes that may be sampled, and of the sampled ones. `table` holds ids of the
+id space, -1 for free slots, int64 `[S]`, S a power of two. `shares` is the budget of the node in each slot, or CHOSEN,
+int64 `[S]`. `slots` are the slots in the order in which they were filled, int64.
 
 On a GPU `met`, int64 `[M]`, lists the neighbors that layers have met, in ascending order within a layer.
 `met_state[NODES + l]` is their number before layer l. `budgets`, int64 `[M]`, has their budgets. `place_of_id` has the
-position of each in `met`, or for a node of the batch, which has a bit in `seen`, the position among these nodes.
+position of each in `met`. For a node of the batch, which has a bit in `seen`, it has the position among these nodes.
 
 Scores become integers of 62 bits in the same order. For each type, a layer finds the largest score that it takes digit
 by digit, from the highest. All blocks count the scores that begin with the digits found so far, by their next digit.

@@ -53,7 +53,7 @@ def _sum(self: Any, x: Any, edge_index: Tensor, size: Any) -> Tensor | None:
 
 
 def add_own(x: Tensor, own: Tensor, eps: Tensor, fitting: Fitting, *, reduce: str, is_first: bool = False) -> Tensor:
-    """aggregate(x) + (1 + eps) * own, `[T, C]`.
+    """Compute aggregate(x) + (1 + eps) * own, `[T, C]`.
 
     Args:
         x: Rows of the sources, float32 or float64 `[N, C]`.

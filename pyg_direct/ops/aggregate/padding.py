@@ -32,8 +32,8 @@ def pad_edges(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], no
               edge_places: Sequence[int], out: Tensor, targets: Targets | None = None) -> None:  # fmt: skip
     """Write the edges of a batch to places of fixed size for each hop, without a wait for the GPU.
 
-    The i-th node of hop h takes the i-th place of hop h. Unused places of edges hold edges among nodes after those of
-    the batch, shared evenly among them; with one node type they are loops. Edges stay sorted by target.
+    The i-th node of hop h takes the i-th place of hop h. Unused places of edges hold edges among nodes after the
+    batch's, shared evenly among them; with one node type they are loops. Edges stay sorted by target.
 
     Args:
         edge_index: Local (source, target), int32 or int64 `[2, E]`, sorted by target; edges of hop h lead to the nodes

@@ -130,7 +130,7 @@ def _compress_on_gpu(rows: Tensor, columns: Tensor, num_nodes: int, node_dtype: 
     starts = indptr[:-1].clone()
     for begin, count in zip(pieces, counts, strict=True):
         part = slice(begin, begin + _SORTED)
-        # A piece's edges are in order; its edges of a row follow those of the pieces before.
+        # A piece's edges are in order; its edges of a row follow the edges of the pieces before.
         ordered, order = torch.sort(rows[part].to(node_dtype), stable=True)
         places = torch.arange(order.numel(), device=device)
         places += (starts - (count.cumsum(0) - count)).index_select(0, ordered)

@@ -99,7 +99,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     Args:
         work: The work list, int64 `[(A + 1) * COLUMNS]`, on the host.
         hop: Number of the hop; hops of one key draw independently.
-        entries: The work list on the device, where it is there already.
+        entries: The work list on the device, if it is there already.
         excluded: Edges that no item picks, as `find_edges` lists them; None for none.
     """
     device, num_items = frontier.rows.device, int(work[-COLUMNS])

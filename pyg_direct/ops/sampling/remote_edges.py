@@ -100,7 +100,7 @@ class Asked(NamedTuple):
         return self.counts[:, self.types].sum(1)
 
     def segments(self, layout: Layout) -> np.ndarray:
-        """Segments of the answers' items (see `kernels/sampling/remote_edges.py`)."""
+        """Return segments of the answers' items (see `kernels/sampling/remote_edges.py`)."""
         sizes, entries = self.counts[:, self.types], self.work.reshape(-1, COLUMNS)[:-1]
         begins = (np.cumsum(self.counts) - self.counts.reshape(-1)).reshape(self.counts.shape)[:, self.types]
         found = np.zeros((sizes.size + 1, kernels.SEGMENT), np.int64)

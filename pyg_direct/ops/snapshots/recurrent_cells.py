@@ -122,8 +122,8 @@ class _Fold(torch.autograd.Function):
                        for part, p, is_needed in zip(parts, parameters, needed, strict=True))  # fmt: skip
 
 
-# Numbers of a state in the time of one item of `threads_for`: several are computed at once, and spinning torch threads
-# occupy the cores of others.
+# Numbers of a state in the time of one item of `threads_for`: several are computed at once. Spinning torch threads
+# would occupy the cores of others.
 _LIGHT = 64
 
 

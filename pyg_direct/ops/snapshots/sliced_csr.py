@@ -30,7 +30,7 @@ class Arrays:
     """Base of dataclasses with tensors among their fields."""
 
     def list_arrays(self) -> dict[str, Tensor]:
-        """The tensors, by field."""
+        """Return the tensors, by field."""
         values = {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
@@ -101,7 +101,7 @@ class SlicedCSR(Arrays):
         return self.copy_arrays(lambda t: t.to(device, non_blocking=non_blocking))
 
     def expand_rows(self) -> Tensor:
-        """Target of each edge, int64 `[nnz]`."""
+        """Return the target of each edge, int64 `[nnz]`."""
         return self._of_edges(self.rows.long() & (_MOST - 1))
 
     def _of_edges(self, of_slices: Tensor) -> Tensor:

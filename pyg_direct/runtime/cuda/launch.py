@@ -201,7 +201,7 @@ class Launcher:
 
 
 def current_stream(index: int) -> torch.cuda.Stream:
-    """The current stream of GPU `index`."""
+    """Return the current stream of GPU `index`."""
     return _stream_of(*torch._C._cuda_getCurrentStream(index))
 
 

@@ -96,7 +96,7 @@ class Block:
             )
 
     def view_on_cpu(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """A CPU tensor over the same bytes; keeps this block alive.
+        """Return a CPU tensor over the same bytes; keeps this block alive.
 
         Raises:
             ArgumentError: the block lies in GPU memory or is too small.
@@ -114,7 +114,7 @@ class Block:
         return flat[: _count_bytes(dtype, shape)].view(dtype).view(tuple(shape))
 
     def view_on_gpu(self, dtype: torch.dtype, shape: Sequence[int], device: Device = None) -> Tensor:
-        """A CUDA tensor over the same bytes, without copying; keeps this block alive.
+        """Return a CUDA tensor over the same bytes, without copying; keeps this block alive.
 
         Args:
             dtype, shape: Dtype and shape of the tensor, which takes the first bytes.

@@ -184,7 +184,7 @@ class Spread:
         return flat[GRANULE : GRANULE + self.num_bytes]
 
     def bytes_on(self, index: int) -> int:
-        """Bytes that lie on GPU `index`."""
+        """Return bytes that lie on GPU `index`."""
         return sum(chunk.num_bytes for chunk in self.chunks if chunk.owner == index)
 
 
@@ -259,7 +259,7 @@ class p2pCliqueTopo:  # noqa: N801 (Quiver's name)
         raise ArgumentError(f"device_id must be one of the devices of the topology, got {device_id}")
 
     def info(self) -> str:
-        """A line for each clique."""
+        """Return a line for each clique."""
         return "\n".join(f"clique {number}: GPUs {', '.join(map(str, c))}" for number, c in self.p2p_clique.items())
 
     def __repr__(self) -> str:
@@ -295,7 +295,7 @@ def find_cliques(devices: Sequence[int], is_linked: Callable[[int, int], bool]) 
 
 
 def _largest(devices: Sequence[int], linked: set[frozenset[int]]) -> list[int]:
-    """The largest group of linked devices."""
+    """Return the largest group of linked devices."""
     best: list[int] = [devices[0]]
 
     def extend(group: list[int], candidates: list[int]) -> None:

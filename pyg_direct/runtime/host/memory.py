@@ -31,7 +31,7 @@ _NO_LIMIT = 1 << 62
 
 
 def total_bytes() -> int:
-    """Host memory in bytes, at most as much as can be allocated.
+    """Return host memory in bytes, at most as much as can be allocated.
 
     Some virtual machines start with little memory and grow as they use it. Their kernel's maximum, or the limit of
     their container, then gives the total.
@@ -40,7 +40,8 @@ def total_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Host memory that can still be allocated: of the machine, or of the container's or job's limit if that is less.
+    """Return host memory that can still be allocated: of the machine, or of the container's or job's limit if that is
+    less.
 
     If the limit of the container is above the present memory of the machine, the machine grows up to it.
     """
@@ -117,8 +118,8 @@ def count_cores() -> int:
 
 
 def page_lock_limit() -> int | None:
-    """Bytes that the system lets this process lock (`ulimit -l`); None for no limit, or if the system does not report
-    one.
+    """Return bytes that the system lets this process lock (`ulimit -l`); None for no limit, or if the system does not
+    report one.
 
     CUDA's page-locked memory does not count, but memory of network cards does.
     """

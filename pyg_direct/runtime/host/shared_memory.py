@@ -86,7 +86,7 @@ class SharedMemory:
         return torch.frombuffer(self._map, dtype=torch.uint8)[: self.num_bytes]
 
     def view(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """A CPU tensor over the first bytes."""
+        """Return a CPU tensor over the first bytes."""
         count = torch.Size(shape).numel()
         if count * dtype.itemsize > self.num_bytes:
             raise ArgumentError(f"shape must fit the {self.num_bytes} bytes, got {tuple(shape)} of {dtype}")
