@@ -49,10 +49,10 @@ class HGTSampler(OwnSampler):
                  device: Device = None, placement: str = "auto", seed: int | None = None,
                  most_neighbors: int = MOST_NEIGHBORS) -> None:  # fmt: skip
         if not isinstance(data, HeteroData):
-            hint = ": NeighborLoader takes graphs without types" if isinstance(data, Data) else ""
-            raise NotImplementedError(
-                f"data must be a HeteroData for HGT sampling, as in PyG, got {describe_other(data)}{hint}"
-            )
+            given = describe_other(data)
+            if isinstance(data, Data):
+                given = f"{type(data).__name__}: NeighborLoader takes graphs without types"
+            raise NotImplementedError(f"data must be a HeteroData for HGT sampling, as in PyG, got {given}")
         check_flag("is_sorted", is_sorted)
         self.data, self.device, self.placement = data, resolve_device(device), placement
         self._chooses_device = device is None
