@@ -68,7 +68,7 @@ def write_whole(path: Path, text: str) -> None:
         os.replace(name, path)
     except BaseException as error:
         if isinstance(error, OSError):
-            # Not the file beside it, nor none, as where the disk is full.
+            # Not the file beside it, nor an empty one, as if the disk were full.
             error.filename, error.filename2 = str(path), None
         if name is not None:
             with contextlib.suppress(OSError):

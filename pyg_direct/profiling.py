@@ -161,7 +161,7 @@ class LaneSpans:
         """Draw a bar for each span (needs the extra `bench`).
 
         Args:
-            path: Where to save the picture; None saves none.
+            path: File of the picture; None saves none.
 
         Returns:
             The path, or without one the figure, which notebooks show.
@@ -215,7 +215,7 @@ def open_picture(path: str | os.PathLike[str] | None, rows: int = 1, columns: in
     """Open a figure and its axes to draw on in the block, at the end of which the figure is saved.
 
     Args:
-        path: Where to save it, with the ending of its format; None saves nothing.
+        path: File of the picture, with the ending of its format; None saves nothing.
         rows, columns: Axes of the figure.
         figsize: Width and height in inches; None takes matplotlib's.
         options: Others of `Figure.subplots`.

@@ -128,7 +128,8 @@ def split_blocks(text):
     """Split a docstring into paragraphs, entries and items, without tables and examples, with code as one word."""
     blocks = [[]]
     for line in inspect.cleandoc(text).splitlines():
-        is_prose = line.strip() and not line.lstrip().startswith(("|", ">>>", "..."))
+        # Columns of a table are two spaces or more apart.
+        is_prose = line.strip() and not line.lstrip().startswith(("|", ">>>", "...", "==")) and "  " not in line.strip()
         if not is_prose or re.match(r"\s*- |\s*\d+\. |    \S[^:]*:", line):
             blocks.append([])
         if is_prose:

@@ -84,7 +84,7 @@ class Report(NamedTuple):
         """Draw shares of rows held and of rows read (needs the extra `bench`).
 
         Args:
-            path: Where to save the picture; None saves none.
+            path: File of the picture; None saves none.
 
         Returns:
             The path, or without one the figure, which notebooks show.

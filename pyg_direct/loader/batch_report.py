@@ -199,7 +199,7 @@ class LoaderReport(NamedTuple):
         """Draw the time line of the latest batches and the tiers (needs the extra `bench`).
 
         Args:
-            path: Where to save the picture; None saves none.
+            path: File of the picture; None saves none.
 
         Returns:
             The path, or without one the figure, which notebooks show.

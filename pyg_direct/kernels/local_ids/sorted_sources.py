@@ -123,7 +123,7 @@ def sort_chunk(c, sources, top, passes, digits, starts, known, known_locals, key
 
 @body
 def close_gaps(bases, chunks, starts, firsts, new, counts, begins):
-    """Move the new keys of all chunks together; their number and that of each type go to `counts`."""
+    """Move the new keys of all chunks together; their number, and the number of each type, go to `counts`."""
     total = np.int64(0)
     for c in range(chunks):
         count = firsts[c]

@@ -70,7 +70,7 @@ def find_typed_address(layout, tables, ids, i, row_bytes, errors):
 
 @body
 def copy_typed(i, end, layout, tables, ids, row_bytes, out):
-    """Copy the rows [i, end) of the output; the first whose id names none, `end` where all do."""
+    """Copy the rows [i, end) of the output; return the first row whose id is invalid, `end` if all are valid."""
     count, wrong = tables.shape[0] >> 1, end
     table = find_row(layout, count, i)
     while i < end:

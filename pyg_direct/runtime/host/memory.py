@@ -211,7 +211,7 @@ def check_size(size: int | float | str, name: str = "device_cache_size", *, most
     """Check the size of a cache as a caller gives it, and warn about a number that hardly means bytes.
 
     Args:
-        size: What `parse_size` reads, a share included.
+        size: A size for `parse_size`, including a share.
         name: The argument.
         most: Percent that a share may be.
 
@@ -232,7 +232,7 @@ def parse_size(size: int | str, whole: int | None = None, name: str = "device_ca
 
     Args:
         size: Bytes, or words for them.
-        whole: What a share is a share of, in bytes; None where no share may be given.
+        whole: Bytes that a share refers to; None if no share may be given.
         name: The argument.
         most: Percent that a share may be.
 
