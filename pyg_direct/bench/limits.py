@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured in the run that uses it."""
+"""Highest rates of the machine, measured in the run that uses them."""
 
 from __future__ import annotations
 
