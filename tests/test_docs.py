@@ -103,8 +103,8 @@ def test_an_error_may_be_told_by_its_base():
 
 
 # Rooms in plain English; a room that is rewritten joins them, and none leaves.
-PLAIN_ROOMS = ["", "datasets", "distributed", "dynamic", "features", "graph", "kernels", "loader", "nn", "noedit",
-               "ops", "runtime", "sampler"]  # fmt: skip
+PLAIN_ROOMS = ["", "bench", "cli", "compiler", "datasets", "distributed", "dynamic", "features", "graph", "kernels",
+               "loader", "nn", "noedit", "ops", "runtime", "sampler", "sampling"]  # fmt: skip
 
 
 @pytest.mark.parametrize("room", PLAIN_ROOMS)

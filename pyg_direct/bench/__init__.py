@@ -5,6 +5,5 @@ The project's own cases live in `benchmarks/` of the repository and take rows, c
 - `limits.py`: the highest rates of the machine, measured in the run that uses them.
 - `sampling.py`, `gather.py`, `loader.py`, `launch.py`: one measurement each.
 - `peers.py`, `peer_tables.py`: samplers and tables of other projects; `beside.py` measures ours beside them.
-- `small_programs.py`: a small program of every kind, which `pyg-direct warm` compiles the CPU loops of.
 - `result_row.py`, `timing.py`, `contest.py`, `picture.py`: rows and their files, clocks, turns and pictures.
 """

@@ -50,7 +50,7 @@ def measure_samplers_on_gpu(topology: CSRTopo, name: str, sizes: Sequence[int] =
 
 
 def measure_samplers_on_cpu(topology: CSRTopo, name: str, size: int = 1024) -> Iterator[Row]:
-    """Edges a second of a thread of ours and of the peers', who have no more, and of two of ours."""
+    """Edges a second of one thread of ours, of the one thread of each peer, and of two threads of ours."""
     rows = rows_of(topology)
     plan = open_plan(topology.place("cpu", "cpu"), Recipe(FANOUTS))
     before, torch_before = set_cpu_threads(1), torch.get_num_threads()
@@ -96,7 +96,7 @@ def measure_loaders(topology: CSRTopo, name: str, workers: Sequence[int], size: 
         for count in workers:
             # Of a small graph an epoch is shorter than a window: workers that start in it would be timed.
             loader = PygNeighborLoader(data, is_sorted=True, num_workers=count, persistent_workers=count > 0, **common)
-            # What the workers prepare before they are asked does not count.
+            # Batches that workers prepare before they are asked do not count.
             title = f"PyG's loader, {SAMPLER}, {count} workers"
             contenders.append(_measure_loader(title, loader, 3 * count + 2, batches))
     yield from rows_of_contest(f"peers/{name}/loader/{size}", contenders, "M/s")
@@ -129,7 +129,7 @@ def rows_of(topology: CSRTopo) -> Rows:
 
 
 def _seeds(num_nodes: int, size: int) -> list[Tensor]:
-    # No seed twice in a batch: peers differ in what they make of that.
+    # No seed twice in a batch: peers treat repeats in different ways.
     return [torch.randperm(num_nodes)[:size] for _ in range(10)] * (_BATCHES // 10)
 
 

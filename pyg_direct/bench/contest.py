@@ -23,12 +23,12 @@ _SCALES = {"G/s": 1e9, "M/s": 1e6}
 
 @dataclass
 class Contender:
-    """Whoever is measured.
+    """Sampler that is measured.
 
     Attributes:
         name: As its row is named; ours begin with `pyg_direct`.
         run: Samples batches one after the other and returns the number of their edges.
-        note: What a reader of its rows must know.
+        note: Remark for readers of its rows.
         rates: Edges a second of each window.
         alone: Seconds of batches with nothing before or after them.
         work: Edges a batch of each window.
@@ -42,7 +42,7 @@ class Contender:
     work: list[float] = field(default_factory=list)
 
     def measure(self, batches: Sequence[Tensor]) -> float:
-        """Run a window; returns its seconds."""
+        """Run a window, and return its seconds."""
         wait_for_gpu()
         begin = time.perf_counter()
         edges = self.run(batches)

@@ -67,7 +67,7 @@ def fill_host_table(num_bytes: int, placement: str) -> tuple[Block, Tensor]:
     counting = torch.arange(1 << 24, dtype=torch.int32)
     for begin in range(0, len(on_cpu), len(counting)):
         piece = on_cpu[begin : begin + len(counting)]
-        # Wraps around where the table has more than 2**32 items.
+        # If the table has more than 2**32 items, the numbers wrap around.
         torch.add(counting[: len(piece)], (begin + 2**31) % 2**32 - 2**31, out=piece)
     return block, block.view_on_gpu(torch.int32, (num_bytes // 4,))
 

@@ -60,7 +60,7 @@ def measure_launch(beside_torch: bool = False) -> Iterator[Row]:
     machine. What a launch adds to it is a row of its own.
 
     Args:
-        beside_torch: Measure torch's own launcher of compiled kernels too, where it takes this one.
+        beside_torch: Measure torch's own launcher of compiled kernels too, if it takes this one.
     """
     items = torch.arange(8, device="cuda")
     args = 7, items, 0, torch.empty_like(items)

@@ -27,9 +27,9 @@ _FANOUTS = [15, 10, 5]
 def measure_loader(data: Data, train_idx: Tensor, num_classes: int, name: str, placement: str = "auto",
                    feature_cache: int | str | None = None, batches: int = 60, prefetch: int = 1,
                    batch_size: int = 1024, topology_placement: str | None = None) -> Iterator[Row]:  # fmt: skip
-    """Time of a training step with the loader and without, and what the loader takes of the host."""
+    """Time of a training step with the loader and without, and host time of the loader."""
     device = resolve_device(None)
-    # Of a small graph there would else be no batch at all, as the last one is dropped.
+    # Otherwise a small graph would give no batch at all, as the last one is dropped.
     batch_size = min(batch_size, len(train_idx))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -71,7 +71,7 @@ def measure_loader(data: Data, train_idx: Tensor, num_classes: int, name: str, p
 
 def measure_python_time(data: Data, train_idx: Tensor, name: str, batch_sizes: tuple[int, ...] = (1024, 8192),
                         placement: str = "auto") -> Iterator[Row]:  # fmt: skip
-    """Time that `next()` takes of the host when the GPU has finished all that was made ahead."""
+    """Time that `next()` takes of the host when the GPU has finished all batches made ahead."""
     for batch_size in sorted({min(size, len(train_idx)) for size in batch_sizes}):
         options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "drop_last": True}
         loader = NeighborLoader(data, _FANOUTS, train_idx, seed=0, placement=placement, **options)
@@ -83,7 +83,7 @@ def measure_python_time(data: Data, train_idx: Tensor, name: str, batch_sizes: t
 
 
 class _NoSampler(BaseSampler):  # type: ignore[misc]
-    """Gives the seeds back: what is left is what a loader costs by itself."""
+    """Sampler that returns the seeds, so that only the cost of the loader itself is left."""
 
     edge_permutation = None
 

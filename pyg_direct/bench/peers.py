@@ -1,7 +1,7 @@
 """Samplers of other projects, each called through its own public API on one set of compressed rows.
 
-A peer that is not installed is left out. Two frontiers exist, and only samplers of one of them are compared: that of
-PyG's `NeighborLoader` expands the nodes new in the last hop, that of PyG's old `NeighborSampler` all nodes so far.
+A peer that is not installed is left out. Two frontiers exist, and only samplers of one of them are compared. PyG's
+`NeighborLoader` expands the nodes new in the last hop; PyG's old `NeighborSampler` expands all nodes so far.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Peer(NamedTuple):
 
     Attributes:
         title: As its row is named, with the version.
-        modules: What it needs installed; `modules[0]` is imported.
-        distribution: Where the version is found.
-        placements: Where it can keep a topology, in our words.
+        modules: Modules that must be installed; `modules[0]` is imported.
+        distribution: Distribution that has the version.
+        placements: Kinds of memory that can hold a topology, in our words.
         expand_all: Whether a hop expands all nodes so far.
         open: (rows, placement, fanouts) to its sampler.
-        note: What a reader of the row must know.
+        note: Remark for readers of the row.
     """
 
     title: str
@@ -160,7 +160,7 @@ def _open_whole_graph(rows: Rows, placement: str, fanouts: tuple[int, ...]) -> S
 _ON_GPU = ("cuda", "unified")
 PEERS = (
     Peer("GLT", ("graphlearn_torch",), "graphlearn-torch", _ON_GPU, False, _open_glt),
-    # It reads the ids of edges where it reads the graph, which costs it most of the time there.
+    # It reads the ids of edges from the memory of the graph, which costs it most of the time there.
     Peer("GLT without e_id", ("graphlearn_torch",), "graphlearn-torch", ("unified",), False,
          functools.partial(_open_glt, with_edge=False), "without e_id"),
     Peer("pyg-lib", ("pyg_lib",), "pyg-lib", ("cpu",), False, _open_pyg_lib, "with e_id, one thread"),

@@ -17,7 +17,7 @@ from pyg_direct.profiling import open_picture
 # Units worth a picture: rates, and times beside their limits.
 UNITS = ("G/s", "M/s", "TB/s", "GB/s", "ms")
 
-# What names a way that is not ours.
+# Marks of ways that are not ours.
 _OTHERS = re.compile(r"\b(torch|PyG|PyGT|pyg-lib|cuSPARSE|GE-SpMM)\b")
 _OVER, _STREAM = " over ours", "ours, stream"
 
@@ -57,7 +57,7 @@ def read_ways(rows: Sequence[dict[str, Any]]) -> tuple[list[str], dict[str, dict
     streamed_over_ours = [found[_STREAM] for found in cells.values() if _STREAM in found]
     if "dynamic/all" in cells and streamed_over_ours:
         cells["dynamic/all"][_STREAM] = geometric_mean(streamed_over_ours)
-    # Our own behind all others, and what is of all cases behind those.
+    # The column of our stream comes last, and so does the row of all cases.
     ways = sorted(dict.fromkeys(way for found in cells.values() for way in found), key=lambda way: way == _STREAM)
     order = sorted(cells, key=lambda case: case == "dynamic/all")
     return ways, {case.removeprefix("dynamic/"): cells[case] for case in order}
@@ -69,7 +69,7 @@ def draw_ways(ways: Sequence[str], cells: dict[str, dict[str, float]], path: Pat
     with open_picture(path, figsize=size) as (figure, axes):
         logs = [[math.log(found[way]) if way in found else math.nan for way in ways] for found in cells.values()]
         most = max(abs(value) for line in logs for value in line if not math.isnan(value)) or 1.0
-        # White where both take as long, blue where others take longer.
+        # White: both take as long; blue: others take longer.
         axes.imshow(logs, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
         for y, (found, line) in enumerate(zip(cells.values(), logs, strict=True)):
             for x, (way, value) in enumerate(zip(ways, line, strict=True)):

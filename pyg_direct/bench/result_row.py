@@ -30,14 +30,14 @@ class Row:
     """One measurement.
 
     Attributes:
-        case: What was measured, e.g. `sampling/products/cuda/1024`.
-        metric, unit: What the numbers are.
-        p20, p50, p80: Percentiles over the repeats, in `unit`; p50 is the median, that of two in the middle their mean.
-        limit: Physical limit of the same run in `unit`; None where there is none.
-        limit_name: What the limit is.
-        note: Anything a reader must know.
+        case: Name of the case, such as `sampling/products/cuda/1024`.
+        metric, unit: Name and unit of the numbers.
+        p20, p50, p80: Percentiles over the repeats, in `unit`. p50 is the median; of two middle values, their mean.
+        limit: Physical limit of the same run in `unit`; None for no limit.
+        limit_name: Name of the limit.
+        note: Remark for readers.
         curve: Name of the growth curve that this is a point of; its metric names the line.
-        at, at_name: Where on the curve, and what that counts.
+        at, at_name: Position on the curve, and the quantity that it counts.
     """
 
     case: str
@@ -112,7 +112,7 @@ def _versions() -> dict[str, str]:
 
 
 def read_commit() -> str:
-    """The short hash of what is checked out, or what PYG_DIRECT_COMMIT says."""
+    """Short hash of the checked-out commit, or the value of PYG_DIRECT_COMMIT."""
     if "PYG_DIRECT_COMMIT" in os.environ:
         return os.environ["PYG_DIRECT_COMMIT"]
     try:
@@ -128,7 +128,7 @@ def to_json(row: Row, machine: Machine) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; none where there is no file.
+    """Read the rows of a file; if there is no file, there are none.
 
     Raises:
         ArgumentError: it holds something else.
@@ -150,7 +150,7 @@ def save_rows(path: Path, rows: Iterable[Row], machine: Machine) -> None:
         entry = to_json(row, machine)
         known[_key(entry)] = entry
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Whole, also where a second Ctrl-C ends it.
+    # Whole, even if a second Ctrl-C ends it.
     write_whole(path, json.dumps(list(known.values()), indent=1) + "\n")
 
 

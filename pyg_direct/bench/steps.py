@@ -16,7 +16,7 @@ from pyg_direct.bench.timing import wait_for_gpu
 
 
 def find_loss(model: torch.nn.Module, batch: Any) -> Tensor:
-    """The loss of a trimmed model on a batch; torch-sparse does not tell PyG's loader what to trim."""
+    """Find the loss of a trimmed model on a batch; with torch-sparse, PyG's loader does not report sizes to trim to."""
     out = model(batch.x.float(), batch.edge_index, num_sampled_nodes_per_hop=getattr(batch, "num_sampled_nodes", None),
                 num_sampled_edges_per_hop=getattr(batch, "num_sampled_edges", None))[: batch.batch_size]  # fmt: skip
     return F.cross_entropy(out, batch.y[: batch.batch_size].long())

@@ -7,5 +7,5 @@
 - `machine_report.py`, `machine.py`, `advice.py`, `plan.py`: facts about a machine, advice and the choices of `auto`,
   for `doctor`.
 - `measurements.py`: parts that `bench` measures.
-- `compile_ahead.py`: what `warm` compiles.
+- `compile_ahead.py`: loops and kernels that `warm` compiles; `small_programs.py` has the programs that call the loops.
 """

@@ -1,4 +1,4 @@
-"""Faults of a machine, found in facts about it, each with what to do."""
+"""Faults of a machine, found in facts about it, each with advice."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Finding(NamedTuple):
     """Something to know.
 
     Attributes:
-        level: `fix` for what keeps something from working, `hint` for what costs speed, `note` for the rest.
-        what: What was found.
-        how: What to do about it.
+        level: `fix` if something does not work, `hint` if it costs speed, `note` otherwise.
+        what: The fault.
+        how: The advice.
     """
 
     level: Literal["fix", "hint", "note"]

@@ -37,7 +37,7 @@ def bench(
     is_new = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        # What is measured is to be kept.
+        # The measured rows are to be kept.
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
@@ -53,7 +53,7 @@ def bench(
 
     size = measurements.size_of_machine(quick=quick)
     size = size if scale is None else size._replace(scale=scale)
-    # Not the commit of whatever the user's folder is a checkout of.
+    # The user's folder may be a checkout of another project, whose commit does not count.
     machine = Machine(commit=f"of version {pyg_direct.__version__}")
     load = measurements.read_load()
     rows, failed = measurements.measure(size, torch.cuda.is_available())
@@ -67,7 +67,7 @@ def bench(
             file = path
         drawn = _draw(entries, picture)
     except OSError as error:
-        # What was measured is shown all the same.
+        # Rows measured so far are shown all the same.
         unwritten.append(explain_write(error, path if file is None else picture, "--out"))
     remarks = measurements.explain_limits(rows, load) + measurements.list_missing(size)
     if as_json:
@@ -82,7 +82,7 @@ def bench(
 
 
 def _draw(entries: list[dict[str, Any]], path: Path) -> Path | None:
-    """Draw the picture; None where there is nothing to draw, or nothing to draw with."""
+    """Draw the picture; return None if there are no rows for it, or no package that draws."""
     from pyg_direct.bench.picture import UNITS, draw_panels
 
     if find_spec("matplotlib") is None or not any(entry["unit"] in UNITS for entry in entries):

@@ -1,4 +1,4 @@
-"""`pyg-direct cache`: what is kept on disk between runs, shown and cleared."""
+"""`pyg-direct cache`: files kept on disk between runs, shown and cleared."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     Attributes:
         kind: `kernels`, `old` kernels of other sources or compilers than these, or `facts` that were measured.
         path: A folder of kernels, or a file of facts.
-        num_files, num_bytes: What it holds.
+        num_files, num_bytes: Number and size of its files.
     """
 
     kind: Kind
@@ -90,7 +90,7 @@ def remove(entry: Entry) -> None:
         shutil.rmtree(entry.path)
     else:
         entry.path.unlink(missing_ok=True)
-        # What processes wait at while one of them measures.
+        # The lock that processes wait for while one of them measures.
         with contextlib.suppress(OSError):
             Path(f"{entry.path}.lock").unlink()
 

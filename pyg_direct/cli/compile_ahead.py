@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 import pyg_direct.kernels
-from pyg_direct.bench.small_programs import run_case
+from pyg_direct.cli.small_programs import run_case
 from pyg_direct.cli.cache import Kind, list_kept
 from pyg_direct.compiler.code_cache import find_shipped
 from pyg_direct.compiler.jit import GPU_KERNELS, GpuKernel
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
         kept, kept_bytes: Files of this version on the disk, and their size.
         seconds: By the clock.
         notes: Remarks, a sentence each.
-        failed: What could not be compiled and why, a sentence each.
+        failed: Code that could not be compiled and why, a sentence each.
     """
 
     compiled: int
@@ -94,7 +94,7 @@ def compile_ahead(cases: Sequence[str], capabilities: Iterable[tuple[int, int]] 
     if on_gpu and not capabilities:
         failed += _load_all()
     count, num_bytes = _weigh()
-    # A driver keeps what it makes of PTX elsewhere.
+    # A driver keeps the code that it makes of PTX elsewhere.
     return Outcome(max(0, count - before[0]), count, num_bytes, round(time.monotonic() - begin, 1), notes, failed)
 
 
@@ -146,7 +146,7 @@ def _compile_kernel(number: int, targets: Sequence[tuple[int, int]]) -> None:
 
 
 def _load_all() -> list[str]:
-    """Have the drivers of this machine's GPUs make machine code of all kernels, which they keep; what failed."""
+    """Have the drivers of this machine's GPUs make machine code of all kernels, which they keep; list failures."""
     failed = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         for kernel in GPU_KERNELS:
@@ -159,13 +159,13 @@ def _load_all() -> list[str]:
 
 
 def _run(work: dict[str, Callable[[], None]], jobs: int) -> Iterator[tuple[str, Exception | None]]:
-    """Run all in so many processes; the name of each as it ends, and what it raised."""
+    """Run all in so many processes; yield the name of each as it ends, and its error."""
     if min(jobs, len(work)) <= 1:
         for name, call in work.items():
             yield name, _try(call)
         return
     with _one_thread_each():
-        # What is forked has no threads of CPU loops.
+        # A forked process has no threads of CPU loops.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(jobs, len(work)), mp_context=context) as pool:
             running = {pool.submit(_try, call): name for name, call in work.items()}

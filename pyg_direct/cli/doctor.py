@@ -1,4 +1,4 @@
-"""`pyg-direct doctor`: what this machine has, how fast its link is, what `auto` would choose, and what to fix."""
+"""`pyg-direct doctor`: parts of this machine, the rate of its link, the choices of `auto`, and faults to fix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyg_direct.cli.plan import Graph
 
 
-# A GPU has more; who gives less means another unit.
+# A GPU has more; a smaller number means another unit.
 _LEAST_BYTES = 1 << 20
 
 

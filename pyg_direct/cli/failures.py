@@ -52,7 +52,7 @@ def name_options(message: str, options: Mapping[str, str]) -> str:
     A name that is also a word of English, such as `memory`, is replaced where it begins the message or has a value.
 
     Args:
-        message: What was raised.
+        message: Text of the error.
         options: By name of the parameter, as users type it.
     """
     for name, option in options.items():
@@ -62,12 +62,12 @@ def name_options(message: str, options: Mapping[str, str]) -> str:
 
 
 def explain_write(error: OSError, path: str | os.PathLike[str], instead: str) -> str:
-    """Say which file could not be written, why, and what to do.
+    """Name the file that could not be written, the reason, and the remedy.
 
     Args:
-        error: What the system raised; the file that it names counts.
+        error: The error of the system; the file that it names counts.
         path: The file or folder that was to be written.
-        instead: What takes another place, such as `--out`.
+        instead: Option that takes another place, such as `--out`.
     """
     file = Path(os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else path)
     if isinstance(error, FileError) and error.errno is None:
@@ -101,7 +101,7 @@ def explain_missing(error: ModuleNotFoundError) -> str | None:
     """Say how to install a package that this one needs; None if the package is not one of these.
 
     Args:
-        error: What the import raised.
+        error: The error of the import.
     """
     package = (error.name or "").partition(".")[0]
     if package not in ("torch", "torch_geometric", "numba", "numpy", "psutil", "tqdm", "filelock", "packaging"):

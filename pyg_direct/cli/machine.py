@@ -1,4 +1,4 @@
-"""Facts about a machine, for `pyg-direct doctor`: what JSON can hold, without names of hosts or users."""
+"""Facts about a machine, for `pyg-direct doctor`: values of JSON, without names of hosts or users."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pyg_direct.runtime.host.memory import available_bytes, count_cores, page_lo
 
 Facts = dict[str, Any]
 REQUIRED = ("torch", "torch_geometric", "numba", "numpy", "cuda-bindings")
-# Distributions of each extra of the package, and what they are good for.
+# Distributions of each extra of the package, and their use.
 OPTIONAL = {
     "torch_sparse": ("sparse", "graphs given as SparseTensor"),
     "numba-cuda": ("compile13", "GPU kernels compiled here"),
@@ -42,7 +42,7 @@ OPTIONAL = {
 }
 _VARIABLES = ("PYG_DIRECT_COMPILER", "NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER", "NUMBA_ENABLE_CUDASIM",
               "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # fmt: skip
-# What numba-cuda compiles with, by names of its distributions.
+# Packages that numba-cuda compiles with, by names of their distributions.
 _COMPILERS = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")
 _CONTROL, _SLOTS = Path("/dev/nvidiactl"), Path("/sys/bus/pci/devices")
 _COPY_BYTES = 256 << 20
@@ -61,7 +61,7 @@ def read_version(distribution: str) -> str | None:
 
 
 def collect_facts() -> Facts:
-    """Everything that can be told without measuring; takes some seconds where CUDA has to start."""
+    """Collect all facts that need no measurement; if CUDA has to start, this takes some seconds."""
     facts: Facts = {
         "pyg_direct": pyg_direct.__version__,
         "system": {"system": platform.system(), "machine": platform.machine(), "python": platform.python_version()},
@@ -173,7 +173,7 @@ def _ask_gpu(index: int) -> Facts:
 
 
 def _ask_slot(index: int) -> Facts | None:
-    """Rate and width of the slot that a GPU sits in, as the system tells them; an idle link may be a slow one."""
+    """Rate and width of the slot that a GPU sits in, as the system reports them; an idle link may be a slow one."""
     attribute, device = load_driver().CUdevice_attribute, call("cuDeviceGet", index)
     domain, bus, slot = (int(call("cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_PCI_{name}_ID"),
                                   device)) for name in ("DOMAIN", "BUS", "DEVICE"))  # fmt: skip
@@ -198,8 +198,10 @@ def _load_kernel() -> None:
 
 
 def measure_host_memory(index: int) -> Facts:
-    """Bytes a second that a GPU gets from the host, within ten seconds: copied, and read in place at random and in
-    ascending order from both kinds of host memory. A kind that cannot be had, or time that has run out, leaves None.
+    """Measure the bytes a second that a GPU gets from the host, within ten seconds.
+
+    Rows are copied, and read in place at random and in ascending order, from both kinds of host memory. A kind that
+    cannot be had, or time that has run out, leaves None.
     """
     from pyg_direct.bench.gather import fill_host_table, time_cold_rows
     from pyg_direct.bench.limits import pinned_copy_rate

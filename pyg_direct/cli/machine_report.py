@@ -22,7 +22,7 @@ _STYLES = {"fix": "bold red", "hint": "yellow", "note": "dim"}
 
 
 def examine(graph: Graph | None, free: int | None, *, measure: bool) -> dict[str, Any]:
-    """Collect the facts about this machine, as JSON can hold them, with what was found wrong as `findings`.
+    """Collect the facts about this machine, as JSON can hold them, with the faults found as `findings`.
 
     Args:
         graph: The size of a graph to place; None for none.
@@ -64,7 +64,7 @@ def _look_at_link(facts: dict[str, Any], measure: bool) -> list[Finding]:
 
 
 def print_report(facts: dict[str, Any]) -> None:
-    """Print tables, and what to do.
+    """Print tables, and advice.
 
     Args:
         facts: As of `examine`.
@@ -92,7 +92,7 @@ def print_report(facts: dict[str, Any]) -> None:
 
 
 def _sections(facts: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """The tables, a name and what to say of it in each row."""
+    """List the tables, a name and its text in each row."""
     cpu, memory, cuda, system = facts["cpu"], facts["memory"], facts["cuda"], facts["system"]
     limit = memory["page_lock_limit_bytes"]
     machine = [

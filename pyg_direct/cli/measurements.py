@@ -32,14 +32,14 @@ _BUSY = 0.5
 
 
 class Size(NamedTuple):
-    """How much is measured.
+    """Extent of the measurements.
 
     Attributes:
         scale: Factor on the products-shaped graph.
         batch_size: Seeds of a batch of the loader.
         batches: Batches of each loader.
         table_bytes: Size of the tables that rows are read from.
-        workers: Numbers of workers that PyG's loader gets; none where it is not measured without features.
+        workers: Numbers of workers that PyG's loader gets; none if it is not measured without features.
     """
 
     scale: float
@@ -55,7 +55,7 @@ def choose_size(num_cores: int, free_on_host: int, free_on_gpu: int | None, *, q
     Args:
         num_cores: Cores of the host.
         free_on_host: Its free memory in bytes.
-        free_on_gpu: That of the GPU; None for none.
+        free_on_gpu: Free memory of the GPU in bytes; None for no GPU.
         quick: Half a minute.
     """
     fits = free_on_host / 2 / _GRAPH_BYTES
@@ -83,7 +83,7 @@ def size_of_machine(*, quick: bool) -> Size:
 
 
 def read_load() -> float | None:
-    """The load of the last minute over the cores of this process; None where the system does not count it."""
+    """The load of the last minute over the cores of this process; None if the system does not count it."""
     try:
         return os.getloadavg()[0] / count_cores()
     except (AttributeError, OSError):
@@ -91,10 +91,10 @@ def read_load() -> float | None:
 
 
 def list_missing(size: Size) -> list[str]:
-    """Name what is not compared with, and why, a sentence each.
+    """List the projects that are left out of the comparison, and why, a sentence each.
 
     Args:
-        size: How much is measured.
+        size: Extent of the measurements.
     """
     if SAMPLER is None:
         return ["PyG's loader: neither pyg-lib nor torch_sparse, which it samples with, is installed: "
@@ -126,7 +126,7 @@ def measure(size: Size, on_gpu: bool) -> tuple[list[Row], list[str]]:
     """Measure all parts.
 
     Args:
-        size: How much.
+        size: Extent of the measurements.
         on_gpu: Whether the parts of a GPU are measured, or those of a CPU.
 
     Returns:

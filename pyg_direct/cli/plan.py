@@ -28,7 +28,7 @@ class Graph(NamedTuple):
 
     @property
     def topology_bytes(self) -> int:
-        """Bytes of offsets, neighbors and edge ids, as `CSRTopo` holds those of a list of edges."""
+        """Bytes of offsets, neighbors and edge ids, as `CSRTopo` holds them for a list of edges."""
         return self.offset_bytes + (4 if self.num_nodes < 2**31 else 8) * self.num_edges + self.edge_id_bytes
 
     @property
@@ -58,7 +58,7 @@ def plan_placement(graph: Graph, free_on_gpu: int | None, host: str = "unified")
 
     Args:
         graph: The graph.
-        free_on_gpu: Free GPU memory in bytes; None where there is no GPU.
+        free_on_gpu: Free GPU memory in bytes; None without a GPU.
         host: The kind of host memory that the GPU reads faster.
     """
     if free_on_gpu is None:

@@ -80,7 +80,7 @@ def run(
 
 
 def _tell_program(process: int, verbose: bool) -> None:
-    """Say at the end of the program what was replaced in it, and what was left to PyG."""
+    """List at the end of the program the parts that were replaced in it, and the parts left to PyG."""
     if os.getpid() == process:
         for line in describe_program(verbose=verbose):
             announce(line)
@@ -114,7 +114,7 @@ def _find_module(name: str, arguments: list[str]) -> tuple[CodeType, dict[str, A
     Raises:
         _NotFoundError: no such module, in Python's words.
     """
-    # What packages around it see as they are imported.
+    # Packages around it see this name as they are imported.
     sys.argv = ["-m", *arguments]
     _begin_path(os.getcwd())
     # As Python itself, and its debugger, find it.
@@ -135,11 +135,11 @@ def _begin_path(folder: str) -> None:
 
 
 def _execute(code: CodeType, names: dict[str, Any]) -> None:
-    """Do as `python` does: what the program made stays until the interpreter ends.
+    """Run code as `python` does: objects of the program stay until the interpreter ends.
 
-    With `runpy` it would go before, and a process group of Gloo then waits for threads that wait for the interpreter.
+    With `runpy` they would go before, and a process group of Gloo then waits for threads that wait for the interpreter.
     """
-    # By the second name what processes that multiprocessing spawned say of it is found.
+    # Processes that multiprocessing spawned know it by the second name.
     module = sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
     # As the first module has them; `exec` alone would put their names there.
     module.__dict__.update(names, __builtins__=builtins)
@@ -148,14 +148,15 @@ def _execute(code: CodeType, names: dict[str, Any]) -> None:
 
 def _show_error(path: str | None, show: Any, kind: type[BaseException], error: BaseException,
                 trace: TracebackType | None) -> None:  # fmt: skip
-    """Show an error that ended the program, from the program's own lines on, as `python script.py` does; one of what it
-    needs before it begins, from there on.
+    """Show an error that ended the program, from the program's own lines on, as `python script.py` does.
+
+    An error of code that runs before the program begins is shown from that code on.
     """
     first = trace
     while first is not None and first.tb_frame.f_code.co_filename != path:
         first = first.tb_next
     if first is None:
-        # Shown whole where none of it is ours, as a program may show errors that it has caught elsewhere.
+        # If none of it is ours it is shown whole, as a program may show errors that it has caught elsewhere.
         first = ours = trace
         while ours is not None:
             if ours.tb_frame.f_code.co_filename == __file__:

@@ -1,4 +1,4 @@
-"""`pyg-direct warm`: compile ahead what programs compile at first use, for images and login nodes."""
+"""`pyg-direct warm`: compile ahead the code that programs compile at first use, for images and login nodes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def warm(
     jobs: Annotated[Optional[int], typer.Option(min=1, help="Processes that compile; by default one a core.")] = None,  # noqa: UP045
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
-    """Compile ahead what programs compile at first use, and keep it on disk: for images and login nodes.
+    """Compile ahead the code that programs compile at first use, and keep it on disk: for images and login nodes.
 
     Loops are compiled for this kind of CPU; for an image that others run, set NUMBA_CPU_NAME=generic here and there.
 

@@ -28,13 +28,13 @@ _PACKAGES = ("numba", "numba-cuda", "numba-cuda-mlir", "llvmlite", "numpy", "nvi
 
 
 def _find_folder(level: int, name: str) -> Path | zipfile.Path:
-    """A folder so many levels above this file, in the archive that the package is imported from where that is one."""
+    """Find the folder so many levels above this file; if the package is imported from an archive, it lies there."""
     folder, archive = Path(__file__).parents[level] / name, getattr(__spec__.loader, "archive", None)
     return folder if archive is None else zipfile.Path(archive, f"{folder.relative_to(archive).as_posix()}/")
 
 
 def source_folder() -> Path | zipfile.Path:
-    """Where `cuda_src/` lies: inside the installed package, or beside it in a checkout."""
+    """Find `cuda_src/`: inside the installed package, or beside it in a checkout."""
     inside = _find_folder(1, "cuda_src")
     return inside if inside.exists() else _find_folder(2, "cuda_src")
 
@@ -44,7 +44,7 @@ def read_sources(folder: Path | zipfile.Path, *endings: str) -> dict[str, bytes]
     found: dict[str, bytes] = {}
     for file in folder.iterdir() if folder.exists() else ():
         if file.name == "__pycache__":
-            # What Python makes of the sources, now or later.
+            # Python makes these of the sources, now or later.
             continue
         if file.is_dir():
             found |= {f"{file.name}/{name}": text for name, text in read_sources(file, *endings).items()}
@@ -55,7 +55,7 @@ def read_sources(folder: Path | zipfile.Path, *endings: str) -> dict[str, bytes]
 
 @functools.cache
 def source_digest() -> str:
-    """Tells one state of the kernels' sources from every other."""
+    """Digest of the kernels' sources, different for each state of them."""
     digest = hashlib.sha256()
     # A package may be shipped as bytecode alone.
     rooms = [read_sources(_find_folder(1, room), ".py", ".pyc") for room in ("compiler", "kernels")]
@@ -77,7 +77,7 @@ def cache_name() -> str:
 
 @functools.cache
 def cache_folder(kind: str) -> Path:
-    """Folder of compiled code; one that ends with the process where the usual one cannot be written."""
+    """Folder of compiled code; if the usual one cannot be written, one that ends with the process."""
     folder = cache_root() / cache_name() / kind
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,15 +88,15 @@ def cache_folder(kind: str) -> Path:
     from multiprocessing.util import Finalize
 
     folder = Path(tempfile.mkdtemp(prefix="pyg_direct"))
-    # Processes of multiprocessing end without `atexit`, and what was forked must leave the folder to its parent.
+    # Processes of multiprocessing end without `atexit`, and a forked process must leave the folder to its parent.
     Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=0)
     return folder
 
 
 def place_source(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """A function of the kernels as if it came from a copy of its file in the folder of what is compiled.
+    """A function of the kernels as if it came from a copy of its file in the folder of compiled code.
 
-    Numba tells functions apart by the path of their file: each environment with the same sources would compile them.
+    Numba distinguishes functions by the path of their file: each environment with the same sources would compile them.
     """
     source, room = Path(fn.__code__.co_filename), Path(__file__).parents[1] / "kernels"
     if not source.is_relative_to(room):
@@ -136,12 +136,12 @@ def _open_archive() -> zipfile.ZipFile | None:
         return None
     # In memory, since forked processes would share the place in an open file.
     archive = zipfile.ZipFile(io.BytesIO(ARCHIVE.read_bytes()))
-    # Sources that were edited since count, not what was compiled from them before.
+    # If sources were edited since, the code compiled from them before does not count.
     return archive if archive.comment.decode() == source_digest() else None
 
 
 def find_shipped(name: str) -> str | None:
-    """PTX by the name of its specialisation; None where the wheel has none that is current with the sources."""
+    """Find PTX by the name of its specialisation; None if the wheel has none that is current with the sources."""
     archive = _open_archive()
     return archive.read(name).decode() if archive is not None and name in archive.namelist() else None
 

@@ -114,7 +114,7 @@ _STEPS: dict[tuple[Any, ...], Any] = {}
 def lower_once(lower: Callable[..., Any], target: tuple[int, int]) -> Callable[..., Any]:
     """numba-cuda's typing and lowering of a kernel, done for `target` and given for every architecture in a row.
 
-    What NVVM makes code of is the same for all that are supported, but for the architecture in mangled names.
+    The input of NVVM is the same for all supported architectures, except for the architecture in mangled names.
     """
     # The last kernel alone, whose code takes much memory.
     kept = functools.lru_cache(maxsize=1)(functools.partial(lower, cc=target))
@@ -122,8 +122,9 @@ def lower_once(lower: Callable[..., Any], target: tuple[int, int]) -> Callable[.
 
 
 def compile_steps_once(compile: Callable[..., Any], target: tuple[int, int]) -> Callable[..., Any]:
-    """numba-cuda-mlir's `compile`, which makes machine code of a scalar step for every call of it, and of those that it
-    calls: once, and no further than a kernel takes it in.
+    """Let numba-cuda-mlir's `compile` make code of a scalar step once, and no further than a kernel takes it in.
+
+    Otherwise it makes machine code of the step, and of all steps that it calls, for every call.
     """
 
     def compile_once(dispatcher: Any, sig: Any, abi_info: Any = None, output: Any = None) -> Any:
@@ -171,11 +172,11 @@ _LOCK = threading.RLock()
 # A child has none of the threads that held it when it was forked.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: globals().update(_LOCK=threading.RLock()))
-# Of each thread: `is_alone`, whether its loops run on it alone.
+# Of each thread: `is_alone`, True if its loops run on it alone.
 _OWN = threading.local()
 _LOGGER = logging.getLogger(__name__)
 _FUNCTIONS: list[Callable[..., Any]] = []
-# Scalar steps, and what made them known to a compiler so far.
+# Scalar steps, and the functions that made them known to a compiler so far.
 _BODIES: dict[Callable[..., Any], set[Callable[..., Any]]] = {}
 # Copies of them that no compiler knows yet, for loops of the CPU alone.
 _INLINED: list[Callable[..., Any]] = []
@@ -212,7 +213,7 @@ def system_function(name: str, signature: str) -> Any:
 
 
 class _GpuCompiler(NamedTuple):
-    """What kernels and their compilation need of numba-cuda, or of the successor that takes the same kernels."""
+    """Parts of numba-cuda, or of the successor that takes the same kernels, that kernels and their compilation need."""
 
     cuda: Any
     types: Any
@@ -273,7 +274,7 @@ def _declare(function: DeviceFunction) -> Any:
     signature = _type("i4")(*map(_type, function.signature.split()))
     cuda, link = _gpu_compiler().cuda, []
     if COMPILER == "mlir":
-        # It also links what it compiles, to no end here, and wants all pieces for that: code for the oldest will do.
+        # It also links the compiled code, to no end here, and wants all pieces for that: code for the oldest will do.
         names = read_sources(source_folder(), ".cu")
         link = [cuda.LTOIR(compile_source(name[:-3], min(PTX_VERSIONS))) for name in names]
     return cuda.declare_device(function.name, signature, link=link)
@@ -292,7 +293,7 @@ def body(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inlined(fn: Callable[..., Any], **steps: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a body for CPU loops, with these steps for those of the same names.
+    """A copy of a body for CPU loops, with these steps in place of steps of the same names.
 
     It becomes part of each loop that calls it, however long it is; only such loops take vector instructions.
     """
@@ -390,7 +391,7 @@ def cpu_reduction(fn: Callable[..., Any]) -> CpuKernel:
 
 @contextlib.contextmanager
 def _compiling(name: str) -> Iterator[None]:
-    """Tell of a compilation, which takes long; not of code that is read from the disk."""
+    """Report a compilation, which takes long; reading code from the disk is not reported."""
     begin = time.perf_counter()
     with show_wait("compiling kernels, once for this machine", f": {name}"):
         yield
@@ -399,8 +400,10 @@ def _compiling(name: str) -> Iterator[None]:
 
 @functools.cache
 def _choose_threading_layer() -> None:
-    """Take OpenMP, whose threads wait for the next loop awake, unless the user chose a layer; where Numba's cannot be
-    loaded, the best of the others. Must run before Numba starts its threads; once, as each loop asks for it.
+    """Take OpenMP, whose threads wait for the next loop awake, unless the user chose a layer.
+
+    If Numba's OpenMP cannot be loaded, the best other layer is taken. This must run before Numba starts its threads;
+    it runs once, as each loop asks for it.
     """
     import numba
 
@@ -409,10 +412,10 @@ def _choose_threading_layer() -> None:
 
 
 def set_cpu_threads(count: int) -> int:
-    """Use `count` threads in CPU kernels that the calling thread runs; returns the number used before.
+    """Use `count` threads in CPU kernels that the calling thread runs, and return the number used before.
 
     Threads of the caller's that take 1 each run kernels at the same time. A process forked from one that has used
-    threads keeps to 1, where they are GNU OpenMP's.
+    threads keeps to 1, if they are GNU OpenMP's.
     """
     import numba
 
@@ -428,7 +431,7 @@ def get_cpu_threads() -> int:
 
 
 def run_alone(is_alone: bool) -> bool:
-    """Whether CPU kernels that the calling thread runs keep to it, whatever `set_cpu_threads` says; returns what was.
+    """Let CPU kernels of the calling thread run on it alone or not, despite `set_cpu_threads`; return the last setting.
 
     Numba's own number is read and set under locks, which takes longer than many a small loop.
     """
@@ -468,7 +471,7 @@ class GpuKernel(Declaration):
         """PTX that a compute capability runs: from the wheel, from the disk cache, or compiled now. Needs no GPU."""
         target = nearest_target(compute_capability)
         if not self.fn.__module__.startswith(_PACKAGE):
-            # What is kept is told apart by the sources of the package, and by name.
+            # Kept code is found by the sources of the package, and by name.
             return GpuCode(stamp_version(self.compile_ptx(target, choice), target))
         name = self.file_name(target, choice)
         ptx = find_shipped(name)
@@ -520,14 +523,14 @@ def gpu_kernel(signature: str, *, sources: Sequence[str] = (), resident_blocks: 
     """Declare a GPU grid; see `GpuKernel` for the signature.
 
     `sources` names the files of `cuda_src/` it calls; `resident_blocks` makes the compiler keep to as few registers
-    as let that many blocks run on a multiprocessor at once; `threads` is the size of its blocks where not `THREADS`.
+    as let that many blocks run on a multiprocessor at once; `threads` is the size of its blocks if not `THREADS`.
     """
     return lambda fn: GpuKernel(fn, signature, variants, sources, resident_blocks, threads)
 
 
 @contextlib.contextmanager
 def _pretend_device(compute_capability: tuple[int, int]) -> Iterator[None]:
-    """Let the compiler take this capability for that of a device, with or without a driver."""
+    """Let the compiler take this capability for the capability of a device, with or without a driver."""
     if COMPILER == "mlir":
         from numba_cuda_mlir import tools
         from numba_cuda_mlir.descriptor import MLIRDispatcher

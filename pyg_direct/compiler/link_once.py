@@ -1,8 +1,8 @@
 """Machine code of a CPU loop made once, for the loop alone.
 
-Numba optimizes each scalar step on its own and makes machine code of it, although every loop takes the step in and is
-optimized as a whole. It also compiles a step anew for each caller with other options, and writes wrappers for callers
-from C and Python. Without that a cold start takes less than half the time.
+Numba optimizes each scalar step on its own and makes machine code of it. This is unused, because every loop takes the
+step in and is optimized as a whole. Numba also compiles a step anew for each caller with other options, and writes
+wrappers for callers from C and Python. Without this work a cold start takes less than half the time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def replaced(where: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def linked_once(name: str) -> Iterator[None]:
-    """Let Numba make machine code of the loop `name` only; what it calls is linked into it unoptimized.
+    """Let Numba make machine code of the loop `name` only; its callees are linked into it unoptimized.
 
     Other threads that compile wait meanwhile. A Numba that lacks one of the replaced functions compiles as it does.
     """
@@ -75,7 +75,7 @@ def _without_collections() -> Iterator[None]:
 
 
 class _Pieces:
-    """Libraries of code that a loop takes in, and what Numba does with them while the loop is compiled.
+    """Libraries of code that a loop takes in, and the steps of Numba with them while the loop is compiled.
 
     Args:
         name: Of the loop, whose library is no piece.
@@ -94,7 +94,7 @@ class _Pieces:
         self.environments: list[tuple[str, Any]] = []
 
     def finalize(self, library: Any) -> None:
-        """Link a piece with what it calls, which is all that another library needs of it."""
+        """Link a piece with its callees, which is all that another library needs of it."""
         if library.name == self.name:
             self.real_finalize(library)
             return
@@ -116,7 +116,7 @@ class _Pieces:
         return 0 if library in self.pieces else int(self.real_pointer(library, name))
 
     def set_env(self, codegen: Any, name: str, environment: Any) -> None:
-        """Note where a step's Python objects are: the loop's machine code has a place for it once it is made."""
+        """Note the address of a step's Python objects: the loop's machine code has a place for it once it is made."""
         self.environments.append((name, environment))
         left = []
         for name, environment in self.environments:
@@ -127,7 +127,7 @@ class _Pieces:
         self.environments = left
 
     def create_cpython_wrapper(self, lower: Any, release_gil: bool = False) -> None:
-        """Write what Python calls, of the loop."""
+        """Write the wrapper that Python calls, for the loop alone."""
         if lower.library.name == self.name:
             self.real_wrapper(lower, release_gil=release_gil)
 

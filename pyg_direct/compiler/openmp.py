@@ -13,15 +13,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-# Rounds of waiting awake, a tenth of a millisecond: most loops of a batch follow sooner. The ten milliseconds
-# that GNU OpenMP takes by itself are missing to whatever else runs on the same cores.
+# Rounds of waiting awake, a tenth of a millisecond: most loops of a batch follow sooner. GNU OpenMP's own ten
+# milliseconds would be lost to all other programs on the same cores.
 _ROUNDS = "3000"
 _is_orphaned = False
 
 
 def load() -> bool:
-    """Load Numba's OpenMP layer with the library behind it; False where either is missing."""
-    # The library reads its settings from the environment while it is loaded; those of the user go first.
+    """Load Numba's OpenMP layer with the library behind it; False if either is missing."""
+    # The library reads its settings from the environment while it is loaded; settings of the user go first.
     is_set = bool({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ))
     if not is_set:
         os.environ["GOMP_SPINCOUNT"] = _ROUNDS
@@ -38,8 +38,9 @@ def load() -> bool:
 
 @contextlib.contextmanager
 def _bound_to_its_own() -> Iterator[None]:
-    """Libraries loaded here find the library that they name, rather than the copy that torch brings, whose threads wait
-    awake for as long as the environment told when torch was imported.
+    """Let libraries loaded here find the library that they name, rather than the copy that torch brings.
+
+    Threads of that copy wait awake for as long as the environment said when torch was imported.
     """
     if not hasattr(os, "RTLD_DEEPBIND"):
         yield
@@ -53,7 +54,7 @@ def _bound_to_its_own() -> Iterator[None]:
 
 
 def is_orphaned() -> bool:
-    """Whether this process was forked from one whose threads of OpenMP it does not have."""
+    """Report whether this process was forked from one whose threads of OpenMP it does not have."""
     return _is_orphaned
 
 
@@ -69,8 +70,8 @@ def _note_fork() -> None:
 def _renew_locks() -> None:
     """Give a child the locks of its own under which Numba starts its threads.
 
-    Those of processes that were forked from one are a semaphore of all of them. One that is killed while it starts
-    threads would hold it for ever.
+    Processes that were forked from one share a semaphore as their lock. If one is killed while it starts threads, it
+    would hold the semaphore for ever.
     """
     parallel: Any = sys.modules.get("numba.np.ufunc.parallel")
     if parallel is not None and hasattr(parallel, "_backend_init_process_lock"):

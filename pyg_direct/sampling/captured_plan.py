@@ -4,9 +4,9 @@ Counts stay on the device, and writes are checked against the capacity. A batch 
 It is sampled again, under the same key, by a larger plan. So a result never depends on the capacity. Two batches may
 run at once, so that the GPU samples the next one while the host reads the sizes of the last.
 
-`CapturedPlan` keeps the slots of batches, and captures and replays their graphs. What is captured, and how a batch
-leaves, is told by a plan derived from it. One budget of GPU memory serves the plans of a process: the least recently
-used plan gives its buffers back (`make_room`).
+`CapturedPlan` keeps the slots of batches, and captures and replays their graphs. A plan derived from it gives the
+kernels to capture and the way out of a batch. One budget of GPU memory serves the plans of a process: the least
+recently used plan gives its buffers back (`make_room`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Slot:
             self._exported_on = stream.cuda_stream
 
     def __del__(self, suppress: Any = contextlib.suppress) -> None:
-        # Names are given: as the interpreter ends, those of modules are gone before objects are.
+        # Names are given: as the interpreter ends, names of modules are gone before objects are.
         # The graph reads and writes page-locked memory that the allocator would hand on at once: a batch that nobody
         # waited for must be over first.
         for event in (getattr(self, "sized", None), getattr(self, "exported", None)):
@@ -149,14 +149,14 @@ class Pending:
     """A batch on its way: enqueued, its sizes not yet read.
 
     Attributes:
-        seeds: What it is sampled around, in the form of its plan.
-        key: What it is drawn under, in the form of its plan.
+        seeds: Seeds to sample around, in the form of its plan.
+        key: Key of its draws, in the form of its plan.
         stream: The stream that it was enqueued on; None on a CPU.
     """
 
     def __init__(self, plan: CapturedPlan, seeds: Any, key: Any) -> None:
         self._plan, self.seeds, self.key = plan, seeds, key
-        # Whoever finishes it, it is read on the stream it was enqueued on: there its user expects the result, if
+        # Any thread may finish it, and reads it on the stream it was enqueued on: there its user expects the result, if
         # nothing else is set here.
         device = plan.topology.device
         self.stream = None if device.type == "cpu" else current_stream(device.index)
@@ -219,7 +219,7 @@ class PendingList:
 
 
 class PendingOutput:
-    """What is made of a result on its way once that is there.
+    """Output made of a result on its way, once this result is there.
 
     Args:
         pending: The result.
@@ -231,7 +231,7 @@ class PendingOutput:
 
     @property
     def stream(self) -> Any:
-        """The stream that `finish` is called on; None where nothing is waited for."""
+        """The stream that `finish` is called on; None if nothing is waited for."""
         return self._pending.stream
 
     @stream.setter
@@ -244,15 +244,16 @@ class PendingOutput:
 
 
 def is_on_its_way(pending: Any) -> bool:
-    """Report whether what `finish` of an object gives is still being sampled by a GPU."""
+    """Report whether a GPU is still sampling the result of `finish` of an object."""
     return isinstance(pending, (Pending, PendingOutput)) and pending.stream is not None
 
 
 class CapturedPlan:
     """Samples batches on one GPU. Two may be on their way at a time: a third one finishes the first.
 
-    A derived plan says which slot a batch needs (`_find_capacity`, `_has_room`), allocates it (`_allocate_slot`),
-    enqueues the kernels of a batch (`_enqueue`), writes its seeds (`_write_inbox`) and reads it (`_read_slot`).
+    A derived plan finds the slot that a batch needs (`_find_capacity`, `_has_room`) and allocates it
+    (`_allocate_slot`). It enqueues the kernels of a batch (`_enqueue`), writes its seeds (`_write_inbox`) and reads it
+    (`_read_slot`).
     """
 
     topology: Any
@@ -424,15 +425,15 @@ class CapturedPlan:
         raise NotImplementedError
 
     def _write_inbox(self, slot: Any, pending: Pending) -> None:
-        """Write key and seeds of a batch where the kernels read them."""
+        """Write key and seeds of a batch to the words that the kernels read."""
         raise NotImplementedError
 
     def _enqueue(self, slot: Any, stream: int) -> None:
-        """All kernels of a batch, in order; this is what is captured."""
+        """Enqueue all kernels of a batch, in order; the plan captures them."""
         raise NotImplementedError
 
     def _find_larger(self, slot: Any, pending: Pending) -> Any:
-        """The capacity that a batch needs which did not fit its slot; None for one that did.
+        """Find the capacity for a batch that did not fit its slot; return None if the batch did fit.
 
         Raises:
             IdError: a seed lies outside the graph.

@@ -52,14 +52,15 @@ class GraphSageSampler:
     Args:
         csr_topo: The graph.
         sizes: Fanout of each layer, seeds outwards; -1 takes all neighbors.
-        device: The device that samples and that results are on; None is the current GPU if there is one, else the
-            CPU.
-        mode: `GPU` (topology in GPU memory), `UVA` (topology in unified host memory, read by the GPU), `CPU`, or
-            `auto`: GPU memory if the topology fits half of what is free, else host memory; the CPU without a GPU.
+        device: The device that samples and that results are on; None is the current GPU if there is one, otherwise
+            the CPU.
+        mode: `GPU` (topology in GPU memory), `UVA` (topology in unified host memory, read by the GPU), `CPU` or `auto`.
+            With `auto`, if the topology fits half of the free GPU memory, it goes there, and otherwise to host memory.
+            Without a GPU `auto` is `CPU`.
         seed: Seed of all draws: the n-th call of two samplers with one seed gives equal batches on any device. With
             None each call draws one number from torch's generator, and follows from it.
-        topology_cache: With the topology on the host: GPU memory for the rows that save the most reads, in bytes, as
-            `"2G"`, as a share of the edges such as `"20%"`, or `"auto"`.
+        topology_cache: With the topology on the host: GPU memory for the rows that save the most reads. A number of
+            bytes, a size such as `"2G"`, a share of the edges such as `"20%"`, or `"auto"`.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
@@ -188,8 +189,8 @@ class GraphSageSampler:
     def sample_prob(self, train_idx: Tensor, total_node_count: int) -> Tensor:
         """Chance of each node to be met in a sample around all of `train_idx`, float32 `[N]`.
 
-        A node is met unless none of the rows that list it picks it, rows taken as independent: the estimate that
-        Quiver ranks its caches by.
+        A node is met if one of the rows that list it picks it; rows count as independent. Quiver ranks its caches by
+        this estimate.
 
         Args:
             train_idx: Seeds, int32 or int64 `[S]`, on any device.
@@ -221,7 +222,7 @@ class GraphSageSampler:
         return prob.float()
 
     def share_ipc(self) -> tuple[CSRTopo, list[int], str]:
-        """What another process needs to build this sampler: (topology in shared memory, sizes, mode)."""
+        """Return the parts to build this sampler in another process: (topology in shared memory, sizes, mode)."""
         return self.csr_topo.share_memory_(), self.sizes, self.mode
 
     @classmethod
@@ -229,7 +230,7 @@ class GraphSageSampler:
         """The sampler of `share_ipc` in this process.
 
         Args:
-            ipc_handle: What `share_ipc` returned: (topology, sizes, mode).
+            ipc_handle: Result of `share_ipc`: (topology, sizes, mode).
 
         Raises:
             DeviceError: its mode needs a GPU, and this process sees none.
@@ -248,8 +249,8 @@ class GraphSageSampler:
         self.__dict__.update(state)
 
     def __getattr__(self, name: str) -> Any:
-        # A sampler that was sent opens when it is first used, on the current GPU where nobody chose one: by then
-        # its process has chosen that.
+        # A sampler that was sent opens at its first use. If no GPU was named, it takes the current one, which its
+        # process has chosen by then.
         if name in ("_plan", "_topology") and "_chooses_device" in self.__dict__:
             if self._chooses_device:
                 self.device = resolve_device("cuda" if self.mode in ("GPU", "UVA") else None)

@@ -56,7 +56,7 @@ from pyg_direct.sampling.seeds import Request, list_seeds, name_seed
 
 # Nodes up to which every hop reads the whole bitmap: flags would cost more than they save.
 _SCAN_NODES = 1 << 27
-# Edges up to which a slot is made for the worst case at once; above, it grows with what batches need.
+# Edges up to which a slot is made for the worst case at once; above, it grows with the needs of batches.
 _WORST_CASE_EDGES = 1 << 21
 _FIRST_EDGES = 64 if SIMULATED else 1 << 19
 _MAX_EDGES = 2**31 - 1
@@ -71,7 +71,7 @@ class Scratch(captured_plan.Scratch):
     """Memory by the number of nodes of all types, used by one batch after the other.
 
     Attributes:
-        seen, fresh: Bitmaps, uint32 `[W]`, empty between batches; `[0]` where trees are told apart.
+        seen, fresh: Bitmaps, uint32 `[W]`, empty between batches; `[0]` if trees are told apart.
         place_of_id: Positions of nodes, int32 `[N]`; `[0]` with trees, or if it would be too large.
         ranks: In the latter case, number of a batch's nodes in lower words, int32 `[W]`; otherwise `[0]`.
         touched: A flag, uint8, for each group of words of `fresh`; `[0]` for few nodes, all of whose groups are read.
@@ -184,7 +184,7 @@ class Slot(captured_plan.Slot):
         self.draws, self.sources, self.ids, self.targets = reserve(4, edges).unbind()
         self.repeats = reserve(edges, dtype=torch.uint8)
         self.scores = reserve(edges if plan.is_weighted else 0, dtype=torch.float64)
-        # Of the buckets; empty where trees are not told apart.
+        # Of the buckets; empty if trees are not told apart.
         num_buckets, listed = (classes << layout.bucket_step, edges) if plan.disjoint else (0, 0)
         self.first_trees = reserve(classes)
         self.bucket_counts = torch.zeros(num_buckets, dtype=torch.int32, device=device)
@@ -200,7 +200,7 @@ class HeteroGpuPlan(CapturedPlan):
         topology: The graph.
         fanouts: Fanouts by hop and relation, int64 `[H, R]`.
         rules: How edges are chosen.
-        rows: Rows of the topology, with what the rules need.
+        rows: Rows of the topology, with the arrays that the rules need.
         flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
         disjoint: Whether trees are told apart.
         repeats: Whether nodes may stand several times among the seeds, which then are the different ones, ascending.
@@ -266,7 +266,7 @@ class HeteroGpuPlan(CapturedPlan):
         return self._submit(pending)
 
     def lay_out(self, capacity: Capacity) -> Layout:
-        """Where the parts of an identity stand."""
+        """Find the places of the parts of an identity."""
         if not self.disjoint:
             return Layout(0, 0, 0)
         tree_shift = max(self.topology.topo.num_nodes.values(), default=0).bit_length()
@@ -317,12 +317,12 @@ class HeteroGpuPlan(CapturedPlan):
                     and self._count_trees(listed.counts, num_batches) <= slot.capacity.trees)  # fmt: skip
 
     def _count_trees(self, counts: np.ndarray, num_batches: int) -> int:
-        """The most trees of a batch; 1 where they are not told apart."""
+        """Count the most trees of a batch; 1 if they are not told apart."""
         return int(counts.reshape(num_batches, -1).sum(1).max()) if self.disjoint else 1
 
     def _find_capacity(self, before: Slot | None, pending: Pending) -> Capacity:
         listed, excluded, num_batches = pending.seeds
-        # Of most pairs an edge or none; of parallel edges more, which a batch tells.
+        # Most pairs have an edge or none; if edges are parallel, a batch shows how many more.
         num_seeds, num_excluded = listed.numel(), 0 if excluded is None else excluded.keys.numel()
         num_trees = self._count_trees(listed.counts, num_batches)
         if before is not None:
@@ -344,7 +344,7 @@ class HeteroGpuPlan(CapturedPlan):
 
     def _count_slot_bytes(self, capacity: Capacity) -> int:
         seeds, edges, items, *_ = capacity
-        # Nodes, trees and what buckets need; as many nodes as edges.
+        # Nodes, trees and the arrays of buckets; as many nodes as edges.
         own_bytes = 28 if self.disjoint else 8
         bucket_bytes = (12 + 8 * self.num_hops) * (self.num_classes << self.lay_out(capacity).bucket_step)
         return edges * (33 + own_bytes + 8 * self.is_weighted) + 32 * items + 64 * seeds + bucket_bytes
@@ -390,7 +390,7 @@ class HeteroGpuPlan(CapturedPlan):
         topo, rows, scratch, layout = self.topology.topo, self.rows, self._scratch, slot.layout
         hops, batches, types = self.num_hops, self.num_batches, len(topo.node_types)
         load_grid = grid_for(slot.capacity.seeds, slot.state)
-        # Where the buckets of each hop begin among its nodes; empty without buckets.
+        # Starts of the buckets of each hop among its nodes; empty without buckets.
         starts_of = [slot.bucket_starts[:0] if not self.disjoint or hop < 0 else slot.new_starts[hop]
                      for hop in range(-1, hops)]  # fmt: skip
 
@@ -508,7 +508,7 @@ class HeteroGpuPlan(CapturedPlan):
         return s.seen, s.ranks, places
 
     def _number_by_table(self, hop: int, seen: Tensor, state: Tensor, nodes: Tensor, stream: int) -> None:
-        """Append the ids marked fresh that were not seen to `nodes`, as those of the hop after `hop` of `state`."""
+        """Append the ids marked fresh that were not seen to `nodes`, as nodes of the hop after `hop` of `state`."""
         s = self._scratch
         full, words = s.block_sums.numel(), seen.numel()
         grid, quads = max(1, min(full, -(-words // THREADS))), int(words > _FEW_WORDS * THREADS * full)
@@ -534,7 +534,7 @@ class HeteroGpuPlan(CapturedPlan):
                 slot.found, new_starts[hop], slot.totals, slot.nodes, slot.trees, stream=stream)  # fmt: skip
 
     def _scan_buckets(self, slot: Slot, hop: int, is_new: int, starts: Tensor, stream: int) -> None:
-        """Turn the counts of the buckets into where each begins."""
+        """Turn the counts of the buckets into their starts."""
         counts, sums = slot.bucket_counts, self._scratch.block_sums
         grid = max(1, min(sums.numel(), -(-counts.numel() // THREADS)))
         run_gpu(sorted_buckets.sum_buckets_gpu, grid, counts, sums, stream=stream)
@@ -576,7 +576,7 @@ class HeteroGpuPlan(CapturedPlan):
 
 def _find_worst_case(topo: HeteroTopo, fanouts: np.ndarray, counts: np.ndarray, copies: int | None
                      ) -> tuple[int, int] | None:  # fmt: skip
-    """Upper bounds of the edges of a batch, and of the items of a hop; None where a fanout takes all neighbors.
+    """Upper bounds of the edges of a batch, and of the items of a hop; None if a fanout takes all neighbors.
 
     Args:
         topo: The graph.

@@ -2,7 +2,7 @@
 
 A hop is one work list over all relations (`kernels/sampling/worklist.py`), so the number of kernels does not grow
 with the number of relations. On a GPU a captured plan (`hetero_gpu.py`) lists it on the device. On a CPU, and for
-graphs in parts, `list_work` makes the list from the numbers of nodes to expand, for which the host waits once a hop.
+graphs in parts, `list_work` makes the list from the numbers of nodes to expand. The host waits for these once a hop.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ from pyg_direct.sampling.seeds import Request, Seeds, read_group
 
 
 class Layout(Protocol):
-    """Where the rows of a graph stand; what a work list reads of a `HeteroTopo`.
+    """Places of the rows of a graph: the part of a `HeteroTopo` that a work list reads.
 
     Attributes:
         expanded, reached: Numbers of the types that each relation expands and leads to, int64 `[R]`.
-        row_starts, edge_starts: Where the rows and the edges of each relation begin, int64 `[R + 1]`.
-        type_starts: Where each type begins in the id space, and the end of the last, int64 `[T + 1]`.
+        row_starts, edge_starts: First row and first edge of each relation, and the ends, int64 `[R + 1]`.
+        type_starts: Start of each type in the id space, and the end of the last, int64 `[T + 1]`.
     """
 
     expanded: np.ndarray
@@ -94,7 +94,7 @@ def list_work(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.n
         fanouts: Fanout of each relation, int64 `[R]`.
         counts: Nodes of each type, int64 `[T]`.
         known: Local id of the first of them, int64 `[T]`.
-        bases: Where each type begins among the identities, int64 `[T]` at least.
+        bases: Start of each type among the identities, int64 `[T]` at least.
         key: Unsigned 64-bit key of the batch.
     """
     return list_works(topo, flags, fanouts, counts[None], known[None], bases, np.array([key], np.uint64))
@@ -135,9 +135,9 @@ class _Hop(NamedTuple):
 
     Attributes:
         rows: Ids within the types, int64 `[M]`.
-        trees: Trees within the batches, int64 `[M]`; empty where not told apart.
+        trees: Trees within the batches, int64 `[M]`; empty if not told apart.
         counts: Number of each type of each batch, int64 `[G * T]`.
-        times: Those of the seeds, int64: of each node `[M]`, or of each tree where there is one batch; `[M, 2]` where
+        times: Times of the seeds, int64: one for each node, `[M]`, or for one batch one for each tree. `[M, 2]` if
             each seed has two.
     """
 
@@ -148,7 +148,7 @@ class _Hop(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """Relations with items in a hop (batch * R + relation), the work list, and that on the device where it is there."""
+    """Relations with items in a hop (batch * R + relation), the work list, and the list on the device, if any."""
 
     relations: np.ndarray
     work: np.ndarray
@@ -176,7 +176,7 @@ class GeneralPlan:
 
     # Whether all rows are here, so that kernels alone find the way from hop to hop.
     _picks_here = True
-    # Whether samples in both directions hold what they were made from.
+    # Whether samples in both directions hold the edges they were made from.
     _keeps_sampled = False
 
     def __init__(self, topology: PlacedHetero, recipe: GeneralRecipe) -> None:
@@ -211,7 +211,7 @@ class GeneralPlan:
         """The batch of `seeds` under `key`.
 
         Args:
-            seeds: int64 or int32 ids within their types, by type; a tensor where there is one type.
+            seeds: int64 or int32 ids within their types, by type; a tensor if there is one type.
             key: Unsigned 64-bit key of its draws.
             seed_time: A time for each seed, integers, in the form of `seeds`; by default the times of the seeds
                 themselves. Two for each, `[B, 2]`, if the recipe says so. Without effect on a graph without times.
@@ -228,7 +228,7 @@ class GeneralPlan:
 
     def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
-        """Several batches in as many steps as one: what `sample` gives for each (seeds, seed_time) under its key.
+        """Sample several batches in as many steps as one: for each request the result of `sample` under its key.
 
         Args:
             requests: At least one.
@@ -247,7 +247,7 @@ class GeneralPlan:
     def submit_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
                         ) -> PendingOutput | Finished:  # fmt: skip
-        """Start to sample several batches; `finish()` of what is returned gives what `sample_together` does.
+        """Start to sample several batches; `finish()` of the returned object gives the result of `sample_together`.
 
         Args:
             requests, keys, excluded: As of `sample_together`.
@@ -348,8 +348,8 @@ class GeneralPlan:
         return _Work(*list_works(self.topology.topo, flags, self._fanouts[hop], counts, known, bases, keys), None)
 
     def _list_trees(self, start: Seeds, counts: np.ndarray) -> np.ndarray:
-        """Where the trees of each batch begin, and how many nodes of a hop are its, int64 `[2 G]`; empty where times
-        are found by tree."""
+        """List the first tree of each batch, and its number of nodes of a hop, int64 `[2 G]`; empty if times are found
+        by tree."""
         num_batches = len(start.first_trees)
         if num_batches == 1 or not self.topology.topo.is_temporal:
             return counts[:0]
@@ -367,7 +367,7 @@ class GeneralPlan:
             words = np.array(torch.cat([picked.ends, new_counts]).tolist(), dtype=np.int64)
             ends, of_type = words[: len(relations) + 1], words[len(relations) + 2 :]
             total = int(ends[-1])
-            # What this hop still needs travels with the work list of the next.
+            # The arrays that this hop still needs travel with the work list of the next.
             listed = self._list_work(hop + 1, of_type, known, start, keys)
             is_last = hop + 1 == len(self._fanouts)
             parts = [numbering.list_places(of_type), listed.work,
@@ -378,7 +378,7 @@ class GeneralPlan:
             rows, trees, sources = numbering.settle(total, of_type, places)
             edges.append(_Edges(sources, picked.targets[:total], picked.ids[:total],
                                 self._by_relation(relations, np.diff(ends), len(keys))))  # fmt: skip
-            # Nobody asks for the times of the last.
+            # The times of the last hop are unused.
             hops.append(_Hop(rows, trees, of_type, start.times if is_last else _find_times(start, trees, of_batches)))
         samples = self._collect(hops, edges, len(keys))
         if self.recipe.subgraph_type == "induced":
@@ -463,7 +463,7 @@ def _list_different(seeds: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, 
 
 
 def _list_places(counts: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """Where the items of each hop and type stand when they are kept by type, hop after hop, int64 `[H, T]`.
+    """List the places of the items of each hop and type, kept by type and hop after hop, int64 `[H, T]`.
 
     Args:
         counts: Items by hop and type, int64 `[H, T]`.
@@ -473,7 +473,7 @@ def _list_places(counts: np.ndarray, room: np.ndarray) -> np.ndarray:
 
 
 def _find_times(start: Seeds, trees: Tensor, of_batches: Tensor) -> Tensor:
-    """Times of the seeds of nodes in these trees; of each tree where `of_batches` is empty (see `_list_trees`)."""
+    """Times of the seeds of nodes in these trees; of each tree if `of_batches` is empty (see `_list_trees`)."""
     if of_batches.numel() == 0:
         return start.times
     first, counts = of_batches.view(2, -1)
@@ -482,7 +482,7 @@ def _find_times(start: Seeds, trees: Tensor, of_batches: Tensor) -> Tensor:
 
 
 def _expect_edges(topo: HeteroTopo, fanouts: np.ndarray) -> int:
-    """Edges of a batch for each of its seeds, where every node has as many neighbors as are asked for."""
+    """Count the edges of a batch for each of its seeds, if every node has as many neighbors as its fanout."""
     num_rows = np.maximum(np.diff(topo.row_starts), 1)
     mean_degrees = -(-np.diff(topo.edge_starts) // num_rows)
     frontier, edges = 1, 0

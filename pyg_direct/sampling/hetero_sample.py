@@ -19,17 +19,17 @@ class GeneralSample:
     """A sampled batch, by node type and relation.
 
     Attributes:
-        node: Ids of the nodes within their type, int64 `[M]`: seeds in the order given, then hop after hop, ascending
-            within a hop (by tree first, where trees are disjoint).
+        node: Ids of the nodes within their type, int64 `[M]`: seeds in the order given, then hop after hop. Ids ascend
+            within a hop; if trees are disjoint, within a tree of a hop.
         edge_index: Local ids of sources and targets, int64 `[2, E']`: hop after hop, sorted by the node expanded.
-        edge: Edge ids within the relation, int64 `[E']`; None where edges were merged with reverse ones of another
+        edge: Edge ids within the relation, int64 `[E']`; None if edges were merged with reverse ones of another
             relation.
         batch: Number of the seed whose tree a node belongs to, int64 `[M]`; None unless disjoint. Seeds of several
             types are numbered one type after the other, in the order given.
         num_sampled_nodes: Seeds, and new nodes of each hop; None for subgraphs that have no hops.
         num_sampled_edges: Edges of each hop; None likewise.
-        memory: The tensors whose memory those of all types and relations share; empty where each has its own.
-        sampled: What edges that kept their ids in both directions were made from, of a graph in parts; else None.
+        memory: Tensors that own the memory of all types and relations; empty if each tensor has its own.
+        sampled: Of a graph in parts: the sampled edges, if edges keep their ids in both directions; otherwise None.
         max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
         num_seeds: Nodes of each type that are seeds, the first ones.
     """
@@ -59,9 +59,9 @@ class GeneralSample:
         """Every edge in both directions, once each, sorted by target, then source, as PyG makes it.
 
         A relation (a, r, b) meets its reverse (b, rev_r, a); without one, a relation from a type to itself is its own
-        reverse; else the only relation from b to a is. Ids of merged edges are dropped, or (`keep_ids`, for a graph of
-        one relation) an edge sampled in both directions, or several times, keeps the first. With `keep_sampled` it
-        holds this one too.
+        reverse; otherwise the only relation from b to a is. Ids of merged edges are dropped. With `keep_ids`, for a
+        graph of one relation, an edge sampled several times, or in both directions, keeps its first id. With
+        `keep_sampled` the sample holds the sampled edges too.
         """
         row, col, edge = self.row, self.col, dict(self.edge)
         sources, targets = dict(row), dict(col)
@@ -86,7 +86,7 @@ class GeneralSample:
 
 
 def find_partner(edge_type: EdgeType, edge_types: Sequence[EdgeType]) -> EdgeType | None:
-    """Return the relation whose edges stand beside those of another in both directions; None where none is known, or
+    """Return the relation whose edges stand beside those of another in both directions; None if none is known, or
     the other is named `rev_...`, which others find.
     """
     source, name, target = edge_type
@@ -102,7 +102,7 @@ def find_partner(edge_type: EdgeType, edge_types: Sequence[EdgeType]) -> EdgeTyp
 
 
 def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct edges by target, then source; and where each stands first."""
+    """Distinct edges by target, then source; and the first place of each."""
     if not row.numel():
         return row, col, row
     order = row.sort(stable=True).indices
@@ -120,9 +120,9 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
 
     Args:
         topo: The graph.
-        outputs: Nodes, batch after batch and type after type, int64 `[M]`, and then their trees where trees are told
+        outputs: Nodes, batch after batch and type after type, int64 `[M]`, and then their trees if trees are told
             apart; pairs of ends, batch after batch and relation after relation, sources and then targets, with room
-            for one where there is none; ids of edges likewise, int64 `[E']`.
+            for one if there is none; ids of edges likewise, int64 `[E']`.
         node_counts: Nodes of each hop, int64 `[H + 1, G * T]`.
         num_edges: Edges of each hop, int64 `[H, G * R]`.
         num_batches: Batches, G.
@@ -137,7 +137,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     sizes, edge_sizes = by_type.tolist(), by_relation.tolist()
     parts = split_parts(nodes, sizes * 2 if disjoint else sizes)
     id_parts = split_parts(edge_ids, edge_sizes)
-    # Those of pairs without edges begin at a place of their own too.
+    # Edge ids of pairs without edges begin at a place of their own too.
     pairs_of = [part.view(2, -1) if size else part.as_strided((2, 0), (1, 1))
                 for part, size in zip(split_parts(ends, pair_sizes.tolist()), edge_sizes, strict=True)]  # fmt: skip
     sampled_nodes, sampled_edges, first_counts = node_counts.T.tolist(), num_edges.T.tolist(), node_counts[0].tolist()

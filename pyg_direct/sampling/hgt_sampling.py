@@ -4,8 +4,8 @@ Every node sampled adds, for each relation, 1 / (number of its neighbors) to the
 nodes of each type with chances in proportion to the squares of their budgets, without replacement
 (Efraimidis-Spirakis). Budgets are sums of fixed-point numbers, so that the order of adding does not matter.
 
-On a GPU a batch is a captured graph like those of `hetero_gpu.py`: a layer is a hop whose new nodes are chosen among
-the neighbors that it and the layers before it met. On a CPU layers follow one another in loops.
+On a GPU a batch is a captured graph, as in `hetero_gpu.py`. A layer is a hop; its new nodes are chosen among the
+neighbors that this layer and earlier ones met. On a CPU layers follow one another in loops.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Budget:
         self._shares[self._slots[: self._count]] = shares
 
     def add(self, edges: _Edges) -> None:
-        """Add what nodes of a layer bring to their neighbors that are not in the batch."""
+        """Add the shares of nodes of a layer to the budgets of their neighbors that are not in the batch."""
         self._make_room(edges.sources.numel())
         self._count = run_cpu(kernels.add_shares_cpu, edges.sources, edges.targets, edges.ends, kernels.ONE,
                               *self._filled())  # fmt: skip
@@ -98,7 +98,7 @@ class _Budget:
                 last = np.partition(scores[own], most - 1)[most - 1]
                 own = own[scores[own] <= last]
                 if len(own) > most:
-                    # Of those with the last score the first by id.
+                    # Of the nodes with the last score, the first by id.
                     own = own[np.lexsort((ids[own], scores[own]))[:most]]
             taken.append(np.sort(ids[own[:most]]))
         chosen = np.concatenate([ids[:0], *taken])
@@ -109,7 +109,7 @@ class _Budget:
         """Keep edges among the nodes of the batch: (place of the source, of the target, edge id; number by relation).
 
         Args:
-            nodes: All nodes of the batch in the id space, and `places` where each stands within its type.
+            nodes: All nodes of the batch in the id space, and `places` the position of each within its type.
             edges: Edges into them.
         """
         found, kept = torch.empty(3, edges.sources.numel(), dtype=torch.int64), np.empty(len(edges.relations), np.int64)
@@ -203,7 +203,7 @@ class HgtPlan:
     """Samples batches from a placed `HeteroTopo`, layer by layer.
 
     Args:
-        topology: Where to sample.
+        topology: The graph.
         num_samples: Nodes of each type in each layer; types may be missing, which are then not sampled.
         most_neighbors: Neighbors of a node and relation that are looked at, -1 for all; of more, as many are drawn.
 
@@ -233,10 +233,10 @@ class HgtPlan:
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> GeneralSample:
         """The batch of `seeds` under `key`: nodes of each type, seeds first, then layer after layer.
 
-        Its edges are those among the nodes, of each node and relation at most `most_neighbors` looked at.
+        Its edges are all edges among the nodes; of each node and relation at most `most_neighbors` are looked at.
 
         Args:
-            seeds: int64 or int32 ids within their types, by type; a tensor where there is one type.
+            seeds: int64 or int32 ids within their types, by type; a tensor if there is one type.
             key: Unsigned 64-bit key of its draws.
 
         Raises:
@@ -246,7 +246,7 @@ class HgtPlan:
         return sample
 
     def submit(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> PendingOutput | Finished:
-        """Start to sample a batch; `finish()` of what is returned gives what `sample` does.
+        """Start to sample a batch; `finish()` of the returned object gives the result of `sample`.
 
         Args:
             seeds, key: As of `sample`.

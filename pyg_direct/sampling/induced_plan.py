@@ -67,7 +67,7 @@ class PendingInduced:
         """Wait for the sizes and write the subgraph, on torch's current stream.
 
         Returns:
-            Its nodes in the order given, or ascending where that was asked for; edges in the order of the rows.
+            Its nodes in the order given, or ascending if `is_set` is False; edges in the order of the rows.
         """
         if self._is_read is not None:
             self._is_read.synchronize()
@@ -83,8 +83,8 @@ class InducedPlan:
 
     Args:
         topology: Rows of the graph.
-        direction: `in` for rows that list the sources of a target's edges, which edges are then sorted by; `out` the
-            other way.
+        direction: `in` for rows that list the sources of a target's edges; edges are then sorted by target. `out` for
+            rows that list targets, with edges sorted by source.
     """
 
     def __init__(self, topology: PlacedTopology, direction: str = "in") -> None:
@@ -104,7 +104,7 @@ class InducedPlan:
         """Start to find the subgraph of nodes, on torch's current stream.
 
         Args:
-            nodes: int64 `[M]`, on the CPU or the plan's device; on the CPU they must lie in [0, N). Where one repeats,
+            nodes: int64 `[M]`, on the CPU or the plan's device; on the CPU they must lie in [0, N). If one repeats,
                 edges join its first place, and each place has its row.
             is_set: False for draws that repeat: they become one node each, ascending.
 
@@ -176,7 +176,7 @@ def _gather_first(draws: Tensor, local_of_node: Tensor) -> tuple[Tensor, Tensor]
     torch.ne(ordered[1:], ordered[:-1], out=is_new[1:])
     ends = is_new.cumsum(0)
     places = ends - 1
-    # Those of a repeated node write the same.
+    # All places of a repeated node write the same.
     nodes = torch.zeros_like(ordered).scatter_(0, places, ordered)
     local_of_node.scatter_(0, ordered, places.int())
     return nodes, ends[-1:]

@@ -73,10 +73,10 @@ class Ends:
 
 
 class PlacedEnds(NamedTuple):
-    """Where the ends of links stand in a batch.
+    """Places of the ends of links in a batch.
 
     Attributes:
-        places: Local ids: sources, those of negatives, targets, those of negatives; int64 `[n]`.
+        places: Local ids: sources, sources of negatives, targets, targets of negatives; int64 `[n]`.
         labels: 1 for given links and 0 for negatives, float32 `[L + negatives]`; empty unless asked for.
     """
 

@@ -2,7 +2,7 @@
 
 Nodes come as identities (`kernels/sampling/worklist.py`). A hop enters its sources, learns how many are new of each
 type, and then settles them. On a CPU `TableNumbering` finds the new ones by bitmaps and a table over all nodes of a
-graph; where these would be too large, or trees are told apart, `SortedNumbering` sorts the sources. Captured plans on a
+graph; if these would be too large, or trees are told apart, `SortedNumbering` sorts the sources. Captured plans on a
 GPU number nodes in their kernels; for graphs in parts `TorchNumbering` sorts there.
 """
 
@@ -25,12 +25,12 @@ _LAST = 2**63 - 1
 
 
 class Space(NamedTuple):
-    """The identities of a batch: type, tree and node in bits of their own; or ids, where trees are not told apart.
+    """The identities of a batch: type, tree and node in bits of their own; or ids, if trees are not told apart.
 
     Attributes:
-        bases: Where each type begins, and the end of the last, int64 `[T + 1]`.
+        bases: Start of each type, and the end of the last, int64 `[T + 1]`.
         tree_shift: Place of the tree among the bits of an identity.
-        tree_bits: Bits of a tree; 0 where trees are not told apart.
+        tree_bits: Bits of a tree; 0 if trees are not told apart.
     """
 
     bases: Tensor
@@ -42,7 +42,7 @@ class Settled(NamedTuple):
     """New nodes of a hop, type after type, and local ids of all its sources.
 
     Attributes:
-        rows, trees: Ids within the types, and trees (empty where not told apart), int64 `[M]`.
+        rows, trees: Ids within the types, and trees (empty if not told apart), int64 `[M]`.
         locals: Local ids of the sources, int64 `[E']`.
     """
 
@@ -59,7 +59,7 @@ class SortedNumbering:
         self._bits = max(1, int(self._bases[-1] - 1).bit_length())
         self._of_type = np.zeros(len(self._bases) - 1, np.int64)
         none = self._bases[:0]
-        # Known identities, ascending, and their local ids; and those of the last hop.
+        # Known identities, ascending, and their local ids; and the same of the last hop.
         self._known, self._new = (none, none), (none, none)
         self._settled = Settled(space.bases[:0], space.bases[:0], space.bases[:0])
 
@@ -150,7 +150,7 @@ class TorchNumbering:
         is_new = (local_ids < 0) & (items != _LAST)
         is_new[1:] &= items[1:] != items[:-1]
         numbers = is_new.cumsum(0) - 1
-        # Those that are not new go behind the end.
+        # Sources that are not new go behind the end.
         new = torch.full((size + 1,), _LAST, device=sources.device).scatter_(
             0, torch.where(is_new, numbers, size), items)[:size]  # fmt: skip
         begins = torch.searchsorted(new, bases)
@@ -216,8 +216,8 @@ class TableNumbering:
         self._entered: list[Tensor] = []
 
     def start(self, seeds: Tensor, counts: np.ndarray, places: Tensor | None = None) -> None:
-        """As `SortedNumbering.start`: local ids of seeds are places among those of their type; of a repeated one, the
-        first."""
+        """As `SortedNumbering.start`: the local id of a seed is its place among the seeds of its type, of a repeated
+        seed the first."""
         self._entered.append(seeds)
         run_cpu(new_nodes.mark_fresh_cpu, seeds, self._scratch.seen[None], cpu_chunks())
         if seeds.numel() > 0:
@@ -227,8 +227,10 @@ class TableNumbering:
         self._known = counts.copy()
 
     def list_places(self, counts: np.ndarray) -> np.ndarray:
-        """What `settle` needs for so many new nodes of each type, int64 `[2 T]`: where those of each type begin among
-        them, and its local ids so far."""
+        """List the input of `settle` for so many new nodes of each type, int64 `[2 T]`.
+
+        The starts of the types among the new nodes come first, then their numbers of local ids so far.
+        """
         return np.concatenate([np.cumsum(counts) - counts, self._known])
 
     def enter(self, sources: Tensor, ends: Tensor) -> Tensor:
@@ -270,7 +272,7 @@ class TableNumbering:
 
 
 def fits_table(num_ids: int, device: torch.device) -> bool:
-    """Whether a table of local ids over the id space is worth its memory."""
+    """Report whether a table of local ids over the id space is worth its memory."""
     if device.type == "cpu":
         return 4 * num_ids <= _TABLE_BYTES
     return 4 * num_ids <= TABLE_SHARE * torch.cuda.get_device_properties(device).total_memory

@@ -22,15 +22,15 @@ from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler
 from pyg_direct.sampling.random_key import EpochKey, check_seed, draw_seed
 from pyg_direct.typing import Device
 
-# What samples beside the cores; None for nothing.
+# Device that samples beside the cores; None for no device.
 _MODES = {"UVA_CPU_MIXED": "UVA", "GPU_CPU_MIXED": "GPU", "UVA_ONLY": "UVA", "GPU_ONLY": "GPU", "CPU_ONLY": None}
 # Weight of the newest time in a running mean.
 _NEWEST = 0.2
 # Of the seconds that a core needs, how many it is given.
 _IN_TIME = 1.25
-# A number of cores is judged by so many batches at least, in as many times what a core takes for one; and the share of
-# the seconds before that batches may take with more. A batch counts for so many times what one of the GPU takes, at
-# most, as loops pause now and then.
+# A number of cores is judged by so many batches at least, over as many times as long as a core takes for one. With more
+# cores, batches may take this share of the seconds before. As loops pause now and then, a batch counts for at most so
+# many times as long as one of the GPU.
 _JUDGED_BATCHES, _JUDGED_TIMES, _FASTER, _MOST_TIMES = 16, 4, 0.98, 3
 
 Result = tuple[Tensor, int, list[Adj]]
@@ -52,21 +52,21 @@ class SampleJob(ABC):
 
 
 class MixedGraphSageSampler:
-    """Samples of a job in its order; the n-th epoch's batch is the same whoever samples it.
+    """Samples of a job in its order; a batch of the n-th epoch is the same, whichever device samples it.
 
-    While the caller's thread samples on the GPU, each of `num_workers` threads samples another batch with one core: the
-    one that will be wanted about when it is done, by what batches took so far, also in epochs before; none where that
-    is after the epoch. One that a core has not done when it is due is sampled on the GPU instead. How many cores sample
-    is tried: none, one, two, four and so on, while batches come faster. Iterating yields `(n_id, batch_size, adjs)` as
-    `GraphSageSampler.sample` returns them, on `device`. An exception in a thread or of the job is raised where its
-    batch is due.
+    While the caller's thread samples on the GPU, each of `num_workers` threads samples another batch with one core. A
+    core begins a batch that will be due about when the core is done. This is judged by the times of batches so far, in
+    earlier epochs too. If that is after the epoch, the core begins none. If a core has not finished a batch when it is
+    due, the GPU samples the batch instead. The number of cores is tried: none, one, two, four and so on, while batches come
+    faster. Iterating yields `(n_id, batch_size, adjs)` as `GraphSageSampler.sample` returns them, on `device`. An
+    exception in a thread or of the job is raised when its batch is due.
 
     Args:
         sample_job: The seeds.
         num_workers: Cores that sample beside the GPU, at most.
         csr_topo, sizes: See `GraphSageSampler`.
         seed: Seed of all draws; with None each epoch draws one number from torch's generator, and follows from it.
-        device: Where results are, and which GPU samples; None is the current GPU if there is one, else the CPU.
+        device: Device of the results, and the GPU that samples; None is the current GPU, or the CPU without one.
         mode: `UVA_CPU_MIXED`, `GPU_CPU_MIXED`, `UVA_ONLY`, `GPU_ONLY` or `CPU_ONLY`. On a machine without a GPU the
             mixed modes are `CPU_ONLY`.
 
@@ -140,7 +140,7 @@ class MixedGraphSageSampler:
                     made = None
                 yield result
                 now = time.perf_counter()
-                # From batch to batch, so that what the caller does with one counts.
+                # From batch to batch, so that the work of the caller on one counts.
                 self._paces.note(now - begin, made is None)
                 begin = now
         finally:
@@ -167,7 +167,7 @@ class _Paces:
         self.num_cores, self._most_cores = 0, most_cores
         self._is_warm, self._is_settled = False, most_cores == 0
         self._num_first = _JUDGED_BATCHES
-        # Of batches since the number of cores was chosen; and what one took with the best number so far.
+        # Of batches since the number of cores was chosen; and the seconds of one with the best number so far.
         self._count, self._seconds = 0, 0.0
         self._best = (0, 0.0)
 
@@ -178,7 +178,7 @@ class _Paces:
         self._is_warm = True
 
     def note(self, seconds: float, is_of_gpu: bool) -> None:
-        """So long after another a batch was done with, sampled by whom."""
+        """Note the seconds between two batches that were done with, and the device of the second."""
         if self._num_first > 0:
             # These compile, here and in the caller's loop.
             self._num_first -= 1
@@ -209,7 +209,7 @@ def _mean(so_far: float, newest: float) -> float:
 
 
 class _Running:
-    """What the cores are at."""
+    """Batches that the cores sample now."""
 
     def __init__(self, samplers: Sequence[GraphSageSampler], paces: _Paces) -> None:
         self._idle, self._num_cores, self._paces = list(samplers), len(samplers), paces
@@ -218,7 +218,7 @@ class _Running:
         self._made: dict[int, tuple[Any, Future[Result]]] = {}
 
     def may_start(self, beside_gpu: bool) -> bool:
-        """Whether a core that has nothing to do may sample."""
+        """Report whether an idle core may sample."""
         allowed = self._paces.num_cores if beside_gpu else self._num_cores
         return bool(self._idle) and self._num_cores - len(self._idle) < allowed
 
@@ -245,11 +245,11 @@ class _Running:
         self._made[index] = seeds, self._pool.submit(self._sample, sampler, seeds, key)
 
     def take(self, index: int) -> tuple[Any, Future[Result] | None]:
-        """Seeds of a batch that a core was given, and what it makes of them; None where none was."""
+        """Take the seeds of a batch that a core was given, and its result; None if no core was."""
         return self._made.pop(index, (None, None))
 
     def _sample(self, sampler: GraphSageSampler, seeds: Any, key: int) -> Result:
-        # Numba's number of threads belongs to the thread that set it: the caller's where no other can start.
+        # Numba's number of threads belongs to the thread that set it: the caller's, if no other can start.
         before = set_cpu_threads(1)
         try:
             begin = time.perf_counter()
@@ -261,7 +261,7 @@ class _Running:
             self._idle.append(sampler)
 
     def close(self) -> None:
-        """Wait for the cores and forget what they made."""
+        """Wait for the cores and forget their results."""
         if self._pool is not None:
             self._pool.close()
         self._made.clear()

@@ -61,7 +61,7 @@ class Nodes:
         num_nodes: Their number.
         weight: A chance for each, float `[N]`; None for equal ones.
         time: When each begins to exist, integers `[N]`; None for always.
-        device: Where to draw.
+        device: The device that draws.
 
     Raises:
         ArgumentError: too many nodes, none, or weights that are not chances.
@@ -82,13 +82,13 @@ class Nodes:
             self._running = torch.cat([chances.new_zeros(1), chances.cumsum(0)]).to(device)
 
     def draw(self, numbers: Tensor, key: int, slot: int, until: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(a node for each draw, whether time and chances allow it, None where they must): int64 and bool `[n]`.
+        """Draw (a node for each draw, whether time and chances allow it, None if they always do): int64 and bool `[n]`.
 
         Args:
-            numbers: What tells the draws apart, int64 `[n]`.
+            numbers: Numbers that tell the draws apart, int64 `[n]`.
             key: Unsigned 64-bit key.
             slot: Number of the try.
-            until: The last time of a node for each draw, int64 `[n]`; used where nodes have times.
+            until: The last time of a node for each draw, int64 `[n]`; used if nodes have times.
         """
         if self._times is None and self._running is None:
             return draw_below(numbers, self._count, key=key, slot=slot), None
@@ -100,7 +100,7 @@ class Nodes:
         if self._times is not None:
             assert until is not None
             bound = torch.searchsorted(self._times, until.contiguous(), right=True)
-        # Where nothing exists yet, the earliest node.
+        # If no node exists yet, the earliest one.
         is_allowed, bound = bound > 0, bound.clamp(min=1)
         total = self._running[bound]
         is_allowed &= total > 0
@@ -116,7 +116,7 @@ class AskedNodes(Nodes):
     Args:
         num_nodes: Their number.
         time: When each begins to exist, integers `[N]`; None for always.
-        device: Where to draw.
+        device: The device that draws.
         sample: Draws so many of so many nodes: (count, number of nodes) -> ids.
     """
 
@@ -126,7 +126,7 @@ class AskedNodes(Nodes):
         self._sample, self._device, self._since = sample, device, None if time is None else time.to(device)
 
     def draw(self, numbers: Tensor, key: int, slot: int, until: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """As `Nodes.draw`; what the program draws depends on no key.
+        """As `Nodes.draw`; draws of the program depend on no key.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: it gives other nodes, or not as many as it was asked for.
@@ -178,7 +178,7 @@ class Edges(Protocol):
         """Draw pairs that are edges anew, until the try `tries` - 1, in place; how many still are."""
 
     def with_links(self, sources: Tensor, targets: Tensor, *, is_one_type: bool) -> Edges:
-        """Return the edges and these pairs of ids, on the device of the edges; where all edges go both ways, these
+        """Return the edges and these pairs of ids, on the device of the edges; if all edges go both ways, these
         pairs turned round too.
 
         Args:
@@ -188,12 +188,12 @@ class Edges(Protocol):
 
 
 class Balance(NamedTuple):
-    """What tells whether edges go both ways; that of parts of a graph, with a node's edges in one, is their sum.
+    """Sums that show whether edges go both ways. If each node has its edges in one part of a graph, the parts add up.
 
     Attributes:
         num_edges: Number of distinct edges between two nodes.
-        difference: Sum of 64 random bits of each, less those of each turned round, as a signed number of 64 bits. It is
-            0 where all go both ways, and else once in 2**64 times.
+        difference: Sum of 64 random bits of each, less the bits of each turned round, as a signed number of 64 bits. If
+            all go both ways it is 0; otherwise it is 0 once in 2**64 times.
     """
 
     num_edges: int
@@ -201,13 +201,13 @@ class Balance(NamedTuple):
 
     @classmethod
     def add(cls, parts: Iterable[tuple[int, int]]) -> Balance:
-        """Add up those of parts."""
+        """Add up the sums of parts."""
         numbers, differences = zip(*parts, strict=True)
         return cls(sum(numbers), (sum(differences) + 2**63) % 2**64 - 2**63)
 
     @property
     def is_even(self) -> bool:
-        """Whether there are edges, and each is there in both directions."""
+        """Report whether there are edges, and each is there in both directions."""
         return self.num_edges > 0 and self.difference == 0
 
 
@@ -260,11 +260,11 @@ class EdgeSet:
         return sources * self._num_targets + targets
 
     def contains(self, sources: Tensor, targets: Tensor) -> Tensor:
-        """Whether each pair is an edge, bool `[n]`."""
+        """Test for each pair whether it is an edge, bool `[n]`."""
         return self.holds(self.join(sources, targets))
 
     def holds(self, keys: Tensor) -> Tensor:
-        """Whether each pair, as one number, is an edge, bool `[n]`."""
+        """Test for each pair, as one number, whether it is an edge, bool `[n]`."""
         found = torch.zeros_like(keys, dtype=torch.bool)
         for part in self.parts:
             if part.numel():
@@ -300,11 +300,11 @@ def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Ten
     Args:
         count: Their number.
         key: Unsigned 64-bit key of the batch.
-        targets: What targets are drawn from.
-        sources: What sources are drawn from, or the sources, int64 `[count]`.
+        targets: Nodes that targets are drawn from.
+        sources: Nodes that sources are drawn from, or the sources, int64 `[count]`.
         until: The last time of a node for each link, int64 `[count]`; None without times.
-        edges: Pairs to avoid, by drawing up to `tries` times; None to take what comes.
-        device: Where to draw.
+        edges: Pairs to avoid, by drawing up to `tries` times; None to avoid none.
+        device: The device that draws.
         tries: See `edges`.
     """
     numbers = torch.arange(count, device=device)
@@ -359,11 +359,11 @@ class RandomNegativeSampler:
     Args:
         graph: Edges `[2, E]`, sources first, or whatever else `CSRTopo` takes, or a `CSRTopo`.
         mode: GraphLearn's `CPU`, `ZERO_COPY` or `CUDA`; None leaves it to `device`.
-        edge_dir: What the rows of a `CSRTopo` are: `out` for sources, `in` for targets; None for what it knows of
-            itself, which is `out` where it was made of offsets. Without effect on edges.
-        num_nodes: Number of nodes, or (of sources, of targets) where they are of two types; None for one more than the
+        edge_dir: Meaning of the rows of a `CSRTopo`: `out` for sources, `in` for targets; None for its own direction,
+            which is `out` if it was made of offsets. Without effect on edges.
+        num_nodes: Number of nodes, or (of sources, of targets) if they are of two types; None for one more than the
             highest id.
-        device: Where to draw; None is the current GPU if there is one, else the CPU.
+        device: The device that draws; None is the current GPU if there is one, otherwise the CPU.
         seed: Seed of all draws; with None each call draws one number from torch's generator, and follows from it.
 
     Raises:
@@ -410,7 +410,7 @@ class RandomNegativeSampler:
         Args:
             req_num: Pairs wanted.
             trials_num: How often a pair that is an edge is drawn anew.
-            padding: Keep pairs that are still edges, so that n is `req_num`; else they are left out.
+            padding: Keep pairs that are still edges, so that n is `req_num`; otherwise they are left out.
 
         Raises:
             ArgumentError: `req_num` is below 0 or `trials_num` below 1, or one is no integer.
@@ -430,7 +430,7 @@ class RandomNegativeSampler:
 
 
 def _read_pairs(graph: Any, edge_dir: str | None) -> tuple[Tensor, Tensor, int | None]:
-    """(sources, targets, number of nodes where it is known)."""
+    """Return (sources, targets, number of nodes if it is known)."""
     if not isinstance(graph, CSRTopo):
         edges = read_edges(graph, "graph")
         if isinstance(edges, EdgeList):

@@ -1,4 +1,4 @@
-"""Which plan serves a topology."""
+"""Choice of the plan that serves a topology."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A walk that restarts with chance `alpha` before each step is at its step k with chance alpha (1 - alpha)^k. So fixed
 walks from a seed estimate its PageRank when each step counts by that chance (Avrachenkov et al., SIAM J. Numer. Anal.
-2007, the complete path); the last step takes what is left. Chances are integers of 2**-20, and sums of them exact, so
+2007, the complete path); the last step takes the rest. Chances are integers of 2**-20, and sums of them exact, so
 that equal keys give equal neighborhoods on every device.
 """
 
@@ -28,7 +28,7 @@ CHANCE_BITS = 20
 
 
 class PPRRecipe(NamedTuple):
-    """How the neighborhood of a seed is found.
+    """Parameters of the neighborhood of a seed.
 
     Attributes:
         num_neighbors: Nodes beside the seed, at most.
@@ -125,7 +125,7 @@ class PendingPPR:
             kept = (self._nodes >= 0).view(-1).nonzero().view(-1)
             found = self._nodes.view(-1).index_select(0, kept)
             known = torch.cat([seeds, found]).unique()
-            # Seeds have the places that they are given in, the first ones where they repeat.
+            # Seeds have the places that they are given in, the first ones if they repeat.
             numbers = torch.arange(seeds.numel(), device=seeds.device)
             first = torch.full_like(known, seeds.numel())
             first.scatter_reduce_(0, torch.searchsorted(known, seeds), numbers, "amin")
@@ -179,14 +179,14 @@ def _keep_best(visits: Tensor, sums: Tensor, is_last: Tensor, seeds: Tensor, num
     # On a GPU the number of nodes would be waited for.
     visits, scores, is_last = (_mask_repeats if visits.is_cuda else _drop_repeats)(visits, sums, is_last)
     trees, nodes = visits // num_nodes, visits % num_nodes
-    # Seeds come first, and last what is no last visit of a node.
+    # Seeds come first, and last all visits but the last one of a node.
     ranked = torch.where(nodes == seeds.index_select(0, trees), total + 1, scores)
     order = _argsort(trees * (total + 2) + (total + 1 - torch.where(is_last, ranked, 0)))
     trees, nodes = trees.index_select(0, order), nodes.index_select(0, order)
     scores, is_kept = scores.index_select(0, order), is_last.index_select(0, order)
     begins = torch.searchsorted(trees, torch.arange(seeds.numel(), device=seeds.device))
     ranks = torch.arange(trees.numel(), device=seeds.device) - begins.index_select(0, trees)
-    # What is not kept falls into a place behind all.
+    # Visits that are not kept fall into a place behind all.
     places = torch.where(is_kept & (ranks < width), trees * width + ranks, seeds.numel() * width)
     best = torch.full((2, seeds.numel() * width + 1), -1, dtype=torch.int64, device=seeds.device)
     best[0].scatter_(0, places, nodes)
@@ -204,7 +204,7 @@ def _drop_repeats(visits: Tensor, sums: Tensor, is_last: Tensor) -> tuple[Tensor
 
 def _mask_repeats(visits: Tensor, sums: Tensor, is_last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same, but repeats stay and do not count; scores of the others are right."""
-    # Sums do not fall, so that the largest one before a node is that of the last visit of the node before.
+    # Sums do not fall, so that the largest one before a node belongs to the last visit of the node before.
     before = torch.where(is_last, sums, 0).cummax(0).values.roll(1)
     before[:1] = 0
     return visits, sums - before, is_last

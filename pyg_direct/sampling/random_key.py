@@ -1,4 +1,4 @@
-"""Keys of batches: everything that is drawn for a batch is a function of (seed, epoch, number of the batch)."""
+"""Keys of batches: all draws of a batch are functions of (seed, epoch, number of the batch)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyg_direct.errors import ArgumentTypeError
 from pyg_direct.ops.sampling.random import derive_key
 
 _WORD = 2**64
-# Stands where an epoch stands, for calls outside any epoch.
+# Takes the place of an epoch, for calls outside any epoch.
 _DIRECT_CALLS = 2**63
 _SHUFFLES = 2**63 + 1
 _WORKERS = 2**63 + 2
@@ -22,7 +22,7 @@ _TOGETHER = 256
 
 
 def check_seed(seed: int | None) -> int | None:
-    """The unsigned 64-bit seed meant by an argument; None where draws follow torch's generator (see `draw_seed`).
+    """The unsigned 64-bit seed meant by an argument; None if draws follow torch's generator (see `draw_seed`).
 
     Raises:
         ArgumentTypeError: not an integer.
@@ -37,7 +37,7 @@ def check_seed(seed: int | None) -> int | None:
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """Draw a seed, in [0, 2**63), from a generator; None is torch's own on the CPU.
 
-    As a DataLoader of torch's draws one in each epoch, so that a program's later numbers are those that it has there.
+    As a DataLoader of torch's draws one in each epoch, so that a program's later numbers are the same as there.
     """
     device = "cpu" if generator is None else generator.device
     return int(torch.empty((), dtype=torch.int64, device=device).random_(generator=generator))
@@ -47,8 +47,8 @@ class EpochKey(NamedTuple):
     """All that is random in an epoch follows from this.
 
     Attributes:
-        seed: That of the loader; for one without, what was drawn as the epoch began.
-        epoch: Number of the epoch; 0 where `seed` was drawn for it alone.
+        seed: Seed of the loader; for one without, the seed drawn as the epoch began.
+        epoch: Number of the epoch; 0 if `seed` was drawn for it alone.
     """
 
     seed: int
@@ -80,8 +80,8 @@ def call_key(seed: int | None, number: int) -> int:
 
     Without a seed one is drawn for the call from torch's generator, which torch seeds anew in worker processes.
 
-    In a worker process of a DataLoader, which has a copy of the sampler that counts its own calls, it is a function of
-    the seed that torch gives the worker for an epoch, too: otherwise all workers, in every epoch, would draw the same.
+    A worker process of a DataLoader has a copy of the sampler, which counts its own calls. There the key is a function
+    of the seed too that torch gives the worker for an epoch. Otherwise all workers would draw the same in every epoch.
     """
     if seed is None:
         return int(derive_key(draw_seed(), _DIRECT_CALLS, 0))
@@ -97,5 +97,5 @@ def shuffle_key(seed: int, epoch: int) -> int:
 
 
 def norm_key(seed: int, number: int) -> int:
-    """Key of the batch `number` of those that norms of nodes and edges are counted in."""
+    """Key of the batch `number` among the batches that norms of nodes and edges are counted in."""
     return int(derive_key(seed, _NORMS, number))

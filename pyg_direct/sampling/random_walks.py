@@ -29,19 +29,19 @@ def random_walk(topology: CSRTopo | tuple[Tensor, Tensor], start: Any, walk_leng
                 placement: str = "auto") -> Tensor:  # fmt: skip
     """Walk at random from each start, uniformly or as node2vec does (Grover and Leskovec, KDD 2016).
 
-    A step leads from a node to one of those that its row lists: a `CSRTopo` with `direction="out"` is walked along its
-    edges. A neighbor is taken in proportion to 1 / p where the walk would go back, 1 where the row of the node before
-    has it too, 1 / q elsewhere; of parallel edges each counts. A node without neighbors keeps its walk. Equal seeds
-    give equal walks on every device.
+    A step leads from a node to one of the nodes in its row: a `CSRTopo` with `direction="out"` is walked along its
+    edges. A neighbor is taken in proportion to 1 / p if the walk would go back; to 1 if the row of the node before has
+    it too; otherwise to 1 / q. Each of parallel edges counts. A node without neighbors keeps its walk. Equal seeds give
+    equal walks on every device.
 
     Args:
         topology: A `CSRTopo`, or row offsets int64 `[N + 1]` and neighbors int32 or int64 `[E]`, which are checked and
             placed in each call.
         start: First nodes, int32 or int64 `[W]` or a list, in [0, N).
         walk_length: Steps, at least 0.
-        p, q: Finite and above 0. Where one is not 1, the rows are sorted once.
+        p, q: Finite and above 0. If one is not 1, the rows are sorted once.
         seed: Of the draws; None draws one from torch's generator.
-        device: The device that walks; None is the current GPU if there is one, else the CPU.
+        device: The device that walks; None is the current GPU if there is one, otherwise the CPU.
         placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`: the memory of the rows.
 
     Returns:
@@ -82,9 +82,9 @@ def check_nodes(name: str, nodes: Tensor, num_nodes: int) -> Tensor:
 class WalkRows:
     """The rows of a placed topology, on the way to walks.
 
-    Arrays that a program gave are compared with what they held, as a write through NumPy is counted nowhere: a walk
-    compares samples, `renew` all that `has_content` looks at. Offsets are copied, so that no such write, seen or not,
-    leads a walk beyond them.
+    Arrays of a program are compared with their content before, because a write through NumPy is counted nowhere. A walk
+    compares samples; `renew` compares all that `has_content` looks at. Offsets are copied, so that no such write, seen
+    or not, leads a walk beyond them.
     """
 
     def __init__(self, topology: PlacedTopology) -> None:

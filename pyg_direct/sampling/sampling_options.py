@@ -31,8 +31,8 @@ class Sample:
         e_id: Edge ids, int64 `[E']`.
         node_counts: Nodes up to and including each hop, length H + 1; node_counts[0] seeds.
         edge_counts: Edges up to and including each hop, length H + 1; edge_counts[0] = 0.
-        memory: What the memory of all of them belongs to, where that is known.
-        ends: Of a sample around links: where their ends stand among the nodes.
+        memory: Owner of the memory of all of them, if it is known.
+        ends: Of a sample around links: places of their ends among the nodes.
         max_degree: Upper bound of the edges of a node; None for none.
     """
 
@@ -56,7 +56,7 @@ class Sample:
         return [b - a for a, b in pairwise(self.edge_counts)]
 
     def finish(self) -> Sample:
-        """This sample, as what is pending gives it."""
+        """Return this sample, as a pending one does."""
         return self
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -67,12 +67,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is sampled around seeds.
+    """Options of a sample around seeds, with one node type and uniform draws.
 
     Attributes:
         fanouts: Neighbors a node, per hop; -1 takes all.
         replace: Draw with replacement.
-        expand_all: A hop expands all nodes so far (PyG's old NeighborSampler) instead of those new in the last hop
+        expand_all: A hop expands all nodes so far (PyG's old NeighborSampler) instead of the new ones of the last hop
             (PyG's NeighborLoader).
         sampling: `uniform`, or `labor` for draws that the rows of a hop share (see `kernels/sampling/labor.py`).
         layer_dependency: With `labor`: all hops share their draws too.
@@ -88,7 +88,7 @@ class Recipe:
 
     @cached_property
     def max_degree(self) -> int | None:
-        """Upper bound of the edges of a node of a sample; None where all neighbors are taken."""
+        """Upper bound of the edges of a node of a sample; None if all neighbors are taken."""
         return largest_fanout([self.fanouts])
 
     def worst_case(self, num_seeds: int, num_nodes: int, num_edges: int) -> int | None:
@@ -110,13 +110,13 @@ class Recipe:
 
 
 def largest_fanout(fanouts: Iterable[Iterable[int]]) -> int | None:
-    """Upper bound of the edges of a target, from fanouts of hops or relations; None where one takes all neighbors."""
+    """Upper bound of the edges of a target, from fanouts of hops or relations; None if one takes all neighbors."""
     flat = [fanout for part in fanouts for fanout in part]
     return None if any(fanout < 0 for fanout in flat) else max(flat, default=0)
 
 
 def check_hops(fanouts: Sequence[int], limit: int, name: str) -> None:
-    """At most `limit` hops."""
+    """Check that there are at most `limit` hops."""
     if len(fanouts) > limit:
         raise ArgumentError(f"{name} must have at most {limit} hops, got {len(fanouts)}")
 
@@ -128,7 +128,7 @@ def empty_sample(seeds: Tensor, hops: int) -> Sample:
     return Sample(seeds.long(), none.view(2, 0), none, [count] * (hops + 1), [0] * (hops + 1))
 
 
-# Keys of hops must differ from each other only; the bound keeps plans comparable with those of homogeneous graphs.
+# Keys of hops must differ from each other only; the bound keeps plans comparable with plans of homogeneous graphs.
 _MAX_HOPS = 31
 _SUBGRAPHS = ("directional", "bidirectional", "induced")
 _STRATEGIES = ("uniform", "last")
@@ -137,7 +137,7 @@ _COMPARISONS = ("<=", "<")
 
 @dataclass(frozen=True)
 class GeneralRecipe:
-    """What is sampled around seeds.
+    """Options of a sample around seeds, with types, times and weights.
 
     Attributes:
         fanouts: Neighbors a node, per hop, -1 for all; or these for each relation.
@@ -146,10 +146,10 @@ class GeneralRecipe:
         subgraph_type: `directional`: the edges sampled. `bidirectional`: these in both directions, once each.
             `induced`: all edges of the graph among the nodes sampled (of one tree, and allowed by time).
         temporal_strategy: `uniform`: allowed edges are equally likely (or by weight). `last`: the latest are taken;
-            of equal times those that come later in the row.
+            of equal times the later ones in the row.
         time_comparison: `<=`: edges up to the time of the seed are allowed, as in PyG. `<`: before it.
         time_window: Only edges after the seed's time minus this are allowed; None for no limit.
-        weighted: Choose edges by their weights; without effect where the topology has none.
+        weighted: Choose edges by their weights; without effect if the topology has none.
         seed_windows: Each seed has two times, and edges from the first to the second are allowed, both included.
     """
 

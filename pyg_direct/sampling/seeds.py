@@ -16,7 +16,7 @@ from pyg_direct.ops.argument_checks import check_ids, check_integers
 from pyg_direct.ops.rows.upload import upload
 
 _IDENTITY_BITS = 62
-# Seeds of a batch and their times, None for those of the seeds themselves; by type where there are types.
+# Seeds of a batch and their times, None for the times of the seeds themselves; by type if there are types.
 Request: TypeAlias = tuple[Tensor | Mapping[str, Tensor], Tensor | Mapping[str, Tensor] | None]
 
 
@@ -30,10 +30,10 @@ class Seeds(NamedTuple):
         times: Time of each tree, batch after batch, int64 `[B]`, or two of each `[B, 2]`; empty on a graph without
             times.
         counts: Seeds of each type of each of G batches, int64 `[G * T]`.
-        bases: Where each of these begins among the identities, and the end of the last, int64 `[G * T + 1]`.
+        bases: Start of each of these among the identities, and the end of the last, int64 `[G * T + 1]`.
         tree_shift: Place of the tree among the bits of an identity.
         tree_bits: Bits of a tree; 0 unless disjoint.
-        first_trees: Where the trees of each batch begin among the times, int64 `[G]`.
+        first_trees: First tree of each batch among the times, int64 `[G]`.
         excluded: Edges that are not picked, as the plan keeps them; None for none.
     """
 
@@ -77,7 +77,7 @@ def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
         parts = [time for own, (_, seed_time) in zip(given, requests, strict=True)
                  for time in _read_times(topology, own, seed_time, num_times)]  # fmt: skip
         times = _bring(parts, device) if parts else torch.empty(0, dtype=torch.int64, device=device)
-    # Ids, where their type begins, and the first of their trees.
+    # Ids, the start of their type, and the first of their trees.
     own: list[tuple[Tensor, int, int]] = []
     begins = iter(bases.tolist())
     for ids_of in given:
@@ -97,10 +97,10 @@ def read_group(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
 
 
 class SeedList(NamedTuple):
-    """Seeds as a captured plan reads them, in an order that does not depend on where they are.
+    """Seeds as a captured plan reads them, in an order that does not depend on their device.
 
     Attributes:
-        ids: Ids within their types, batch after batch and type after type, int64 `[B]`; those on a GPU are not checked.
+        ids: Ids within their types, batch after batch and type after type, int64 `[B]`; ids on a GPU are not checked.
         times: Time of each tree, batch after batch, int64 `[B]` or `[B, 2]`; None for the times of the seeds
             themselves, or none.
         counts: Seeds of each type of each of G batches, int64 `[G * T]`.
@@ -157,7 +157,7 @@ def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
 
 
 def name_seed(topo: HeteroTopo, listed: SeedList, position: int) -> str:
-    """What is wrong with a seed that is no node of its type."""
+    """Describe a seed that is no node of its type."""
     kind = topo.node_types[
         int(np.searchsorted(np.cumsum(listed.counts), position, side="right")) % len(topo.node_types)
     ]
@@ -166,7 +166,7 @@ def name_seed(topo: HeteroTopo, listed: SeedList, position: int) -> str:
 
 def _read_alike(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool) -> Seeds | None:
     """As `read_group` in as few steps as for one batch and one transfer; None unless the seeds of all are of one type,
-    on the host, with times of their own where there are times."""
+    on the host, with times of their own if there are times."""
     topo = topology.topo
     given = [_by_type(topo, "seeds", seeds) for seeds, _ in requests]
     kind = next(iter(given[0]), None)
@@ -200,7 +200,7 @@ def _read_alike(topology: PlacedHetero, requests: Sequence[Request], disjoint: b
 
 
 def _is_list(values: Tensor | None) -> bool:
-    """Whether these are int64 `[B]` on the host."""
+    """Report whether these are int64 `[B]` on the host."""
     return isinstance(values, Tensor) and values.dtype == torch.int64 and values.dim() == 1 and not values.is_cuda
 
 
@@ -219,7 +219,7 @@ def _lay_out(topo: HeteroTopo, sizes: np.ndarray, disjoint: bool) -> tuple[np.nd
 
 
 def _bring(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Arrays one after the other on a device, int64; those of the host travel together."""
+    """Bring arrays one after the other to a device, int64; arrays of the host travel together."""
     if all(part.device.type == "cpu" for part in parts):
         return upload(torch.cat([part.long() for part in parts]), device)
     return torch.cat([upload(part, device).long() for part in parts])
@@ -243,7 +243,7 @@ def _name_seeds(topo: HeteroTopo, kind: str) -> str:
 
 
 def _check_seeds(topo: HeteroTopo, kind: str, ids: Tensor) -> Tensor:
-    """Seeds of a type, those of the host in its range."""
+    """Return the seeds of a type; seeds on the host are checked to be in its range."""
     return check_ids(_name_seeds(topo, kind), ids, topo.num_nodes[kind])
 
 

@@ -25,7 +25,7 @@ Hop = tuple[int, np.ndarray, np.ndarray, np.ndarray]
 
 
 class _Scratch:
-    """What a batch needs beside its results: bitmaps, empty between batches, and ranks, N / 8 bytes each, and nodes."""
+    """Memory of a batch beside its results: bitmaps, empty between batches, and ranks, N / 8 bytes each, and nodes."""
 
     def __init__(self, num_nodes: int, dtype: np.dtype) -> None:
         words = num_words(num_nodes)
@@ -115,7 +115,7 @@ class CpuPlan:
             kernel, option = self._picks[hop]
             kernel(indptr, indices, frontier, offsets, np.uint64(key), hop, fanout, option, chunks, sources,
                     positions)  # fmt: skip
-            # What wrote them through NumPy is counted nowhere: a bitmap has no bit for an id beyond the last.
+            # A write through NumPy is counted nowhere: a bitmap has no bit for an id beyond the last.
             check_below("neighbors of the topology", sources, num_nodes)
             hops.append((begin, offsets, sources, positions))
             used = new_nodes.mark_fresh_cpu(sources, fresh, chunks)
@@ -138,7 +138,7 @@ class CpuPlan:
             part = slice(edge_counts[hop], edge_counts[hop + 1])
             relabel.export_hop_cpu(begin, offsets, sources, positions, seen, ranks, local, all_ids,
                     cpu_chunks(), edge_index[0, part], edge_index[1, part], e_id[part])  # fmt: skip
-        # The bitmaps go back empty: whole when that is cheap, else only the words that were touched.
+        # The bitmaps go back empty: whole if that is cheap, otherwise only the touched words.
         if len(seen) <= 16 * len(nodes):
             seen.fill(0)
         else:
@@ -148,7 +148,7 @@ class CpuPlan:
 
 
 def _expect_edges(recipe: Recipe, topology: PlacedTopology) -> int:
-    """Edges of a batch for each of its seeds, where every node has as many neighbors as are asked for."""
+    """Count the edges of a batch for each of its seeds, if every node has as many neighbors as its fanout."""
     mean_degree = -(-topology.num_edges // max(1, topology.num_nodes))
     frontier, edges = 1, 0
     for fanout in recipe.fanouts:

@@ -1,7 +1,7 @@
 """GPU plan for one node type and uniform draws: all hops of a batch as one captured graph.
 
-All plans of a topology share scratch memory (`Scratch`). Each batch has a `Slot`. `GpuPlan` tells `CapturedPlan` what
-is captured.
+All plans of a topology share scratch memory (`Scratch`). Each batch has a `Slot`. `GpuPlan` gives `CapturedPlan` the
+kernels to capture.
 
 `SortingPlan` serves id spaces too large to scan. Nodes are numbered by sorting keys, with memory in proportion to
 the batch alone.
@@ -60,9 +60,9 @@ class Scratch(captured_plan.Scratch):
 
     Attributes:
         seen, fresh: Bitmaps, uint32 `[W]`, empty between batches.
-        local_of_node: Local ids, int32 `[N]`, or `[0]` where the ranked bitmap serves instead.
+        local_of_node: Local ids, int32 `[N]`, or `[0]` if the ranked bitmap serves instead.
         touched: A flag, uint8, for each group of words of `fresh`; `[0]` for few nodes, all of whose groups are read.
-        ranks: int32 `[W]`, or `[0]` where the table serves.
+        ranks: int32 `[W]`, or `[0]` if the table serves.
         block_sums: int64, one for each block of a full grid.
     """
 
@@ -102,7 +102,7 @@ class Slot(captured_plan.Slot):
     Attributes:
         num_seeds, num_edges: The capacity.
         inbox, outbox: Page-locked words that the kernels read first and write last.
-        locals_of_rank: Local ids by rank, int32, where the scratch has no table.
+        locals_of_rank: Local ids by rank, int32, if the scratch has no table.
     """
 
     def __init__(self, topology: PlacedTopology, num_seeds: int, num_edges: int, ranked: bool) -> None:
@@ -140,7 +140,7 @@ def _total_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory
 
 
-# Edges up to which a plan is made for the worst case at once; above, it grows with what batches need.
+# Edges up to which a plan is made for the worst case at once; above, it grows with the needs of batches.
 _WORST_CASE_EDGES = 1 << 24
 _FIRST_EDGES = 1 << 20
 _MAX_EDGES = 2**31 - 1
@@ -242,7 +242,7 @@ class GpuPlan(CapturedPlan):
             words[HEADER : HEADER + count] = seeds.numpy()
 
     def _enqueue(self, slot: Slot, stream: int) -> None:
-        """All kernels of a batch, in order; this is what is captured."""
+        """Enqueue all kernels of a batch, in order; the plan captures them."""
         topology, recipe, s = self.topology, self.recipe, self._scratch
         num_nodes, expand_all, replace = topology.num_nodes, int(recipe.expand_all), int(recipe.replace)
         hops, full = len(recipe.fanouts), s.block_sums.numel()
@@ -286,7 +286,7 @@ class GpuPlan(CapturedPlan):
             fill_words(s.seen, 0, stream)
 
     def _number(self, slot: Slot, hop: int, grid: int, quads: int, stream: int) -> None:
-        """The nodes marked fresh become those of the hop after `hop`."""
+        """Turn the nodes marked fresh into the nodes of the hop after `hop`."""
         s = self._scratch
         run_gpu(new_nodes.count_fresh_gpu, grid, s.fresh, s.seen, s.touched, s.block_sums, stream=stream)
         run_gpu(new_nodes.emit_fresh_gpu, grid, slot.state, hop, quads, s.fresh, s.seen, s.touched, s.block_sums,
@@ -309,7 +309,7 @@ class GpuPlan(CapturedPlan):
         node_counts = state[NODES : NODES + hops + 1]
         edge_counts = state[EDGES : EDGES + hops + 1]
         num_nodes, num_edges = node_counts[-1], edge_counts[-1]
-        # Like another tensor of int64: torch takes twice as long where a dtype and a device are given.
+        # Like another tensor of int64: torch takes twice as long if a dtype and a device are given.
         n_id, memory = slot.arrived.new_empty(num_nodes), slot.arrived.new_empty(3 * num_edges)
         # Both come from one piece of memory, as each piece takes the host longer than a launch until it is free again.
         ends, e_id = memory.unsafe_split_with_sizes([2 * num_edges, num_edges])
@@ -321,7 +321,7 @@ class GpuPlan(CapturedPlan):
                       self.recipe.max_degree)  # fmt: skip
 
     def _place(self, slot: Slot, ends: Ends, num_seeds: int) -> PlacedEnds:
-        """Where the ends, which are left in `arrived`, stand among the seeds."""
+        """Find the places of the ends, which are left in `arrived`, among the seeds."""
         places = slot.arrived.new_empty(ends.numel())
         labels = places.new_empty(ends.num_pairs if ends.has_labels else 0, dtype=torch.float32)
         run_gpu(relabel.place_ends_gpu, grid_for(places.numel(), places), slot.nodes, slot.arrived, num_seeds,

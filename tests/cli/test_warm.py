@@ -8,7 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from pyg_direct.bench.small_programs import CASES, run_case
+from pyg_direct.cli.small_programs import CASES, run_case
 from pyg_direct.cli import compile_ahead, warm
 from pyg_direct.cli.app import app
 from pyg_direct.compiler.jit import GPU_KERNELS, GpuCode, GpuKernel

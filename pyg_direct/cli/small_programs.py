@@ -1,7 +1,7 @@
 """Small programs of every kind, which need the CPU loops that programs of users need: `pyg-direct warm` runs them.
 
-A loop is compiled for the types of its arguments, which only a call has. So each case calls what a program calls, on a
-graph of a few hundred edges.
+A loop is compiled for the types of its arguments, which only a call has. So each case calls the functions of a
+program, on a graph of a few hundred edges.
 """
 
 from __future__ import annotations
