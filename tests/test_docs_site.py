@@ -1,7 +1,7 @@
 """The documentation site names everything that is public, and only what exists; its programs run."""
 
 import builtins
-import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -323,3 +323,16 @@ def test_tutorials_run(name):
 
     torch.set_rng_state(state)
     assert names["accuracy"] > TUTORIALS[name]
+
+
+def test_dead_links_of_a_built_site_are_found(tmp_path):
+    spec = importlib.util.spec_from_file_location("check_links", ROOT / ".ci" / "check_links.py")
+    check_links = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check_links)
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "a.html").write_text('<a href="../b.html#here"></a><a href="b.html"></a><img src="c.png">')
+    (tmp_path / "b.html").write_text('<p id="here"></p><a href="#there"></a><a href="https://pyg.org/none"></a>')
+
+    found = [(str(page), link) for page, link in check_links.find_dead(tmp_path)]
+
+    assert found == [("b.html", "#there"), ("pages/a.html", "b.html"), ("pages/a.html", "c.png")]
