@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 
 import pyg_direct.kernels
-from pyg_direct.cli.small_programs import run_case
 from pyg_direct.cli.cache import Kind, list_kept
+from pyg_direct.cli.small_programs import run_case
 from pyg_direct.compiler.code_cache import find_shipped
 from pyg_direct.compiler.jit import GPU_KERNELS, GpuKernel
 from pyg_direct.compiler.targets import nearest_target
