@@ -57,8 +57,8 @@ class MixedGraphSageSampler:
     While the caller's thread samples on the GPU, each of `num_workers` threads samples another batch with one core. A
     core begins a batch that will be due about when the core is done. This is judged by the times of batches so far, in
     earlier epochs too. If that is after the epoch, the core begins none. If a core has not finished a batch when it is
-    due, the GPU samples the batch instead. The number of cores is tried: none, one, two, four and so on, while batches come
-    faster. Iterating yields `(n_id, batch_size, adjs)` as `GraphSageSampler.sample` returns them, on `device`. An
+    due, the GPU samples the batch instead. The number of cores is tried: none, one, two, four and so on, while batches
+    come faster. Iterating yields `(n_id, batch_size, adjs)` as `GraphSageSampler.sample` returns them, on `device`. An
     exception in a thread or of the job is raised when its batch is due.
 
     Args:
