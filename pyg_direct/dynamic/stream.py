@@ -45,7 +45,6 @@ class SnapshotStream:
             values.
 
     Attributes:
-        snapshot_count: Number of snapshots.
         plan: Plan of the snapshots; None for heterogeneous ones.
     """
 

@@ -99,18 +99,14 @@ class LoaderReport(NamedTuple):
         attribute, with `num_rows` and `num_read` of its tiers.
 
         Example:
-            Weights & Biases takes all numbers of an epoch at once:
+            Weights & Biases takes all numbers of an epoch at once::
 
-            ```python
-            wandb.log(loader.tell().to_dict(), step=epoch)
-            ```
+                wandb.log(loader.tell().to_dict(), step=epoch)
 
-            TensorBoard takes one number at a time:
+            TensorBoard takes one number at a time::
 
-            ```python
-            for name, number in loader.tell().to_dict().items():
-                writer.add_scalar(name, number, epoch)
-            ```
+                for name, number in loader.tell().to_dict().items():
+                    writer.add_scalar(name, number, epoch)
         """
         seconds: dict[str, dict[str, Any]] = {}
         for where, lane, times in self._sum_up_times():
