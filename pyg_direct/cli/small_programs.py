@@ -21,6 +21,7 @@ from pyg_direct.compiler.jit import run_alone
 from pyg_direct.compiler.link_once import replaced
 from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
 from pyg_direct.ops import run_kernel
+from pyg_direct.ops.rows.gather import FEW_BYTES, gather_rows
 
 _NODES, _EDGES, _WIDTH = 60, 400, 64
 _FANOUTS = [3, 2]
@@ -68,6 +69,20 @@ def sample_uniformly() -> None:
     topology = pyg_direct.CSRTopo(data.edge_index, num_nodes=_NODES)
     pyg_direct.GraphSageSampler(topology, _FANOUTS, "cpu", "CPU").sample(_SEEDS)
     pyg_direct.Feature(device="cpu").from_cpu_tensor(data.x)[_SEEDS]
+
+
+def read_rows() -> None:
+    """Rows in units of 8, 4, 2 and 1 bytes, as many as loops are taken for."""
+    for row in (
+        torch.empty(16),
+        torch.empty(3),
+        torch.empty(3, dtype=torch.float16),
+        torch.empty(3, dtype=torch.uint8),
+    ):
+        table = row.new_zeros(_NODES, len(row))
+        count = 2 * FEW_BYTES // (len(row) * row.element_size())
+        for dtype in (torch.int64, torch.int32):
+            gather_rows(table, torch.zeros(count, dtype=dtype))
 
 
 def sample_by_time() -> None:
@@ -193,6 +208,7 @@ def cut_into_parts() -> None:
 
 CASES: dict[str, Callable[[], None]] = {
     "uniform": sample_uniformly,
+    "rows": read_rows,
     "times": sample_by_time,
     "weights": sample_by_weight,
     "links": sample_links,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ARCHITECTURE = re.compile(r"(?:sm_?)?(\d+?)\.?(\d)[af]?")
 # As of `small_programs.CASES`, which imports torch.
-CASES = ("uniform", "times", "weights", "links", "types", "typed-links", "loaders", "layers", "typed-layers",
+CASES = ("uniform", "rows", "times", "weights", "links", "types", "typed-links", "loaders", "layers", "typed-layers",
          "snapshots", "partition")  # fmt: skip
 
 

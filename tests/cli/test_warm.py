@@ -46,8 +46,11 @@ def test_every_part_runs(name):
 PROGRAM = """
 import logging, sys
 import torch
+from pyg_direct import Feature
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 from pyg_direct.distributed import partition_graph
+table = torch.rand(1000, 100)
+Feature(device="cpu").from_cpu_tensor(table)[torch.randint(1000, (5000,))]
 partition_graph(sys.argv[1], torch.randint(90, (2, 700)), 3, node_rows={"x": torch.rand(90, 5)}, num_nodes=90)
 """
 
@@ -60,7 +63,8 @@ def test_a_program_finds_its_loops_compiled(tmp_path):
         return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True,
                               timeout=280, check=False)  # fmt: skip
 
-    done = run_python("-m", "pyg_direct", "warm", "--only", "partition", "--no-gpu", "--json")
+    done = run_python("-m", "pyg_direct", "warm", "--only", "partition", "--only", "rows", "--no-gpu",
+                      "--json")  # fmt: skip
     after = run_python("-c", PROGRAM, str(tmp_path / "parts"))
 
     told = json.loads(done.stdout)
