@@ -123,7 +123,7 @@ def measure_tables(num_bytes: int = 4 << 30, width: int = 128, num_ids: int = 1 
 
 
 def rows_of(topology: CSRTopo) -> Rows:
-    """A topology as peers take it."""
+    """Return a topology as peers take it."""
     eid = torch.arange(topology.edge_count) if topology.eid is None else topology.eid.cpu().long()
     return Rows(topology.indptr.cpu(), topology.indices.cpu().long(), eid)
 

@@ -61,7 +61,7 @@ def measure_cpu_rows(widths: Sequence[int] = (128, 512), table_bytes: int = 1 <<
 
 
 def fill_host_table(num_bytes: int, placement: str) -> tuple[Block, Tensor]:
-    """A host table of counting int32, and its GPU view."""
+    """Make a host table of counting int32, and its GPU view."""
     block = allocate(num_bytes, placement, "cuda")
     on_cpu = block.view_on_cpu(torch.int32, (num_bytes // 4,))
     counting = torch.arange(1 << 24, dtype=torch.int32)

@@ -32,7 +32,7 @@ def time_in_turns(ways: Mapping[str, Callable[[], object]], count: int = _COUNT,
                   ) -> dict[str, list[float]]:  # fmt: skip
     """Microseconds of a call of each way in each repeat, the mean of `count` calls in a row.
 
-    The ways take turns, each time from another one on, so that what the host does meanwhile meets all alike. The core
+    The ways take turns, each time from another one on, so that other work of the host meets all alike. The core
     works for a while before the first repeat and for a moment before each way: one that has slept runs a third slower.
     """
     for call in ways.values():
@@ -57,7 +57,7 @@ def measure_launch(beside_torch: bool = False) -> Iterator[Row]:
     """Microseconds of Python for one launch on torch's current stream, with two arrays and two scalars.
 
     Beside it stands the driver's call alone, with all its arguments ready: the most of a launch, and another on each
-    machine. What a launch adds to it is a row of its own.
+    machine. The time that a launch adds to it is a row of its own.
 
     Args:
         beside_torch: Measure torch's own launcher of compiled kernels too, if it takes this one.
@@ -97,7 +97,7 @@ def make_rows(took: dict[str, list[float]], count: int = _COUNT) -> Iterator[Row
 
 
 def launch_by_torch(function: int, args: tuple[Any, ...]) -> Callable[[], object] | None:
-    """The same launch through what torch launches its own compiled kernels with; None where torch has no such thing.
+    """Make the same launch through torch's own launcher of compiled kernels; None if torch has no such launcher.
 
     Args:
         function: The driver's handle of `draw_bits_gpu`, as numba-cuda compiles it.

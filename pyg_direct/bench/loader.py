@@ -88,7 +88,7 @@ class _NoSampler(BaseSampler):  # type: ignore[misc]
     edge_permutation = None
 
     def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput:
-        """The seeds without edges."""
+        """Return the seeds without edges."""
         none = torch.empty(0, dtype=torch.int64)
         return SamplerOutput(index.node, none, none, none, metadata=(index.input_id, index.time))
 

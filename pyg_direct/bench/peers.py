@@ -66,7 +66,7 @@ class Peer(NamedTuple):
 def open_peers(
     rows: Rows, placement: str, fanouts: tuple[int, ...], *, expand_all: bool
 ) -> Iterator[tuple[Peer, Sampler]]:
-    """The installed peers of one frontier that can keep a topology there, each with its sampler."""
+    """Open the installed peers of one frontier that can keep a topology there, each with its sampler."""
     for peer in PEERS:
         if peer.is_installed and placement in peer.placements and peer.expand_all == expand_all:
             try:
@@ -136,7 +136,7 @@ def whole_graph_communicator() -> Any:
 
 
 def whole_graph_tensor(array: Tensor, placement: str) -> Any:
-    """A copy of a tensor `[N]` or `[N, F]` in WholeGraph's memory, on the GPU or page-locked."""
+    """Make a copy of a tensor `[N]` or `[N, F]` in WholeGraph's memory, on the GPU or page-locked."""
     on_gpu = placement == "cuda"
     tensor = import_module("pylibwholegraph.torch").create_wholememory_tensor(
         whole_graph_communicator(), "continuous", "cuda" if on_gpu else "cpu", list(array.shape), array.dtype, None

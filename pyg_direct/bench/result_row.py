@@ -57,7 +57,7 @@ class Row:
     def of(cls, case: str, metric: str, unit: str, values: Iterable[float], limit: float | None = None,
            limit_name: str = "", note: str = "", curve: str = "", at: float | None = None,
            at_name: str = "") -> Row:  # fmt: skip
-        """A row from the values of the repeats."""
+        """Return a row from the values of the repeats."""
         ordered = sorted(values)
 
         def percentile(share: float) -> float:
@@ -123,7 +123,7 @@ def read_commit() -> str:
 
 
 def to_json(row: Row, machine: Machine) -> dict[str, Any]:
-    """A row as files hold it."""
+    """Return a row as files hold it."""
     return {**asdict(row), "ratio": row.ratio, **asdict(machine)}
 
 

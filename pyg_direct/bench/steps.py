@@ -30,7 +30,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) 
 
 
 def make_step(batch: Any, num_classes: int) -> Callable[[Any], None]:
-    """A training step of a trimmed 3-layer GraphSAGE, hidden 256, on batches like that one."""
+    """Make a training step of a trimmed 3-layer GraphSAGE, hidden 256, on batches like that one."""
     model = GraphSAGE(batch.x.shape[1], 256, 3, num_classes).to(batch.x.device)
     return partial(train, model, torch.optim.Adam(model.parameters()))
 

@@ -42,7 +42,7 @@ for command in (doctor, bench, cache, warm, partition):
 
 
 def main() -> None:
-    """The command `pyg-direct`."""
+    """Run the command `pyg-direct`."""
     try:
         # On Windows Typer would put names of files for patterns, which are meant for a program behind `run`.
         app(prog_name=_choose_name(sys.argv), windows_expand_args=False)
@@ -53,12 +53,12 @@ def main() -> None:
         if sentence is None:
             raise
         sys.exit(f"pyg_direct: {sentence}")
-    # Python ends as it does without us; where all went well, Typer has ended it.
+    # Python ends as it does without us; if all went well, Typer has ended it.
     raise error
 
 
 def _choose_name(arguments: list[str]) -> str:
-    """The name that help shows; started as a module, the program has none of its own."""
+    """Return the name that help shows; started as a module, the program has none of its own."""
     # Shells complete the words of a command, not of a module.
     is_completion = any(word.endswith("-completion") for word in arguments[1:2])
     return "python -m pyg_direct" if arguments[0].endswith("__main__.py") and not is_completion else "pyg-direct"

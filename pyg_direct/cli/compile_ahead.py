@@ -74,7 +74,7 @@ def compile_ahead(cases: Sequence[str], capabilities: Iterable[tuple[int, int]] 
 
     Args:
         cases: Of `small_programs.CASES`, for the CPU.
-        capabilities: Compute capabilities of GPUs; None or none for those of this machine.
+        capabilities: Compute capabilities of GPUs; None or none for the GPUs of this machine.
         on_gpu: Whether kernels of GPUs are compiled.
         jobs: Processes; None for one a core.
     """
@@ -106,7 +106,7 @@ def _weigh() -> tuple[int, int]:
 
 
 def _find_targets(capabilities: Iterable[tuple[int, int]] | None) -> tuple[list[tuple[int, int]], list[str], list[str]]:
-    """The architectures to compile for, remarks, and capabilities for which there is none."""
+    """Find the architectures to compile for, remarks, and capabilities for which there is none."""
     given, failed, targets = list(capabilities or ()), [], set()
     if not given and torch.cuda.is_available():
         given = [abilities(index).compute_capability for index in range(torch.cuda.device_count())]

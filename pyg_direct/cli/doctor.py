@@ -19,7 +19,7 @@ _LEAST_BYTES = 1 << 20
 
 
 def _read_count(text: str | int) -> int:
-    """A number of the command line that is none is shown in the message."""
+    """Read a number of the command line; text that is no number is shown in the message."""
     digits = str(text)
     # 64-bit, as ids are; Python itself reads no more than some thousand digits.
     if not digits.isdecimal() or len(digits) > 1000 or int(digits) >= 2**63:

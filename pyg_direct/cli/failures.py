@@ -37,7 +37,7 @@ def said_in_options(context: typer.Context) -> Iterator[None]:
 
 
 def list_options(context: typer.Context) -> dict[str, str]:
-    """The parameters of a command, by name, as users type them."""
+    """List the parameters of a command, by name, as users type them."""
     found = {}
     for parameter in context.command.params:
         longest = max(parameter.opts, key=len)
@@ -49,7 +49,7 @@ def list_options(context: typer.Context) -> dict[str, str]:
 def name_options(message: str, options: Mapping[str, str]) -> str:
     """Write parameters in a message as options.
 
-    A name that is also a word of English, such as `memory`, is replaced where it begins the message or has a value.
+    A name that is also a word of English, such as `memory`, is replaced if it begins the message or has a value.
 
     Args:
         message: Text of the error.
@@ -83,7 +83,7 @@ def explain_write(error: OSError, path: str | os.PathLike[str], instead: str) ->
 
 
 def _find_parent(path: Path) -> Path:
-    """The nearest folder above a path that exists."""
+    """Find the nearest folder above a path that exists."""
     folder = path.absolute().parent
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent

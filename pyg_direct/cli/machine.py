@@ -122,7 +122,7 @@ def can_write(folder: Path) -> bool:
 
 
 def _shorten(path: Path) -> str:
-    """A path without the name of the user."""
+    """Return a path without the name of the user."""
     with contextlib.suppress(ValueError, RuntimeError):
         return str(Path("~") / path.resolve().relative_to(Path.home().resolve()))
     return str(path)

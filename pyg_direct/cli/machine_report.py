@@ -26,8 +26,8 @@ def examine(graph: Graph | None, free: int | None, *, measure: bool) -> dict[str
 
     Args:
         graph: The size of a graph to place; None for none.
-        free: Free bytes of GPU memory to place it in; None for those of this machine.
-        measure: Whether the link to host memory is measured, where there is a GPU.
+        free: Free bytes of GPU memory to place it in; None for the free bytes of this machine.
+        measure: Whether the link to host memory is measured, if there is a GPU.
     """
     with show_wait("looking at this machine"):
         facts = collect_facts()

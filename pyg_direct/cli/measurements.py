@@ -83,7 +83,7 @@ def size_of_machine(*, quick: bool) -> Size:
 
 
 def read_load() -> float | None:
-    """The load of the last minute over the cores of this process; None if the system does not count it."""
+    """Read the load of the last minute over the cores of this process; None if the system does not count it."""
     try:
         return os.getloadavg()[0] / count_cores()
     except (AttributeError, OSError):

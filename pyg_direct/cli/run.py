@@ -99,7 +99,7 @@ class ProgramError(BaseException):
 
 
 def _find_file(script: str, arguments: list[str]) -> tuple[CodeType, dict[str, Any]]:
-    """The code of a file and the names it begins with, as `python script.py` has them."""
+    """Find the code of a file and the names it begins with, as `python script.py` has them."""
     sys.argv = [script, *arguments]
     _begin_path(os.path.dirname(os.path.realpath(script)))
     path = os.path.abspath(script)
@@ -109,7 +109,7 @@ def _find_file(script: str, arguments: list[str]) -> tuple[CodeType, dict[str, A
 
 
 def _find_module(name: str, arguments: list[str]) -> tuple[CodeType, dict[str, Any]]:
-    """The code of a module and the names it begins with, as `python -m name` has them.
+    """Find the code of a module and the names it begins with, as `python -m name` has them.
 
     Raises:
         _NotFoundError: no such module, in Python's words.

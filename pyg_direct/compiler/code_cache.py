@@ -94,7 +94,7 @@ def cache_folder(kind: str) -> Path:
 
 
 def place_source(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """A function of the kernels as if it came from a copy of its file in the folder of compiled code.
+    """Return a function of the kernels as if it came from a copy of its file in the folder of compiled code.
 
     Numba distinguishes functions by the path of their file: each environment with the same sources would compile them.
     """
@@ -115,7 +115,7 @@ def place_source(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:
 
 
 def read_or_make(path: Path, make: Callable[[], str]) -> str:
-    """The text of a file, made by the first process that wants it while others wait; made anew if it is not kept."""
+    """Read a text that the first process to want it makes while others wait; it is made anew if it is not kept."""
     with contextlib.suppress(OSError):
         return path.read_text()
     with hold(path):

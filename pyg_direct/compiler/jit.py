@@ -91,7 +91,7 @@ class Declaration:
         return [Parameter(choice.get(code, code), is_array) for code, is_array in tokens]
 
     def choose(self, dtypes: Sequence[str]) -> dict[str, str]:
-        """The specialisation for the dtype codes of actual arguments, in order."""
+        """Choose the specialisation for the dtype codes of actual arguments, in order."""
         choice: dict[str, str] = {}
         for token, code in zip(self.signature, dtypes, strict=True):
             letter = token.removesuffix("[]")
@@ -139,7 +139,7 @@ def compile_steps_once(compile: Callable[..., Any], target: tuple[int, int]) -> 
 
 
 class Deferred:
-    """Stands for a compiler's object in a kernel's globals until that kernel is compiled."""
+    """Stand-in for a compiler's object in a kernel's globals until that kernel is compiled."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -198,7 +198,7 @@ class _SimulatedCuda:
 
 
 def device_function(name: str, signature: str) -> Any:
-    """A function defined in `cuda_src/`, for use in GPU kernels; `signature` lists its scalar parameters by code.
+    """Declare a function of `cuda_src/`, for use in GPU kernels; `signature` lists its scalar parameters by code.
 
     The C++ side follows Numba's calling convention: `extern "C" __device__ int name(int *result, ...)` returns 0.
     """
@@ -206,8 +206,9 @@ def device_function(name: str, signature: str) -> Any:
 
 
 def system_function(name: str, signature: str) -> Any:
-    """A function of the system's C library, for use in CPU loops; `signature` lists the codes of its result and of its
-    parameters, of which an address is `i8`.
+    """Declare a function of the system's C library, for use in CPU loops.
+
+    `signature` lists the codes of its result and of its parameters; an address is `i8`.
     """
     return SystemFunction(name, signature)
 
@@ -286,14 +287,14 @@ def _type(code: str, is_array: bool = False) -> Any:
 
 
 def body(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A scalar step, callable from CPU loops, from GPU grids and from plain Python."""
+    """Declare a scalar step, callable from CPU loops, from GPU grids and from plain Python."""
     _BODIES[fn] = set()
     _FUNCTIONS.append(fn)
     return fn
 
 
 def inlined(fn: Callable[..., Any], **steps: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a body for CPU loops, with these steps in place of steps of the same names.
+    """Make a copy of a body for CPU loops, with these steps in place of steps of the same names.
 
     It becomes part of each loop that calls it, however long it is; only such loops take vector instructions.
     """
@@ -385,7 +386,7 @@ def cpu_sequence(fn: Callable[..., Any]) -> CpuKernel:
 
 
 def cpu_reduction(fn: Callable[..., Any]) -> CpuKernel:
-    """The same, whose sums are added up in an order that suits vector instructions: in another on other processors."""
+    """Declare a CPU loop whose sums are added up in the order of vector instructions, which differs by processor."""
     return CpuKernel(fn, any_order=True)
 
 

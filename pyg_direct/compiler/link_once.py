@@ -132,7 +132,7 @@ class _Pieces:
             self.real_wrapper(lower, release_gil=release_gil)
 
     def find_step(self, template: Any, args: Any, kws: Any) -> Any:
-        """The compiled step for types of arguments, and for the options that a step takes over from its caller."""
+        """Find the compiled step for types of arguments, and for the options that a step takes over from its caller."""
         own = self.options.top_or_none()
         taken = None if own is None else (str(own.fastmath), own.error_model, own.forceinline, own.nrt)
         key = template.context, tuple(args), tuple(kws.items()), taken

@@ -13,7 +13,7 @@ PTX_VERSIONS = {(7, 5): "8.0", (8, 0): "8.0", (9, 0): "8.1", (10, 0): "8.6"}
 
 
 def nearest_target(compute_capability: tuple[int, int]) -> tuple[int, int]:
-    """The newest architecture whose code a GPU of this compute capability runs.
+    """Find the newest architecture whose code a GPU of this compute capability runs.
 
     Raises:
         DeviceError: it is older than all of them.

@@ -189,7 +189,7 @@ class Finished:
         self._result = result
 
     def finish(self) -> Any:
-        """The result."""
+        """Return the result."""
         return self._result
 
 
@@ -249,7 +249,7 @@ def is_on_its_way(pending: Any) -> bool:
 
 
 class CapturedPlan:
-    """Samples batches on one GPU. Two may be on their way at a time: a third one finishes the first.
+    """Plan that samples batches on one GPU. Two may be on their way at a time: a third one finishes the first.
 
     A derived plan finds the slot that a batch needs (`_find_capacity`, `_has_room`) and allocates it
     (`_allocate_slot`). It enqueues the kernels of a batch (`_enqueue`), writes its seeds (`_write_inbox`) and reads it
@@ -314,7 +314,7 @@ class CapturedPlan:
         return pending
 
     def _claim_slot(self, pending: Pending) -> Any:
-        """A slot without a batch on its way, large enough for the seeds."""
+        """Claim a slot without a batch on its way, large enough for the seeds."""
         busy = [other._slot for other in self._pending]
         idle = next((slot for slot in self._slots if slot not in busy), None)
         if idle is None and len(self._slots) >= self._most_slots:
@@ -336,7 +336,7 @@ class CapturedPlan:
 
     @ordinary_tensors()
     def _make_slot(self, before: Any, capacity: Any) -> Any:
-        """A slot of a capacity instead of `before`, whose batch is over."""
+        """Make a slot of a capacity instead of `before`, whose batch is over."""
         if before is not None:
             if before in self._slots:
                 self._slots.remove(before)
@@ -405,11 +405,11 @@ class CapturedPlan:
             self._enqueue_batch(pending)
 
     def _find_scratch(self) -> Any:
-        """The scratch that plans of the topology share."""
+        """Find the scratch that plans of the topology share."""
         raise NotImplementedError
 
     def _find_capacity(self, before: Any, pending: Pending) -> Any:
-        """The capacity of a slot for a batch, at first: (seeds, edges, ...), at least that of the slot before."""
+        """Find a first capacity for a batch: (seeds, edges, ...), at least the capacity of the slot before."""
         raise NotImplementedError
 
     def _has_room(self, slot: Any, pending: Pending) -> bool:
@@ -417,11 +417,11 @@ class CapturedPlan:
         raise NotImplementedError
 
     def _count_slot_bytes(self, capacity: Any) -> int:
-        """About the bytes that a slot of a capacity takes."""
+        """Estimate the bytes that a slot of a capacity takes."""
         raise NotImplementedError
 
     def _allocate_slot(self, capacity: Any) -> Any:
-        """A slot of a capacity, without a graph."""
+        """Allocate a slot of a capacity, without a graph."""
         raise NotImplementedError
 
     def _write_inbox(self, slot: Any, pending: Pending) -> None:
@@ -441,5 +441,5 @@ class CapturedPlan:
         raise NotImplementedError
 
     def _export(self, slot: Any, pending: Pending) -> Any:
-        """The batch in tensors of its own."""
+        """Copy the batch into tensors of its own."""
         raise NotImplementedError

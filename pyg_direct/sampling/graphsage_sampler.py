@@ -39,7 +39,7 @@ class Adj(NamedTuple):
     size: tuple[int, int]
 
     def to(self, *args: Any, **kwargs: Any) -> Adj:
-        """The layer on another device."""
+        """Return the layer on another device."""
         return Adj(self.edge_index.to(*args, **kwargs), self.e_id.to(*args, **kwargs), self.size)
 
 
@@ -227,7 +227,7 @@ class GraphSageSampler:
 
     @classmethod
     def lazy_from_ipc_handle(cls, ipc_handle: tuple[CSRTopo, list[int], str]) -> GraphSageSampler:
-        """The sampler of `share_ipc` in this process.
+        """Return the sampler of `share_ipc` in this process.
 
         Args:
             ipc_handle: Result of `share_ipc`: (topology, sizes, mode).

@@ -93,7 +93,7 @@ class Scratch(captured_plan.Scratch):
 
     @classmethod
     def of(cls, topology: PlacedHetero, has_bits: bool, has_table: bool) -> Scratch:
-        """The scratch of a topology, made once: with bitmaps of its nodes, and a table of them."""
+        """Return the scratch of a topology, made once: with bitmaps of its nodes, and a table of them."""
         key = id(topology), has_bits, has_table
         known = _SCRATCH.get(key)
         if known is None:
@@ -194,7 +194,7 @@ class Slot(captured_plan.Slot):
 
 
 class HeteroGpuPlan(CapturedPlan):
-    """Samples batches of a `PlacedHetero` on one GPU, some at a time as one.
+    """Plan that samples batches of a `PlacedHetero` on one GPU, some at a time as one.
 
     Args:
         topology: The graph.

@@ -168,7 +168,7 @@ Numbering = SortedNumbering | TableNumbering | TorchNumbering
 
 
 class GeneralPlan:
-    """Samples batches from a placed `HeteroTopo`; equal keys give equal batches on any device.
+    """Plan that samples batches from a placed `HeteroTopo`; equal keys give equal batches on any device.
 
     Raises:
         ArgumentError: fanouts that do not fit the relations.
@@ -208,7 +208,7 @@ class GeneralPlan:
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int, *,
                seed_time: Tensor | Mapping[str, Tensor] | None = None, excluded: Excluded | None = None
                ) -> GeneralSample:  # fmt: skip
-        """The batch of `seeds` under `key`.
+        """Sample the batch of `seeds` under `key`.
 
         Args:
             seeds: int64 or int32 ids within their types, by type; a tensor if there is one type.
@@ -305,7 +305,7 @@ class GeneralPlan:
         return samples
 
     def _turn_both_ways(self, sample: GeneralSample) -> GeneralSample:
-        """The sample with its edges in both directions, if the recipe says so."""
+        """Return the sample with its edges in both directions, if the recipe says so."""
         if self.recipe.subgraph_type != "bidirectional":
             return sample
         has_ids = self.topology.topo.is_homogeneous
@@ -340,7 +340,7 @@ class GeneralPlan:
         return samples
 
     def _list_work(self, hop: int, counts: np.ndarray, known: np.ndarray, start: Seeds, keys: np.ndarray) -> _Work:
-        """The work list of a hop; empty behind the last."""
+        """Make the work list of a hop; empty behind the last."""
         if hop >= len(self._fanouts):
             return _Work(np.zeros(0, np.int64), np.zeros(0, np.int64), None)
         counts, known, bases = (part.reshape(len(keys), -1) for part in (counts, known, start.bases[:-1]))
@@ -386,11 +386,11 @@ class GeneralPlan:
         return [self._turn_both_ways(sample) for sample in samples]
 
     def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
-        """The edges between pairs of each batch, for `_pick`."""
+        """Find the edges between pairs of each batch, for `_pick`."""
         return find_edges(self.rows, self._sort_excluded(excluded))
 
     def _sort_excluded(self, excluded: Sequence[Excluded]) -> PairList:
-        """The pairs of each batch whose edges are not picked."""
+        """Sort the pairs of each batch whose edges are not picked."""
         relations, *ends, batches = list_pairs(self.topology, excluded)
         firsts = upload(np.stack([self.topology.topo.row_starts[:-1]]), self.topology.device)[0]
         return sort_pairs(self.rows, firsts[relations] + ends[0], ends[1], batches)
@@ -411,7 +411,7 @@ class GeneralPlan:
         return by_relation
 
     def _collect(self, hops: list[_Hop], edges: list[_Edges], num_batches: int = 1) -> list[GeneralSample]:
-        """The batches, whose types and relations all share memory."""
+        """Collect the batches, whose types and relations all share memory."""
         topo = self.topology.topo
         num_relations = len(topo.edge_types)
         node_counts = np.stack([hop.counts for hop in hops])
@@ -456,7 +456,7 @@ class GeneralPlan:
 
 
 def _list_different(seeds: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    """The different nodes among seeds, ascending."""
+    """List the different nodes among seeds, ascending."""
     if isinstance(seeds, Tensor):
         return seeds.unique()
     return {kind: own.unique() for kind, own in seeds.items()}

@@ -86,7 +86,7 @@ class GeneralSample:
 
 
 def find_partner(edge_type: EdgeType, edge_types: Sequence[EdgeType]) -> EdgeType | None:
-    """Return the relation whose edges stand beside those of another in both directions; None if none is known, or
+    """Return the relation whose edges stand beside edges of another in both directions; None if none is known, or
     the other is named `rev_...`, which others find.
     """
     source, name, target = edge_type
@@ -116,7 +116,7 @@ def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node_counts: np.ndarray,
                   num_edges: np.ndarray, num_batches: int, disjoint: bool, max_degree: int | None, *,
                   has_hops: bool = True) -> list[GeneralSample]:  # fmt: skip
-    """The batches whose types and relations stand one after the other in three arrays.
+    """Return the batches whose types and relations stand one after the other in three arrays.
 
     Args:
         topo: The graph.

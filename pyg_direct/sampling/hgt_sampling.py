@@ -144,7 +144,7 @@ class _Slot(hetero_gpu.Slot):
 
 
 class HgtGpuPlan(HeteroGpuPlan):
-    """Samples batches layer by layer on one GPU.
+    """Plan that samples batches layer by layer on one GPU.
 
     Args:
         topology: The graph.
@@ -200,7 +200,7 @@ class HgtGpuPlan(HeteroGpuPlan):
 
 
 class HgtPlan:
-    """Samples batches from a placed `HeteroTopo`, layer by layer.
+    """Plan that samples batches from a placed `HeteroTopo`, layer by layer.
 
     Args:
         topology: The graph.
@@ -231,7 +231,7 @@ class HgtPlan:
         yield repr(self.topology)
 
     def sample(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> GeneralSample:
-        """The batch of `seeds` under `key`: nodes of each type, seeds first, then layer after layer.
+        """Sample the batch of `seeds` under `key`: nodes of each type, seeds first, then layer after layer.
 
         Its edges are all edges among the nodes; of each node and relation at most `most_neighbors` are looked at.
 
@@ -297,7 +297,7 @@ class HgtPlan:
 
     def _collect(self, nodes: Tensor, counts: np.ndarray, edges: _Edges, budget: _Budget
                  ) -> GeneralSample:  # fmt: skip
-        """The sample of nodes, type after type, with the edges among them."""
+        """Collect the sample of nodes, type after type, with the edges among them."""
         topo, sizes = self.topology.topo, torch.from_numpy(counts).to(nodes.device)
         begins = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
         places = torch.arange(nodes.numel(), device=nodes.device) - begins

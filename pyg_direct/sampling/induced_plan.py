@@ -22,7 +22,7 @@ from pyg_direct.sampling.sampling_options import Sample
 
 
 def list_neighbors(topology: PlacedTopology) -> NeighborLists:
-    """The rows of a placed topology as kernels read them."""
+    """Return the rows of a placed topology as kernels read them."""
     if topology.pairs.numel() > 0:
         words = topology.pairs.view(torch.int32)
         return NeighborLists(topology.indptr, words, words, 2)
@@ -79,7 +79,7 @@ class PendingInduced:
 
 
 class InducedPlan:
-    """Finds the edges among sets of nodes.
+    """Plan that finds the edges among sets of nodes.
 
     Args:
         topology: Rows of the graph.
@@ -97,7 +97,7 @@ class InducedPlan:
         yield repr(self.topology)
 
     def sample(self, nodes: Tensor, *, is_set: bool = True) -> Sample:
-        """The subgraph of nodes; see `submit`."""
+        """Find the subgraph of nodes; see `submit`."""
         return self.submit(nodes, is_set=is_set).finish()
 
     def submit(self, nodes: Tensor, *, is_set: bool = True) -> PendingInduced:

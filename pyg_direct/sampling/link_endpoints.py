@@ -68,7 +68,7 @@ class Ends:
         return self._count
 
     def __getitem__(self, place: int) -> Tensor:
-        """A given end, by its place among all."""
+        """Return a given end, by its place among all."""
         return self.sources[place] if place < self.num_links else self.targets[place - self.num_pairs]
 
 

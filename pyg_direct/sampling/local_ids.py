@@ -52,7 +52,7 @@ class Settled(NamedTuple):
 
 
 class SortedNumbering:
-    """Numbers identities by sorting the sources of each hop, on a CPU."""
+    """Numbering of identities by sorting the sources of each hop, on a CPU."""
 
     def __init__(self, space: Space) -> None:
         self._space, self._bases = space, space.bases.numpy()
@@ -97,7 +97,7 @@ class SortedNumbering:
         return torch.from_numpy(counts)
 
     def settle(self, num_sources: int, counts: np.ndarray, places: Tensor | None = None) -> Settled:
-        """The new nodes of the hop that was entered, `counts` of each type, and the local ids of its sources."""
+        """Return the new nodes of the hop that was entered, `counts` of each type, and the local ids of its sources."""
         self._of_type = self._of_type + counts
         return self._settled
 
@@ -117,7 +117,7 @@ class SortedNumbering:
 
 
 class TorchNumbering:
-    """Numbers identities by sorting the sources of each hop with torch, on a GPU, without a wait."""
+    """Numbering of identities by sorting the sources of each hop with torch, on a GPU, without a wait."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -207,7 +207,7 @@ class Scratch:
 
 
 class TableNumbering:
-    """Numbers nodes through bitmaps and a table over the id space, on a CPU; for trees that are not told apart."""
+    """Numbering of nodes through bitmaps and a table over the id space, on a CPU; for trees that are not told apart."""
 
     def __init__(self, space: Space, scratch: Scratch) -> None:
         self._space, self._scratch = space, scratch

@@ -112,7 +112,7 @@ class MixedGraphSageSampler:
         return len(self.job)
 
     def __iter__(self) -> Iterator[Result]:
-        """The samples of the next epoch."""
+        """Return the samples of the next epoch."""
         self.job.shuffle()
         epoch, self._epoch = self._epoch, self._epoch + 1
         return self._iterate(EpochKey(draw_seed(), 0) if self.seed is None else EpochKey(self.seed, epoch))
@@ -172,7 +172,7 @@ class _Paces:
         self._best = (0, 0.0)
 
     def note_core(self, seconds: float) -> None:
-        """A core has sampled a batch."""
+        """Note the seconds that a core took for a batch."""
         if self._is_warm:
             self.core = _mean(self.core, seconds)
         self._is_warm = True
@@ -204,7 +204,7 @@ class _Paces:
 
 
 def _mean(so_far: float, newest: float) -> float:
-    """The next running mean."""
+    """Return the next running mean."""
     return newest if so_far == 0 else (1 - _NEWEST) * so_far + _NEWEST * newest
 
 
@@ -223,7 +223,7 @@ class _Running:
         return bool(self._idle) and self._num_cores - len(self._idle) < allowed
 
     def choose(self, position: int, beside_gpu: bool) -> int:
-        """The batch that a core begins when batch `position` is due."""
+        """Choose the batch that a core begins when batch `position` is due."""
         lead = 0
         if beside_gpu:
             core, between = self._paces.core, self._paces.between

@@ -229,7 +229,7 @@ class EdgeSet:
         self.parts = [self.join(sources.long(), targets.long()).sort().values]
 
     def with_parts(self, parts: Sequence[Tensor]) -> EdgeSet:
-        """The edges of the same relation that have these keys."""
+        """Make the edges of the same relation that have these keys."""
         other = copy.copy(self)
         other.parts = list(parts)
         return other
@@ -354,10 +354,10 @@ _MODES = ("CPU", "ZERO_COPY", "CUDA")
 
 
 class RandomNegativeSampler:
-    """Draws pairs of nodes and keeps those that are not edges; the n-th call under one seed is equal on every device.
+    """Sampler of pairs of nodes that are not edges; the n-th call under one seed is equal on every device.
 
     Args:
-        graph: Edges `[2, E]`, sources first, or whatever else `CSRTopo` takes, or a `CSRTopo`.
+        graph: Edges `[2, E]`, sources first, or any other input of `CSRTopo`, or a `CSRTopo`.
         mode: GraphLearn's `CPU`, `ZERO_COPY` or `CUDA`; None leaves it to `device`.
         edge_dir: Meaning of the rows of a `CSRTopo`: `out` for sources, `in` for targets; None for its own direction,
             which is `out` if it was made of offsets. Without effect on edges.

@@ -14,7 +14,7 @@ from pyg_direct.sampling.uniform_cpu import CpuPlan
 from pyg_direct.sampling.uniform_gpu import GpuPlan, SortingPlan
 
 Plan = CpuPlan | GpuPlan | SortingPlan
-# A batch large enough that sorting it costs what scanning a bitmap does is assumed when choosing by N alone.
+# Choosing by N alone assumes a batch so large that sorting it costs as much as scanning a bitmap.
 _TYPICAL_EDGES = 1 << 20
 # Loaders over one topology with equal recipes share a plan, as long as one of them lives.
 _PLANS: WeakValueDictionary[tuple[int, Recipe], GpuPlan] = WeakValueDictionary()
@@ -26,7 +26,7 @@ def is_captured_on(device: torch.device) -> bool:
 
 
 def open_plan(topology: PlacedTopology, recipe: Recipe, *, method: str = "auto") -> Plan:
-    """The plan for a topology and a recipe; all of them give equal batches.
+    """Open the plan for a topology and a recipe; all of them give equal batches.
 
     Args:
         method: How nodes are numbered: `bitmap`, `sort`, or `auto` by the number of nodes.

@@ -76,7 +76,7 @@ class PPRSample(NamedTuple):
 
 
 class PPRPlan:
-    """Finds neighborhoods of seeds in a graph.
+    """Plan that finds neighborhoods of seeds in a graph.
 
     Args:
         induced: Finds the edges among nodes; its rows are walked on.
@@ -175,7 +175,7 @@ def score_nodes(lists: NeighborLists, seeds: Tensor, recipe: PPRRecipe, *, key: 
 
 def _keep_best(visits: Tensor, sums: Tensor, is_last: Tensor, seeds: Tensor, num_nodes: int, width: int, total: int
                ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The best nodes of each seed, of visits in order with running sums of their chances."""
+    """Find the best nodes of each seed, of visits in order with running sums of their chances."""
     # On a GPU the number of nodes would be waited for.
     visits, scores, is_last = (_mask_repeats if visits.is_cuda else _drop_repeats)(visits, sums, is_last)
     trees, nodes = visits // num_nodes, visits % num_nodes

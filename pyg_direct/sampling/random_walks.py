@@ -126,7 +126,7 @@ class WalkRows:
             self._read(topology)
 
     def walk(self, start: Tensor, walk_length: int, p: float, q: float, *, key: int) -> Tensor:
-        """The walks from `start`, on the device of the rows; see `ops.sampling.walks.walk`."""
+        """Draw the walks from `start`, on the device of the rows; see `ops.sampling.walks.walk`."""
         with glance_only():
             self.renew()
         is_biased = not (p == 1 and q == 1)
@@ -138,7 +138,7 @@ class WalkRows:
 
     @cached_property
     def _sorted(self) -> NeighborLists:
-        """The rows with ascending neighbors, for which a look for one of them is short."""
+        """Return the rows with ascending neighbors, for which a look for one of them is short."""
         lists = self._lists
         neighbors = lists.neighbors[:: lists.step]
         rows = torch.arange(lists.num_nodes, device=neighbors.device).repeat_interleave(
@@ -155,7 +155,7 @@ _ROWS: weakref.WeakKeyDictionary[PlacedTopology, WalkRows] = weakref.WeakKeyDict
 
 
 def find_rows(topology: PlacedTopology) -> WalkRows:
-    """The rows of a placed topology, sorted at most once for all who walk on it."""
+    """Find the rows of a placed topology, sorted at most once for all who walk on it."""
     rows = _ROWS.get(topology)
     if rows is None:
         rows = _ROWS[topology] = WalkRows(topology)
@@ -194,5 +194,5 @@ class MetapathWalks:
         self._num_nodes = num_nodes
 
     def walk(self, start: Tensor, *, key: int) -> Tensor:
-        """The walks from `start`, nodes of the first type on the device; see `ops.sampling.walks.walk_along`."""
+        """Draw the walks from `start`, nodes of the first type on the device; see `ops.sampling.walks.walk_along`."""
         return walk_along(self._lists, start, self._rows, self._num_nodes, key=key)

@@ -122,7 +122,7 @@ def check_hops(fanouts: Sequence[int], limit: int, name: str) -> None:
 
 
 def empty_sample(seeds: Tensor, hops: int) -> Sample:
-    """The sample of a batch without hops or seeds."""
+    """Make the sample of a batch without hops or seeds."""
     count = seeds.numel()
     none = torch.empty(0, dtype=torch.int64, device=seeds.device)
     return Sample(seeds.long(), none.view(2, 0), none, [count] * (hops + 1), [0] * (hops + 1))

@@ -34,7 +34,7 @@ class _Scratch:
         self._nodes = np.empty(0, dtype)
 
     def make_room(self, count: int, more: int) -> np.ndarray:
-        """The nodes of the batch, `count` so far, with room for as many `more`."""
+        """Return the nodes of the batch, `count` so far, with room for as many `more`."""
         if len(self._nodes) < count + more:
             nodes = np.empty(count + more, self._nodes.dtype)
             nodes[:count] = self._nodes[:count]
@@ -43,7 +43,7 @@ class _Scratch:
 
 
 class CpuPlan:
-    """Samples batches with Numba threads, for as many callers at a time as come."""
+    """Plan that samples batches with Numba threads, for as many callers at a time as come."""
 
     def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
         self.topology, self.recipe = topology, recipe
@@ -64,7 +64,7 @@ class CpuPlan:
         yield repr(self.topology)
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
-        """The batch of `seeds`, int64 `[B]` on the CPU, under `key`.
+        """Sample the batch of `seeds`, int64 `[B]` on the CPU, under `key`.
 
         Raises:
             IdError: a seed lies outside the graph, or a neighbor does, which was written there later.

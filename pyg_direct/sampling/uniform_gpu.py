@@ -82,7 +82,7 @@ class Scratch(captured_plan.Scratch):
 
     @classmethod
     def of(cls, topology: PlacedTopology) -> Scratch:
-        """The scratch of a topology, made once."""
+        """Return the scratch of a topology, made once."""
         with _SCRATCH_LOCK:
             known = _SCRATCH.get(id(topology))
             if known is None:
@@ -127,7 +127,7 @@ class Slot(captured_plan.Slot):
 
     @staticmethod
     def expect_bytes(topology: PlacedTopology, num_seeds: int, num_edges: int) -> int:
-        """About the bytes that a slot of this capacity takes."""
+        """Estimate the bytes that a slot of this capacity takes."""
         edge_bytes = topology.indices.element_size() + topology.edge_ids.element_size() + 4
         node_bytes = topology.indices.element_size() + 4
         return edge_bytes * num_edges + node_bytes * (num_seeds + min(num_edges, topology.num_nodes)) + 8 * num_seeds
@@ -158,7 +158,7 @@ class Capacity(NamedTuple):
 
 
 class GpuPlan(CapturedPlan):
-    """Samples batches on one GPU."""
+    """Plan that samples batches on one GPU."""
 
     def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class GpuPlan(CapturedPlan):
         yield repr(self.topology)
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
-        """The batch of `seeds` under `key`."""
+        """Sample the batch of `seeds` under `key`."""
         sample: Sample = self.submit(seeds, key).finish()
         return sample
 
@@ -330,12 +330,12 @@ class GpuPlan(CapturedPlan):
 
 
 def to_signed(key: int) -> int:
-    """A key as a signed number of 64 bits."""
+    """Return a key as a signed number of 64 bits."""
     return key - 2**64 if key >= 2**63 else key
 
 
 class SortingPlan:
-    """Samples hop after hop on the device of the topology; same batches as the plans that use bitmaps."""
+    """Plan that samples hop after hop on the device of the topology; same batches as the plans that use bitmaps."""
 
     def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
         self.topology, self.recipe = topology, recipe
@@ -346,7 +346,7 @@ class SortingPlan:
         yield repr(self.topology)
 
     def sample(self, seeds: Tensor, key: int) -> Sample:
-        """The batch of `seeds` (int64 `[B]` on the device of the topology) under `key`.
+        """Sample the batch of `seeds` (int64 `[B]` on the device of the topology) under `key`.
 
         Raises:
             IdError: a seed lies outside the graph.
