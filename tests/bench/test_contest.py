@@ -57,7 +57,7 @@ def test_workers_of_pygs_loader_start_once(monkeypatch):
         return NeighborLoader(data, seed=0, **options)
 
     monkeypatch.setattr(beside, "PygNeighborLoader", make)
-    monkeypatch.setattr(beside, "WITH_PYG_LIB", True)
+    monkeypatch.setattr(beside, "SAMPLER", "pyg-lib")
     topology = CSRTopo(torch.randint(500, (2, 30_000)), num_nodes=500)
 
     rows = list(beside.measure_loaders(topology, "tiny", (0, 2), size=64, batches=3))
