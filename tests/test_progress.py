@@ -249,15 +249,18 @@ def test_a_short_step_imports_nothing(step):
     assert found == "False"
 
 
-def test_the_first_use_of_a_kernel_is_told_and_logged(impatient, capfd, caplog):
+def test_the_first_use_of_a_kernel_is_told_and_logged(impatient, capfd, caplog, monkeypatch):
     from pyg_direct.compiler import jit
+
+    monkeypatch.setattr(jit, "find_unwritable", lambda kind: None)
+    monkeypatch.setattr(jit, "_NUMBERS", iter([7]))
 
     caplog.set_level("INFO", "pyg_direct")
 
-    with jit._compiling("sample_neighbors_cpu"):
+    with jit._compiling("sample_neighbors_cpu", "cpu"):
         said = wait_for_words(capfd, "sample_neighbors_cpu")
 
-    assert "compiling kernels, once for this machine: sample_neighbors_cpu" in said
+    assert "compiling kernels, once for this machine: number 7, sample_neighbors_cpu" in said
     assert caplog.messages[0].startswith("compiled sample_neighbors_cpu in ")
 
 
