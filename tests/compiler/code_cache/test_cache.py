@@ -218,8 +218,8 @@ def test_loops_are_read_from_a_folder_that_cannot_be_written_and_nothing_is_said
 
 
 def test_loops_that_cannot_be_kept_are_told_once_with_the_folder(tmp_path):
-    run_python("from pyg_direct.compiler.code_cache import cache_folder\ncache_folder('cpu'), cache_folder('cpu_one_thread')",
-               PYG_DIRECT_CACHE=str(tmp_path))  # fmt: skip
+    make_folders = "from pyg_direct.compiler.code_cache import cache_folder\nfor kind in ('cpu', 'cpu_one_thread'):\n"
+    run_python(f"{make_folders}    cache_folder(kind)", PYG_DIRECT_CACHE=str(tmp_path))
 
     found = run_python(FORBID_WRITES + RANK_WORDS.replace("print(", "kernel(np.array([1.0]).view(np.uint64), ranks, "
                        "np.zeros(1, np.int64))\nprint(").replace("(loop,)", "loop, *_"),
