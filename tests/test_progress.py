@@ -249,15 +249,18 @@ def test_a_short_step_imports_nothing(step):
     assert found == "False"
 
 
-def test_the_first_use_of_a_kernel_is_told_and_logged(impatient, capfd, caplog):
+def test_the_first_use_of_a_kernel_is_told_and_logged(impatient, capfd, caplog, monkeypatch):
     from pyg_direct.compiler import jit
+
+    monkeypatch.setattr(jit, "find_unwritable", lambda kind: None)
+    monkeypatch.setattr(jit, "_NUMBERS", iter([7]))
 
     caplog.set_level("INFO", "pyg_direct")
 
-    with jit._compiling("sample_neighbors_cpu"):
+    with jit._compiling("sample_neighbors_cpu", "cpu"):
         said = wait_for_words(capfd, "sample_neighbors_cpu")
 
-    assert "compiling kernels, once for this machine: sample_neighbors_cpu" in said
+    assert "compiling kernels, once for this machine: number 7, sample_neighbors_cpu" in said
     assert caplog.messages[0].startswith("compiled sample_neighbors_cpu in ")
 
 
@@ -310,4 +313,4 @@ def test_code_of_a_grid_that_is_read_from_the_disk_is_not_told(compiled, monkeyp
     for _ in range(2):
         kernel.compile((9, 0), next(kernel.specialisations()))
 
-        assert compiled == [f": {kernel.fn.__name__}"]
+        assert [detail.rpartition(", ")[2] for detail in compiled] == [kernel.fn.__name__]

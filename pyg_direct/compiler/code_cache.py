@@ -77,13 +77,13 @@ def cache_name() -> str:
 
 @functools.cache
 def cache_folder(kind: str) -> Path:
-    """Folder of compiled code; if the usual one cannot be written, one that ends with the process."""
-    folder = cache_root() / cache_name() / kind
+    """Folder of compiled code; a temporary one, deleted with the process, if the usual one is missing."""
+    folder = _usual_folder(kind)
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    # GPU code is read from a folder that cannot be written; Numba would look for another place, and keep less apart.
+    # Code is read from a folder that cannot be written, as of a container's image.
     # `Path.is_dir` would raise for one below a folder of somebody else's.
-    if os.path.isdir(folder) and (kind == "gpu" or os.access(folder, os.W_OK)):
+    if os.path.isdir(folder) and os.access(folder, os.R_OK):
         return folder
     from multiprocessing.util import Finalize
 
@@ -91,6 +91,16 @@ def cache_folder(kind: str) -> Path:
     # Processes of multiprocessing end without `atexit`, and a forked process must leave the folder to its parent.
     Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=0)
     return folder
+
+
+def _usual_folder(kind: str) -> Path:
+    return cache_root() / cache_name() / kind
+
+
+def find_unwritable(kind: str) -> Path | None:
+    """Report the folder of compiled code if it cannot be written, so that other processes compile again."""
+    folder = _usual_folder(kind)
+    return None if os.path.isdir(folder) and os.access(folder, os.W_OK) else folder
 
 
 def place_source(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:

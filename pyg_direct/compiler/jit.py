@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import threading
@@ -34,16 +35,17 @@ from pyg_direct.compiler.code_cache import (
     COMPILER,
     cache_folder,
     find_shipped,
+    find_unwritable,
     place_source,
     read_or_make,
     read_sources,
     source_folder,
 )
-from pyg_direct.compiler.link_once import linked_once, replaced
+from pyg_direct.compiler.link_once import linked_once, readable_is_enough, replaced
 from pyg_direct.compiler.nvrtc import compile_source, link_pieces
 from pyg_direct.compiler.targets import PTX_VERSIONS, nearest_target, stamp_version
 from pyg_direct.errors import ArgumentError, needs_extra
-from pyg_direct.progress import show_wait
+from pyg_direct.progress import announce, show_wait
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,10 @@ if hasattr(os, "register_at_fork"):
 # Of each thread: `is_alone`, True if its loops run on it alone.
 _OWN = threading.local()
 _LOGGER = logging.getLogger(__name__)
+# Numbers of the compilations of this process.
+_NUMBERS = itertools.count(1)
+# The folder that was announced as one where nothing is kept.
+_UNKEPT: list[Path] = []
 _FUNCTIONS: list[Callable[..., Any]] = []
 # Scalar steps, and the functions that made them known to a compiler so far.
 _BODIES: dict[Callable[..., Any], set[Callable[..., Any]]] = {}
@@ -341,18 +347,15 @@ class CpuKernel:
 
         _choose_threading_layer()
         _bind(on_gpu=False)
-        previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
-        try:
+        with replaced(numba.config, "CACHE_DIR", str(folder)), readable_is_enough():
             fn = place_source(self._fn, folder)
             made = numba.njit(fn, parallel=parallel, nogil=True, cache=True, error_model="numpy",
                               fastmath={"reassoc", "nsz", "contract"} if self._any_order else False)  # fmt: skip
-        finally:
-            numba.config.CACHE_DIR = previous
         # Numba calls it if the disk has no code for these types.
         make, name = made._compiler.compile, self._fn.__name__
 
         def compile_loop(*args: Any) -> Any:
-            with _compiling(name), linked_once(fn.__qualname__):
+            with _compiling(name, "cpu" if parallel else "cpu_one_thread"), linked_once(fn.__qualname__):
                 return make(*args)
 
         made._compiler.compile = compile_loop
@@ -368,8 +371,9 @@ class CpuKernel:
             with _LOCK, hold(folder / self._fn.__name__), replaced(numba.config, "DISABLE_JIT", 0):
                 try:
                     return compile_for(*args)
-                except OSError:
+                except OSError as error:
                     # Without room on the disk, the loop that has been compiled is not kept there.
+                    _announce_unkept(folder, error.strerror or str(error))
                     return compile_for(*args)
 
         return run
@@ -391,12 +395,24 @@ def cpu_reduction(fn: Callable[..., Any]) -> CpuKernel:
 
 
 @contextlib.contextmanager
-def _compiling(name: str) -> Iterator[None]:
-    """Report a compilation, which takes long; reading code from the disk is not reported."""
-    begin = time.perf_counter()
-    with show_wait("compiling kernels, once for this machine", f": {name}"):
+def _compiling(name: str, kind: str) -> Iterator[None]:
+    """Report a compilation, which takes long; reads of compiled code from the disk are not reported."""
+    begin, unwritable = time.perf_counter(), find_unwritable(kind)
+    if unwritable is not None:
+        _announce_unkept(unwritable, "no right to write there")
+    # Nobody knows in advance how many a program needs.
+    with show_wait("compiling kernels" + (", once for this machine" if unwritable is None else ""),
+                   f": number {next(_NUMBERS)}, {name}"):  # fmt: skip
         yield
     _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - begin)
+
+
+def _announce_unkept(folder: Path, why: str) -> None:
+    """Say once that each process compiles again."""
+    if _UNKEPT:
+        return
+    _UNKEPT.append(folder)
+    announce(f"compiled kernels cannot be kept: {folder} ({why}); set PYG_DIRECT_CACHE to a folder that can be written")
 
 
 @functools.cache
@@ -477,7 +493,7 @@ class GpuKernel(Declaration):
         name = self.file_name(target, choice)
         ptx = find_shipped(name)
         if ptx is None:
-            make = _compiling(self.fn.__name__)(self.compile_ptx)
+            make = _compiling(self.fn.__name__, "gpu")(self.compile_ptx)
             ptx = read_or_make(cache_folder("gpu") / name, lambda: stamp_version(make(target, choice), target))
         return GpuCode(ptx)
 

@@ -175,15 +175,61 @@ print(own.is_dir())
     assert not os.path.exists(of_child)
 
 
-def test_folder_that_cannot_be_written_is_read_for_the_gpu_alone(tmp_path, monkeypatch):
+def test_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch):
     monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
 
     gpu, cpu = find_folder("gpu"), find_folder("cpu")
 
     assert tmp_path in gpu.parents
-    assert cpu.is_dir()
-    assert tmp_path not in cpu.parents
+    assert tmp_path in cpu.parents
+    assert code_cache.find_unwritable("cpu") == cpu
+
+
+# As for a user without rights to write, which a test that runs as root is not.
+FORBID_WRITES = """
+import os, tempfile
+access, open_file, make_file = os.access, os.open, tempfile.TemporaryFile
+cache = os.environ["PYG_DIRECT_CACHE"]
+
+def forbid(path, flags, *args, **options):
+    if str(path).startswith(cache) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        raise PermissionError(13, "Permission denied", str(path))
+    return open_file(path, flags, *args, **options)
+
+def forbid_file(*args, dir=None, **options):
+    if str(dir).startswith(cache):
+        raise PermissionError(13, "Permission denied", str(dir))
+    return make_file(*args, dir=dir, **options)
+
+os.access = lambda path, mode, **options: mode != os.W_OK and access(path, mode, **options)
+os.open, tempfile.TemporaryFile = forbid, forbid_file
+import sys
+sys.stderr = sys.stdout
+"""
+
+
+def test_loops_are_read_from_a_folder_that_cannot_be_written_and_nothing_is_said(tmp_path):
+    run_python(RANK_WORDS, PYG_DIRECT_CACHE=str(tmp_path))
+
+    found = run_python(FORBID_WRITES + RANK_WORDS, PYG_DIRECT_CACHE=str(tmp_path))
+
+    assert found == "[0, 3] 1 0"
+
+
+def test_loops_that_cannot_be_kept_are_told_once_with_the_folder(tmp_path):
+    make_folders = "from pyg_direct.compiler.code_cache import cache_folder\nfor kind in ('cpu', 'cpu_one_thread'):\n"
+    run_python(f"{make_folders}    cache_folder(kind)", PYG_DIRECT_CACHE=str(tmp_path))
+
+    found = run_python(FORBID_WRITES + RANK_WORDS.replace("print(", "kernel(np.array([1.0]).view(np.uint64), ranks, "
+                       "np.zeros(1, np.int64))\nprint(").replace("(loop,)", "loop, *_"),
+                       PYG_DIRECT_CACHE=str(tmp_path))  # fmt: skip
+
+    said, _, result = found.rpartition("\n")
+    assert said.count("cannot be kept") == 1
+    assert f"compiled kernels cannot be kept: {tmp_path}" in said
+    assert "PYG_DIRECT_CACHE" in said
+    assert result.endswith("0 2")
 
 
 def test_folder_below_one_of_somebody_else_is_replaced(tmp_path, monkeypatch):
