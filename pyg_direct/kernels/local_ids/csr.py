@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange, system_function
+from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cpu_sequence, cuda, gpu_kernel, prange, system_function
 from pyg_direct.kernels.sampling.uniform import find_row
 
 # Odd, so that no two numbers share a product: the multipliers of splitmix64 and of xxHash64.
@@ -56,12 +56,12 @@ def mark_run(row, target, first, last):
     return mark
 
 
-@cpu_kernel
+@cpu_sequence
 def mark_edges_cpu(row, target, out):
     out[0] = mark_run(row, target, 0, row.shape[0])
 
 
-@cpu_kernel
+@cpu_sequence
 def read_hops_cpu(row, target, hops, marks):
     """`hops` [H, 3]: end of each hop, and bounds of its sources and targets. `marks` [H + 1]: hashes of the edges up to
     each end, and the number of edges that are out of order or bounds.
