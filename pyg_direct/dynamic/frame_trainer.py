@@ -29,6 +29,7 @@ from pyg_direct.dynamic.timeline import LANES, Timeline
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.nn.replay.graphed_step import check_optimizes, steps_on_gpu
 from pyg_direct.object_text import one_line, show_count
+from pyg_direct.ops.argument_checks import checks_keywords
 from pyg_direct.profiling import sum_lanes, trace
 from pyg_direct.runtime.cuda.device import count_allocated, resolve_device
 from pyg_direct.runtime.cuda.graph_capture import record_graph, waits_refused
@@ -170,6 +171,7 @@ class FrameTrainer:
         DeviceError: `device` is not there.
     """
 
+    @checks_keywords
     def __init__(self, model: torch.nn.Module, signal: Any, optimizer: torch.optim.Optimizer, *, window: int = 8,
                  loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss, target: str = "last",
                  step: _Step = run_recurrent, device: Device = None, memory: int | str | None = None,

@@ -45,7 +45,7 @@ def settle_workers(owner: type, kwargs: Mapping[str, Any], device: torch.device,
     """
     refuse_unknown(owner, kwargs, _TORCH_OPTIONS)
     _check_options(kwargs)
-    kwargs = _drop(kwargs)
+    kwargs = _drop(owner, kwargs)
     if num_seeds == 0:
         # torch refuses to shuffle an empty data set.
         kwargs = {k: v for k, v in kwargs.items() if k != "shuffle"}
@@ -73,8 +73,11 @@ def settle_workers(owner: type, kwargs: Mapping[str, Any], device: torch.device,
     return {k: v for k, v in kwargs.items() if k not in _WORKER_OPTIONS}
 
 
-def _drop(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    warn_unused({k: v for k, v in kwargs.items() if k in _DROPPED and v is not None}, "the loader has its own")
+def _drop(owner: type, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    # Lightning makes a loader again, with another sampler, out of the attributes of the first.
+    is_remade = isinstance(getattr(kwargs.get("collate_fn"), "__self__", None), owner)
+    given = {} if is_remade else {k: v for k, v in kwargs.items() if k in _DROPPED and v is not None}
+    warn_unused(given, "the loader has its own")
     return {k: v for k, v in kwargs.items() if k not in _DROPPED}
 
 
@@ -100,9 +103,20 @@ def check_custom_cls(data: Any, custom_cls: Any) -> None:
         warn_unused({"custom_cls": custom_cls}, "batches have the class of data, unless that is in stores")
 
 
+def check_batch_size(size: Any) -> None:
+    """Check a number of items per batch, or None.
+
+    Raises:
+        ArgumentError: `batch_size`, rule and value.
+    """
+    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1):
+        raise ArgumentError(f"batch_size must be an integer of at least 1, or None, got {size!r}")
+
+
 def _check_options(kwargs: Mapping[str, Any]) -> None:
     """Refuse options of DataLoader that torch accepts, or refuses without their name."""
     check_flag("shuffle", kwargs.get("shuffle"))
+    check_batch_size(kwargs.get("batch_size"))
     workers, generator = kwargs.get("num_workers", 0), kwargs.get("generator")
     if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
         raise ArgumentError(f"num_workers must be an integer of at least 0, got {workers!r}")

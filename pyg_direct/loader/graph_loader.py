@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
-from pyg_direct.loader.arguments import settle_workers
+from pyg_direct.loader.arguments import check_batch_size, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.collate.graph_columns import move_all
@@ -83,6 +83,7 @@ class GraphLoader(EpochLoader):
             prefetch = int(resolve_device(device).type == "cuda")
         self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)
         check_flag("shuffle", shuffle)
+        check_batch_size(batch_size)
         if isinstance(dataset, IterableDataset) or (batch_size is None and kwargs.get("batch_sampler") is None):
             raise NotImplementedError("a data set without a length, or batch_size=None, has no batches to cut out: "
                                       f"take torch_geometric.loader.{type(self).__name__}")  # fmt: skip

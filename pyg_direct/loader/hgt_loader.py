@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.loader.option_types import TorchOptions
+from pyg_direct.ops.argument_checks import checks_keywords
 from pyg_direct.sampler.argument_types import InputNodes
 from pyg_direct.sampler.graph_reader import settle_filter
 from pyg_direct.sampler.hgt_sampler import HGTSampler, Samples
@@ -48,6 +49,7 @@ class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
         NotImplementedError: a `Data` or a pair of stores, as in PyG.
     """
 
+    @checks_keywords
     def __init__(self, data: HeteroData, num_samples: Samples, input_nodes: InputNodes, is_sorted: bool = False,
                  transform: Callable[[Any], Any] | None = None,
                  transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,

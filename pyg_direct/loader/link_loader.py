@@ -28,7 +28,7 @@ from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.loader.sampler_loader import GeneralLoader
-from pyg_direct.ops.argument_checks import check_callables, check_flag, check_ids, in_short, tell_kind
+from pyg_direct.ops.argument_checks import check_callables, check_flag, check_ids, checks_keywords, in_short, tell_kind
 from pyg_direct.sampler.argument_types import FanoutsOf, Graph, InputLinks, Negatives, Subgraph
 from pyg_direct.sampler.graph_reader import check_graph, list_links, list_relations, settle_filter
 from pyg_direct.sampler.keyed_sampler import (
@@ -328,6 +328,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
 
     _sampler_name = "neighbor_sampler"
 
+    @checks_keywords
     def __init__(self, data: Graph, num_neighbors: FanoutsOf, edge_label_index: InputLinks = None,
                  edge_label: Tensor | None = None, edge_label_time: Tensor | None = None, replace: bool = False,
                  subgraph_type: Subgraph = "directional", disjoint: bool = False, temporal_strategy: str = "uniform",

@@ -39,7 +39,7 @@ from pyg_direct.loader.prefetch.processes import Positions, WorkerSampler, numbe
 from pyg_direct.loader.sampler_loader import note_sample, read_positions
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.object_text import show_fanouts
-from pyg_direct.ops.argument_checks import check_callables, check_fanouts, check_flag, check_ids
+from pyg_direct.ops.argument_checks import check_callables, check_fanouts, check_flag, check_ids, checks_keywords
 from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.ops.sampling.uniform import check_sampling
 from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
@@ -219,6 +219,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
 
     _sampler_name = "neighbor_sampler"
 
+    @checks_keywords
     def __init__(self, data: Graph, num_neighbors: FanoutsOf, input_nodes: InputNodes = None,
                  input_time: Tensor | None = None, replace: bool = False, subgraph_type: Subgraph = "directional",
                  disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,

@@ -20,6 +20,7 @@ from pyg_direct.loader.option_types import ShuffledOptions
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.loader.typed_induced_loader import TypedInducedLoader
 from pyg_direct.object_text import show_options
+from pyg_direct.ops.argument_checks import checks_keywords
 from pyg_direct.sampler.graph_reader import describe_other, read_topology
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device
@@ -42,6 +43,7 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
+    @checks_keywords
     def __init__(self, data: Data | HeteroData, num_parts: int, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,

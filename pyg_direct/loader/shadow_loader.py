@@ -16,7 +16,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.loader.option_types import TorchOptions
-from pyg_direct.ops.argument_checks import as_ids, check_flag, check_ids
+from pyg_direct.ops.argument_checks import as_ids, check_flag, check_ids, checks_keywords
 from pyg_direct.sampler.graph_reader import describe_other
 from pyg_direct.sampler.keyed_sampler import Output
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
@@ -47,6 +47,7 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
 
     _seeds_name = "node_idx"
 
+    @checks_keywords
     def __init__(self, data: Data, depth: int, num_neighbors: int, node_idx: Tensor | None = None,
                  replace: bool = False, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,

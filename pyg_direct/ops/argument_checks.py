@@ -76,6 +76,8 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
         ids = ids.long()
     if ids.dtype not in INDEX_DTYPES:
         hint = ": give its .nonzero().view(-1)" if ids.dtype == torch.bool else ": give its .long()"
+        if ids.dtype != torch.bool and ids.dim() == 1 and ids.numel() == upper:
+            hint += ", or its .bool() if it is a mask"
         raise ArgumentTypeError(f"{name} must have dtype int64 or int32, got {ids.dtype}"
                                 f"{'' if ids.is_complex() else hint}")  # fmt: skip
     if ids.dim() != 1:
@@ -226,13 +228,24 @@ def refuse_unknown(owner: type, given: Mapping[str, Any], known: Collection[str]
 
 
 def checks_keywords(make: Constructor) -> Constructor:
-    """Return a constructor without `**kwargs` that refuses unknown options as `refuse_unknown` does."""
-    known = frozenset(_list_names(make))
+    """Return a constructor that refuses unknown options as `refuse_unknown` does.
+
+    If it takes `**kwargs`, it refuses only those that are spelt like a required argument that is missing.
+    """
+    known, parts = frozenset(_list_names(make)), list(inspect.signature(make).parameters.values())[1:]
+    takes_more = any(part.kind is part.VAR_KEYWORD for part in parts)
 
     @wraps(make)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         if not known.issuperset(kwargs):
-            refuse_unknown(type(self), kwargs, known)
+            if not takes_more:
+                refuse_unknown(type(self), kwargs, known)
+            missing = [part.name for part in parts[len(args) :] if part.kind is part.POSITIONAL_OR_KEYWORD
+                       and part.default is part.empty and part.name not in kwargs]  # fmt: skip
+            for name in kwargs.keys() - known:
+                if near := get_close_matches(name, missing):
+                    raise ArgumentTypeError(f"{type(self).__name__} has no option {name}; did you mean "
+                                            f"{' or '.join(near)}?")  # fmt: skip
         make(self, *args, **kwargs)
 
     return cast(Constructor, checked)

@@ -1,6 +1,7 @@
 """An option that a class does not have is named, with the nearest that it has."""
 
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from pyg_direct import (
     ShaDowKHopSampler,
     SubGraphLoader,
 )
-from pyg_direct.errors import ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning
 from pyg_direct.loader import NeighborSampler
 from pyg_direct.ops.argument_checks import list_options
 
@@ -63,6 +64,53 @@ def test_a_loader_tells_the_option_that_was_meant(name, given, meant):
 def test_a_loader_names_options_of_other_packages(name, given):
     with pytest.raises(TypeError, match=rf"^{name} has no option {given}; (did you mean|it has) "):
         LOADERS[name](**{given: 1})
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "given", "meant"),
+    [
+        (NeighborLoader, "NeighborLoader", "num_neighbours", "num_neighbors"),
+        (LinkNeighborLoader, "LinkNeighborLoader", "num_neighbours", "num_neighbors"),
+        (HGTLoader, "HGTLoader", "num_sample", "num_samples"),
+    ],
+)
+def test_a_misspelt_argument_that_is_needed_is_named(make, name, given, meant):
+    with pytest.raises(ArgumentTypeError, match=rf"^{name} has no option {given}; did you mean {meant}\?"):
+        make(make_typed(), **{given: [2]}, batch_size=4)
+
+
+def test_an_argument_that_is_missing_is_named_by_python():
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'num_neighbors'"):
+        NeighborLoader(make_data(), batch_size=4)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "10"])
+@pytest.mark.parametrize("name", ["NeighborLoader", "LinkNeighborLoader", "HGTLoader", "PPRLoader", "DataLoader"])
+def test_a_batch_size_that_is_none_is_refused(name, size):
+    with pytest.raises(ArgumentError, match=f"^batch_size must be an integer of at least 1, or None, got {size!r}$"):
+        LOADERS[name](batch_size=size)
+
+
+def test_a_mask_of_numbers_is_told_from_ids():
+    with pytest.raises(
+        ArgumentTypeError, match=r"got torch.float32: give its .long\(\), or its .bool\(\) if it is a mask"
+    ):
+        NeighborLoader(make_data(), [2], torch.ones(20), device="cpu")
+    with pytest.raises(ArgumentTypeError, match=r"got torch.float32: give its .long\(\)$"):
+        NeighborLoader(make_data(), [2], torch.ones(3), device="cpu")
+
+
+def test_a_loader_made_again_of_its_attributes_warns_of_nothing():
+    loader = LOADERS["NeighborLoader"](batch_size=4)
+    data_set = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = LOADERS["NeighborLoader"](batch_size=4, **data_set)
+
+    assert len(again) == len(loader)
+    with pytest.warns(LoaderWarning, match="collate_fn=.*: not used, as the loader has its own"):
+        LOADERS["NeighborLoader"](batch_size=4, dataset=None, collate_fn=list)
 
 
 def test_options_that_are_handed_on_are_meant_too():
