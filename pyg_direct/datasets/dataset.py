@@ -111,6 +111,13 @@ class NodeDataset:
         x: Node features, floating point `[N, F]`, or None.
         y: Class of every node, int64 `[N]`; -1 if it is unknown.
         train_idx, val_idx, test_idx: Nodes of the three parts, int64 `[n]` each, disjoint.
+
+    Example:
+        >>> dataset = synthetic_graph("products", num_nodes=100, num_edges=400, num_features=4, num_classes=3)
+        >>> dataset, len(dataset.train_idx)
+        (NodeDataset(name='products', num_nodes=100, num_edges=400, num_features=4, num_classes=3), 8)
+        >>> dataset.to_data()
+        Data(edge_index=[2, 400], y=[100], x=[100, 4], train_mask=[100], val_mask=[100], test_mask=[100])
     """
 
     name: str

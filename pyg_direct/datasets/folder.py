@@ -92,6 +92,12 @@ def load_folder(
         ArgumentError: The folder or an array is missing, an archive is damaged, or arrays have other kinds or do not
             fit each other.
         ArgumentTypeError: `dtype` is no dtype.
+
+    Example:
+        >>> np.savez("graph.npz", edge_index=[[0, 1], [1, 2]], y=[0, 1, 0], train=[0], valid=[1], test=[2])
+        >>> graph = load_folder(".")
+        >>> graph.edge_index.tolist(), graph.num_classes  # each edge in both directions
+        ([[0, 1, 1, 2], [1, 0, 2, 1]], 2)
     """
     check_float_dtype("dtype", dtype)
     folder = find_graph(Path(path))

@@ -160,6 +160,12 @@ def fill_features(out: Tensor, y: Tensor, *, seed: int, num_classes: int, featur
     Raises:
         ArgumentTypeError: `out` or `y` is no tensor, or `y` is not int64.
         ArgumentError: A shape, dtype or value is outside its rule.
+
+    Example:
+        >>> y = torch.tensor([0, 1, 1])
+        >>> x = fill_features(torch.empty(3, 2), y, seed=0, num_classes=2, feature_signal=1.0)
+        >>> torch.equal(x, fill_features(torch.empty(3, 2), y, seed=0, num_classes=2, feature_signal=1.0)), x.shape
+        (True, torch.Size([3, 2]))
     """
     seed = check_int("seed", seed, least=0)
     num_classes = check_int("num_classes", num_classes, least=1)
@@ -207,6 +213,10 @@ class Preset(NamedTuple):
         hub: Largest expected degree, in mean degrees.
         homophily, feature_signal: Defaults of `synthetic_graph`. They are calibrated so that features alone identify
             about half the classes and neighborhoods identify most, never all.
+
+    Example:
+        >>> PRESETS["reddit"].num_nodes, PRESETS["reddit"].num_classes
+        (232965, 41)
     """
 
     num_nodes: int
@@ -352,6 +362,10 @@ def synthetic_graph(
         ArgumentTypeError: An argument has the wrong type.
         ArgumentError: An argument lies outside its rule.
         DeviceError: `device` is a GPU that this machine lacks.
+
+    Example:
+        >>> synthetic_graph("products", num_nodes=100, num_edges=400, num_features=4, num_classes=3)
+        NodeDataset(name='products', num_nodes=100, num_edges=400, num_features=4, num_classes=3)
     """
     if preset not in list(PRESETS):
         raise ArgumentError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")

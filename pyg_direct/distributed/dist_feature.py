@@ -38,6 +38,11 @@ class PartitionInfo:
         hosts: Number of hosts.
         global2host: Host of each node, integers `[N]`.
         replicate: Nodes of other hosts of which this host keeps copies, int64 `[R]`.
+
+    Example:
+        >>> info = PartitionInfo("cpu", host=0, hosts=2, global2host=torch.tensor([0, 0, 1, 1]))
+        >>> (info.global2host == info.host).tolist()  # the nodes whose rows this host has
+        [True, True, False, False]
     """
 
     device: Any
@@ -93,6 +98,13 @@ class DistFeature:
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+
+    Example:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
+        >>> info = PartitionInfo("cpu", host=0, hosts=1, global2host=torch.zeros(4, dtype=torch.int64))
+        >>> DistFeature(torch.arange(8.0).view(4, 2), info)[torch.tensor([3, 0])].tolist()
+        [[6.0, 7.0], [0.0, 1.0]]
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, feature: Tensor | Feature, info: PartitionInfo, comm: Any = None) -> None:

@@ -79,6 +79,13 @@ class DistGraph:
         ArgumentTypeError: an argument has the wrong type.
         DeviceError: `device` is a GPU that does not exist.
         RankError: another process failed.
+
+    Example:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
+        >>> manifest = partition_graph("ring", torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_parts=1)
+        >>> DistGraph("ring", device="cpu")
+        DistGraph(part 0 of 1, 4 nodes, cpu)
+        >>> dist.destroy_process_group()
     """
 
     whole: WholeGraph | None = None

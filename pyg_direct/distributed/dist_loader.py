@@ -288,6 +288,14 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         RankError: while iterating, if another process failed or ended.
+
+    Example:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
+        >>> manifest = partition_graph("ring", torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_parts=1)
+        >>> (batch,) = DistNeighborLoader(DistGraph("ring", device="cpu"), [-1, -1], torch.tensor([2]))
+        >>> batch.n_id.tolist(), batch.edge_index.tolist()
+        ([2, 1, 0], [[1, 2], [0, 1]])
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, graph: DistGraph, num_neighbors: FanoutsOf, input_nodes: InputNodes = None,
@@ -345,6 +353,14 @@ class DistSubGraphLoader(DistNeighborLoader):
 
     Raises:
         ArgumentTypeError: `subgraph_type` is given.
+
+    Example:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
+        >>> manifest = partition_graph("subgraph_ring", torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_parts=1)
+        >>> (batch,) = DistSubGraphLoader(DistGraph("subgraph_ring", device="cpu"), [-1, -1], torch.tensor([2]))
+        >>> batch.n_id.tolist(), batch.edge_index.tolist()
+        ([2, 1, 0], [[1, 2], [0, 1]])
+        >>> dist.destroy_process_group()
     """
 
     def __init__(
@@ -380,6 +396,14 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         RankError: while iterating, if another process failed or ended.
+
+    Example:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
+        >>> manifest = partition_graph("link_ring", torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_parts=1)
+        >>> (batch,) = DistLinkNeighborLoader(DistGraph("link_ring", device="cpu"), [-1], torch.tensor([[0], [2]]))
+        >>> batch.n_id.tolist(), batch.edge_label_index.tolist()
+        ([0, 2, 1, 3], [[0], [1]])
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, graph: DistGraph, num_neighbors: FanoutsOf, edge_label_index: InputLinks,

@@ -72,6 +72,14 @@ class DistNeighborSampler(NeighborSampler):
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value; also if the partition has no times or weights.
+
+    Example:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
+        >>> manifest = partition_graph("ring", torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_parts=1)
+        >>> sampler = DistNeighborSampler(DistGraph("ring", device="cpu"), [-1, -1])
+        >>> sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([2]))).node.tolist()
+        [2, 1, 0]
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, graph: DistGraph, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,

@@ -169,6 +169,14 @@ class FrameTrainer:
     Raises:
         ArgumentError, ArgumentTypeError, MemoryLimitError: named argument, rule and value.
         DeviceError: `device` is not there.
+
+    Example:
+        >>> from torch_geometric.nn import GCNConv
+        >>> snapshot = Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]), y=torch.zeros(3, 1))
+        >>> model, adam = GCNConv(3, 1), torch.optim.Adam
+        >>> trainer = FrameTrainer(model, [snapshot] * 4, adam(model.parameters()), step=run_stateless, device="cpu")
+        >>> trainer
+        X
     """
 
     @checks_keywords

@@ -83,6 +83,12 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
+
+    Example:
+        >>> edges = TemporalData(src=torch.tensor([0, 1, 2]), dst=torch.tensor([1, 2, 0]), t=torch.tensor([0, 3, 14]))
+        >>> snapshots = discretize(edges, window=10, x=torch.eye(3))
+        >>> [snapshot.edge_index.tolist() for snapshot in snapshots]
+        [[[0, 1], [1, 2]], [[2], [0]]]
     """
     if not isinstance(data, (TemporalData, Data)):
         raise ArgumentTypeError(f"data must be TemporalData or Data, got {type(data).__name__}")

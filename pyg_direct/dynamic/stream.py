@@ -46,6 +46,12 @@ class SnapshotStream:
 
     Attributes:
         plan: Plan of the snapshots; None for heterogeneous ones.
+
+    Example:
+        >>> edges = [torch.tensor([[0, 1], [1, 2]]), torch.tensor([[0, 2], [1, 0]]), torch.tensor([[1], [0]])]
+        >>> snapshots = stream([Data(x=torch.eye(3), edge_index=edge_index) for edge_index in edges], device="cpu")
+        >>> snapshots[:2], snapshots[2].edge_index.tolist()
+        (SnapshotStream(2 snapshots, cpu), [[1], [0]])
     """
 
     def __init__(self, snapshots: Sequence[Any], plan: SnapshotPlan | None, times: range, source: Any = None) -> None:
@@ -148,6 +154,12 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         MemoryLimitError: `memory` is less than the features of one snapshot; the message gives the bytes of all.
         DeviceError: `device` is not there.
+
+    Example:
+        >>> edges = [torch.tensor([[0, 1], [1, 2]]), torch.tensor([[0, 2], [1, 0]])]
+        >>> snapshots = stream([Data(x=torch.eye(3), edge_index=edge_index) for edge_index in edges], device="cpu")
+        >>> [snapshot.edge_index.tolist() for snapshot in snapshots]
+        [[[0, 1], [1, 2]], [[0, 2], [1, 0]]]
     """
     if keep not in KEEPS:
         raise ArgumentError(f"keep must be one of {', '.join(KEEPS)}, got {keep!r}")

@@ -35,6 +35,12 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+
+    Example:
+        >>> store = FeatureStore(device="cpu")
+        >>> store["paper", "x", None] = torch.arange(8.0).view(4, 2)
+        >>> store["paper", "x", torch.tensor([3, 0])].tolist()
+        [[6.0, 7.0], [0.0, 1.0]]
     """
 
     # Loaders need not bring ids to the CPU first.

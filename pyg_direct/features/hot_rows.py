@@ -206,6 +206,10 @@ def count_reads(batches: Iterable[Tensor], num_rows: int) -> Tensor:
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value; of ids outside [0, num_rows) at the end.
+
+    Example:
+        >>> count_reads([torch.tensor([0, 2]), torch.tensor([2, 3])], num_rows=4).tolist()
+        [1, 0, 2, 1]
     """
     if isinstance(num_rows, bool) or not isinstance(num_rows, int) or not 0 <= num_rows < 2**62:
         raise ArgumentError(f"num_rows must be an integer in [0, 2**62), got {num_rows!r}")
@@ -238,6 +242,11 @@ def expected_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_nei
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> topo = CSRTopo(torch.tensor([[1, 2, 3], [0, 0, 1]]))  # 1 and 2 lead to 0, 3 to 1
+        >>> expected_reads(topo.indptr, topo.indices, torch.tensor([0]), [1, 1], batch_size=1).tolist()
+        [1.0, 0.5, 0.5, 0.5]
     """
     return _compute(indptr, indices, input_nodes, num_neighbors, batch_size)[0]
 
@@ -256,6 +265,11 @@ def expected_edge_reads(indptr: Tensor, indices: Tensor, input_nodes: Tensor, nu
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> topo = CSRTopo(torch.tensor([[1, 2, 3], [0, 0, 1]]))  # 1 and 2 lead to 0, 3 to 1
+        >>> expected_edge_reads(topo.indptr, topo.indices, torch.tensor([0]), [1, 1], batch_size=1).tolist()
+        [0.5, 0.5, 0.5]
     """
     picked = _compute(indptr, indices, input_nodes, num_neighbors, batch_size)[1]
     return order_by_edge(picked, indptr, indices.numel(), eid)

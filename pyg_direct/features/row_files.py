@@ -344,6 +344,11 @@ def save_rows(path: str | os.PathLike[str], rows: Tensor | np.ndarray) -> Path:
     Raises:
         FileError: there is no room on the disk, or no right to write there.
         ArgumentError, ArgumentTypeError: named argument, rule and value.
+
+    Example:
+        >>> path = save_rows("rows.npy", torch.arange(8.0).view(4, 2))
+        >>> Feature(device="cpu").from_file(path)[torch.tensor([3, 0])].tolist()
+        [[6.0, 7.0], [0.0, 1.0]]
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentTypeError(f"path must be the name of a file, got {path!r}")
@@ -432,6 +437,11 @@ class DeviceConfig:
         gpu_parts: By GPU, in a dict or a list: rows, or their ids if they come from an array. A part may also be the
             name of a file of rows (`.npy`, `.safetensors`; never a pickle).
         cpu_part: The same for host memory.
+
+    Example:
+        >>> config = DeviceConfig(gpu_parts=[torch.zeros(1, 2)], cpu_part=torch.ones(2, 2))
+        >>> Feature(device="cpu").from_mmap(None, config)[torch.tensor([0, 2])].tolist()
+        [[0.0, 0.0], [1.0, 1.0]]
     """
 
     gpu_parts: Mapping[int, Part] | Sequence[Part]

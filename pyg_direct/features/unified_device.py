@@ -38,6 +38,11 @@ def enable_unified_device() -> None:
     It is not a custom torch backend (PrivateUse1), because such a registration applies to the whole process.
     `torch.accelerator` would then name `unified`, and `pin_memory` would raise NotImplementedError, also from
     `DataLoader(pin_memory=True)`. With a GPU, backward passes lost the stream order that torch gives them.
+
+    Example:
+        >>> enable_unified_device()
+        >>> torch.ones(3, device="unified").is_unified
+        True
     """
     if any(isinstance(mode, _UnifiedNames) for mode in _get_current_function_mode_stack()):
         return
@@ -64,6 +69,11 @@ def unified_device(*, propagatedToCUDA: bool = True) -> str:  # noqa: N803
 
     Raises:
         DeviceError: `enable_unified_device` was not called in this thread.
+
+    Example:
+        >>> enable_unified_device()
+        >>> torch.ones(3, device=unified_device(propagatedToCUDA=False)).propagated
+        False
     """
     if not getattr(_thread, "is_enabled", False):
         raise DeviceError("device='unified' needs a call of enable_unified_device in this thread first")

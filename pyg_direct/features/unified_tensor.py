@@ -351,7 +351,12 @@ class UnifiedBytes:
 
 
 class MemAdvise(enum.IntEnum):
-    """Advice on unified memory, with the names and numbers of CUDA's `cudaMemoryAdvise`."""
+    """Advice on unified memory, with the names and numbers of CUDA's `cudaMemoryAdvise`.
+
+    Example:
+        >>> MemAdvise(3).name
+        'cudaMemAdviseSetPreferredLocation'
+    """
 
     cudaMemAdviseSetReadMostly = 1  # noqa: N815
     cudaMemAdviseUnsetReadMostly = 2  # noqa: N815

@@ -31,6 +31,12 @@ class CachedLoader(PygCachedLoader):  # type: ignore[misc]
     Raises:
         ArgumentTypeError: `loader` is not iterable, or `transform` not callable.
         ArgumentError, DeviceError: `device` is no device, or a GPU that does not exist.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> loader = CachedLoader(NeighborLoader(ring, [-1], batch_size=2, device="cpu"), device="cpu")
+        >>> [[batch.n_id.tolist() for batch in loader] for epoch in range(2)]  # the second epoch samples nothing
+        [[[0, 1, 3], [2, 3, 1]], [[0, 1, 3], [2, 3, 1]]]
     """
 
     def __init__(

@@ -59,6 +59,12 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; a file of another graph.
         ModuleNotFoundError: neither pymetis nor PyG's METIS is installed.
+
+    Example:
+        >>> pairs = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]))
+        >>> clusters = ClusterData(pairs, num_parts=2, log=False)
+        >>> sorted(clusters.partition.node_perm.view(2, 2).tolist())
+        [[0, 1], [2, 3]]
     """
 
     def __init__(self, data: Data | HeteroData, num_parts: int, recursive: bool = False, save_dir: str | None = None,
@@ -142,6 +148,12 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> pairs = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]))
+        >>> loader = ClusterLoader(ClusterData(pairs, num_parts=2, log=False), device="cpu")
+        >>> [(batch.num_nodes, batch.edge_index.tolist()) for batch in loader]
+        [(2, [[0, 1], [1, 0]]), (2, [[0, 1], [1, 0]])]
     """
 
     _pyg_hooks = ("_collate",)

@@ -35,6 +35,11 @@ class DataListLoader(GraphLoader, PygDataListLoader):  # type: ignore[misc]
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
         NotImplementedError: `dataset` has no length, or `batch_size` is None.
+
+    Example:
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3, 4)]
+        >>> [[graph.num_nodes for graph in batch] for batch in DataListLoader(graphs, batch_size=2)]
+        [[2, 3], [4]]
     """
 
     if TYPE_CHECKING:

@@ -57,6 +57,12 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
             width or dtype, its number.
         DeviceError: `device` is a GPU that does not exist.
         NotImplementedError: `dataset` has no length, or `batch_size` is None.
+
+    Example:
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3)]
+        >>> (batch,) = DataLoader(graphs, batch_size=2, device="cpu")
+        >>> batch.edge_index.tolist(), batch.batch.tolist()
+        ([[0, 2], [1, 3]], [0, 0, 1, 1, 1])
     """
 
     if TYPE_CHECKING:

@@ -44,6 +44,12 @@ class DenseDataLoader(GraphLoader, PygDenseDataLoader):  # type: ignore[misc]
             shape or dtype, its number.
         DeviceError: `device` is a GPU that does not exist.
         NotImplementedError: `dataset` has no length, or `batch_size` is None.
+
+    Example:
+        >>> graphs = [Data(x=torch.ones(3, 1), adj=torch.eye(3)) for _ in range(2)]
+        >>> (batch,) = DenseDataLoader(graphs, batch_size=2, device="cpu")
+        >>> batch.x.shape, batch.adj.shape
+        (torch.Size([2, 3, 1]), torch.Size([2, 3, 3]))
     """
 
     if TYPE_CHECKING:

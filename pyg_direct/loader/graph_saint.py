@@ -247,6 +247,12 @@ class GraphSAINTNodeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTNodeSampler)
     Args:
         data, batch_size, num_steps, sample_coverage, save_dir, log: See `GraphSAINTSampler`.
         **kwargs: Further arguments of `GraphSAINTSampler`.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> loader = GraphSAINTNodeSampler(ring, batch_size=2, num_steps=3, seed=0, device="cpu")
+        >>> [batch.num_nodes for batch in loader]  # two nodes are drawn by degree, and may be equal
+        [1, 2, 1]
     """
 
     def _draw(self, items: Tensor, key: int) -> Tensor:
@@ -263,6 +269,12 @@ class GraphSAINTEdgeSampler(GraphSAINTSampler, pyg_loader.GraphSAINTEdgeSampler)
     Args:
         data, batch_size, num_steps, sample_coverage, save_dir, log: See `GraphSAINTSampler`.
         **kwargs: Further arguments of `GraphSAINTSampler`.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> loader = GraphSAINTEdgeSampler(ring, batch_size=2, num_steps=3, seed=0, device="cpu")
+        >>> [(batch.num_nodes, batch.num_edges) for batch in loader]
+        [(2, 1), (3, 2), (2, 1)]
     """
 
     def _open_drawing(self) -> tuple[Tensor, int]:
@@ -300,6 +312,12 @@ class GraphSAINTRandomWalkSampler(GraphSAINTSampler, pyg_loader.GraphSAINTRandom
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> loader = GraphSAINTRandomWalkSampler(ring, batch_size=1, walk_length=2, num_steps=2, seed=0, device="cpu")
+        >>> [batch.edge_index.tolist() for batch in loader]  # the nodes of a walk of two steps
+        [[[0, 1], [1, 2]], [[0, 1], [1, 2]]]
     """
 
     def __init__(self, data: Data, batch_size: int, walk_length: int, num_steps: int = 1, sample_coverage: int = 0,

@@ -47,6 +47,13 @@ class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         NotImplementedError: a `Data` or a pair of stores, as in PyG.
+
+    Example:
+        >>> written = {"edge_index": torch.tensor([[0, 0, 1], [0, 1, 2]])}  # author 0 wrote two papers, author 1 one
+        >>> data = HeteroData({"author": {"x": torch.eye(2)}, "paper": {"x": torch.eye(3)}, "author__by__paper": written})
+        >>> (batch,) = HGTLoader(data, [2], ("paper", torch.tensor([0, 2])), batch_size=2, device="cpu")
+        >>> batch["author"].n_id.tolist(), batch["by"].edge_index.tolist()
+        ([0, 1], [[0, 1], [0, 1]])
     """
 
     @checks_keywords

@@ -64,6 +64,12 @@ def inference_loader(
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> loader = inference_loader(ring, batch_size=2, device="cpu")
+        >>> [batch.n_id.tolist() for batch in loader]  # two nodes each, with all their neighbors
+        [[0, 1, 3], [2, 3, 1]]
     """
     if not isinstance(data, Data):
         raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
@@ -117,6 +123,14 @@ def infer(model: torch.nn.Module, data: Data | NeighborLoader, *, x: Tensor | No
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
         MemoryLimitError: a layer that needs all nodes at once does not fit.
+
+    Example:
+        >>> from torch_geometric.nn import GraphSAGE
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> model = GraphSAGE(4, 8, num_layers=2, out_channels=3).eval()
+        >>> out = infer(model, ring, device="cpu")
+        >>> torch.allclose(out, model(ring.x, ring.edge_index), atol=1e-5)
+        True
     """
     if not hasattr(model, "inference_per_layer"):
         raise ArgumentTypeError(f"model must be a BasicGNN of PyG, got {type(model).__name__}: for one with an "

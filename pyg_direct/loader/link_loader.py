@@ -80,6 +80,13 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> links = LinkLoader(ring, NeighborSampler(ring, [-1], device="cpu"), torch.tensor([[0], [2]]), device="cpu")
+        >>> (batch,) = links
+        >>> batch.n_id.tolist(), batch.edge_label_index.tolist()
+        ([0, 2, 1, 3], [[0], [1]])
     """
 
     _item = ("link", None)
@@ -324,6 +331,12 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         NotImplementedError: combinations that PyG does not support either.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> (batch,) = LinkNeighborLoader(ring, [-1], torch.tensor([[0], [2]]), device="cpu")  # the link 0 -> 2
+        >>> batch.n_id.tolist(), batch.edge_index.tolist(), batch.edge_label_index.tolist()
+        ([0, 2, 1, 3], [[3, 2], [0, 1]], [[0], [1]])
     """
 
     _sampler_name = "neighbor_sampler"

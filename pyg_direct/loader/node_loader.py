@@ -51,6 +51,13 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> sampler = NeighborSampler(ring, [-1, -1], device="cpu")
+        >>> (batch,) = NodeLoader(ring, sampler, torch.tensor([2]), device="cpu")
+        >>> batch.n_id.tolist(), batch.edge_index.tolist()
+        ([2, 1, 0], [[1, 2], [0, 1]])
     """
 
     # Names of the arguments in messages.

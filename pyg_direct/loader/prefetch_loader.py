@@ -40,6 +40,12 @@ class PrefetchLoader(PygPrefetchLoader):  # type: ignore[misc]
         DeviceError: the machine has GPUs, but not `device`. Without any GPU the CPU is used, with a warning, as by
             PyG's.
         NotImplementedError: `device` is neither a CPU nor a CUDA device.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> loader = PrefetchLoader(NeighborLoader(ring, [-1], batch_size=2, device="cpu"), device="cpu")
+        >>> [batch.n_id.tolist() for batch in loader]
+        [[0, 1, 3], [2, 3, 1]]
     """
 
     def __init__(self, loader: Iterable[Any], device: Device = None) -> None:

@@ -41,6 +41,12 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> loader = RandomNodeLoader(ring, num_parts=2, seed=0, device="cpu")
+        >>> [batch.num_nodes for batch in loader]
+        [2, 2]
     """
 
     @checks_keywords

@@ -43,6 +43,12 @@ class ShaDowKHopSampler(PygShaDowKHopSampler, NodeLoader):  # type: ignore[misc]
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> (batch,) = ShaDowKHopSampler(ring, 2, 1, torch.tensor([2, 0]), batch_size=2, device="cpu")
+        >>> batch.n_id.tolist(), batch.batch.tolist(), batch.root_n_id.tolist()  # a subgraph for each seed
+        ([0, 1, 2, 0, 2, 3], [0, 0, 0, 1, 1, 1], [2, 3])
     """
 
     _seeds_name = "node_idx"

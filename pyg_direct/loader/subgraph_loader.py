@@ -30,6 +30,12 @@ class SubGraphLoader(NeighborLoader):
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> data = Data(x=torch.eye(3), edge_index=torch.tensor([[1, 2, 1], [0, 0, 2]]))
+        >>> (batch,) = SubGraphLoader(data, torch.tensor([0]), [-1], device="cpu")
+        >>> batch.n_id.tolist(), batch.edge_index.tolist()  # with the edge between two neighbors
+        ([0, 1, 2], [[1, 2, 1], [0, 0, 2]])
     """
 
     def __init__(self, data: Graph, input_nodes: InputNodes = None, num_neighbors: FanoutsOf | None = None,

@@ -154,6 +154,13 @@ class Node2Vec(WalkModel, PygNode2Vec):  # type: ignore[misc]
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+        >>> model = Node2Vec(ring, embedding_dim=8, walk_length=3, context_size=2, seed=0, device="cpu")
+        >>> walks, negatives = next(iter(model.loader(batch_size=4)))
+        >>> walks[:4].tolist(), negatives.shape  # the first windows of the walks
+        ([[0, 1], [1, 2], [2, 3], [3, 0]], torch.Size([8, 2]))
     """
 
     _hooks = ("sample", "pos_sample", "neg_sample")
@@ -270,6 +277,14 @@ class MetaPath2Vec(WalkModel, PygMetaPath2Vec):  # type: ignore[misc]
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         ValueError, AttributeError: an invalid metapath, as in PyG.
+
+    Example:
+        >>> path = [("author", "wrote", "paper"), ("paper", "by", "author")]
+        >>> edges = dict.fromkeys(path, torch.tensor([[0, 1], [1, 0]]))  # author 0 wrote paper 1, author 1 paper 0
+        >>> model = MetaPath2Vec(edges, 8, path, walk_length=2, context_size=3, seed=0, device="cpu")
+        >>> walks, negatives = next(iter(model.loader(batch_size=2)))
+        >>> walks.tolist()  # author, paper, author; papers come after the two authors
+        [[0, 3, 0], [1, 2, 1]]
     """
 
     _hooks = ("_sample", "_pos_sample", "_neg_sample")

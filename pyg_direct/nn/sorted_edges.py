@@ -412,6 +412,12 @@ def to_edge_index(batch: Any) -> Any:
 
     Raises:
         ArgumentTypeError: `batch` is neither.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> (batch,) = NeighborLoader(ring, [-1], torch.tensor([2]), device="cpu", transform=to_edge_index)
+        >>> batch.edge_index.sort_order
+        'col'
     """
     if not isinstance(batch, (Data, HeteroData)):
         raise ArgumentTypeError(f"batch must be a Data or a HeteroData, got {type(batch).__name__}")

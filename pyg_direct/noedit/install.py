@@ -186,6 +186,13 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     Raises:
         ArgumentError, ArgumentTypeError: `placement`, `feature_cache` or `seed` is a value that no loader takes.
         DeviceError: `device` is a GPU that does not exist.
+
+    Example:
+        >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        >>> install(device="cpu")
+        >>> type(torch_geometric.loader.NeighborLoader(ring, [-1])).__module__
+        'pyg_direct.loader.neighbor_loader'
+        >>> uninstall()
     """
     if placement not in AUTO_PLACEMENTS:
         raise ArgumentError(f"placement must be one of {', '.join(AUTO_PLACEMENTS)}, got {placement!r}")
@@ -241,7 +248,14 @@ def hand_down(**options: Any) -> None:
 
 
 def uninstall() -> None:
-    """Make PyG's classes create PyG's objects again; loaders and models that exist do not change."""
+    """Make PyG's classes create PyG's objects again; loaders and models that exist do not change.
+
+    Example:
+        >>> install(device="cpu")
+        >>> uninstall()
+        >>> type(torch_geometric.loader.RandomNodeLoader(Data(num_nodes=4), num_parts=2)).__module__
+        'torch_geometric.loader.random_node_loader'
+    """
     leave_what_is_made()
     forget_left()
     give_back()

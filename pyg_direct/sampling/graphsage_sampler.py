@@ -32,6 +32,12 @@ class Adj(NamedTuple):
         edge_index: Local (source, target), int64 `[2, E']`, sorted by target.
         e_id: Edge ids, int64 `[E']`.
         size: (number of source nodes, number of target nodes).
+
+    Example:
+        >>> topo = CSRTopo(torch.tensor([[1, 2, 3], [0, 0, 1]]))  # 1 and 2 lead to 0, 3 to 1
+        >>> n_id, _, (adj,) = GraphSageSampler(topo, sizes=[-1], device="cpu").sample([0])
+        >>> adj.edge_index.tolist(), adj.e_id.tolist(), adj.size
+        ([[1, 2], [0, 0]], [0, 1], (3, 1))
     """
 
     edge_index: Tensor

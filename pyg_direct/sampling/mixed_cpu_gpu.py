@@ -37,7 +37,16 @@ Result = tuple[Tensor, int, list[Adj]]
 
 
 class SampleJob(ABC):
-    """The seeds of the batches of an epoch, for `MixedGraphSageSampler`."""
+    """The seeds of the batches of an epoch, for `MixedGraphSageSampler`.
+
+    Example:
+        >>> class Job(SampleJob):
+        ...     __len__ = lambda self: 2
+        ...     __getitem__ = lambda self, index: torch.tensor([index])
+        >>> job = Job()
+        >>> len(job), job[1].tolist()
+        (2, [1])
+    """
 
     @abstractmethod
     def __getitem__(self, index: int) -> Tensor | Sequence[int]:
@@ -72,6 +81,15 @@ class MixedGraphSageSampler:
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+
+    Example:
+        >>> class Job(SampleJob):
+        ...     __len__ = lambda self: 2
+        ...     __getitem__ = lambda self, index: torch.tensor([index])
+        >>> topo = CSRTopo(torch.tensor([[1, 2, 3], [0, 0, 1]]))
+        >>> sampler = MixedGraphSageSampler(Job(), 1, topo, sizes=[-1], mode="CPU_ONLY")
+        >>> [n_id.tolist() for n_id, batch_size, adjs in sampler]
+        [[0, 1, 2], [1, 3]]
     """
 
     def __init__(self, sample_job: SampleJob, num_workers: int, csr_topo: CSRTopo, sizes: Sequence[int],

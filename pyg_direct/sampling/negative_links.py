@@ -368,6 +368,11 @@ class RandomNegativeSampler:
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+
+    Example:
+        >>> ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+        >>> RandomNegativeSampler(ring, num_nodes=4, seed=0, device="cpu").sample(3).tolist()
+        [[1, 0, 2], [1, 3, 0]]
     """
 
     def __init__(self, graph: Any, mode: str | None = None, edge_dir: str | None = None, *,

@@ -71,6 +71,12 @@ def partition_graph(
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+        >>> manifest = partition_graph("ring", ring, num_parts=2, method="range", node_rows={"x": torch.eye(4)})
+        >>> manifest.part_nodes, manifest.num_cut  # nodes of each part, and edges between parts
+        ([[2], [2]], 2)
     """
     num_parts = check_num_parts(num_parts)
     if isinstance(method, str) and method not in METHODS:

@@ -76,6 +76,13 @@ def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str,
 
     Raises:
         ArgumentError: named argument, rule and value.
+
+    Example:
+        >>> ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+        >>> manifest = partition_graph("planned", ring, num_parts=2, method="range")
+        >>> plan_replicas("planned", {0: {"nodes": torch.tensor([0, 0, 1, 5])}}, share=0.5)
+        >>> read_replicas("planned", manifest, 0)["nodes"].tolist()  # part 0 keeps one row of part 1
+        [3]
     """
     manifest = Manifest.read(folder)
     if not 0 <= share <= manifest.num_parts:
@@ -135,6 +142,13 @@ class AccessCounter:
 
     Args:
         num_nodes: N, by type with types.
+
+    Example:
+        >>> counter = AccessCounter(4)
+        >>> for ids in ([0, 2], [2, 3]):
+        ...     counter.add(Data(n_id=torch.tensor(ids)))
+        >>> counter.counts["nodes"].tolist()
+        [1, 0, 2, 1]
     """
 
     def __init__(self, num_nodes: int | Mapping[str, int]) -> None:

@@ -212,6 +212,11 @@ class DeviceGroup:
 
     Raises:
         ArgumentError, ArgumentTypeError: `device_list` is no list of different GPU indices.
+
+    Example:
+        >>> group = DeviceGroup(0, [0, 1])
+        >>> group, group.size
+        (DeviceGroup(0, [0, 1]), 2)
     """
 
     def __init__(self, group_id: int, device_list: Sequence[int]) -> None:
