@@ -94,6 +94,7 @@ def load_folder(
         ArgumentTypeError: `dtype` is no dtype.
 
     Example:
+        >>> import numpy as np
         >>> np.savez("graph.npz", edge_index=[[0, 1], [1, 2]], y=[0, 1, 0], train=[0], valid=[1], test=[2])
         >>> graph = load_folder(".")
         >>> graph.edge_index.tolist(), graph.num_classes  # each edge in both directions

@@ -100,6 +100,7 @@ class DistFeature:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
 
     Example:
+        >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
         >>> info = PartitionInfo("cpu", host=0, hosts=1, global2host=torch.zeros(4, dtype=torch.int64))
         >>> DistFeature(torch.arange(8.0).view(4, 2), info)[torch.tensor([3, 0])].tolist()

@@ -81,6 +81,7 @@ class DistGraph:
         RankError: another process failed.
 
     Example:
+        >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
         >>> manifest = partition_graph("ring", torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_parts=1)
         >>> DistGraph("ring", device="cpu")

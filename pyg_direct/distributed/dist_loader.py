@@ -290,6 +290,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         RankError: while iterating, if another process failed or ended.
 
     Example:
+        >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
         >>> manifest = partition_graph("ring", torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_parts=1)
         >>> (batch,) = DistNeighborLoader(DistGraph("ring", device="cpu"), [-1, -1], torch.tensor([2]))
@@ -355,6 +356,7 @@ class DistSubGraphLoader(DistNeighborLoader):
         ArgumentTypeError: `subgraph_type` is given.
 
     Example:
+        >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
         >>> manifest = partition_graph("subgraph_ring", torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_parts=1)
         >>> (batch,) = DistSubGraphLoader(DistGraph("subgraph_ring", device="cpu"), [-1, -1], torch.tensor([2]))
@@ -398,6 +400,7 @@ class DistLinkNeighborLoader(_DistLoader, LinkLoader):
         RankError: while iterating, if another process failed or ended.
 
     Example:
+        >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
         >>> manifest = partition_graph("link_ring", torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_parts=1)
         >>> (batch,) = DistLinkNeighborLoader(DistGraph("link_ring", device="cpu"), [-1], torch.tensor([[0], [2]]))

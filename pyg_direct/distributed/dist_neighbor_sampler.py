@@ -74,6 +74,8 @@ class DistNeighborSampler(NeighborSampler):
         ArgumentError, ArgumentTypeError: named argument, rule and value; also if the partition has no times or weights.
 
     Example:
+        >>> import torch.distributed as dist
+        >>> from torch_geometric.sampler import NodeSamplerInput
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one process
         >>> manifest = partition_graph("ring", torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_parts=1)
         >>> sampler = DistNeighborSampler(DistGraph("ring", device="cpu"), [-1, -1])

@@ -172,11 +172,13 @@ class FrameTrainer:
 
     Example:
         >>> from torch_geometric.nn import GCNConv
-        >>> snapshot = Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]), y=torch.zeros(3, 1))
-        >>> model, adam = GCNConv(3, 1), torch.optim.Adam
-        >>> trainer = FrameTrainer(model, [snapshot] * 4, adam(model.parameters()), step=run_stateless, device="cpu")
-        >>> trainer
-        X
+        >>> from pyg_direct.dynamic.frame_trainer import run_stateless
+        >>> model = GCNConv(3, 1)
+        >>> graph = Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]), y=torch.zeros(3, 1))
+        >>> trainer = FrameTrainer(model, [graph] * 4, torch.optim.Adam(model.parameters()), window=2,
+        ...                        step=run_stateless, device="cpu")
+        >>> trainer.train_epoch() > 0, trainer
+        (True, FrameTrainer(GCNConv, 4 snapshots, window=2, Adam, cpu, 1 epoch trained))
     """
 
     @checks_keywords

@@ -85,6 +85,7 @@ def discretize(data: TemporalData | Data, window: int, *, edge_life: int = 1, x:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
 
     Example:
+        >>> from torch_geometric.data import TemporalData
         >>> edges = TemporalData(src=torch.tensor([0, 1, 2]), dst=torch.tensor([1, 2, 0]), t=torch.tensor([0, 3, 14]))
         >>> snapshots = discretize(edges, window=10, x=torch.eye(3))
         >>> [snapshot.edge_index.tolist() for snapshot in snapshots]

@@ -354,8 +354,8 @@ class MemAdvise(enum.IntEnum):
     """Advice on unified memory, with the names and numbers of CUDA's `cudaMemoryAdvise`.
 
     Example:
-        >>> MemAdvise(3).name
-        'cudaMemAdviseSetPreferredLocation'
+        >>> MemAdvise(3)  # as in `to_unified(x, advise=3)` on a machine with a GPU
+        <MemAdvise.cudaMemAdviseSetPreferredLocation: 3>
     """
 
     cudaMemAdviseSetReadMostly = 1  # noqa: N815
@@ -674,6 +674,11 @@ def to_unified(tensor: Tensor, *, propagatedToCUDA: bool = True, advise: MemAdvi
     Raises:
         MemoryLimitError: host memory does not hold it.
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
+
+    Example:
+        >>> x = to_unified(torch.arange(8.0).view(4, 2))
+        >>> x.is_unified, x[torch.tensor([3, 0])].cpu().tolist()
+        (True, [[6.0, 7.0], [0.0, 1.0]])
     """
     if not isinstance(tensor, Tensor):
         raise ArgumentTypeError(f"tensor must be a tensor, got {type(tensor).__name__}")

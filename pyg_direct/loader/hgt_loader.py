@@ -49,10 +49,10 @@ class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
         NotImplementedError: a `Data` or a pair of stores, as in PyG.
 
     Example:
-        >>> written = {"edge_index": torch.tensor([[0, 0, 1], [0, 1, 2]])}  # author 0 wrote two papers, author 1 one
-        >>> data = HeteroData({"author": {"x": torch.eye(2)}, "paper": {"x": torch.eye(3)}, "author__by__paper": written})
+        >>> data = HeteroData({"author": {"x": torch.eye(2)}, "paper": {"x": torch.eye(3)},
+        ...                    "author__wrote__paper": {"edge_index": torch.tensor([[0, 0, 1], [0, 1, 2]])}})
         >>> (batch,) = HGTLoader(data, [2], ("paper", torch.tensor([0, 2])), batch_size=2, device="cpu")
-        >>> batch["author"].n_id.tolist(), batch["by"].edge_index.tolist()
+        >>> batch["author"].n_id.tolist(), batch["wrote"].edge_index.tolist()
         ([0, 1], [[0, 1], [0, 1]])
     """
 

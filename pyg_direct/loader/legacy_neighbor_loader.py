@@ -53,6 +53,13 @@ class NeighborSampler(EpochLoader, PygNeighborSampler):  # type: ignore[misc]
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> edge_index = torch.tensor([[1, 2, 3], [0, 0, 1]])  # 1 and 2 lead to 0, 3 to 1
+        >>> loader = NeighborSampler(edge_index, [-1, -1], torch.tensor([0]), batch_size=1, device="cpu")
+        >>> batch_size, n_id, adjs = next(iter(loader))
+        >>> n_id.tolist(), [adj.size for adj in adjs]  # outermost first
+        ([0, 1, 2, 3], [(4, 3), (3, 1)])
     """
 
     transform_sampler_output = None

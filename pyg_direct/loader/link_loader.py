@@ -82,9 +82,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
 
     Example:
+        >>> from pyg_direct.sampler import NeighborSampler
         >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
-        >>> links = LinkLoader(ring, NeighborSampler(ring, [-1], device="cpu"), torch.tensor([[0], [2]]), device="cpu")
-        >>> (batch,) = links
+        >>> sampler = NeighborSampler(ring, [-1], device="cpu")
+        >>> (batch,) = LinkLoader(ring, sampler, torch.tensor([[0], [2]]), device="cpu")  # the link 0 -> 2
         >>> batch.n_id.tolist(), batch.edge_label_index.tolist()
         ([0, 2, 1, 3], [[0], [1]])
     """

@@ -53,6 +53,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
 
     Example:
+        >>> from pyg_direct.sampler import NeighborSampler
         >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
         >>> sampler = NeighborSampler(ring, [-1, -1], device="cpu")
         >>> (batch,) = NodeLoader(ring, sampler, torch.tensor([2]), device="cpu")

@@ -188,6 +188,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         DeviceError: `device` is a GPU that does not exist.
 
     Example:
+        >>> import torch_geometric.loader
         >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
         >>> install(device="cpu")
         >>> type(torch_geometric.loader.NeighborLoader(ring, [-1])).__module__
@@ -251,6 +252,7 @@ def uninstall() -> None:
     """Make PyG's classes create PyG's objects again; loaders and models that exist do not change.
 
     Example:
+        >>> import torch_geometric.loader
         >>> install(device="cpu")
         >>> uninstall()
         >>> type(torch_geometric.loader.RandomNodeLoader(Data(num_nodes=4), num_parts=2)).__module__

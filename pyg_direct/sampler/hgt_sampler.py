@@ -41,6 +41,15 @@ class HGTSampler(OwnSampler):
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
         NotImplementedError: a `Data` or a pair of stores, as in PyG.
+
+    Example:
+        >>> from torch_geometric.sampler import NodeSamplerInput
+        >>> data = HeteroData({"author": {"x": torch.eye(2)}, "paper": {"x": torch.eye(3)},
+        ...                    "author__wrote__paper": {"edge_index": torch.tensor([[0, 0, 1], [0, 1, 2]])}})
+        >>> sampler = HGTSampler(data, [2], device="cpu")
+        >>> out = sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([0, 2]), input_type="paper"))
+        >>> {kind: ids.tolist() for kind, ids in out.node.items()}
+        {'author': [0, 1], 'paper': [0, 2]}
     """
 
     _same: list[int] | None = None

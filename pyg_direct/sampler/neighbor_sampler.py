@@ -199,6 +199,14 @@ class NeighborSampler(OwnSampler):
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
         NotImplementedError: combinations that PyG does not support either: times backward, weights of stores.
+
+    Example:
+        >>> from torch_geometric.sampler import NodeSamplerInput
+        >>> data = Data(edge_index=torch.tensor([[1, 2, 3], [0, 0, 1]]), num_nodes=4)  # 1 and 2 lead to 0, 3 to 1
+        >>> sampler = NeighborSampler(data, [-1, -1], device="cpu")
+        >>> out = sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([0])))
+        >>> out.node.tolist(), out.row.tolist(), out.col.tolist()
+        ([0, 1, 2, 3], [1, 2, 3], [0, 0, 1])
     """
 
     def __init__(self, data: Graph, num_neighbors: FanoutsOf, subgraph_type: Subgraph = "directional",

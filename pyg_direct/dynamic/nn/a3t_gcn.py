@@ -21,6 +21,11 @@ class A3TGCN(torch.nn.Module):
         in_channels, out_channels: Features of a node in a period, and of its state.
         periods: Number of periods.
         improved, cached, add_self_loops: As in `GCNConv`.
+
+    Example:
+        >>> x, ring = torch.ones(3, 2, 5), torch.tensor([[0, 1, 2], [1, 2, 0]])  # 5 periods
+        >>> A3TGCN(2, 4, periods=5)(x, ring).shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, in_channels: int, out_channels: int, periods: int, improved: bool = False,

@@ -61,6 +61,12 @@ class GCLSTM(_Cell):
     Args:
         in_channels, out_channels: Features of a node, and of its state.
         K, normalization, bias: As in `ChebConv`.
+
+    Example:
+        >>> x, ring = torch.eye(3), torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> hidden, cell = GCLSTM(3, 4, K=2)(x, ring)
+        >>> hidden.shape, cell.shape
+        (torch.Size([3, 4]), torch.Size([3, 4]))
     """
 
     def _add_layers(self) -> None:
@@ -116,6 +122,11 @@ class GConvGRU(_Cell):
     Args:
         in_channels, out_channels: Features of a node, and of its state.
         K, normalization, bias: As in `ChebConv`.
+
+    Example:
+        >>> x, ring = torch.eye(3), torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> GConvGRU(3, 4, K=2)(x, ring).shape
+        torch.Size([3, 4])
     """
 
     def _add_layers(self) -> None:

@@ -45,6 +45,11 @@ class DCRNN(torch.nn.Module):
         in_channels, out_channels: Features of a node, and of its state.
         K: Steps of the diffusion, including the one that stays.
         bias: Add a bias to convolutions; as in PyTorch Geometric Temporal, it must be True.
+
+    Example:
+        >>> x, ring = torch.eye(3), torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> DCRNN(3, 4, K=2)(x, ring).shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, in_channels: int, out_channels: int, K: int, bias: bool = True) -> None:  # noqa: N803

@@ -160,6 +160,11 @@ class EvolveGCNO(_Evolve):
         in_channels: Features of a node.
         improved, normalize, add_self_loops: As in `GCNConv`.
         cached: Without effect, as in PyTorch Geometric Temporal.
+
+    Example:
+        >>> x, ring = torch.eye(3), torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> EvolveGCNO(in_channels=3)(x, ring).shape
+        torch.Size([3, 3])
     """
 
     def __init__(self, in_channels: int, improved: bool = False, cached: bool = False, normalize: bool = True,
@@ -210,6 +215,11 @@ class EvolveGCNH(_Evolve):
         in_channels: Features of a node.
         improved, normalize, add_self_loops: As in `GCNConv`.
         cached: Without effect, as in PyTorch Geometric Temporal.
+
+    Example:
+        >>> x, ring = torch.ones(3, 2), torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> EvolveGCNH(num_of_nodes=3, in_channels=2)(x, ring).shape
+        torch.Size([3, 2])
     """
 
     def __init__(self, num_of_nodes: int, in_channels: int, improved: bool = False, cached: bool = False,

@@ -412,6 +412,11 @@ class MPNNLSTM(nn.Module):
         in_channels, hidden_size: Features of a node, and of its representations.
         num_nodes, window: Nodes of a graph, and graphs that lie one after the other in the rows.
         dropout: Rate of dropout.
+
+    Example:
+        >>> x, ring = torch.eye(3), torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> MPNNLSTM(3, 4, num_nodes=3, window=1, dropout=0.5)(x, ring, torch.ones(3)).shape
+        torch.Size([3, 11])
     """
 
     def __init__(self, in_channels: int, hidden_size: int, num_nodes: int, window: int, dropout: float) -> None:

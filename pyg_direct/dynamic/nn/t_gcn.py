@@ -99,6 +99,11 @@ class TGCN(torch.nn.Module):
     Args:
         in_channels, out_channels: Features of a node, and of its state.
         improved, cached, add_self_loops: As in `GCNConv`.
+
+    Example:
+        >>> x, ring = torch.eye(3), torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> TGCN(3, 4)(x, ring).shape
+        torch.Size([3, 4])
     """
 
     def __init__(self, in_channels: int, out_channels: int, improved: bool = False, cached: bool = False,

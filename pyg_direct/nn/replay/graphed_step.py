@@ -66,8 +66,8 @@ class GraphedStep:
         ...     out = model(batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
         ...                 num_sampled_edges_per_hop=batch.num_sampled_edges)
         ...     return torch.nn.functional.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])
-        >>> step = GraphedStep(model, compute, torch.optim.Adam(model.parameters()))
-        >>> # for batch in loader: loss = step(batch)
+        >>> GraphedStep(model, compute, torch.optim.Adam(model.parameters()))  # `loss = step(batch)` trains
+        GraphedStep(GraphSAGE, Adam, replayed=0, ordinary=0)
     """
 
     def __init__(self, model: torch.nn.Module, compute: Callable[[Any], Tensor], optimizer: torch.optim.Optimizer, *,
