@@ -1,7 +1,7 @@
 """Machine code of a CPU loop made once, for the loop alone.
 
-Numba makes machine code of each scalar step, although every loop takes the step in. It also compiles a step again for
-each caller with other options, optimizes it in three rounds, and writes wrappers for callers from C and Python.
+Numba makes machine code of each scalar step, although every loop takes the step in. It compiles a step again for each
+caller with other options, and optimizes it in three rounds. It also writes wrappers for callers from C and Python.
 """
 
 from __future__ import annotations

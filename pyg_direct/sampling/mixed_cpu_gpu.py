@@ -106,6 +106,8 @@ class MixedGraphSageSampler:
             raise ArgumentError("num_workers must be at least 1 where only the CPU samples, got 0")
         if mode == "CPU_ONLY" and device is not None and resolve_device(device).type != "cpu":
             raise ArgumentError(f"device must be 'cpu' or None where only the CPU samples, got {device!r}")
+        if mode != "CPU_ONLY" and device is not None and resolve_device(device).type == "cpu":
+            raise ArgumentError(f"mode={mode!r} needs a GPU, got device={str(device)!r}: give mode='CPU_ONLY'")
         self.job, self.mode = sample_job, mode
         self.num_workers = 0 if mode.endswith("ONLY") and mode != "CPU_ONLY" else num_workers
         self.seed, self._epoch = check_seed(seed), 0

@@ -189,6 +189,8 @@ def test_cores_that_make_the_gpu_slower_are_let_go(monkeypatch, pause):
     (3, {}, ArgumentTypeError, "sample_job must be a SampleJob, got int"),
     (Job(), {"num_workers": -1}, ArgumentError, "num_workers must be an integer of at least 0, got -1"),
     (Job(), {"num_workers": 0}, ArgumentError, "num_workers must be at least 1 where only the CPU samples"),
+    (Job(), {"device": "cpu", "mode": "UVA_CPU_MIXED"}, ArgumentError,
+     "mode='UVA_CPU_MIXED' needs a GPU, got device='cpu': give mode='CPU_ONLY'"),
     (Job(), {"mode": "ALL"}, ArgumentError, "mode must be one of UVA_CPU_MIXED"),
 ])  # fmt: skip
 def test_bad_arguments_are_named(job, options, error, message):

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data.data import BaseData
 
 from pyg_direct.cache_folder import hold
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning.files import read_array, write_array
 from pyg_direct.distributed.partitioning.manifest import Manifest
-from pyg_direct.errors import ArgumentError, PartitionError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, PartitionError
 from pyg_direct.object_text import one_line, show_sizes
 
 
@@ -164,7 +165,12 @@ class AccessCounter:
 
         Args:
             batch: A `Data` or `HeteroData` with `n_id`.
+
+        Raises:
+            ArgumentTypeError: `batch` is no batch of a loader.
         """
+        if not isinstance(batch, BaseData):
+            raise ArgumentTypeError(f"batch must be a Data or a HeteroData with n_id, got {type(batch).__name__}")
         for kind, counts in self.counts.items():
             part = batch if kind == "nodes" and hasattr(batch, "n_id") else batch[kind]  # type: ignore[index]
             ids = part.n_id.cpu()

@@ -21,7 +21,7 @@ from pyg_direct.distributed.partitioning.replicas import (
     read_replicas,
 )
 from pyg_direct.distributed.row_exchange import RowExchange, Wanted
-from pyg_direct.errors import ArgumentError, PartitionError, PygDirectError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, PartitionError, PygDirectError
 from tests.distributed.ranks import open_graph, write_data
 from tests.distributed.threads import run_threads
 from tests.processes import run_ranks
@@ -230,3 +230,8 @@ def test_a_stray_file_makes_no_other_partition(folder, tmp_path):
     assert manifest.identify() == Manifest.read(tmp_path / "copy").identify()
     assert any(name.startswith("replicas-") for name in manifest.files)
     assert "copy.log" not in manifest.files
+
+
+def test_what_is_no_batch_is_refused():
+    with pytest.raises(ArgumentTypeError, match="batch must be a Data or a HeteroData with n_id, got Tensor"):
+        AccessCounter(3).add(torch.arange(3))
