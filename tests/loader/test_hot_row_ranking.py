@@ -23,6 +23,7 @@ from pyg_direct.loader import hot_row_ranking as loader_ranking
 from pyg_direct.loader.collate import attributes as placed_rows, data as pyg
 from pyg_direct.loader.collate.data import Attributes, Ranking
 from pyg_direct.loader.hot_row_ranking import rank_edges, rank_rows, rank_sampled
+from pyg_direct.runtime.host.memory import parse_size
 from pyg_direct.sampler import NeighborSampler
 
 deprecated = pytest.mark.filterwarnings("ignore:hotness='frequency':DeprecationWarning")
@@ -157,7 +158,7 @@ class Recorded:
     """Stands for a `Feature`, which caches nothing on a CPU."""
 
     def __init__(self, made, device_cache_size, csr_topo, **options):
-        self.device_cache_size, self._ranking = device_cache_size, csr_topo
+        self.device_cache_size, self._ranking = parse_size(device_cache_size), csr_topo
         made.append(self)
 
     @property

@@ -123,10 +123,10 @@ def test_a_transform_gets_the_three_parts(real_device):
     assert loader.sample([1, 2]) == (2, 2)
 
 
-def test_it_speaks_like_the_one_of_pyg():
+def test_it_takes_what_the_one_of_pyg_takes():
     loader = NeighborSampler(EDGES, sizes=[2, 4], batch_size=2, collate_fn=None, dataset=None, device="cpu")
 
-    assert str(loader) == "NeighborSampler(sizes=[2, 4])"
+    assert str(loader) == "NeighborSampler(70 seeds, [2, 4], batch_size=2, 35 batches, cpu)"
     assert len(loader) == 35
 
 

@@ -165,8 +165,9 @@ def test_caps_bound_what_is_kept_and_share_structures(monkeypatch):
     assert len(made) == len(signal) * len(memory_caps.CAPS)
     values = {(row.case, row.metric): row.p50 for row in rows}
     for kind in ("T-GCN", "MPNN-LSTM"):
-        alone = FrameTrainer(Model(kind, nn, 4, 40, 4), signal, torch.optim.SGD([torch.ones(1)]), window=3,
-                             device="cpu", memory="10%")  # fmt: skip
+        model = Model(kind, nn, 4, 40, 4)
+        alone = FrameTrainer(model, signal, torch.optim.SGD(model.parameters()), window=3, device="cpu",
+                             memory="10%")  # fmt: skip
         alone.fit(3)
         case = f"dynamic/tiny/{kind}/memory 10%"
         assert values[case, "moved an epoch"] == pytest.approx(alone.history[-1]["moved_bytes"] / 1e6, rel=0.1)

@@ -321,7 +321,7 @@ LOADERS = {
     "SubGraphLoader": (SubGraphLoader, {
         **NEIGHBOR, "subgraph_type": Refused("directional", "must be 'induced'"),
         "sampling": Refused("labor", "needs a Data"), "layer_dependency": Refused(True, "needs a Data"),
-        "topology_cache": Refused(9, "needs a Data"),
+        "topology_cache": Refused("9B", "needs a Data"),
         "directed": Refused(3, "directed"), "neighbor_sampler": Differs(sampler_of())}),
     "LinkNeighborLoader": (LinkNeighborLoader, {
         **LINK_INPUTS, **list_windows(20, time_attr="time"), **LINK_SAMPLING, **OF_LINKS, **PLACES, **TOPOLOGY,

@@ -20,11 +20,8 @@ from pyg_direct import (
     ShaDowKHopSampler,
     save_rows,
 )
+from pyg_direct.compiler.jit import CpuKernel
 from pyg_direct.loader.prefetch.cpu_threads import Background
-from pyg_direct.ops.local_ids import bitmap, bitmap as union, csr, relabel
-from pyg_direct.ops.rows import gather, scatter
-from pyg_direct.ops.sampling import hetero, induced, random, uniform, walks
-from pyg_direct.sampling import local_ids, uniform_cpu, uniform_gpu
 from tests.batches import make_data
 from tests.graphs import make_random_graph
 from tests.hetero_data import make_hetero
@@ -75,16 +72,9 @@ def break_call(monkeypatch, places, number):
     return lambda: bool(broken)
 
 
-def find_kernel_calls():
-    """Where modules call CPU loops."""
-    modules = (csr, random, gather, hetero, bitmap, induced, uniform, relabel, scatter, union, uniform_gpu, local_ids,
-               uniform_cpu, walks)  # fmt: skip
-    return [(module, "run_cpu") for module in modules if hasattr(module, "run_cpu")]
-
-
 # Where tensors are made.
 ALLOCATIONS = [(torch, "empty"), (torch, "zeros"), (torch, "cat"), (torch.Tensor, "index_select")]
-KINDS = {"kernel": find_kernel_calls(), "allocation": ALLOCATIONS}
+KINDS = {"kernel": [(CpuKernel, "__call__")], "allocation": ALLOCATIONS}
 
 
 @pytest.mark.parametrize("kind", KINDS)

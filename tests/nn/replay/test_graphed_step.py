@@ -318,12 +318,14 @@ def test_arguments_are_checked(graph):
 
     with pytest.raises(ArgumentError, match=r"no norm over all nodes, got BatchNorm at 'norms\.0"):
         GraphedStep(model, make_compute(model), optimizer)
+    other = make_model(graph, "cpu", norm="layer_norm")
     with pytest.raises(ArgumentError, match="no norm over all nodes, got LayerNorm"):
-        GraphedStep(make_model(graph, "cpu", norm="layer_norm"), make_compute(model), optimizer)
+        GraphedStep(other, make_compute(other), torch.optim.SGD(other.parameters()))
     inner = torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.InstanceNorm1d(3))
     with pytest.raises(ArgumentError, match="no norm over all nodes, got InstanceNorm1d at '1'"):
-        GraphedStep(inner, make_compute(model), optimizer)
+        GraphedStep(inner, make_compute(model), torch.optim.SGD(inner.parameters()))
     plain = make_model(graph, "cpu", norm="layer_norm", norm_kwargs={"mode": "node"})
+    optimizer = torch.optim.SGD(plain.parameters())
     with pytest.raises(ArgumentError, match="warm_up must be at least 1, got 0"):
         GraphedStep(plain, make_compute(plain), optimizer, warm_up=0)
     with pytest.raises(ArgumentError, match=r"margin must lie in \[0, 1\], got 2"):

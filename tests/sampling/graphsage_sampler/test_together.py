@@ -100,9 +100,10 @@ def count_steps(plan, requests, monkeypatch):
         return lambda *args, **stream: calls.append(args[0]) or run(*args, **stream)
 
     with monkeypatch.context() as patch:
-        for room in ("ops.sampling.hetero", "ops.local_ids.csr", "sampling.local_ids"):
+        for room in ("ops.sampling.hetero", "ops.local_ids.csr"):
             for run in (run_kernel.run_cpu, run_kernel.run_gpu):
                 patch.setattr(f"pyg_direct.{room}.{run.__name__}", note(run))
+        patch.setattr("pyg_direct.sampling.local_ids.run_cpu", note(run_kernel.run_cpu))
         patch.setattr("pyg_direct.sampling.hetero_gpu.run_gpu", note(run_kernel.run_gpu))
         plan.sample_together(requests, range(len(requests)))
     return len(calls)

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from pyg_direct import CSRTopo
-from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.compiler.jit import CpuKernel, get_cpu_threads, set_cpu_threads
 from pyg_direct.ops import run_kernel
-from pyg_direct.ops.run_kernel import run_cpu
-from pyg_direct.sampling import uniform_cpu
 from pyg_direct.sampling.sampling_options import Recipe, Sample
 from pyg_direct.sampling.uniform_cpu import CpuPlan
 from tests.graphs import make_random_graph
@@ -47,7 +45,8 @@ def test_one_thread_and_two_sample_equal_batches():
 
 def test_one_thread_samples_small_batches_until_a_large_one_comes(monkeypatch):
     threads = []
-    monkeypatch.setattr(uniform_cpu, "run_cpu", lambda *args: (threads.append(get_cpu_threads()), run_cpu(*args))[1])
+    run = CpuKernel.__call__
+    monkeypatch.setattr(CpuKernel, "__call__", lambda *args: (threads.append(get_cpu_threads()), run(*args))[1])
     monkeypatch.setattr(run_kernel, "FEW_ITEMS", 9 * (4 + 4 * 3 + 4 * 3 * 2))
     plan, others = make_plan(), get_cpu_threads()
 

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from pyg_direct import NeighborLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader.collate import attributes as placed_rows, data as pyg
+from pyg_direct.runtime.host.memory import parse_size
 from tests.batches import assert_equal_batches, check_contract, make_data
 from tests.graphs import make_random_graph
 
@@ -319,7 +320,7 @@ class RecordedFeature:
     whole = None
 
     def __init__(self, device_cache_size, **options):
-        self.cache = device_cache_size
+        self.cache = parse_size(device_cache_size)
 
     def from_cpu_tensor(self, rows):
         self.is_on_gpu = self.cache >= rows.numel() * rows.element_size() > 0
