@@ -78,8 +78,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A worker has the options of the process that started it.
-    if not hasattr(config, "workerinput") and config.args_source is pytest.Config.ArgsSource.ARGS:
+    # Workers parse the arguments of the process that started them.
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
         config.option.full = True
 
 
