@@ -81,6 +81,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Workers parse the arguments of the process that started them.
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         config.option.full = True
+    if getattr(config.option, "numprocesses", None):
+        # Workers inherit it. Otherwise threads of torch, which wait awake, take the cores from other workers.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("GOMP_SPINCOUNT", "100")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
