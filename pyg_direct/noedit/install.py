@@ -20,6 +20,7 @@ from torch import Tensor
 from torch_geometric import loader as pyg_loader, sampler as pyg_sampler
 from torch_geometric.nn import HeteroConv, MessagePassing, models as pyg_models
 from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.utils import batched_negative_sampling, negative_sampling
 
 from pyg_direct import loader, sampler
 from pyg_direct.errors import ArgumentError
@@ -32,10 +33,12 @@ from pyg_direct.nn.conv.table import SPECS, find_spec
 from pyg_direct.nn.hetero.hetero_conv import watch_relations
 from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, watch_left
-from pyg_direct.noedit.replaced_class import StandIn, give_back, replace, show_batch
+from pyg_direct.noedit.replaced_class import StandIn, give_back, replace, replace_function, show_batch
+from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.memory import check_size
+from pyg_direct.sampling.negative_edges import sample_batched_negative_edges, sample_negative_edges
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.typing import Device
 
@@ -113,6 +116,12 @@ def make_inference(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return inference
 
 
+def _samples_on_gpu(*args: Any, **kwargs: Any) -> bool:
+    """Report whether the edges of a call lie on a GPU."""
+    edge_index = args[0] if args else kwargs.get("edge_index")
+    return isinstance(edge_index, Tensor) and edge_index.is_cuda and is_ordinary()
+
+
 def _is_ours(model: Any, loader: Any, device: Any) -> bool:
     if not isinstance(loader, NeighborLoader) or model.training or model.jk_mode not in (None, "last"):
         return False
@@ -157,6 +166,11 @@ REPLACEMENTS = (
     *(Replacement(getattr(pyg_models, name), getattr(walk_models, name)) for name in ("Node2Vec", "MetaPath2Vec")),
 )  # fmt: skip
 
+# Functions of PyG that loop on the host, and ours for edges on a GPU.
+_FUNCTIONS = (
+    (negative_sampling, sample_negative_edges),
+    (batched_negative_sampling, sample_batched_negative_edges),
+)
 # Replaced attributes: (object, name of the attribute, its value before).
 _BOUND: list[tuple[Any, str, Any]] = []
 
@@ -167,7 +181,8 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
 
     The classes keep PyG's names, arguments and form of batches, in every module that imported them. `n_id`, `e_id`,
     `input_id` and the fields of seed links are on the host, as in PyG, copied there at the first read. All other
-    tensors of a batch are on `device`. PyG's `model.inference(loader)` calls `infer`.
+    tensors of a batch are on `device`. PyG's `model.inference(loader)` calls `infer`. `negative_sampling` and
+    `batched_negative_sampling` of `torch_geometric.utils` draw edges of a GPU there, from torch's generator.
 
     Options that ours does not support, and the program's own subclasses of PyG's classes, are left to PyG. The logger
     `pyg_direct` reports in one line that PyG's classes are replaced. It also names each class that is left to PyG,
@@ -210,7 +225,10 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     if verbose:
         names = ", ".join(entry.path for entry in REPLACEMENTS)
         left = ", ".join(name for names in LEFT.values() for name in names)
-        announce(f"replaced: {names} and model.inference; left to PyG, as there are none of ours: {left}")
+        functions = ", ".join(f"utils.{function.__name__}" for function, _ in _FUNCTIONS)
+        announce(
+            f"replaced: {names}, {functions} on a GPU, and model.inference; left to PyG, as there are none of ours: {left}"
+        )
 
 
 def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> None:
@@ -225,6 +243,8 @@ def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> 
         replace(original, StandIn(ours, options, verbose))
         if issubclass(ours, walk_models.WalkModel):
             _extend(original, partial(_take_over, original, ours, options), ("__setstate__",))
+    for function, own in _FUNCTIONS:
+        replace_function(function, own, _samples_on_gpu)
     watch_left()
     inference = BasicGNN.inference
     _BOUND.append((BasicGNN, "inference", inference))

@@ -1,7 +1,7 @@
-"""Replacement of PyG's classes: `__new__` of a class returns an object of ours.
+"""Replacement of PyG's classes and functions: `__new__` of a class returns an object of ours, and so does a function.
 
-The class object stays, so that every reference to it creates ours. References may be in modules imported before, in
-dictionaries, in default arguments, or under a deprecated name. Options that ours does not support go to PyG.
+The class or function itself stays, so that every reference to it leads to ours. References may be in modules imported
+before, in dictionaries, in default arguments, or under a deprecated name. Options that ours does not support go to PyG.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
@@ -46,6 +47,8 @@ class StandIn(NamedTuple):
 
 # By PyG's class.
 _STAND_INS: dict[type, StandIn] = {}
+# Functions of PyG that call ours, and copies of them that do what they did before.
+_FUNCTIONS: list[tuple[FunctionType, FunctionType]] = []
 
 
 def replace(original: type, stand_in: StandIn) -> None:
@@ -66,9 +69,43 @@ def replace(original: type, stand_in: StandIn) -> None:
         original.register(stand_in.ours)  # type: ignore[attr-defined]
 
 
+def replace_function(original: FunctionType, ours: Callable[..., Any], serves: Callable[..., bool]) -> None:
+    """Make a PyG function call ours from now on.
+
+    Args:
+        original: PyG's function, whose code is exchanged.
+        ours: A function with the same arguments.
+        serves: Tests if ours serves a call with these arguments; otherwise PyG's code does.
+    """
+    plain = FunctionType(original.__code__, original.__globals__, original.__name__, original.__defaults__,
+                         original.__closure__)  # fmt: skip
+    plain.__kwdefaults__ = original.__kwdefaults__
+    signature = inspect.signature(original)
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        if not serves(*args, **kwargs):
+            return plain(*args, **kwargs)
+        note_made(original.__name__)
+        return ours(*args, **kwargs)
+
+    _FUNCTIONS.append((original, plain))
+    original.__code__, original.__defaults__ = _call_chosen.__code__, None
+    original.__kwdefaults__ = {"_pyg_direct": choose}
+    original.__signature__ = signature  # type: ignore[attr-defined]
+
+
+def _call_chosen(*args: Any, _pyg_direct: Any, **kwargs: Any) -> Any:
+    return _pyg_direct(*args, **kwargs)
+
+
 def give_back() -> None:
-    """Make all PyG classes create PyG's objects again."""
+    """Make all PyG classes create PyG's objects again, and PyG's functions run their own code."""
     _STAND_INS.clear()
+    while _FUNCTIONS:
+        original, plain = _FUNCTIONS.pop()
+        original.__code__, original.__defaults__ = plain.__code__, plain.__defaults__
+        original.__kwdefaults__ = plain.__kwdefaults__
+        del original.__signature__  # type: ignore[attr-defined]
 
 
 def _make(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,7 @@ import functools
 import inspect
 import logging
 import pickle
+import random
 import types
 import warnings
 
@@ -19,7 +20,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 import pyg_direct
 from pyg_direct import progress
 from pyg_direct.loader.inference import infer
-from pyg_direct.noedit import install
+from pyg_direct.noedit import install, program_record
 from pyg_direct.noedit.install import REPLACEMENTS
 from pyg_direct.noedit.replaced_class import StandIn, give_back, replace
 from tests.graphs import make_random_graph
@@ -392,6 +393,61 @@ def test_a_class_of_the_program_is_left_to_pyg(said):
     assert isinstance(loader, torch_geometric.loader.NeighborLoader)
     assert len(said.messages) == 1
     assert said.messages[0].startswith("Mine left to PyG")
+
+
+def call_with_negatives(edges, draw=torch_geometric.utils.negative_sampling):
+    return draw(edge_index=edges, num_nodes=70, num_neg_samples=9)
+
+
+def test_negatives_of_edges_on_a_gpu_are_ours_under_every_name(monkeypatch):
+    functions = [torch_geometric.utils.negative_sampling, torch_geometric.utils.batched_negative_sampling]
+    plain = [(one.__code__, one.__defaults__, inspect.signature(one)) for one in functions]
+    monkeypatch.setattr(install, "_samples_on_gpu", lambda *args, **kwargs: True)
+    edges, batch = GRAPH.edge_index, torch.zeros(70, dtype=torch.int64)
+
+    pyg_direct.install(device="cpu")
+    pyg_direct.install(device="cpu")
+    signatures = [inspect.signature(one) for one in functions]
+    ours = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        ours.append(
+            [call_with_negatives(edges), functions[1](edges, batch), pickle.loads(pickle.dumps(functions[0]))(edges)]
+        )
+    made = next(line for line in program_record.describe_program() if line.startswith("replaced"))
+    pyg_direct.uninstall()
+
+    # PyG's own numbers follow Python's generator instead.
+    assert all(torch.equal(first, again) for first, again in zip(*ours, strict=True))
+    assert "negative_sampling (" in made
+    assert signatures == [signature for _, _, signature in plain]
+    assert plain == [(one.__code__, one.__defaults__, inspect.signature(one)) for one in functions]
+
+
+def test_negatives_of_edges_on_a_cpu_are_pygs_own():
+    random.seed(5)
+    expected = call_with_negatives(GRAPH.edge_index)
+
+    pyg_direct.install(device="cpu")
+    random.seed(5)
+    found = call_with_negatives(GRAPH.edge_index)
+    pyg_direct.uninstall()
+
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+def test_negatives_on_a_gpu_are_drawn_there():
+    pyg_direct.install()
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(call_with_negatives(GRAPH.edge_index.cuda()))
+    pyg_direct.uninstall()
+
+    assert found[0].is_cuda
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
 class OnGpu(torch.Tensor):
