@@ -32,6 +32,7 @@ from pyg_direct.nn.accelerate import accelerate_one
 from pyg_direct.nn.conv.table import SPECS, find_spec
 from pyg_direct.nn.hetero.hetero_conv import watch_relations
 from pyg_direct.nn.trimming import watch_trimming
+from pyg_direct.noedit.derived_loader import Filters
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, watch_left
 from pyg_direct.noedit.replaced_class import StandIn, give_back, replace, replace_function, show_batch
 from pyg_direct.ops.run_kernel import is_ordinary
@@ -122,6 +123,14 @@ def _samples_on_gpu(*args: Any, **kwargs: Any) -> bool:
     return isinstance(edge_index, Tensor) and edge_index.is_cuda and is_ordinary()
 
 
+def _count_calls(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        note_made(name)
+        return ours(*args, **kwargs)
+
+    return counted
+
+
 def _is_ours(model: Any, loader: Any, device: Any) -> bool:
     if not isinstance(loader, NeighborLoader) or model.training or model.jk_mode not in (None, "last"):
         return False
@@ -184,7 +193,8 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     tensors of a batch are on `device`. PyG's `model.inference(loader)` calls `infer`. `negative_sampling` and
     `batched_negative_sampling` of `torch_geometric.utils` draw edges of a GPU there, from torch's generator.
 
-    Options that ours does not support, and the program's own subclasses of PyG's classes, are left to PyG. The logger
+    Options that ours does not support, and the program's own subclasses of PyG's classes, are left to PyG. Subclasses of
+    PyG's `NodeLoader` and `LinkLoader` get our samplers, and our loaders gather the rows of their batches. The logger
     `pyg_direct` reports in one line that PyG's classes are replaced. It also names each class that is left to PyG,
     once, with the reason, when the program makes an object of it. This includes loaders and samplers without a
     counterpart of ours, such as `TemporalDataLoader`. A second call changes the arguments.
@@ -226,9 +236,8 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         names = ", ".join(entry.path for entry in REPLACEMENTS)
         left = ", ".join(name for names in LEFT.values() for name in names)
         functions = ", ".join(f"utils.{function.__name__}" for function, _ in _FUNCTIONS)
-        announce(
-            f"replaced: {names}, {functions} on a GPU, and model.inference; left to PyG, as there are none of ours: {left}"
-        )
+        announce(f"replaced: {names}, {functions} on a GPU, and model.inference")
+        announce(f"left to PyG, as there are none of ours: {left}")
 
 
 def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> None:
@@ -244,7 +253,10 @@ def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> 
         if issubclass(ours, walk_models.WalkModel):
             _extend(original, partial(_take_over, original, ours, options), ("__setstate__",))
     for function, own in _FUNCTIONS:
-        replace_function(function, own, _samples_on_gpu)
+        replace_function(function, _count_calls(function.__name__, own), _samples_on_gpu)
+    filters = Filters(options)
+    for kind in (pyg_loader.NodeLoader, pyg_loader.LinkLoader):
+        replace_function(kind.filter_fn, filters.filter, filters.serves)
     watch_left()
     inference = BasicGNN.inference
     _BOUND.append((BasicGNN, "inference", inference))

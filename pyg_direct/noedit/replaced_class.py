@@ -12,13 +12,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
 from torch_geometric.data import InMemoryDataset
 from torch_geometric.data.data import BaseData
-from torch_geometric.loader import ClusterData
+from torch_geometric.loader import ClusterData, LinkLoader, NodeLoader
 
 from pyg_direct.errors import LoaderWarning
 from pyg_direct.loader.base_loader import EpochLoader
@@ -83,10 +83,7 @@ def replace_function(original: FunctionType, ours: Callable[..., Any], serves: C
     signature = inspect.signature(original)
 
     def choose(*args: Any, **kwargs: Any) -> Any:
-        if not serves(*args, **kwargs):
-            return plain(*args, **kwargs)
-        note_made(original.__name__)
-        return ours(*args, **kwargs)
+        return ours(*args, **kwargs) if serves(*args, **kwargs) else plain(*args, **kwargs)
 
     _FUNCTIONS.append((original, plain))
     original.__code__, original.__defaults__ = _call_chosen.__code__, None
@@ -116,13 +113,21 @@ def _make(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if stand_in is not None and (args or kwargs):
         if cls is not original and not _is_alias(cls, original):
             _tell_left(cls)
-        elif not str(sys._getframe(1).f_globals.get("__name__")).startswith(_INNER):
+        elif not _is_inner(sys._getframe(1)):
             try:
                 return _make_ours(original, cls, stand_in, args, kwargs)
             except NotImplementedError as error:
                 note_left(cls.__name__, str(error))
     following: Any = super(original, cls).__new__
     return following(cls) if following is object.__new__ else following(cls, *args, **kwargs)
+
+
+def _is_inner(frame: FrameType) -> bool:
+    """Check if PyG's own code makes an object for itself; a loader of the program's class has a sampler of ours."""
+    room = str(frame.f_globals.get("__name__"))
+    owner = type(frame.f_locals.get("self")).__module__.partition(".")[0]
+    is_derived = frame.f_code.co_name == "__init__" and room.startswith(_INNER[0]) and owner != "torch_geometric"
+    return room.startswith(_INNER) and not is_derived
 
 
 def _make_ours(original: type, cls: type, stand_in: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -167,7 +172,8 @@ def _tell_left(kind: type) -> None:
     if room == "torch_geometric" and kind not in _STAND_INS:
         note_left(kind.__name__)
     elif room not in ("torch_geometric", __package__.partition(".")[0]):
-        note_left(kind.__name__, "it is a class of the program, derived from PyG's")
+        rows = "; ours samples and gathers rows for it" if issubclass(kind, (NodeLoader, LinkLoader)) else ""
+        note_left(kind.__name__, f"it is a class of the program, derived from PyG's{rows}")
 
 
 def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -183,7 +189,7 @@ def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kw
     options = {name: value for name, value in stand_in.options.items()
                if name in taken and name not in signature.parameters and value is not None}  # fmt: skip
     if options.get("device") == "data":
-        options["device"] = _find_device(next(iter(arguments.values())))
+        options["device"] = find_device(next(iter(arguments.values())))
     if isinstance(next(iter(arguments.values()), None), tuple):
         # Stores manage their own rows.
         options.pop("feature_cache", None)
@@ -192,7 +198,7 @@ def _read_arguments(original: type, stand_in: StandIn, args: tuple[Any, ...], kw
     return {**options, **arguments}
 
 
-def _find_device(data: Any) -> Any:
+def find_device(data: Any) -> Any:
     """Find the GPU of a graph, of a part of it, or of the first graph in a data set; otherwise the CPU."""
     while isinstance(data, Subset):
         data = data.dataset

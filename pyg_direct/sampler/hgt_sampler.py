@@ -133,6 +133,7 @@ class HGTSampler(OwnSampler):
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
+        self._leave_gpu_in_worker()
         key = self._next_key() if key is None else key
 
         def give(sample: GeneralSample) -> HeteroSamplerOutput:
@@ -153,6 +154,9 @@ class HGTSampler(OwnSampler):
             NotImplementedError: always.
         """
         raise NotImplementedError("links with HGT sampling, as in PyG")
+
+    def _forget_plans(self) -> None:
+        self.placement, self._topology, self._plan = "auto", None, None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_topology": None, "_plan": None}

@@ -41,6 +41,8 @@ _STEPS = (
     "_make_plan",
     "_next_key",
 )
+# Attributes of samplers that left a GPU in this worker process: it cannot free the memory of its parent.
+_LEFT: list[dict[str, Any]] = []
 # Per thread: the key of the requested batch, and how often it was taken.
 _ASKED = threading.local()
 
@@ -51,6 +53,7 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
     device: torch.device
     seed: int | None
     _num_calls: int
+    _chooses_device: bool
     edge_permutation = None
     # `forward`: edges lead to the expanded nodes.
     sample_direction = "forward"
@@ -86,6 +89,19 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
     def summarise(self) -> str:
         """Describe the topology in a line, for reports."""
         return f"topology: {self._open_topology()}"
+
+    def _leave_gpu_in_worker(self) -> None:
+        """Sample on the CPU in a worker process of a PyG loader, which cannot use the GPU of its parent; draws do not
+        change.
+        """
+        if self.device.type == "cuda" and torch.utils.data.get_worker_info() is not None:
+            _LEFT.append(dict(self.__dict__))
+            self.device, self._chooses_device = torch.device("cpu"), False
+            self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        """Forget everything that is placed on the device, whose successor is the CPU."""
+        raise NotImplementedError
 
     def _next_key(self) -> int:
         """Return the key of the batch that a loader requests, or of the next call outside an epoch."""

@@ -345,6 +345,7 @@ class NeighborSampler(OwnSampler):
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
+        self._leave_gpu_in_worker()
         out = self._sample(*_by_type(index, self.is_hetero), key=key)
         out.metadata = (index.input_id, None if index.time is None else index.time.to(self.device))
         return out
@@ -406,6 +407,7 @@ class NeighborSampler(OwnSampler):
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
+        self._leave_gpu_in_worker()
         key = self._next_key() if key is None else key
         links = self._open_links(index, neg_sampling, key)
         if self._is_plain():
@@ -571,6 +573,10 @@ class NeighborSampler(OwnSampler):
         if not any(topology is kept for kept in self._opened.kept):
             self._opened.kept.append(topology)
         return topology
+
+    def _forget_plans(self) -> None:
+        self.placement, self.topology_cache = "auto", None
+        self._opened = Opened(read_parts(self.data, self.time_attr, self.weight_attr))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
