@@ -193,10 +193,11 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     tensors of a batch are on `device`. PyG's `model.inference(loader)` calls `infer`. `negative_sampling` and
     `batched_negative_sampling` of `torch_geometric.utils` draw edges of a GPU there, from torch's generator.
 
-    Options that ours does not support, and the program's own subclasses of PyG's classes, are left to PyG. Subclasses of
-    PyG's `NodeLoader` and `LinkLoader` get our samplers, and our loaders gather the rows of their batches. The logger
-    `pyg_direct` reports in one line that PyG's classes are replaced. It also names each class that is left to PyG,
-    once, with the reason, when the program makes an object of it. This includes loaders and samplers without a
+    Options that ours does not support, and the program's own subclasses of PyG's classes, are left to PyG. Subclasses
+    of PyG's `NodeLoader` and `LinkLoader` get our samplers, and our loaders gather the rows of their batches.
+
+    The logger `pyg_direct` reports in one line that PyG's classes are replaced. It also names each class that is left
+    to PyG, once, with the reason, when the program makes an object of it. This includes loaders and samplers without a
     counterpart of ours, such as `TemporalDataLoader`. A second call changes the arguments.
 
     Args:

@@ -14,8 +14,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn
-from pyg_direct.nn.replay.guards import find_norm_over_nodes
+from pyg_direct.nn.replay.guards import find_norm_over_nodes, left_as_it_was
 from pyg_direct.nn.replay.padded_batch import PaddedBatch, PaddedTypes, Sizes, TypedSizes, read_sizes, read_typed_sizes
+from pyg_direct.nn.replay.padded_graphs import (
+    GraphSizes,
+    PaddedGraphs,
+    find_other_norm,
+    masked_norms,
+    read_graph_sizes,
+)
 from pyg_direct.object_text import one_line, show_options
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
@@ -26,7 +33,7 @@ _MISSES = 4
 
 class GraphedStep:
     """Trainer that runs whole steps as replays on a GPU; call it with each batch of a `NeighborLoader`, with types or
-    without.
+    without, or of a `DataLoader` of graphs without types.
 
     The first steps are ordinary ones, which measure the size of batches. Then a step is recorded as a CUDA graph over
     places for batches that are a little larger, and batches are copied there. A batch that does not fit, such as the
@@ -34,18 +41,23 @@ class GraphedStep:
     ordinary steps up to rounding. On a CPU all steps are ordinary. If the GPU takes longer than the host, as with PyG's
     own kernels, there is no gain, and the padding costs a little.
 
+    A padded batch of a `DataLoader` has one graph more, the last one, and its edges are sorted by target. So pools need
+    `size=batch.num_graphs`, or `dim_size`, and a loss uses the first `len(batch.y)` of their results.
+
     Args:
         model: Any PyG model of convolutions, which may be accelerated. Norms over all nodes would read padding nodes,
-            and are refused. Other layers over all nodes have the same effect, but are not detected.
+            and are refused, except `BatchNorm` over batches of a `DataLoader`, which leaves the padding out. Other
+            layers over all nodes have the same effect, but are not detected.
         compute: `compute(batch)` runs the model on a batch and returns the loss, a number. It must read nothing back
             from the GPU. Of the batch it may use only `names`, `edge_index`, `batch_size`, `num_sampled_nodes` and
             `num_sampled_edges`. Of the results it may use only the rows of the seeds, the first `batch_size`. With
-            types these are of each type and relation, such as `batch.x_dict`.
+            types these are of each type and relation, such as `batch.x_dict`. Of a batch of a `DataLoader` it may use
+            `names`, `edge_index`, `batch`, `ptr` and `num_graphs`.
         optimizer: Steps after each replay as usual. It steps within the replay if all its groups are `capturable` with
             a tensor of the GPU for the learning rate. Gradients of other parameters of the model also come from the
             last step.
         names: Attributes of nodes and edges to be copied; None takes those among `x`, `y`, `edge_attr` and
-            `edge_weight` that the batches have.
+            `edge_weight` that the batches have. Of a `DataLoader` also attributes of graphs; None takes all tensors.
         warm_up: Ordinary steps before one is recorded.
         margin: How much larger than the seen batches batches may be.
         spared: Multiprocessors that recorded matrix products leave to a loader that reads rows of the host, so that
@@ -88,16 +100,16 @@ class GraphedStep:
             raise ArgumentError(f"spared must be at least 0 or None, got {spared}")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise ArgumentError("model must be of one process, got DistributedDataParallel")
-        found = find_norm_over_nodes(model)
+        found = find_other_norm(model)
         if found is not None:
             raise ArgumentError(f"model must have no norm over all nodes, got {found}")
         self.model, self.compute, self.optimizer = model, compute, optimizer
         self._names, self._warm_up, self._margin, self._spared = names, warm_up, margin, spared
         self.replayed = self.ordinary = 0
         self.reason: str | None = None
-        self._largest: Sizes | TypedSizes | None = None
+        self._largest: Sizes | TypedSizes | GraphSizes | None = None
         self._seen = self._missed = 0
-        self._padded: PaddedBatch | PaddedTypes | None = None
+        self._padded: PaddedBatch | PaddedTypes | PaddedGraphs | None = None
         self._graph: Any = None
         self._loss: Tensor | None = None
         self._gradients: list[tuple[torch.nn.Parameter, Tensor | None]] = []
@@ -133,7 +145,7 @@ class GraphedStep:
 
     def _note(self, batch: Any) -> None:
         """Learn the size of a batch that is an ordinary step, and record once enough are known."""
-        sizes = read_sizes(batch) or read_typed_sizes(batch)
+        sizes: Any = read_sizes(batch) or read_typed_sizes(batch) or read_graph_sizes(batch)
         if sizes is None or self.reason is not None or _device_of(batch).type != "cuda":
             return
         largest: Any = self._largest
@@ -149,24 +161,34 @@ class GraphedStep:
         self._graph = self._loss = self._padded = None
         self._gradients, self._missed = [], 0
         names = self._names
-        if names is None:
+        found = None if isinstance(self._largest, GraphSizes) else find_norm_over_nodes(self.model)
+        if found is not None:
+            self._refuse(f"norms over all nodes of a sampled batch would read padding, as {found}")
+            return
+        if names is None and not isinstance(self._largest, GraphSizes):
             names = [name for name in _NAMES if any(isinstance(part._mapping.get(name), Tensor)
                                                     for part in batch.stores)]  # fmt: skip
-        if isinstance(self._largest, TypedSizes):
-            self._padded = PaddedTypes(batch, self._largest, self._margin, names)
+        if isinstance(self._largest, GraphSizes):
+            self._padded = PaddedGraphs(batch, self._largest, self._margin, names)
+        elif isinstance(self._largest, TypedSizes):
+            self._padded = PaddedTypes(batch, self._largest, self._margin, names or ())
         else:
-            self._padded = PaddedBatch(batch, self._largest, self._margin, names)
+            self._padded = PaddedBatch(batch, self._largest, self._margin, names or ())
         if not self._padded.fill(batch):
+            varying = self._padded.find_varying(batch) if isinstance(self._padded, PaddedGraphs) else None
             self._padded = None
+            if varying is not None:
+                self._refuse(f"rows of {varying!r} are neither of nodes nor of edges, and differ from batch to batch")
             return
         self._forget_gradients()
         try:
-            self.reason = find_wait(lambda: self._compute().backward())
+            # The trial is no step: running means of norms stay as they are.
+            with left_as_it_was(self.model, _device_of(batch)):
+                reason = find_wait(lambda: self._compute().backward())
         finally:
             self._forget_gradients()
-        if self.reason is not None:
-            self._padded = None
-            warn(f"steps are not replayed as a CUDA graph: {self.reason}", RuntimeWarning)
+        if reason is not None:
+            self._refuse(reason)
             return
         # Values computed from its edges must be computed within the graph.
         self._padded.fill(batch)
@@ -188,10 +210,15 @@ class GraphedStep:
             self._forget_gradients()
         self._loss = losses[0].detach()
 
+    def _refuse(self, reason: str) -> None:
+        self.reason, self._padded = reason, None
+        warn(f"steps are not replayed as a CUDA graph: {reason}", RuntimeWarning)
+
     def _compute(self) -> Tensor:
         """Compute the loss of the batch in the places."""
         assert self._padded is not None, "no places are made"
-        return self.compute(self._padded.data)
+        with masked_norms(self.model, getattr(self._padded, "masks", None)):
+            return self.compute(self._padded.data)
 
     def _forget_gradients(self) -> None:
         """Drop all gradients, also of parameters that the optimizer does not have: a graph would add to memory of their

@@ -8,7 +8,7 @@ not repeat them. `left_as_it_was` restores the model's buffers and the random nu
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
@@ -199,10 +199,15 @@ class Traces:
         return attributes, [tensor._version for tensor in self._given], draws
 
 
-def find_norm_over_nodes(model: torch.nn.Module) -> str | None:
-    """Return the first module of a model that would read padding nodes, and its name; None without one."""
+def find_norm_over_nodes(model: torch.nn.Module, served: Container[torch.nn.Module] = ()) -> str | None:
+    """Return the first module of a model that would read padding nodes, and its name; None without one.
+
+    Args:
+        model: The model.
+        served: Modules that leave padding out.
+    """
     for name, module in model.named_modules():
-        if _mixes_rows(module):
+        if _mixes_rows(module) and module not in served:
             return f"{type(module).__name__} at {name!r}"
     return None
 

@@ -312,11 +312,24 @@ def test_steps_on_a_cpu_are_ordinary(graph):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:steps are not replayed")
+def test_norms_over_sampled_nodes_keep_steps_ordinary(graph):
+    model = make_model(graph, "cuda", norm="batch_norm")
+    step = GraphedStep(model, make_compute(model), torch.optim.SGD(model.parameters(), lr=0.01), warm_up=2)
+
+    for batch in list(make_loader(graph, "cuda"))[:5]:
+        step(batch)
+
+    assert step.replayed == 0
+    assert "BatchNorm at 'norms.0'" in step.reason
+
+
 def test_arguments_are_checked(graph):
-    model = make_model(graph, "cpu", norm="batch_norm")
+    model = make_model(graph, "cpu", norm="graph_norm")
     optimizer = torch.optim.SGD(model.parameters())
 
-    with pytest.raises(ArgumentError, match=r"no norm over all nodes, got BatchNorm at 'norms\.0"):
+    with pytest.raises(ArgumentError, match=r"no norm over all nodes, got GraphNorm at 'norms\.0"):
         GraphedStep(model, make_compute(model), optimizer)
     other = make_model(graph, "cpu", norm="layer_norm")
     with pytest.raises(ArgumentError, match="no norm over all nodes, got LayerNorm"):
