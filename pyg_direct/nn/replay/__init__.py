@@ -1,6 +1,6 @@
 """CUDA graphs of models and steps, and the padded batches that they take.
 
 - `graphed_step.py`: whole training steps; `model_replay.py`: the passes of a model within an unchanged loop.
-- `padded_batch.py`: batches of one layout.
+- `padded_batch.py`: batches of one layout; `padded_graphs.py`: batches of small graphs in the same layout.
 - `guards.py`: the conditions under which a pass may be replayed.
 """
