@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 from torch_geometric.loader import DataLoader as PygDataLoader
 from typing_extensions import Unpack
 
-from pyg_direct.errors import ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.loader.collate.dense_batches import StaticCollection
 from pyg_direct.loader.collate.graph_batches import GraphCollection
-from pyg_direct.loader.collate.graph_sources import Source
+from pyg_direct.loader.collate.graph_sources import Source, read_source
 from pyg_direct.loader.graph_loader import GraphLoader
 from pyg_direct.loader.option_types import WorkerOptions
+from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.typing import Device
 
 
@@ -34,6 +37,11 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
 
     Without a `seed`, graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
 
+    With `static_graph=True` all graphs have one structure, such as a mesh, a road network or a grid of the earth, with
+    other signals. A batch is then a `Data` with this one `edge_index`, with attributes of nodes `[B, N, ...]` and of
+    graphs `[B, ...]`; `batch_size` is B. Attributes of edges that are equal in all graphs are kept once, others are
+    `[B, E, ...]`. PyG's convolutions take such rows, and accelerated ones sum them in one pass over the edges.
+
     Args:
         dataset: A list of `Data` or `HeteroData`, an `InMemoryDataset`, or a `torch.utils.data.Subset` of one; or any
             object with items and a length.
@@ -41,6 +49,7 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
         shuffle: Use another order in each epoch.
         follow_batch: Attributes for whose rows batches have the graph, by `NAME_batch` and `NAME_ptr`.
         exclude_keys: Attributes that batches do not have.
+        static_graph: Keep one structure for the signals of all graphs.
         device: Device of the batches; None is the current GPU if there is one, otherwise the CPU.
         placement: Memory of the store: `cuda`, or `unified` or `pinned` for host memory, from which batches are copied;
             `auto` is GPU memory if it has room; `cpu` on a CPU.
@@ -71,15 +80,29 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
 
     def __init__(self, dataset: Dataset[Any] | Sequence[BaseData], batch_size: int = 1, shuffle: bool = False,
                  follow_batch: list[str] | None = None, exclude_keys: list[str] | None = None, *,
-                 device: Device = None, placement: str = "auto", seed: int | None = None,
+                 static_graph: bool = False, device: Device = None, placement: str = "auto", seed: int | None = None,
                  prefetch: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
                  **kwargs: Unpack[WorkerOptions]) -> None:  # fmt: skip
         self._keys = _check_keys(follow_batch=follow_batch, exclude_keys=exclude_keys)
+        self._is_static = check_flag("static_graph", static_graph)
+        if static_graph and follow_batch:
+            raise ArgumentError(f"follow_batch must be None with static_graph=True, whose graphs stay apart, got "
+                                f"{follow_batch!r}")  # fmt: skip
         options = self._open(dataset, batch_size, shuffle, device, placement, seed, prefetch, ranks, uneven, kwargs)
         PygDataLoader.__init__(self, dataset, follow_batch=follow_batch, exclude_keys=exclude_keys, **options)
+        if static_graph:
+            self.collate_fn = self._join_now
 
-    def _join(self, source: Source) -> GraphCollection:
+    def _join(self, source: Source) -> GraphCollection | StaticCollection:
+        if self._is_static:
+            return StaticCollection(source, frozenset(self._keys[1] or ()))
         return GraphCollection(source, *self._keys)
+
+    def _join_now(self, graphs: Sequence[Any]) -> Any:
+        """Build the batch of graphs that were made for it."""
+        joined = self._join(read_source(list(graphs), None))
+        joined.place(self.device)
+        return joined.collate(torch.arange(len(graphs), device="cpu"))
 
 
 def _check_keys(**keys: Any) -> list[Any]:

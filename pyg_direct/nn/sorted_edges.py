@@ -663,6 +663,28 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int, *, saves_launch
     return met.graph
 
 
+def register_whole(edge_index: Tensor, num_nodes: int) -> None:
+    """Sort the edges of a graph that layers will meet often, so that `find_whole` returns them from the first time on.
+
+    A GPU is waited for. Edges of any other form, or that do not lie among the nodes, are left as they are.
+
+    Args:
+        edge_index: (source, target), `[2, E]` in any order.
+        num_nodes: Number of nodes.
+    """
+    if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_inference():
+        return
+    place, form = (edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())), _read_form(edge_index)
+    known = _MET.get(place)
+    if known is not None and known.graph is not None and known.form[1:] == form[1:]:
+        return
+    graph = _sort(form, edge_index, num_nodes)
+    if graph is not None:
+        forget_dead(_MET)
+        met = _MET[place] = _Met(form)
+        met.times, met.graph = _OFTEN_IF_SMALL, graph
+
+
 @ordinary_tensors()
 def _sort(form: Form, edge_index: Tensor, num_targets: int) -> WholeGraph | None:
     """Sort the edges of a graph; return None if they do not lead to so many nodes, which PyG refuses in its own

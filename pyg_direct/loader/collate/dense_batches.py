@@ -1,7 +1,7 @@
 """Batches of graphs of equal shapes, stacked along a new first dimension, as PyG's `DenseDataLoader` does.
 
 `DenseCollection` stacks the graphs of a list once; joined graphs of a data set are stacked as views. A batch is then
-one gather per attribute.
+one gather per attribute. `StaticCollection` keeps one structure for signals over it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pyg_direct.loader.collate.graph_collation import (
 )
 from pyg_direct.loader.collate.graph_columns import move_all, to_device
 from pyg_direct.loader.collate.graph_sources import Leaf, Source
+from pyg_direct.nn.sorted_edges import register_whole
 
 _WAY_OUT = "add it there, or delete it from all"
 
@@ -53,6 +54,7 @@ class DenseCollection:
 
     Args:
         source: The graphs.
+        excluded: Attributes that batches do not have.
 
     Raises:
         OneByOneError: host memory cannot hold the stacked graphs, or they are of several classes.
@@ -60,7 +62,7 @@ class DenseCollection:
             each other.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, excluded: frozenset[str] = frozenset()) -> None:
         if not isinstance(source.example, Data):
             raise ArgumentTypeError(f"dataset must hold Data to be stacked, got {type(source.example).__name__}: take "
                                     "DataLoader")  # fmt: skip
@@ -68,7 +70,7 @@ class DenseCollection:
         self.device: torch.device | None = None
         self._stacks: dict[str, _Stack] = {}
         self._empty: Batch = Batch()
-        orders, self._order_of = source.list_orders(frozenset(), _WAY_OUT)
+        orders, self._order_of = source.list_orders(excluded, _WAY_OUT)
         # The order in which PyG lists the names of a graph.
         self._names = [list({name for _, names in order for name in names}) for order in orders]
         if source.count and len(source.used):
@@ -78,11 +80,16 @@ class DenseCollection:
         counts = self.source.count_nodes(None) if "num_nodes" in names else None
         joined = [name for name in names if name != "num_nodes" or counts is None]
         leaves = list(self.source.leaves(None, joined))
+        leaves = self._take_shared(leaves)
         check_memory(leaves)
         for leaf in leaves:
             self._stacks[leaf.path[0]] = _make_stack(leaf, self.source)
         if counts is not None:
             self._stacks["num_nodes"] = _make_stack(Leaf(None, "num_nodes", ("num_nodes",), counts), self.source)
+
+    def _take_shared(self, leaves: list[Leaf]) -> list[Leaf]:
+        """Take attributes of which batches have one value for all graphs; returns the other ones."""
+        return leaves
 
     def count_bytes(self) -> int:
         """Count the bytes of the tables."""
@@ -109,8 +116,95 @@ class DenseCollection:
         # A copy takes a tenth of the time of PyG's constructor.
         batch = copy.copy(self._empty)
         for name in self._names[0 if self._order_of is None else self._order_of[int(numbers[0])]]:
-            batch[name] = self._stacks[name].take(numbers, self.device)
+            if name in self._stacks:
+                batch[name] = self._stacks[name].take(numbers, self.device)
         return batch
+
+
+class StaticCollection(DenseCollection):
+    """Signals over one graph, and batches of any of them: `Data` with one `edge_index`, and rows `[B, N, ...]`.
+
+    Rows of a node stand side by side in memory, as accelerated convolutions take them. Attributes of edges that are
+    equal in all graphs are kept once, as the edges are.
+
+    Args:
+        source: The graphs.
+        excluded: Attributes that batches do not have.
+
+    Raises:
+        OneByOneError: host memory cannot hold the stacked graphs, or they are of several classes.
+        ArgumentError, ArgumentTypeError: graphs have no `edge_index`, or different ones; see `DenseCollection`.
+    """
+
+    def __init__(self, source: Source, excluded: frozenset[str] = frozenset()) -> None:
+        self._shared: dict[str, Tensor] = {}
+        super().__init__(source, excluded)
+        self._num_nodes = int(source.example.num_nodes or 0)
+        if source.count and len(source.used):
+            if "edge_index" not in self._shared:
+                raise ArgumentError("dataset must hold graphs with edge_index for static_graph=True, got "
+                                    f"{sorted(self._names[0])}")  # fmt: skip
+            self._num_nodes = int(source.make_graph(source.used[0]).num_nodes)
+
+    def _take_shared(self, leaves: list[Leaf]) -> list[Leaf]:
+        example = self.source.make_graph(self.source.used[0])
+        others = []
+        for leaf in leaves:
+            name = leaf.path[0]
+            if name == "edge_index" or example.is_edge_attr(name):
+                found = _find_shared(leaf, self.source)
+                if isinstance(found, Tensor):
+                    self._shared[name] = found
+                    continue
+                if name == "edge_index":
+                    raise ArgumentError("dataset must hold graphs with one edge_index for static_graph=True, got "
+                                        f"another in graph {found}: leave static_graph out")  # fmt: skip
+            others.append(leaf)
+        self._of_nodes = {leaf.path[0] for leaf in others if example.is_node_attr(leaf.path[0])}
+        return others
+
+    def count_bytes(self) -> int:
+        """Count the bytes of the tables."""
+        return super().count_bytes() + sum(value.nbytes for value in self._shared.values())
+
+    def place(self, device: torch.device) -> None:
+        """Move the tables and the structure, and later batches, to a device."""
+        super().place(device)
+        self._shared = {name: copy_once(value, device) for name, value in self._shared.items()}
+        if "edge_index" in self._shared:
+            register_whole(self._shared["edge_index"], self._num_nodes)
+
+    def collate(self, numbers: Tensor) -> Any:
+        """Build the batch of these graphs, int64 `[B]` on the CPU.
+
+        Raises:
+            IdError: `numbers` is empty.
+        """
+        made, batch = super().collate(numbers), Data()
+        for name, value in made._store.items():
+            is_signal = name in self._of_nodes and isinstance(value, Tensor) and value.dim() > 2
+            # Rows of a node side by side.
+            batch[name] = value.transpose(0, 1).contiguous().transpose(0, 1) if is_signal else value
+        for name, value in self._shared.items():
+            batch[name] = value
+        batch.num_nodes, batch.batch_size = self._num_nodes, numbers.numel()
+        return batch
+
+
+def _find_shared(leaf: Leaf, source: Source) -> Tensor | int:
+    """Return the tensor that all graphs have, or the number of the first graph that has another."""
+    first = None
+    for number in source.used:
+        value = leaf.values[number] if leaf.values is not None else source.make_graph(number)[leaf.path[0]]
+        if type(value) is not Tensor or value.requires_grad:
+            return number
+        if first is None:
+            first = value
+        elif value is not first and not (value.dtype == first.dtype and torch.equal(value, first)):
+            return number
+    assert first is not None, "there are graphs"
+    # Its own memory, as joined graphs share theirs.
+    return first if leaf.values is not None else first.contiguous()
 
 
 class _Table:

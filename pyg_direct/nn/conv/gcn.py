@@ -37,6 +37,7 @@ from pyg_direct.nn.sorted_edges import (
     may_find,
     wins_on_cpu,
 )
+from pyg_direct.nn.static_batch import open_signals
 from pyg_direct.nn.trimming import Kept, is_linear
 from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
@@ -44,6 +45,9 @@ from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 
 def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Tensor:
     """Override `forward` of an accelerated GCNConv."""
+    if not is_recorded() and type(x) is Tensor and x.dim() == 3:
+        found = _convolve_signals(self, x, edge_index, edge_weight)
+        return type(self).forward(self, x, edge_index, edge_weight) if found is None else found
     if is_recorded() or not (isinstance(x, Kept) or may_find(edge_index, x, saves_launches=True)):
         return type(self).forward(self, x, edge_index, edge_weight)
     rows, num_targets = (x.rows, x.kept.shape[0]) if isinstance(x, Kept) else (x, None)
@@ -57,6 +61,25 @@ def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Tens
         out = type(self).forward(self, rows, edge_index, edge_weight)
         out = out if num_targets is None else out[:num_targets]
     return out
+
+
+def _convolve_signals(self: Any, x: Tensor, edge_index: Any, edge_weight: Any) -> Tensor | None:
+    """Return the results for signals `[B, N, F]` over one structure; None if PyG's own code must compute them."""
+    if not self.normalize or self.cached or type(self.aggr_module) is not aggr.SumAggregation:
+        return None
+    signals = open_signals(self, x, edge_index, edge_weight)
+    if signals is None:
+        return None
+    self._paths.note()
+    given, num_nodes = x.dtype if edge_weight is None else edge_weight.dtype, x.shape[1]
+    edges, weight = _normalise(signals.batch, edge_index, num_nodes, num_nodes, signals.weight, self, given)
+    # The matrix comes after the sum if rows are narrower before it.
+    if x.shape[2] <= self.out_channels:
+        out = self.lin(signals.sum(self, signals.rows, edges, weight))
+    else:
+        out = signals.sum(self, self.lin(signals.rows), edges, weight)
+    out = out if self.bias is None else out + self.bias
+    return out.transpose(0, 1)
 
 
 def _convolve(self: Any, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None,

@@ -18,6 +18,7 @@ from pyg_direct.nn.conv.spec import ConvSpec, Joined
 from pyg_direct.nn.dispatch import copy_rows, find_narrow_first, find_reduce, is_plain, propagate
 from pyg_direct.nn.hetero.joined_edges import JoinedEdges, Relation, Tables, Used, join_edges, split_apart
 from pyg_direct.nn.sorted_edges import find_batch, find_whole, may_find, wins_on_cpu
+from pyg_direct.nn.static_batch import open_signals, works_by_row
 from pyg_direct.nn.trimming import Kept, is_accelerated
 from pyg_direct.ops.aggregate.sum import DTYPES, Transposed, aggregate, spread_known, sum_known
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
@@ -26,12 +27,28 @@ from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Tensor:
     """Override `forward` of an accelerated GINConv."""
     out = None
+    if not is_recorded() and type(x) is Tensor and x.dim() == 3:
+        out = _convolve_signals(self, x, edge_index, size)
+        return type(self).forward(self, x, edge_index, size) if out is None else out
     if not is_recorded() and not self._unknown.are(edge_index):
         if not may_find(edge_index, x):
             self._unknown.note(edge_index)
         elif is_plain(self, edge_index):
             out = _sum(self, x, edge_index, size)
     return type(self).forward(self, x, edge_index, size) if out is None else self.nn(out)
+
+
+def _convolve_signals(self: Any, x: Tensor, edge_index: Any, size: Any) -> Tensor | None:
+    """Return the results for signals `[B, N, F]` over one structure; None if PyG's own code must compute them."""
+    signals = None if size is not None else open_signals(self, x, edge_index)
+    if signals is None:
+        return None
+    self._paths.note()
+    out = signals.sum(self, signals.rows) + (1 + self.eps) * signals.rows
+    if works_by_row(self.nn):
+        made: Tensor = self.nn(out).transpose(0, 1)
+        return made
+    return self.nn(out.transpose(0, 1))  # type: ignore[no-any-return]
 
 
 def _sum(self: Any, x: Any, edge_index: Tensor, size: Any) -> Tensor | None:

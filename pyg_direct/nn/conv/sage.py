@@ -32,6 +32,7 @@ from pyg_direct.nn.sorted_edges import (
     may_find,
     wins_on_cpu,
 )
+from pyg_direct.nn.static_batch import open_signals
 from pyg_direct.nn.trimming import Kept, is_accelerated, is_linear
 from pyg_direct.ops.aggregate.sum import DTYPES, Transposed, aggregate, spread_known, sum_known
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
@@ -155,12 +156,35 @@ def _differentiate(ctx: Any, grad: Tensor) -> list[Tensor | None]:
 def forward(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Override `forward` of an accelerated SAGEConv or GraphConv."""
     out = None
-    if not is_recorded() and not self._unknown.are(edge_index):
+    if not is_recorded() and type(x) is Tensor and x.dim() == 3:
+        out = _convolve_signals(self, x, edge_index, *args, **kwargs)
+    elif not is_recorded() and not self._unknown.are(edge_index):
         if may_find(edge_index, x):
             out = _find(self, x, edge_index, *args, **kwargs)
         else:
             self._unknown.note(edge_index)
     return type(self).forward(self, x, edge_index, *args, **kwargs) if out is None else out
+
+
+def _convolve_signals(
+    self: Any, x: Tensor, edge_index: Any, edge_weight: Any = None, size: Any = None
+) -> Tensor | None:
+    """Return the results for signals `[B, N, F]` over one structure; None if PyG's own code must compute them."""
+    is_sage = isinstance(self, conv.SAGEConv)
+    if size is not None or (is_sage and edge_weight is not None):
+        return None
+    signals = open_signals(self, x, edge_index, edge_weight)
+    if signals is None:
+        return None
+    self._paths.note()
+    rows = signals.rows
+    if not is_sage:
+        out = self.lin_rel(signals.sum(self, rows, weight=signals.weight)) + self.lin_root(rows)
+        return out.transpose(0, 1)
+    given = self.lin(rows).relu() if self.project and hasattr(self, "lin") else rows
+    out = self.lin_l(signals.sum(self, given))
+    out = out + self.lin_r(rows) if self.root_weight else out
+    return (F.normalize(out, p=2.0, dim=-1) if self.normalize else out).transpose(0, 1)
 
 
 def _find(self: Any, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor | None:
