@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 # Graphs with fewer pairs for each candidate list all pairs, as draws would repeat too many of them.
@@ -43,7 +42,9 @@ def sample_negative_edges(edge_index: Tensor, num_nodes: int | tuple[int, int] |
     assert method in ("sparse", "dense")
     edge_index = edge_index.detach().as_subclass(Tensor)
     is_bipartite = isinstance(num_nodes, (tuple, list))
-    size: Any = num_nodes if is_bipartite else (maybe_num_nodes(edge_index, num_nodes),) * 2
+    if num_nodes is None:
+        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    size: Any = num_nodes if is_bipartite else (num_nodes, num_nodes)
     graphs = _Graphs([np.array([int(end)]) for end in size], is_bipartite, force_undirected, edge_index.device)
     return graphs.sample(edge_index, None, np.array([edge_index.shape[1]]), num_neg_samples)
 
