@@ -92,6 +92,6 @@ def open_signals(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) ->
 
 def works_by_row(network: Any) -> bool:
     """Report whether a network of a layer processes each row on its own."""
-    parts = network.modules() if isinstance(network, nn.Module) else [None]
+    parts: Any = network.modules() if isinstance(network, nn.Module) else [None]
     return all(type(part) in (*_BY_ROW, nn.Sequential) and not part._forward_hooks and not part._forward_pre_hooks
                for part in parts)  # fmt: skip

@@ -27,6 +27,8 @@ from pyg_direct.object_text import one_line, show_options
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
 _NAMES = ("x", "y", "edge_attr", "edge_weight")
+# Allowed difference of losses of a batch, for float32 and under autocast.
+_APART, _APART_IF_NARROW = 1e-3, 3e-2
 # Consecutive batches that did not fit, after which the places are enlarged.
 _MISSES = 4
 
@@ -184,7 +186,10 @@ class GraphedStep:
         try:
             # The trial is no step: running means of norms stay as they are.
             with left_as_it_was(self.model, _device_of(batch)):
-                reason = find_wait(lambda: self._compute().backward())
+                of_graphs = isinstance(self._padded, PaddedGraphs)
+                reason = find_wait(lambda: self._compute().backward(), Exception if of_graphs else RuntimeError)
+                if reason is None and of_graphs:
+                    reason = self._find_difference(batch)
         finally:
             self._forget_gradients()
         if reason is not None:
@@ -209,6 +214,18 @@ class GraphedStep:
             ]
             self._forget_gradients()
         self._loss = losses[0].detach()
+
+    def _find_difference(self, batch: Any) -> str | None:
+        """Return why the loss of the batch in the places is not the loss of the batch, in evaluation; None if it is."""
+        for part in self.model.modules():
+            part.training = False
+        with torch.no_grad():
+            expected, found = self.compute(batch).double(), self._compute().double()
+        bound = _APART_IF_NARROW if torch.is_autocast_enabled(expected.device.type) else _APART
+        if bool((found - expected).abs() <= bound * expected.abs()):
+            return None
+        return ("the loss of a padded batch is another: it must use the first len(batch.y) graphs, as the last one holds "
+                "the padding")  # fmt: skip
 
     def _refuse(self, reason: str) -> None:
         self.reason, self._padded = reason, None

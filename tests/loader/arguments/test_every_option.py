@@ -67,6 +67,7 @@ from tests.processes import run_ranks
 
 MOLECULES = make_molecules(30)
 DENSE = [Data(x=torch.full((4, 2), number)) for number in range(30)]
+SIGNALS = [Data(x=torch.rand(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]])) for _ in range(7)]
 SEEDS, LINKS = torch.arange(0, 60, 2), torch.arange(40).view(2, 20)
 TIMES = torch.arange(70) % 50
 PLAIN = {}
@@ -359,7 +360,7 @@ LOADERS = {
     "DataLoader": (DataLoader, {
         **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],
         "dataset": Differs(MOLECULES[1:]), "follow_batch": Differs(["x"]), "exclude_keys": Differs(["x"]),
-        "seed": Differs(2, shuffle=True)}),
+        "static_graph": Differs(True, dataset=SIGNALS), "seed": Differs(2, shuffle=True)}),
     "WalkLoader": (WalkLoader, {**EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "num_nodes": Differs(30)}),
     "DenseDataLoader": (DenseDataLoader, {
         **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],

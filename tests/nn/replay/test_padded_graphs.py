@@ -227,6 +227,26 @@ def test_steps_over_small_graphs_are_replayed(kind, norm):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:steps are not replayed")
+@pytest.mark.parametrize(
+    ("compute", "reason"),
+    [(lambda model, batch: model(batch).square().mean(), "the last one holds the padding"),
+     (lambda model, batch: F.cross_entropy(model(batch), batch.y[:, 0].relu().long()), "batch_size"),
+     (lambda model, batch: F.mse_loss(global_mean_pool(batch.pos, batch.batch)[: len(batch.y), :2], batch.y)
+      + model(batch).sum() * 0, "sync")],
+    ids=["all graphs", "an error", "a pool without a size"],
+)  # fmt: skip
+def test_losses_that_read_the_padding_or_wait_stay_ordinary(compute, reason):
+    model = Model("gin").cuda()
+    step = GraphedStep(model, lambda batch: compute(model, batch), torch.optim.SGD(model.parameters(), 0.01), warm_up=2)
+
+    losses = [float(step(batch)) for batch in DataLoader(make_molecules(40), batch_size=8)]
+
+    assert (step.replayed, step.ordinary, len(losses)) == (0, 5, 5)
+    assert reason in step.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:steps are not replayed")
 def test_what_cannot_be_replayed_stays_ordinary_with_a_reason():
     graphs = make_molecules(40)
     for graph in graphs:
