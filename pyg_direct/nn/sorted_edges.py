@@ -541,6 +541,8 @@ class _Met:
         self.form, self.storage = form, form.storage
         self.times = 0
         self.graph: WholeGraph | None = None
+        # True if a loader keeps it for all of its batches.
+        self.is_static = False
 
 
 _MET: dict[tuple[int, int], _Met] = {}
@@ -682,7 +684,13 @@ def register_whole(edge_index: Tensor, num_nodes: int) -> None:
     if graph is not None:
         forget_dead(_MET)
         met = _MET[place] = _Met(form)
-        met.times, met.graph = _OFTEN_IF_SMALL, graph
+        met.times, met.graph, met.is_static = _OFTEN_IF_SMALL, graph, True
+
+
+def is_static(edge_index: Tensor) -> bool:
+    """Report whether `register_whole` sorted these edges."""
+    met = _MET.get((edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())))
+    return met is not None and met.is_static
 
 
 @ordinary_tensors()

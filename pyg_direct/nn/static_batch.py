@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 
 from pyg_direct.nn.dispatch import find_reduce, is_plain
-from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, WholeGraph, find_batch, find_whole, is_plain_tensor
+from pyg_direct.nn.sorted_edges import (
+    SortedBatch,
+    SortedEdges,
+    WholeGraph,
+    find_batch,
+    find_whole,
+    is_plain_tensor,
+    is_static,
+)
 from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import runs_on_gpu
 
@@ -78,6 +86,9 @@ def open_signals(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) ->
     weighted = isinstance(edge_weight, Tensor)
     if edge_weight is not None and not (weighted and edge_weight.is_floating_point()
                                         and edge_weight.shape == edge_index.shape[1:]):  # fmt: skip
+        return None
+    # Conservative, as this has not run on a GPU yet: there only over edges that a loader keeps for signals.
+    if runs_on_gpu(x) and not is_static(edge_index):
         return None
     batch = find_batch(edge_index)
     if batch is None:

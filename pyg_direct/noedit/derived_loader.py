@@ -83,6 +83,6 @@ class Filters:
         if isinstance(loader, PygNodeLoader):
             seeds = given.node if given.input_type is None else (given.input_type, given.node)
             return loaders.NodeLoader(loader.data, loader.node_sampler, seeds, **options)
-        links = torch.stack([given.row, given.col])
+        links: Any = torch.stack([given.row, given.col])
         links = links if given.input_type is None else (given.input_type, links)
         return loaders.LinkLoader(loader.data, loader.link_sampler, links, neg_sampling=loader.neg_sampling, **options)

@@ -61,24 +61,48 @@ def test_results_and_gradients_are_those_of_pyg(real_device, name):
         assert got[0].transpose(0, 1).is_contiguous()
 
 
-@pytest.mark.parametrize("name", ["gcn", "gcn narrow", "gcn without loops", "graph"])
-@pytest.mark.parametrize("is_sorted", [False, True])
-def test_weights_of_edges_follow_the_order_of_the_edges(real_device, name, is_sorted):
-    theirs = CONVS[name]().double().to(real_device)
+WEIGHTED = ["gcn", "gcn narrow", "gcn without loops", "graph"]
+
+
+def make_weighted(name, device):
+    """A layer of PyG, the same accelerated, signals, edges without loops, of which PyG takes any on a GPU, and weights."""
+    theirs = CONVS[name]().double().to(device)
     ours = copy.deepcopy(theirs)
     accelerate(ours)
-    x, edges = torch.randn(SIGNALS, NODES, WIDTH, device=real_device, dtype=torch.float64), make_edges(real_device)
-    # PyG takes any of a node's loops on a GPU.
+    edges = make_edges(device)
     edges = edges[:, edges[0] != edges[1]]
-    weight = torch.rand(edges.shape[1], device=real_device, dtype=torch.float64)
-    if is_sorted:
-        edges = edges[:, edges[1].argsort()].contiguous()
-        register_sorted(edges, [NODES, 0], [edges.shape[1]])
-    else:
-        register_whole(edges, NODES)
+    x = torch.randn(SIGNALS, NODES, WIDTH, device=device, dtype=torch.float64)
+    return theirs, ours, x, edges, torch.rand(edges.shape[1], device=device, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weights_of_edges_follow_the_order_of_the_edges(real_device, name):
+    theirs, ours, x, edges, weight = make_weighted(name, real_device)
+    register_whole(edges, NODES)
 
     assert_near(compute(ours, x, edges, weight), compute(theirs, x, edges, weight))
     assert ours._paths.accelerated == 1
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weights_of_edges_that_are_sorted(name):
+    theirs, ours, x, edges, weight = make_weighted(name, "cpu")
+    edges = edges[:, edges[1].argsort()].contiguous()
+    register_sorted(edges, [NODES, 0], [edges.shape[1]])
+
+    assert_near(compute(ours, x, edges, weight), compute(theirs, x, edges, weight))
+    assert ours._paths.accelerated == 1
+
+
+@pytest.mark.gpu
+def test_signals_over_other_edges_are_pygs_on_a_gpu():
+    theirs, ours, x, edges, _ = make_weighted("graph", "cuda")
+
+    for _ in range(100):
+        got = ours(x, edges)
+
+    torch.testing.assert_close(got, theirs(x, edges))
+    assert ours._paths.accelerated == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -150,6 +150,11 @@ class GraphedStep:
         sizes: Any = read_sizes(batch) or read_typed_sizes(batch) or read_graph_sizes(batch)
         if sizes is None or self.reason is not None or _device_of(batch).type != "cuda":
             return
+        varying = self._padded.find_varying(batch) if isinstance(self._padded, PaddedGraphs) else None
+        if varying is not None:
+            self._graph = self._loss = None
+            self._refuse(f"rows of {varying!r} are neither of nodes nor of edges, and differ from batch to batch")
+            return
         largest: Any = self._largest
         self._largest = largest.join(sizes) if largest is not None and largest.is_like(sizes) else sizes
         self._seen += 1
@@ -177,10 +182,7 @@ class GraphedStep:
         else:
             self._padded = PaddedBatch(batch, self._largest, self._margin, names or ())
         if not self._padded.fill(batch):
-            varying = self._padded.find_varying(batch) if isinstance(self._padded, PaddedGraphs) else None
             self._padded = None
-            if varying is not None:
-                self._refuse(f"rows of {varying!r} are neither of nodes nor of edges, and differ from batch to batch")
             return
         self._forget_gradients()
         try:
@@ -219,13 +221,16 @@ class GraphedStep:
         """Return why the loss of the batch in the places is not the loss of the batch, in evaluation; None if it is."""
         for part in self.model.modules():
             part.training = False
-        with torch.no_grad():
-            expected, found = self.compute(batch).double(), self._compute().double()
+        try:
+            with torch.no_grad():
+                expected, found = self.compute(batch).double(), self._compute().double()
+        except Exception as error:  # Any error of a model in evaluation.
+            return (str(error) or type(error).__name__).splitlines()[0]
         bound = _APART_IF_NARROW if torch.is_autocast_enabled(expected.device.type) else _APART
         if bool((found - expected).abs() <= bound * expected.abs()):
             return None
-        return ("the loss of a padded batch is another: it must use the first len(batch.y) graphs, as the last one holds "
-                "the padding")  # fmt: skip
+        return ("the loss of a padded batch is another: it must use the first len(batch.y) graphs, as the last one "
+                "holds the padding")  # fmt: skip
 
     def _refuse(self, reason: str) -> None:
         self.reason, self._padded = reason, None

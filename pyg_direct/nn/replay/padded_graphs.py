@@ -135,10 +135,13 @@ class PaddedGraphs:
         return True
 
     def find_varying(self, batch: Any) -> str | None:
-        """Return an attribute of a batch that has no place, as its shape or dtype differs from batch to batch."""
+        """Return an attribute of a batch of as many graphs that has no place, as its shape or dtype differs from batch
+        to batch; None without one.
+        """
         sizes = read_graph_sizes(batch)
-        return None if sizes is None else next((name for name in self._kinds if not self._matches(name, batch, sizes)),
-                                               None)  # fmt: skip
+        if sizes is None or sizes.graphs != self._graphs:
+            return None
+        return next((name for name in self._kinds if not self._matches(name, batch, sizes)), None)
 
     def _matches(self, name: str, batch: Any, sizes: GraphSizes) -> bool:
         given, own, kind = batch._store._mapping.get(name), self.data[name], self._kinds[name]
@@ -150,7 +153,7 @@ class PaddedGraphs:
 
 def find_other_norm(model: torch.nn.Module) -> str | None:
     """Return the first norm over all nodes that `masked_norms` does not serve, and its name; None without one."""
-    served = {part for part in model.modules() if type(part) is BatchNorm1d}
+    served: set[torch.nn.Module] = {part for part in model.modules() if type(part) is BatchNorm1d}
     served |= {part for part in model.modules() if type(part) is BatchNorm and part.module in served}
     return find_norm_over_nodes(model, served)
 
@@ -164,9 +167,9 @@ def masked_norms(model: torch.nn.Module, masks: Masks | None) -> Iterator[None]:
         masks: By number of rows: 1 for rows of the batch and 0 for the others, float32 `[rows, 1]`; and their sum.
             None for no change.
     """
-    norms = [part for part in model.modules() if masks is not None and type(part) is BatchNorm1d]
+    norms: list[Any] = [] if masks is None else [part for part in model.modules() if type(part) is BatchNorm1d]
     for part in norms:
-        part.forward = partial(_normalise, part, masks)  # type: ignore[method-assign]
+        part.forward = partial(_normalise, part, masks)
     try:
         yield
     finally:
