@@ -65,7 +65,7 @@ WEIGHTED = ["gcn", "gcn narrow", "gcn without loops", "graph"]
 
 
 def make_weighted(name, device):
-    """A layer of PyG, the same accelerated, signals, edges without loops, of which PyG takes any on a GPU, and weights."""
+    """A layer of PyG, the same accelerated, signals, edges and weights; of loops PyG takes any on a GPU, so none."""
     theirs = CONVS[name]().double().to(device)
     ours = copy.deepcopy(theirs)
     accelerate(ours)
