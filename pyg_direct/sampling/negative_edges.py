@@ -41,7 +41,7 @@ def sample_negative_edges(edge_index: Tensor, num_nodes: int | tuple[int, int] |
     """
     assert method in ("sparse", "dense")
     edge_index = edge_index.detach().as_subclass(Tensor)
-    is_bipartite = isinstance(num_nodes, (tuple, list))
+    is_bipartite = num_nodes is not None and not isinstance(num_nodes, int)
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
     size: Any = num_nodes if is_bipartite else (num_nodes, num_nodes)
@@ -226,7 +226,7 @@ def _read_requested(num_neg_samples: float | None, num_edges: Counts) -> Counts:
         return num_edges
     if isinstance(num_neg_samples, float):
         return (num_neg_samples * num_edges).astype(np.int64)
-    return np.full_like(num_edges, num_neg_samples)
+    return np.full_like(num_edges, int(num_neg_samples))
 
 
 def _choose(found: Tensor, graph: Tensor | None, have: Counts, requested: Counts) -> Tensor:

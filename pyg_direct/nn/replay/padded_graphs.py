@@ -153,7 +153,8 @@ class PaddedGraphs:
 
 def find_other_norm(model: torch.nn.Module) -> str | None:
     """Return the first norm over all nodes that `masked_norms` does not serve, and its name; None without one."""
-    served: set[torch.nn.Module] = {part for part in model.modules() if type(part) is BatchNorm1d}
+    served: set[torch.nn.Module] = {part for part in model.modules()
+                                    if type(part) is BatchNorm1d and "forward" not in part.__dict__}  # fmt: skip
     served |= {part for part in model.modules() if type(part) is BatchNorm and part.module in served}
     return find_norm_over_nodes(model, served)
 
@@ -167,7 +168,10 @@ def masked_norms(model: torch.nn.Module, masks: Masks | None) -> Iterator[None]:
         masks: By number of rows: 1 for rows of the batch and 0 for the others, float32 `[rows, 1]`; and their sum.
             None for no change.
     """
-    norms: list[Any] = [] if masks is None else [part for part in model.modules() if type(part) is BatchNorm1d]
+    if masks is None:
+        yield
+        return
+    norms: list[Any] = [part for part in model.modules() if type(part) is BatchNorm1d]
     for part in norms:
         part.forward = partial(_normalise, part, masks)
     try:
