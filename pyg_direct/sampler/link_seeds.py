@@ -177,7 +177,16 @@ class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
         return self._positives
 
     def __getitem__(self, index: Any) -> EdgeSamplerInput:
-        links = super().__getitem__(index)
+        if isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1 and not index.is_cuda:
+            # Not by indexing, which wakes torch's threads for a few thousand items; nor copied by the base class.
+            links = EdgeSamplerInput.__new__(EdgeSamplerInput)
+            links.input_id = index if self.input_id is None else self.input_id.index_select(0, index)
+            links.row, links.col = self.row.index_select(0, index), self.col.index_select(0, index)
+            links.label, links.time = (None if value is None else value.index_select(0, index)
+                                       for value in (self.label, self.time))  # fmt: skip
+            links.input_type = self.input_type
+        else:
+            links = super().__getitem__(index)
         links.loader_links = self
         return links
 
@@ -346,7 +355,8 @@ class Links:
         # Numbers of negative sources and targets.
         self._more_sources = self._more_targets = 0
         self._mode: str | None = None
-        self._places: list[Tensor] = []
+        # Positions of the sources and then of the targets, int64.
+        self._places: Tensor | None = None
         self._both: Tensor | None = None
         # The ids that `seeds` returned, by type.
         self._ids: dict[Any, Tensor] = {}
@@ -418,7 +428,7 @@ class Links:
         if self._stream is None or is_current(self._stream):
             return
         stream = current_stream(self._stream.device_index)
-        held = [*vars(self).values(), *self._places, *self._ids.values(), *self._owners_by.values()]
+        held = [*vars(self).values(), *self._ids.values(), *self._owners_by.values()]
         held += self._drawn or ()
         for value in {id(value): value for value in held}.values():
             if isinstance(value, Tensor) and value.is_cuda:
@@ -427,16 +437,20 @@ class Links:
     def place(self, nodes: Tensor) -> None:
         """Note the positions of the ends among the ascending `nodes`, which are the seeds of a sample."""
         with one_thread(nodes.device.type == "cpu"):
-            self._places = [torch.searchsorted(nodes, self.ends())]
+            self._places = torch.searchsorted(nodes, self.ends())
 
     def place_in(self, sample: GeneralSample) -> None:
         """Note the positions of the ends from `seeds` among the seeds of a sample, unless each has a tree."""
-        if self._places:
+        if self._places is not None:
             return
+        places = self._places = self._sources.new_empty(self._sources.numel() + self._targets.numel())
+        begin = 0
         with one_thread(self._device.type == "cpu"):
             for name, ids in self._ids.items():
                 kind = next(iter(sample.node)) if name is None else name
-                self._places.append(torch.searchsorted(sample.node[kind][: sample.num_seeds[kind]], ids))
+                out = places[begin : begin + ids.numel()]
+                torch.searchsorted(sample.node[kind][: sample.num_seeds[kind]], ids, out=out)
+                begin += ids.numel()
 
     def seeds(self, disjoint: bool) -> tuple[Any, Any]:
         """Return (seeds, their times) for a sampler, by type in a graph with types.
@@ -450,9 +464,12 @@ class Links:
         is_one_type = ends.source == ends.target
         if is_one_type:
             lists, names = [self.ends()], names[:1]
-        self._ids, self._places, times = dict(zip(names, lists, strict=True)), [], None
+        self._ids, self._places, times = dict(zip(names, lists, strict=True)), None, None
         if disjoint:
-            self._places = [torch.arange(ids.numel(), device=self._device) for ids in lists]
+            num_sources = self._sources.numel()
+            self._places = torch.arange(num_sources + self._targets.numel(), device=self._device)
+            if not is_one_type:
+                self._places[num_sources:] -= num_sources
         if disjoint or time is not None:
             owners = [self._owners_of(count) for count in (self._more_sources, self._more_targets)]
             self._owners = torch.cat(owners)
@@ -475,22 +492,18 @@ class Links:
                 out.batch = {kind: self._owners[batch] for kind, batch in out.batch.items()}
             else:
                 out.batch = self._owners[out.batch]
-        is_pair = len(self._places) == 1 and self._sources.numel() == self._targets.numel()
-        if len(self._places) == 1:
-            sources, targets = self._places[0].split([self._sources.numel(), self._targets.numel()])
-        else:
-            sources, targets = self._places
+        assert self._places is not None
         time, count = self._time, self._num_links
         if self._mode == "triplet":
+            sources, targets = self._places.split([self._sources.numel(), self._targets.numel()])
             amount = self._targets.numel() // count - 1 if count else 1
             negatives = targets[count:].view(amount, count).t().contiguous().squeeze(-1)
             out.metadata = (self._index.input_id, sources, targets[:count], negatives, time)
             return out
         if time is not None:
             time = time[self._owners_of(self._more_sources)]
-        # The positions of both ends are already adjacent in memory.
-        pairs = self._places[0].view(2, -1) if is_pair else torch.stack([sources, targets])
-        out.metadata = (self._index.input_id, pairs, self._label, time)
+        # There are as many targets as sources.
+        out.metadata = (self._index.input_id, self._places.view(2, self._sources.numel()), self._label, time)
         return out
 
     def list_excluded(self, ways: Ways) -> Excluded:
