@@ -258,6 +258,21 @@ class Feature:
             raise ArgumentError("this Feature has no file: call from_file, from_mmap or set_mmap_file first")
         return self.stored.tier.take(check_ids("ids", ids, self._filled()[0]).to(self.device))
 
+    def find_missing(self, ids: Tensor) -> Tensor:
+        """Return positions of the rows of ids that are in no memory, int64 on the CPU; -1 for an invalid id.
+
+        Args:
+            ids: int32 or int64 `[n]`, on any device.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: no rows yet, or ids of another dtype or shape.
+        """
+        stored = self._open()
+        ids = upload(check_ids("ids", ids), self.device)
+        if not isinstance(stored, SpilledRows):
+            return ids.new_empty(0, dtype=torch.int64, device="cpu")
+        return stored.find_missing(self._find_rows(ids, stored))
+
     def reads_in_place(self, table: Tensor) -> bool:
         """Report whether all rows are read from the memory of `table`, so that every write to it is read.
 

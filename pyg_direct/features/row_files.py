@@ -178,15 +178,41 @@ class RowFile:
 
     def _read_row(self, row: int, target: memoryview) -> None:
         """Read a row that did not come in one piece."""
-        begin = self.layout.offset + row * len(target)
+        self.read_bytes(self.layout.offset + row * len(target), target)
+
+    def read_bytes(self, begin: int, target: memoryview) -> int:
+        """Fill `target` with the bytes from `begin` on; returns their number.
+
+        Raises:
+            FileError: the file was cut short meanwhile, or the disk fails.
+        """
+        count = len(target)
         while target:
             try:
-                count = os.preadv(self._handle, [target], begin)
+                got = os.preadv(self._handle, [target], begin)
             except OSError as error:
                 raise FileError(f"{self.path} could not be read at byte {begin}: {error.strerror}") from error
-            if count == 0:
+            if got == 0:
                 raise FileError(f"{self.path} was cut short while it was read: it ends before byte {begin}")
-            target, begin = target[count:], begin + count
+            target, begin = target[got:], begin + got
+        return count
+
+    def open_handle(self, *, is_direct: bool) -> int:
+        """Open another handle of the file, which the caller closes; past the page cache if the system can.
+
+        It reads the pages that it is asked for, without the read-ahead of the system.
+        """
+        if is_direct and hasattr(os, "O_DIRECT"):
+            with contextlib.suppress(OSError):
+                # Not by its path, which may name another file by now.
+                return os.open(f"/proc/self/fd/{self._handle}", os.O_RDONLY | os.O_DIRECT)
+        try:
+            handle = os.open(f"/proc/self/fd/{self._handle}", os.O_RDONLY)
+        except OSError:
+            return os.dup(self._handle)
+        with contextlib.suppress(AttributeError, OSError):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+        return handle
 
     def is_cached(self, rows: Sequence[int]) -> bool:
         """Report whether the system's page cache holds the first bytes of these rows; False if the system does not
