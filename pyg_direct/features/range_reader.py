@@ -33,6 +33,8 @@ _REQUEST_PAGES = 256
 _MANY, _FEW, _FEW_PAGES = 32, 8, 16
 # Requests of a task of a thread, at most; a read that is left early ends with its tasks.
 _MOST_OF_TASK = 64
+# Rows that are looked up in the page cache before a read.
+_LOOKED_UP = 32
 # Seconds between two looks at the threads, and those for which a read that was left may still write.
 _LOOK, _LEAVE = 0.2, 2.0
 _TIMEOUT = 300.0
@@ -142,17 +144,19 @@ class DiskReads(NamedTuple):
 class RangeReader:
     """Reader of rows of a file by large requests.
 
-    A table larger than half of the free memory is read past the page cache of the system, which could not keep it.
+    It reads past the page cache of the system if the cache has no use: for a table that the reader's memory keeps, or
+    that is larger than half of the free memory. Rows that are cached are read from there.
 
     Args:
         file: The table.
+        keeps_all: True if each row is read at most once.
 
     Attributes:
         num_requests, num_pages, num_again, seconds: See `DiskReads`.
         is_broken: True after a read that did not end; its threads may still write.
     """
 
-    def __init__(self, file: RowFile) -> None:
+    def __init__(self, file: RowFile, *, keeps_all: bool = False) -> None:
         self.file = file
         self.num_requests = self.num_pages = self.num_again = 0
         self.seconds = 0.0
@@ -161,7 +165,7 @@ class RangeReader:
         size = file.layout.offset + file.layout.num_bytes
         self._seen = np.zeros(-(-size // PAGE) + 1, np.uint8)
         self._room = (_REQUEST_PAGES + _GAP_PAGES + 2) * PAGE + -(-self._row_bytes // PAGE) * PAGE
-        self._is_direct = file.layout.num_bytes > available_bytes() // 2
+        self._is_direct = keeps_all or file.layout.num_bytes > available_bytes() // 2
         self._pool = Pool(_MANY, "pyg_direct_file", functools.partial(set_cpu_threads, 1))
         self._staging = threading.local()
         self._running: list[np.ndarray] = []
@@ -187,7 +191,8 @@ class RangeReader:
         count = len(bounds) - 1
         if count == 0:
             return True
-        handle = self.file.open_handle(is_direct=self._is_direct)
+        is_cached = self.file.is_cached(rows[:: max(1, len(rows) // _LOOKED_UP)].tolist())
+        handle = self.file.open_handle(is_direct=self._is_direct and not is_cached)
         begin = time.perf_counter()
         try:
             pages = (rows[-1] - rows[0]) * self._row_bytes // PAGE // count

@@ -95,7 +95,7 @@ class RowWindow(Tier):
         # By row: its slot, and the last window that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
         self._held = np.full(count, -1, np.int64)
-        self._reader = RangeReader(self.file)
+        self._reader = RangeReader(self.file, keeps_all=count == num_rows)
         self._number, self._num_claimed = -1, 0
         self._wanted: list[np.ndarray] = []
         self._events: deque[torch.cuda.Event] = deque()

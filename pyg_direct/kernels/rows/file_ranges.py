@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.compiler.jit import body, cpu_sequence
+from pyg_direct.compiler.jit import body, cpu_sequence, system_function
 from pyg_direct.kernels.rows.gather import pread
 
 # Unit of direct reads: their places, lengths and addresses are multiples of it.
@@ -21,14 +21,21 @@ def range_of_rows(offset, row_bytes, first, last):
     return begin, -(-(offset + (last + 1) * row_bytes) // PAGE) * PAGE
 
 
+# (target, source, number of bytes) -> target: the system's own copy is several times faster than a loop over bytes.
+memcpy = system_function("memcpy", "i8 i8 i8 i8")
+
+
 @body
-def copy_rows(offset, rows, slots, first, end, staging, out):
-    """Copy the rows `first` to `end - 1` of a list from bytes that begin at row `-offset / row_bytes` of the file."""
-    row_bytes = out.shape[1]
-    for i in range(first, end):
-        place, slot = offset + rows[i] * row_bytes, slots[i]
-        for b in range(row_bytes):
-            out[slot, b] = staging[place + b]
+def copy_rows(offset, row_bytes, rows, slots, first, end, source, target):
+    """Copy rows `first` to `end - 1` of a list; byte 0 at address `source` is byte `-offset` of the table."""
+    i = first
+    while i < end:
+        stop = i + 1
+        # Neighbors that stay neighbors are copied together.
+        while stop < end and rows[stop] == rows[stop - 1] + 1 and slots[stop] == slots[stop - 1] + 1:
+            stop += 1
+        memcpy(target + slots[i] * row_bytes, source + offset + rows[i] * row_bytes, (stop - i) * row_bytes)
+        i = stop
 
 
 @cpu_sequence
@@ -40,7 +47,7 @@ def read_file_ranges_cpu(handle, offset, rows, slots, bounds, staging, out, seen
     numbers of `progress` are the first byte of the request that is waited for, the requests served, the pages read, and
     those of them that had been read before.
     """
-    row_bytes, address = out.shape[1], np.int64(staging.ctypes.data)
+    row_bytes, target, address = out.shape[1], np.int64(out.ctypes.data), np.int64(staging.ctypes.data)
     for j in range(bounds.shape[0] - 1):
         first, end = bounds[j], bounds[j + 1]
         begin, stop = range_of_rows(offset, row_bytes, rows[first], rows[end - 1])
@@ -49,7 +56,7 @@ def read_file_ranges_cpu(handle, offset, rows, slots, bounds, staging, out, seen
         # The last page of a file may be short.
         if got < offset + (rows[end - 1] + 1) * row_bytes - begin:
             return j
-        copy_rows(offset - begin, rows, slots, first, end, staging, out)
+        copy_rows(offset - begin, row_bytes, rows, slots, first, end, address, target)
         for page in range(begin // PAGE, stop // PAGE):
             progress[3] += seen[page]
             seen[page] = 1
