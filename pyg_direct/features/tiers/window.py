@@ -148,7 +148,7 @@ class RowWindow(Tier):
         self._wanted.append(fresh)
         return True
 
-    def read(self, number: int, released: int) -> None:
+    def read_ahead(self, number: int, released: int) -> None:
         """Read the claimed rows of a window that are not in memory.
 
         Args:

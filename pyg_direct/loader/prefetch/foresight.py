@@ -198,7 +198,7 @@ class Foresight:
             released = self._released
             if window.num_batches > 0 and not self._is_closed:
                 for own in self._windows:
-                    own.read(number, released)
+                    own.read_ahead(number, released)
         except BaseException as error:
             window.error = error
         finally:
