@@ -1,7 +1,7 @@
 """Reads of many rows of a file, each page once and in ascending order, by large requests of several threads.
 
-`RangeReader` reads rows into memory and counts its requests. `DiskReads` reports them beside the rate of the disk, which
-`measure_disk` measures.
+`RangeReader` reads rows into memory and counts its requests. `DiskReads` reports them beside the rate of the disk.
+`measure_disk` measures that rate.
 """
 
 from __future__ import annotations
@@ -234,8 +234,8 @@ class RangeReader:
         if seconds > limit:
             self.is_broken = True
             place = min((int(progress[0]) for progress in list(self._running)), default=0)
-            raise FileError(f"{self.file.path} gave no bytes for {limit:g} seconds, at byte {place}: check the disk, or "
-                            "set PYG_DIRECT_DISK_TIMEOUT to more seconds")  # fmt: skip
+            raise FileError(f"{self.file.path} gave no bytes for {limit:g} seconds, at byte {place}: check the disk, "
+                            "or set PYG_DIRECT_DISK_TIMEOUT to more seconds")  # fmt: skip
 
     def _read_some(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, out: np.ndarray) -> None:
         """Serve some requests, in a thread."""

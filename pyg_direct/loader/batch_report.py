@@ -98,8 +98,8 @@ class LoaderReport(NamedTuple):
         """Return the numbers of the report by flat names, for loggers of metrics and `json.dumps`.
 
         Names are `num_batches` and `num_timed`; `seconds/host/wait/p50` and others of each place, lane and quantile,
-        and `sum`; `bytes/PCIe`, `bytes/NVLink` and `bytes/neighbor_lists`; and `features/x/num_read` of each
-        attribute, with `num_rows` and `num_read` of its tiers.
+        and `sum`; `bytes/PCIe`, `bytes/NVLink` and `bytes/neighbor_lists`; `features/x/num_read` of each
+        attribute, with `num_rows` and `num_read` of its tiers; and `disk/FILE/num_pages` and others of `DiskReads`.
 
         Example:
             Weights & Biases takes all numbers of an epoch at once::
@@ -341,7 +341,8 @@ class ReportedLoader:
             served = {name: feature.tell() for name, feature in self._recorder.features.items()}
             reads = self._recorder.reads
             found = LoaderReport(places, self._recorder.num_batches, len(batches), read_spans(batches), served,
-                                 self._recorder.list_bytes, reads is not None and reads.is_most, found.disk)  # fmt: skip
+                                 self._recorder.list_bytes, reads is not None and reads.is_most,
+                                 found.disk)  # fmt: skip
         return found
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:

@@ -366,8 +366,9 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
         check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
         device = device_for(device, neighbor_sampler)
-        self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven,
-                     ahead)
+        self._settle(
+            device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven, ahead
+        )
         self._made_sampler = neighbor_sampler is None
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(

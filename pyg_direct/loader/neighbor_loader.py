@@ -247,8 +247,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             given = "input_time" if input_start_time is None else "input_start_time"
             raise ArgumentError(f"{given} needs time_attr, the name of the times it is compared with, got None")
         device = device_for(device, neighbor_sampler)
-        self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven,
-                     ahead)
+        self._settle(
+            device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven, ahead
+        )
         self.sharing = settle_sharing(cache_policy, cold_policy)
         check_ranking(hotness, presample)
         self.hotness, self.presample = hotness, presample

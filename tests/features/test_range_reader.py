@@ -81,7 +81,9 @@ def test_whole_rows_of_requests_cover_the_rows_once():
 
     covered = np.concatenate([np.arange(*pair) for pair in zip(first, end, strict=True)])
     assert np.isin(rows, covered).all()
-    assert len(np.unique(covered)) == len(covered) and covered.min() >= 0 and covered.max() < 3000
+    assert len(np.unique(covered)) == len(covered)
+    assert covered.min() >= 0
+    assert covered.max() < 3000
 
 
 @pytest.mark.parametrize("change", ["touched", "cut short", "replaced", "taken away"])
@@ -173,10 +175,12 @@ def test_a_read_can_be_left(reader_of, monkeypatch):
     ids = np.arange(0, 5000, 50)
 
     assert not reader.read(ids, np.arange(100), np.zeros((100, 5000), np.uint8))
-    assert not reader.is_broken and reader.num_requests < 100
+    assert not reader.is_broken
+    assert reader.num_requests < 100
 
 
 def test_the_rates_of_a_disk_are_measured(reader_of):
     in_order, at_random = measure_disk(reader_of(make_rows(3000, 1000)).file)
 
-    assert in_order > 0 and at_random > 0
+    assert in_order > 0
+    assert at_random > 0

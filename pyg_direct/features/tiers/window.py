@@ -249,7 +249,8 @@ class RowWindow(Tier):
         if measures_disk and self._rates is None and self.shape.numel() > 0:
             self._rates = measure_disk(self.file)
         return DiskReads(str(self.file.path), self.num_asked, self._num_read + self._num_alone, self._row_bytes,
-                         reader.num_requests, reader.num_pages, PAGE, reader.num_again, reader.seconds, *(self._rates or ()))  # fmt: skip
+                         reader.num_requests, reader.num_pages, PAGE, reader.num_again, reader.seconds,
+                         *(self._rates or ()))  # fmt: skip
 
 
 def can_plan(tier: Tier) -> bool:

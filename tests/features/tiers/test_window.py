@@ -127,7 +127,8 @@ def test_rows_in_pages_that_are_read_stay_where_memory_has_room(window_of):
 def test_a_full_window_refuses_a_batch_and_holds_the_bytes_it_may(window_of):
     window = window_of(make_rows(5000), most=400)
 
-    assert window.claim(0, np.arange(150)) and window.claim(0, np.arange(100, 200))
+    assert window.claim(0, np.arange(150))
+    assert window.claim(0, np.arange(100, 200))
     assert not window.claim(0, np.arange(201, 203))
     # The first batch of a window gets what fits.
     assert window.claim(1, np.arange(1000))
@@ -174,5 +175,7 @@ def test_reads_are_reported_beside_the_disk(window_of):
     found = window.tell()
 
     assert (found.num_asked, found.num_rows, found.num_saved, found.num_again) == (450, 400, 50, 0)
-    assert found.disk_rate > 0 and found.to_dict()["num_pages"] == found.num_pages > 0
-    assert "400 rows read for 450 that batches asked for, 11% saved" in str(found) and "beside the disk's" in str(found)
+    assert found.disk_rate > 0
+    assert found.to_dict()["num_pages"] == found.num_pages > 0
+    assert "400 rows read for 450 that batches asked for, 11% saved" in str(found)
+    assert "beside the disk's" in str(found)

@@ -69,7 +69,8 @@ def test_batches_equal_those_without_foresight(path, device, kind, prefetch, ahe
     for _ in range(2):
         assert look(loader) == look(expected)
     (reads,) = reads_of(loader)
-    assert reads.num_rows < reads.num_asked and not reads_of(expected)
+    assert reads.num_rows < reads.num_asked
+    assert not reads_of(expected)
 
 
 def test_each_page_of_a_table_that_fits_is_read_once(path, device):
@@ -79,7 +80,8 @@ def test_each_page_of_a_table_that_fits_is_read_once(path, device):
         look(loader)
     (reads,) = reads_of(loader)
     pages = -(-path.stat().st_size // reads.page_bytes)
-    assert reads.num_again <= 2 and reads.num_pages <= pages + 2
+    assert reads.num_again <= 2
+    assert reads.num_pages <= pages + 2
 
 
 def test_memory_of_a_window_is_bounded(path, device):
@@ -136,7 +138,8 @@ def test_types_have_windows_of_their_own(tmp_path, device, monkeypatch):
     planned = load(3)
     for batch, expected in zip(planned, load(0), strict=True):
         for kind in data.node_types:
-            assert torch.equal(batch[kind].n_id, expected[kind].n_id) and torch.equal(batch[kind].x, expected[kind].x)
+            assert torch.equal(batch[kind].n_id, expected[kind].n_id)
+            assert torch.equal(batch[kind].x, expected[kind].x)
     assert len(reads_of(planned)) == len(data.node_types)
 
 
@@ -196,7 +199,7 @@ def test_a_file_that_changes_while_batches_are_planned_is_an_error(path, device,
         path.unlink()
 
     with pytest.raises(FileError, match="taken away" if change == "taken away" else "changed while it was read"):
-        [*batches]
+        look(batches)
 
 
 def test_a_disk_that_hangs_is_an_error_of_the_batch(path, device, monkeypatch):
@@ -205,7 +208,7 @@ def test_a_disk_that_hangs_is_an_error_of_the_batch(path, device, monkeypatch):
     monkeypatch.setattr(range_reader, "_LEAVE", 0.1)
     monkeypatch.setenv("PYG_DIRECT_DISK_TIMEOUT", "0.3")
     try:
-        with pytest.raises(FileError, match="x.npy gave no bytes for 0.3 seconds, at byte 0"):
+        with pytest.raises(FileError, match=r"x\.npy gave no bytes for 0\.3 seconds, at byte 0"):
             next(iter(open_loader(path, device, 4)))
     finally:
         go_on.set()
@@ -248,12 +251,14 @@ def test_a_loader_reports_what_foresight_saved(path, device, capsys):
 
     report = loader.report()
 
-    assert "saved" in capsys.readouterr().out and "beside the disk's" in str(report)
+    assert "saved" in capsys.readouterr().out
+    assert "beside the disk's" in str(report)
     assert report.to_tree()["disk"][0]["path"] == str(path)
 
 
 @pytest.mark.parametrize(("value", "words"), [(-1, "ahead must be a number"), (True, "ahead must be a number"),
-                                              (1.5, "ahead must be a number"), ("lots", "ahead must look like")])  # fmt: skip
+                                              (1.5, "ahead must be a number"),
+                                              ("lots", "ahead must look like")])  # fmt: skip
 def test_other_values_are_refused(path, device, value, words):
     with pytest.raises(ArgumentError, match=words):
         open_loader(path, device, value)
