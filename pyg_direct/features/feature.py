@@ -259,7 +259,7 @@ class Feature:
         return self.stored.tier.take(check_ids("ids", ids, self._filled()[0]).to(self.device))
 
     def find_missing(self, ids: Tensor) -> Tensor:
-        """Return positions of the rows of ids that are in no memory, int64 on the CPU; -1 for an invalid id.
+        """Return positions of the rows of ids that are in no memory, int64 `[m]` on the CPU; -1 for an invalid id.
 
         Args:
             ids: int32 or int64 `[n]`, on any device.

@@ -144,8 +144,8 @@ class DiskReads(NamedTuple):
 class RangeReader:
     """Reader of rows of a file by large requests.
 
-    It reads past the page cache of the system if the cache has no use: for a table that the reader's memory keeps, or
-    that is larger than half of the free memory. Rows that are cached are read from there.
+    It reads past the page cache of the system if the cache has no use. This is so for a table that the caller keeps in
+    memory, and for a table larger than half of the free memory. Rows that are cached are read from there.
 
     Args:
         file: The table.

@@ -28,6 +28,8 @@ from pyg_direct.ops.rows.scatter import scatter_rows
 from pyg_direct.runtime.cuda.memory import allocate_or_fall_back
 
 _SERVED = threading.local()
+# Rows that are looked up in the page cache to learn if a file is in it.
+_PROBES = 256
 
 
 @contextmanager
@@ -251,6 +253,13 @@ class RowWindow(Tier):
         return DiskReads(str(self.file.path), self.num_asked, self._num_read + self._num_alone, self._row_bytes,
                          reader.num_requests, reader.num_pages, PAGE, reader.num_again, reader.seconds,
                          *(self._rates or ()))  # fmt: skip
+
+
+def is_cached(tier: DiskTier | StagedTier) -> bool:
+    """Report whether the system has cached all of some rows, spread over the file of a tier."""
+    disk = tier.source if isinstance(tier, StagedTier) else tier
+    assert isinstance(disk, DiskTier)
+    return disk.file.is_cached(range(0, disk.shape[0], max(1, disk.shape[0] // _PROBES)))
 
 
 def can_plan(tier: Tier) -> bool:

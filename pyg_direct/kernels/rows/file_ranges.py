@@ -44,8 +44,8 @@ def read_file_ranges_cpu(handle, offset, rows, slots, bounds, staging, out, seen
 
     Request `j` reads the pages of rows `bounds[j]` to `bounds[j + 1] - 1`, ascending, at once into `staging`. `out` are
     bytes `[m, row_bytes]`; the rows of the file begin at its byte `offset`. `seen` marks pages that were read. The
-    numbers of `progress` are the first byte of the request that is waited for, the requests served, the pages read, and
-    those of them that had been read before.
+    first number of `progress` is the first byte of the request that is waited for. The others count the requests, their
+    pages, and pages that had been read before.
     """
     row_bytes, target, address = out.shape[1], np.int64(out.ctypes.data), np.int64(staging.ctypes.data)
     for j in range(bounds.shape[0] - 1):

@@ -26,6 +26,7 @@ from pyg_direct.runtime.host.threads import Pool
 
 # Windows in work: the one that is handed out, and the next.
 _WINDOWS = 2
+_FIRST_PART = 4
 
 
 class _Planned:
@@ -58,7 +59,8 @@ class Foresight:
         sample: Samples a batch: (number, work item) -> sample; called in a thread of its own.
         find_reads: Finds rows of a sample: sample -> (window of a table, ids int64 `[n]` on the CPU) of each.
         windows: The windows of all tables, which this object may use alone.
-        most: Batches of a window, at most; memory may end it earlier.
+        most: Batches of a window, at most; memory may end it earlier. The first window has a quarter, as it is waited
+            for.
         device: The device of batches.
     """
 
@@ -193,7 +195,8 @@ class Foresight:
                 if self._stream is not None:
                     stack.enter_context(torch.cuda.device(self._device))
                     stack.enter_context(torch.cuda.stream(self._stream))
-                while window.num_batches < self._most and not self._is_closed and self._add_batch(window):
+                most = max(1, self._most // _FIRST_PART) if number == self._first else self._most
+                while window.num_batches < most and not self._is_closed and self._add_batch(window):
                     pass
             released = self._released
             if window.num_batches > 0 and not self._is_closed:
