@@ -17,8 +17,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.steps import run_steps, train, wait_for_gpu, without_end
-from pyg_direct.bench.timing import time_on_clock
+from pyg_direct.bench.steps import run_steps, train, without_end
+from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.feature_store import FeatureStore
 from pyg_direct.features.row_files import RowFile, save_rows
@@ -191,8 +191,8 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
         yield Row.of(case, name_of_cold, "ms", times, sorted(in_order)[1],
                      "one thread reads the rows of a batch that are in the file alone",
                      f"{len(missed)} rows of {len(n_id)} from the file")  # fmt: skip
-        for share in _AHEAD_SHARES:
-            memory = None if share is None else f"{int(share * x.numel() * x.element_size())}B"
+        for part in _AHEAD_SHARES:
+            memory = None if part is None else f"{int(part * x.numel() * x.element_size())}B"
             times = []
             for _ in range(_EPOCHS):
                 # A loader of its own: later epochs of one find rows in memory.
@@ -206,7 +206,7 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
             (reads,) = ahead.tell().disk
             assert reads.disk_rate is not None
             needed = 1e3 * reads.num_rows * reads.row_bytes / reads.disk_rate / len(ahead)
-            room = "the default memory" if share is None else f"memory for {share:.0%} of the rows"
+            room = "the default memory" if part is None else f"memory for {part:.0%} of the rows"
             num_bytes = reads.num_pages * reads.page_bytes
             yield Row.of(case, f"{name_of_cold}, planned ahead in {room}, whole epoch", "ms", times, needed,
                          "the disk gives the bytes of the rows that were read, in order",

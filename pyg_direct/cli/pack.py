@@ -53,7 +53,7 @@ def pack(
                 chosen = torch.from_numpy(np.array(load(order, "order")))
             else:
                 num_rows = RowFile(source).layout.shape[0]
-                scores = np.zeros(num_rows)
+                scores: np.ndarray = np.zeros(num_rows)
                 if hotness is not None:
                     scores = np.array(load(hotness, "hotness"))
                 elif edges is not None:

@@ -1,7 +1,7 @@
 """Tables of rows in files, rewritten in another order, so that rows that batches read together share pages.
 
-A packed file is a `.safetensors` with two tensors: `rows`, and `order`, the id of each row. `Feature.from_file` reads it
-by ids, as the plain file.
+A packed file is a `.safetensors` with two tensors: `rows`, and `order`, the id of each row. `Feature.from_file` reads
+it by ids, as the plain file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import json
 import os
 import shutil
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,7 +139,7 @@ def _make_header(file: RowFile, num_rows: int) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _find_done(journal: Path, partial: Path, facts: dict[str, object], size: int) -> int:
+def _find_done(journal: Path, partial: Path, facts: Mapping[str, Any], size: int) -> int:
     """Return how many rows an interrupted call with the same arguments has written."""
     try:
         known = json.loads(journal.read_text())
@@ -149,7 +151,7 @@ def _find_done(journal: Path, partial: Path, facts: dict[str, object], size: int
 
 
 def _move_rows(file: RowFile, numbers: np.ndarray, handle: int, offset: int, done: int, num_bytes: int, journal: Path,
-               facts: dict[str, object]) -> None:  # fmt: skip
+               facts: Mapping[str, Any]) -> None:  # fmt: skip
     """Write the rows that are not written yet, and after each piece the journal."""
     count = len(numbers)
     row_bytes = file.layout.num_bytes // max(1, count)

@@ -265,7 +265,7 @@ class RangeReader:
         own, offset = rows[bounds[0] : bounds[1]], self.file.layout.offset
         begin = (offset + int(own[0]) * self._row_bytes) // PAGE * PAGE
         needed = offset + (int(own[-1]) + 1) * self._row_bytes - begin
-        got = self.file.read_bytes(begin, memoryview(staging)[:needed])
+        got = self.file.read_bytes(begin, staging.data[:needed])
         progress[1] += 1
         progress[2] += -(-got // PAGE)
         places = offset - begin + own[:, None] * self._row_bytes + np.arange(self._row_bytes)

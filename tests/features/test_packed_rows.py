@@ -89,27 +89,34 @@ def test_a_packed_file_is_packed_again(tmp_path, table):
     assert torch.equal(bytes_of(packed_rows.RowFile(twice, name="rows").rows), bytes_of(rows))
 
 
-@pytest.mark.parametrize("fault", ["interrupt", "full"])
+FAULTS = {"interrupt": (KeyboardInterrupt, "stop"),
+          "full": (FileError, "the disk is full .* the same call continues")}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_an_interrupted_call_continues(tmp_path, table, monkeypatch, fault):
     rows, path = table
     target, real, moved = tmp_path / "packed.safetensors", packed_rows.RangeReader.read, []
 
     def read_some(reader, own, *args):
         if len(moved) == 3:
-            raise KeyboardInterrupt if fault == "interrupt" else OSError(errno.ENOSPC, "no room")
+            raise KeyboardInterrupt("stop") if fault == "interrupt" else OSError(errno.ENOSPC, "no room")
         moved.append(len(own))
         return real(reader, own, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(packed_rows.RangeReader, "read", read_some)
-        with pytest.raises(KeyboardInterrupt if fault == "interrupt" else FileError,
-                           match=None if fault == "interrupt" else "the disk is full .* the same call continues"):  # fmt: skip
+        with pytest.raises(FAULTS[fault][0], match=FAULTS[fault][1]):
             pack_rows(path, target, ORDER, memory="140B")
     assert not target.exists()
     assert json.loads((tmp_path / "packed.safetensors.partial.json").read_text())["done"] == 21
     read_again = []
-    monkeypatch.setattr(packed_rows.RangeReader, "read",
-                        lambda reader, own, *args: (read_again.append(len(own)), real(reader, own, *args))[1])  # fmt: skip
+
+    def read_on(reader, own, *args):
+        read_again.append(len(own))
+        return real(reader, own, *args)
+
+    monkeypatch.setattr(packed_rows.RangeReader, "read", read_on)
     pack_rows(path, target, ORDER, memory="140B")
 
     assert sum(read_again) == 19

@@ -163,7 +163,7 @@ class RowWindow(Tier):
         wanted = np.sort(np.concatenate(self._wanted)) if self._number == number and self._wanted else np.empty(0, int)
         missing = wanted[self._slots[wanted] < 0]
         count = len(missing)
-        missing = self._add_passed(missing, np.count_nonzero(self._held < 0) - len(missing))
+        missing = self._add_passed(missing, int(np.count_nonzero(self._held < 0)) - len(missing))
         slots = self._find_slots(len(missing), released)
         while self._events:
             # Kernels that read rows of released windows.

@@ -52,7 +52,7 @@ def open_loader(path, device, ahead, kind=NeighborLoader, **options):
 
 def look(batches):
     """All tensors of batches."""
-    return [[{key: value.cpu().tolist() for key, value in part.items() if isinstance(value, torch.Tensor)}
+    return [[{key: value.cpu().numpy().tobytes() for key, value in part.items() if isinstance(value, torch.Tensor)}
              for part in batch.stores] for batch in batches]  # fmt: skip
 
 
@@ -71,6 +71,15 @@ def test_batches_equal_those_without_foresight(path, device, kind, prefetch, ahe
     (reads,) = reads_of(loader)
     assert reads.num_rows < reads.num_asked
     assert not reads_of(expected)
+
+
+@pytest.mark.parametrize(("ahead", "is_planned"), [(None, False), (4, True)])
+def test_a_cached_file_is_planned_only_where_batches_are_given(path, device, monkeypatch, ahead, is_planned):
+    loader = open_loader(path, device, ahead)
+    monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: True)
+
+    assert look(loader) == look(open_loader(path, device, 0))
+    assert bool(reads_of(loader)) == is_planned
 
 
 def test_each_page_of_a_table_that_fits_is_read_once(path, device):
