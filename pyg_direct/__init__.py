@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyg_direct.features.feature import Feature
     from pyg_direct.features.feature_store import FeatureStore
     from pyg_direct.features.hot_rows import count_reads, expected_edge_reads, expected_reads
+    from pyg_direct.features.packed_rows import pack_rows
     from pyg_direct.features.row_files import DeviceConfig, save_rows
     from pyg_direct.features.unified_device import enable_unified_device, unified_device
     from pyg_direct.features.unified_tensor import MemAdvise, UnifiedTensor, to_unified
@@ -110,6 +111,7 @@ __all__ = [
     "init_p2p",
     "install",
     "p2pCliqueTopo",
+    "pack_rows",
     "random_walk",
     "save_rows",
     "to_edge_index",
@@ -165,6 +167,7 @@ _ROOMS = {
     "init_p2p": "runtime.cuda.peer_memory",
     "install": "noedit.install",
     "p2pCliqueTopo": "runtime.cuda.peer_memory",
+    "pack_rows": "features.packed_rows",
     "random_walk": "sampling.random_walks",
     "save_rows": "features.row_files",
     "to_edge_index": "nn.sorted_edges",

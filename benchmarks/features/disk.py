@@ -18,7 +18,7 @@ from torch_geometric.nn import GraphSAGE
 
 from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.steps import run_steps, train, without_end
-from pyg_direct.bench.timing import time_on_clock
+from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.feature_store import FeatureStore
 from pyg_direct.features.row_files import RowFile, save_rows
@@ -34,6 +34,9 @@ _BATCH = 1 << 17
 # Shares of a table per read: either the system waits for each row, or it reads ahead from one to the next.
 _SHARES = (0.005, 0.05, 0.5)
 _FIRST_STEPS, _COLD_STEPS = 6, 12
+_EPOCHS = 3
+# Memory for planned rows, as a share of the table; None is the default.
+_AHEAD_SHARES = (None, 0.25)
 # Rows to test if the system has dropped its cache.
 _PROBES = 256
 
@@ -144,13 +147,15 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
         batch.y = y[batch.n_id[: batch.batch_size]]
         train(model, optimizer, batch)
 
-    def load(feature: Feature) -> Iterator[Any]:
+    def open_loader(feature: Feature, ahead: int | str | None) -> NeighborLoader:
         rows = FeatureStore()
         rows.put_tensor(feature, group_name=None, attr_name="x", index=None)
         graph = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
-        loader = NeighborLoader((rows, graph), [10, 5], train_idx, batch_size=size, shuffle=True, drop_last=True,
-                                seed=0)  # fmt: skip
-        return without_end(loader)
+        return NeighborLoader((rows, graph), [10, 5], train_idx, batch_size=size, shuffle=True, drop_last=True, seed=0,
+                              ahead=ahead)  # fmt: skip
+
+    def load(feature: Feature) -> Iterator[Any]:
+        return without_end(open_loader(feature, 0))
 
     with tempfile.TemporaryDirectory(dir=folder) as place:
         path = save_rows(Path(place) / "x.npy", x)
@@ -182,6 +187,28 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
             missed = n_id[spilled.locate(n_id) < 0].cpu().sort().values
             _forget(file)
             in_order.append(1e3 * _read_in_order(file, missed, torch.empty(len(missed), *x.shape[1:], dtype=x.dtype)))
-        yield Row.of(case, f"step, features in {in_file}, forgotten at every step", "ms", times, sorted(in_order)[1],
+        name_of_cold = f"step, features in {in_file}, forgotten at every step"
+        yield Row.of(case, name_of_cold, "ms", times, sorted(in_order)[1],
                      "one thread reads the rows of a batch that are in the file alone",
                      f"{len(missed)} rows of {len(n_id)} from the file")  # fmt: skip
+        for part in _AHEAD_SHARES:
+            memory = None if part is None else f"{int(part * x.numel() * x.element_size())}B"
+            times = []
+            for _ in range(_EPOCHS):
+                # A loader of its own: later epochs of one find rows in memory.
+                ahead = open_loader(on_disk, memory)
+                _forget(file)
+                begin = time.perf_counter()
+                for batch in ahead:
+                    step_anew(batch)
+                wait_for_gpu()
+                times.append(1e3 * (time.perf_counter() - begin) / len(ahead))
+            (reads,) = ahead.tell().disk
+            assert reads.disk_rate is not None
+            needed = 1e3 * reads.num_rows * reads.row_bytes / reads.disk_rate / len(ahead)
+            room = "the default memory" if part is None else f"memory for {part:.0%} of the rows"
+            num_bytes = reads.num_pages * reads.page_bytes
+            yield Row.of(case, f"{name_of_cold}, planned ahead in {room}, whole epoch", "ms", times, needed,
+                         "the disk gives the bytes of the rows that were read, in order",
+                         f"{reads.num_rows} rows read for {reads.num_asked}; {num_bytes} bytes "
+                         f"at {reads.rate / 1e9:.2f} GB/s beside {reads.disk_rate / 1e9:.2f}")  # fmt: skip

@@ -12,6 +12,7 @@ from pyg_direct.cli.bench import bench
 from pyg_direct.cli.cache import cache
 from pyg_direct.cli.doctor import doctor
 from pyg_direct.cli.failures import explain_missing
+from pyg_direct.cli.pack import pack
 from pyg_direct.cli.partition import partition
 from pyg_direct.cli.run import ProgramError, run
 from pyg_direct.cli.warm import warm
@@ -37,7 +38,7 @@ def start(
 
 
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})(run)
-for command in (doctor, bench, cache, warm, partition):
+for command in (doctor, bench, cache, warm, partition, pack):
     app.command()(command)
 
 

@@ -7,6 +7,8 @@
 - `hot_rows.py`, `adaptive_cache.py`: rows that are read most, ranked once or continuously.
 - `host_link_blocks.py`, `multi_read.py`: how many blocks read over the link, and features read in one launch.
 - `row_files.py`, `row_dtypes.py`: tables in files, and rows stored in fewer bits.
+- `packed_rows.py`: tables rewritten in another order.
+- `range_reader.py`: many rows of a file by large requests.
 - `tier_report.py`: rows that each tier holds and has served.
 - `process_sharing.py`: one feature for several processes of a host.
 - `unified_tensor.py`, `unified_device.py`: `UnifiedTensor`, and the device `unified` in torch.

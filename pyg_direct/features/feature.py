@@ -27,6 +27,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.hot_rows import Listing, check_hotness, choose_hottest, score_rows
 from pyg_direct.features.memory_rows import MemoryRows, Served, check_placing, place_rows
+from pyg_direct.features.packed_rows import check_order, invert
 from pyg_direct.features.process_sharing import Handle, handle_of, is_shared_out, open_handle, read_gpus, share_rows
 from pyg_direct.features.row_dtypes import check_narrow, check_store_dtype, narrow_rows
 from pyg_direct.features.row_files import DeviceConfig, RowFile, join_parts, open_array
@@ -141,6 +142,8 @@ class Feature:
         self._dtype = torch.float32
         # Row of each id, counted from 1, so that an invalid id, for which a gather gives 0, finds no row.
         self._order: Tensor | None = None
+        # The same of a file whose rows lie in another order, before `set_local_order`.
+        self._places: Tensor | None = None
         # State for other processes; a lazy handle is opened on the current GPU.
         self._handle: Handle | None = None
         self._is_lazy = False
@@ -256,7 +259,23 @@ class Feature:
         """
         if not isinstance(self.stored, SpilledRows) or self.stored.tier.is_collective:
             raise ArgumentError("this Feature has no file: call from_file, from_mmap or set_mmap_file first")
-        return self.stored.tier.take(check_ids("ids", ids, self._filled()[0]).to(self.device))
+        ids = check_ids("ids", ids, self._filled()[0]).to(self.device)
+        return self.stored.tier.take(ids if self._places is None else self._find_rows(ids, self.stored))
+
+    def find_missing(self, ids: Tensor) -> Tensor:
+        """Return positions of the rows of ids that are in no memory, int64 `[m]` on the CPU; -1 for an invalid id.
+
+        Args:
+            ids: int32 or int64 `[n]`, on any device.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: no rows yet, or ids of another dtype or shape.
+        """
+        stored = self._open()
+        ids = upload(check_ids("ids", ids), self.device)
+        if not isinstance(stored, SpilledRows):
+            return ids.new_empty(0, dtype=torch.int64, device="cpu")
+        return stored.find_missing(self._find_rows(ids, stored))
 
     def reads_in_place(self, table: Tensor) -> bool:
         """Report whether all rows are read from the memory of `table`, so that every write to it is read.
@@ -390,7 +409,8 @@ class Feature:
         return self.device_list == "group" or (self.device.type == "cuda" and len(self.device_list) > 1)
 
     def from_file(self, path: str | PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
-                  shape: Sequence[int] | None = None, offset: int = 0) -> Feature:  # fmt: skip
+                  shape: Sequence[int] | None = None, offset: int = 0, order: Tensor | None = None
+                  ) -> Feature:  # fmt: skip
         """Take the rows of a file and leave them there; returns self.
 
         The hottest rows that fit `device_cache_size` are copied to GPU memory, those that fit `host_cache_size` to
@@ -400,12 +420,14 @@ class Feature:
         Args:
             path: `.npy`, `.safetensors`, or bare bytes. The file must stay as it is: it is checked before each read.
             name, dtype, shape, offset: See `RowFile`: the tensor of a `.safetensors`; the layout of bare bytes.
+            order: The id of each row of the file, int32 or int64 `[N]`, if they do not lie in the order of ids. A file
+                of `pack_rows` has it. Rows are read by their ids.
 
         Raises:
             FileError: the file is missing, damaged, cut short, or a pickle.
             ArgumentError, ArgumentTypeError: named argument, rule and value.
         """
-        return self._from_disk(RowFile(path, name=name, dtype=dtype, shape=shape, offset=offset))
+        return self._from_disk(RowFile(path, name=name, dtype=dtype, shape=shape, offset=offset), order)
 
     def from_mmap(self, np_array: np.ndarray | None, device_config: DeviceConfig | None = None) -> Feature:
         """Take the rows of a memory map; returns self.
@@ -432,21 +454,29 @@ class Feature:
         finally:
             self.device_cache_size, self.hotness = kept
 
-    def _from_disk(self, file: RowFile) -> Feature:
+    def _from_disk(self, file: RowFile, order: Tensor | None = None) -> Feature:
         shape, dtype = file.rows.shape, file.rows.dtype
         self._check_count(shape[0])
         if self.store_dtype not in (None, dtype):
             raise ArgumentError(f"store_dtype must be None or {dtype}, as {file.path} has it, got {self.store_dtype}")
+        order = file.order if order is None else order
+        order = None if order is None else check_order(order, shape[0])
         num_bytes, on_gpu = file.layout.num_bytes, self.device.type == "cuda"
         hot_bytes = min(parse_size(self.device_cache_size, num_bytes) if on_gpu else 0, num_bytes)
         host_bytes = min(parse_size(self.host_cache_size, num_bytes, "host_cache_size"), num_bytes)
         if num_bytes == max(hot_bytes, host_bytes):
-            return self.from_cpu_tensor(file.stream() if num_bytes > 0 else file.rows.clone())
+            rows = file.stream() if num_bytes > 0 else file.rows.clone()
+            return self.from_cpu_tensor(rows if order is None else rows[invert(order)])
         count = shape[0] * max(hot_bytes, host_bytes) // num_bytes
         scores = score_rows(self.hotness, self.csr_topo, shape[0]) if count > 0 else None
+        if scores is not None and order is not None:
+            scores = scores[order.to(scores.device)]
         with self._replacing():
             self._shape, self._dtype = shape, dtype
             self._hold(self._spill(file, scores, count, hot_bytes))
+        if order is not None:
+            self._places = invert(order) + 1
+            self._order = self._places.to(self.device)
         return self
 
     def _spill(self, file: RowFile, scores: Tensor | None, count: int, hot_bytes: int) -> SpilledRows:
@@ -482,6 +512,9 @@ class Feature:
         """
         held = self._filled()
         file = RowFile(path)
+        if file.order is not None:
+            raise ArgumentError(f"path must name a table in the order of ids, got {path}, which pack_rows wrote: call "
+                                "from_file")  # fmt: skip
         places = check_ids("disk_map", disk_map).cpu().long()
         if len(places) != len(file.rows):
             raise ArgumentError(f"disk_map must have a place for each of the {len(file.rows)} rows of {path}, got "
@@ -536,7 +569,7 @@ class Feature:
     def _clear(self) -> None:
         if self.stored is not None:
             forget_reader(self.stored)
-        self.stored = self._order = self._handle = None
+        self.stored = self._order = self._places = self._handle = None
 
     def _hold(self, stored: MemoryRows | SpilledRows) -> None:
         self.stored = stored
@@ -621,7 +654,7 @@ class Feature:
             raise ArgumentError(f"local_order must hold each of 0 to {num_rows - 1} once, got {len(order)} ids, "
                                 f"{int(seen.sum())} of them different")  # fmt: skip
         place = torch.empty(num_rows, dtype=torch.int64, device="cpu")
-        place[order] = torch.arange(1, num_rows + 1, device="cpu")
+        place[order] = torch.arange(1, num_rows + 1, device="cpu") if self._places is None else self._places
         self._order = place.to(self.device)
 
     # Other processes, copies and files.

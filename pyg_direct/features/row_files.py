@@ -40,6 +40,8 @@ SAFETENSORS = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": t
                "I32": torch.int32, "U32": torch.uint32, "I64": torch.int64, "U64": torch.uint64, "F16": torch.float16,
                "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
                "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # fmt: skip
+# Mark of a `.safetensors` whose tensor `rows` lies in the order of its tensor `order`.
+PACKED = "pyg_direct.packed"
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npz")
 _MOST_HEADER = 100 << 20
 _LENGTH = struct.Struct("<Q")
@@ -71,6 +73,7 @@ class RowFile:
 
     Attributes:
         rows: `[N, ...]`, a tensor over the mapped file; only to be read.
+        order: Of a packed file (`pack_rows`): the id of each row, int64 `[N]`; otherwise None.
 
     Raises:
         FileError: the file is missing, damaged, shorter than its header says, or a pickle.
@@ -82,6 +85,7 @@ class RowFile:
         if not isinstance(path, (str, os.PathLike)):
             raise ArgumentTypeError(f"path must be the name of a file, got {path!r}")
         self.path, self._is_bare = Path(path), is_bare
+        self._order_layout: Layout | None = None
         try:
             with self.path.open("rb") as file:
                 self._stamp = _stamp(os.fstat(file.fileno()))
@@ -93,6 +97,16 @@ class RowFile:
             raise FileError(f"path must name a file that can be read, got {str(path)!r}: {error.strerror}") from error
         # Every reader holds this object, so that the number of the file cannot name another file.
         weakref.finalize(self, os.close, self._handle).atexit = False
+        self.order: Tensor | None = None
+        if self._order_layout is not None:
+            numbers = np.empty(self._order_layout.shape, np.int64)
+            self.read_bytes(self._order_layout.offset, numbers.data.cast("B"))
+            self.order = torch.from_numpy(numbers)
+
+    @property
+    def stamp(self) -> tuple[int, int, int]:
+        """Size, time of change in ns, and number of the file when it was opened."""
+        return self._stamp
 
     def _read_layout(self, file: BinaryIO, name: str | None, dtype: torch.dtype | None, shape: Sequence[int] | None,
                      offset: int) -> Layout:  # fmt: skip
@@ -103,7 +117,7 @@ class RowFile:
         if kind == ".npy":
             layout = _read_npy(file, self.path)
         elif kind == ".safetensors":
-            layout = _read_safetensors(file, self.path, name, self._stamp[0])
+            layout, self._order_layout = _read_safetensors(file, self.path, name, self._stamp[0])
         else:
             if dtype is None or shape is None:
                 raise ArgumentError(f"dtype and shape must be given for bare bytes such as {self.path}, got {dtype} "
@@ -178,15 +192,41 @@ class RowFile:
 
     def _read_row(self, row: int, target: memoryview) -> None:
         """Read a row that did not come in one piece."""
-        begin = self.layout.offset + row * len(target)
+        self.read_bytes(self.layout.offset + row * len(target), target)
+
+    def read_bytes(self, begin: int, target: memoryview) -> int:
+        """Fill `target` with the bytes from `begin` on; returns their number.
+
+        Raises:
+            FileError: the file was cut short meanwhile, or the disk fails.
+        """
+        count = len(target)
         while target:
             try:
-                count = os.preadv(self._handle, [target], begin)
+                got = os.preadv(self._handle, [target], begin)
             except OSError as error:
                 raise FileError(f"{self.path} could not be read at byte {begin}: {error.strerror}") from error
-            if count == 0:
+            if got == 0:
                 raise FileError(f"{self.path} was cut short while it was read: it ends before byte {begin}")
-            target, begin = target[count:], begin + count
+            target, begin = target[got:], begin + got
+        return count
+
+    def open_handle(self, *, is_direct: bool) -> int:
+        """Open another handle of the file, which the caller closes; past the page cache if the system can.
+
+        It reads the pages that it is asked for, without the read-ahead of the system.
+        """
+        if is_direct and hasattr(os, "O_DIRECT"):
+            with contextlib.suppress(OSError):
+                # Not by its path, which may name another file by now.
+                return os.open(f"/proc/self/fd/{self._handle}", os.O_RDONLY | os.O_DIRECT)
+        try:
+            handle = os.open(f"/proc/self/fd/{self._handle}", os.O_RDONLY)
+        except OSError:
+            return os.dup(self._handle)
+        with contextlib.suppress(AttributeError, OSError):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+        return handle
 
     def is_cached(self, rows: Sequence[int]) -> bool:
         """Report whether the system's page cache holds the first bytes of these rows; False if the system does not
@@ -286,7 +326,8 @@ def _read_npy(file: BinaryIO, path: Path) -> Layout:
     return Layout(file.tell(), torch_dtype, tuple(shape))
 
 
-def _read_safetensors(file: BinaryIO, path: Path, name: str | None, size: int) -> Layout:
+def _read_safetensors(file: BinaryIO, path: Path, name: str | None, size: int) -> tuple[Layout, Layout | None]:
+    """Read the layouts of a tensor, and of the order of its rows if the file is packed."""
     head = file.read(_LENGTH.size)
     length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
     if not 0 <= length <= min(_MOST_HEADER, size - _LENGTH.size):
@@ -294,15 +335,28 @@ def _read_safetensors(file: BinaryIO, path: Path, name: str | None, size: int) -
     try:
         header: dict[str, Any] = json.loads(file.read(length))
         tensors = {key: value for key, value in header.items() if key != "__metadata__"}
+        is_packed = PACKED in header.get("__metadata__", {}) and name is None
+        name = "rows" if is_packed else name
         chosen = [value for key, value in tensors.items() if name is None or key == name]
+        chosen += [tensors["order"]] if is_packed else []
         facts = [(SAFETENSORS[value["dtype"]], tuple(map(int, value["shape"])), list(map(int, value["data_offsets"])))
                  for value in chosen]  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path} must have a header of safetensors: {error!r}") from error
-    if len(facts) != 1:
+    if len(facts) != 1 + is_packed:
         raise ArgumentError(f"name must be one of {', '.join(sorted(tensors)) or 'no tensors'} in {path}, got {name!r}")
-    dtype, shape, (begin, end, *_) = facts[0] if len(facts[0][2]) > 1 else (*facts[0][:2], (-1, -1))
-    layout = Layout(_LENGTH.size + length + begin, dtype, shape)
+    layouts = [_read_entry(fact, _LENGTH.size + length, path) for fact in facts]
+    if is_packed and (layouts[1].shape != layouts[0].shape[:1] or layouts[1].dtype != torch.int64
+                      or layouts[1].offset + layouts[1].num_bytes > size):  # fmt: skip
+        raise FileError(f"{path} must hold the id of each of its {layouts[0].shape[0]} packed rows, it holds "
+                        f"{list(layouts[1].shape)} of {layouts[1].dtype} in {size} bytes")  # fmt: skip
+    return layouts[0], layouts[1] if is_packed else None
+
+
+def _read_entry(fact: tuple[torch.dtype, tuple[int, ...], list[int]], offset: int, path: Path) -> Layout:
+    """Read the layout of a tensor: its dtype, its shape, and the begin and end of its bytes after `offset`."""
+    dtype, shape, (begin, end, *_) = fact if len(fact[2]) > 1 else (*fact[:2], (-1, -1))
+    layout = Layout(offset + begin, dtype, shape)
     if begin < 0 or min(shape, default=0) < 0 or end - begin != layout.num_bytes:
         raise FileError(f"{path} must give {layout.num_bytes} bytes to {list(shape)} of {dtype}, it gives bytes "
                         f"{begin} to {end}")  # fmt: skip
@@ -467,7 +521,8 @@ def join_parts(array: np.ndarray | None, config: DeviceConfig, rank: int) -> tup
 
 def _read_part(array: np.ndarray | None, part: Part, name: str) -> Tensor:
     if isinstance(part, (str, os.PathLike)):
-        return RowFile(part).rows
+        file = RowFile(part)
+        return file.rows if file.order is None else file.rows[file.order.argsort()]
     if not isinstance(part, Tensor):
         raise ArgumentTypeError(f"device_config.{name} must be a tensor or the name of a file, got "
                                 f"{type(part).__name__}")  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor
 from pyg_direct.features.memory_rows import MemoryRows, Served
 from pyg_direct.features.tier_report import TierReport
 from pyg_direct.features.tiers.base import Tier
+from pyg_direct.features.tiers.window import find_window
 
 
 class SpilledRows:
@@ -56,12 +57,18 @@ class SpilledRows:
     def take(self, ids: Tensor) -> Tensor:
         """Return rows of ids on the device, `[n, ...]`; the host waits for them, and for errors of the tier."""
         self.num_read += ids.numel()
+        tier = find_window(self.tier)
         if self.memory is None or self.locate is None:
             self.num_missed += ids.numel()
-            return self.tier.take(ids)
-        rows, num_missed = self.tier.take_beside(ids, self.locate, self.memory)
+            return tier.take(ids)
+        rows, num_missed = tier.take_beside(ids, self.locate, self.memory)
         self.num_missed += num_missed
         return rows
+
+    def find_missing(self, ids: Tensor) -> Tensor:
+        """Return the ids whose rows only the tier has, int64 on the CPU; the host waits for them."""
+        missing = ids if self.memory is None or self.locate is None else ids[self.locate(ids) < 0]
+        return missing.cpu().long()
 
     def count_served(self, served: Served | None) -> None:
         """Count reads and hits from zero, or stop."""

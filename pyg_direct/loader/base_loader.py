@@ -33,13 +33,14 @@ from pyg_direct.loader.collate.stale_rows import FreshRows, are_current, were_wr
 from pyg_direct.loader.memory_placement import Placed, describe as describe_places
 from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.prefetch.cpu_threads import Background
+from pyg_direct.loader.prefetch.foresight import Foresight
 from pyg_direct.loader.prefetch.gpu_streams import Pipeline, take_memory
 from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.object_text import describe, show_count, show_options, show_parts
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.host.memory import check_size
+from pyg_direct.runtime.host.memory import check_size, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
 from pyg_direct.sampling.random_key import EpochKey, check_seed, draw_seed
 from pyg_direct.typing import Device
@@ -48,7 +49,7 @@ from pyg_direct.typing import Device
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})
 # Attributes of a loader that belong to the memory of its process.
 _PLACED = ("_attributes", "_checked", "_drawing", "_general", "_graphs", "_placed", "_plan", "_plan_topology",
-           "_planned", "_ppr", "_reads", "_recorder", "_sampled_topology", "_typed_plan")  # fmt: skip
+           "_planned", "_ppr", "_reads", "_recorder", "_row_windows", "_sampled_topology", "_typed_plan")  # fmt: skip
 # Packages whose hooks do not count as the program's.
 _ROOMS = ("pyg_direct", "torch_geometric", "torch")
 _END = object()
@@ -67,6 +68,8 @@ class EpochLoader(ReportedLoader):
     generator: Any
     prefetch: int
     super_batch: int | None
+    # Batches, or memory, of foresight; see `NeighborLoader`.
+    ahead: int | str | None = 0
     transform: Any
     transform_sampler_output: Any
     num_workers: int
@@ -112,7 +115,7 @@ class EpochLoader(ReportedLoader):
 
     def _settle(self, device: Device, placement: str, topology_placement: str | None, feature_cache: int | str | None,
                 super_batch: int | None, seed: int | None, prefetch: int, ranks: Any = None,
-                uneven: str = "pad") -> None:  # fmt: skip
+                uneven: str = "pad", ahead: int | str | None = 0) -> None:  # fmt: skip
         """Check and keep the arguments that PyG's loaders do not have."""
         check_hooks(self)
         topology_placement = placement if topology_placement is None else topology_placement
@@ -123,6 +126,8 @@ class EpochLoader(ReportedLoader):
                 raise ArgumentError(f"{name} must be an integer of at least {least}, got {count!r}")
             if count >= 2**31:
                 raise ArgumentError(f"{name} must be below 2**31, got {count}")
+        check_ahead(ahead, super_batch)
+        self.ahead = ahead
         self.device = resolve_device(device)
         # After unpickling, a loader without a chosen device takes the current GPU of its process.
         self._chooses_device = device is None
@@ -346,7 +351,12 @@ class EpochLoader(ReportedLoader):
         """Check if only a batch shows a gradient of its rows: they come from the program's code."""
         return self._is_filtered
 
-    def _stages(self, key: EpochKey, record: EpochRecord | None, group: Any = None) -> Stages:
+    def _open_foresight(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Foresight | None:
+        """Open the foresight of an epoch; None if no rows of its batches lie in a file."""
+        return None
+
+    def _stages(self, key: EpochKey, record: EpochRecord | None, group: Any = None,
+                foresight: Foresight | None = None) -> Stages:  # fmt: skip
         """Build the stages that make batches of an epoch, or groups of them, with timers if recording is on.
 
         The times of a group count for its first batch.
@@ -354,6 +364,8 @@ class EpochLoader(ReportedLoader):
         submit, fetch = (partial(self._submit, key), self._fetch) if group is None else (group.submit, group.fetch)
         finish = group.finish if hasattr(group, "finish") else _finish
         stages = Stages(submit, finish, fetch)
+        if foresight is not None:
+            stages = foresight.around(stages)
         return stages if record is None else record.around(stages)
 
     def _find_sharded(self) -> list[Feature]:
@@ -388,11 +400,26 @@ class EpochLoader(ReportedLoader):
 
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
-        batches, first, is_learned = iter(batches), [], self._is_learned()
+        is_learned = self._is_learned()
+        foresight = None if is_learned else self._open_foresight(key, batches)
+        if foresight is None:
+            yield from self._make_batches(key, iter(batches), record, is_learned, None)
+            return
+        try:
+            yield from self._make_batches(key, foresight, record, is_learned, foresight)
+        finally:
+            foresight.close()
+
+    def _make_batches(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None,
+                      is_learned: bool, foresight: Foresight | None) -> Iterator[Any]:  # fmt: skip
+        first: list[Any] = []
         draws, is_on_threads = False, self.device.type == "cpu" and not self._is_own()
         if self.prefetch > 0 and not is_learned and (is_on_threads or self._is_told_by_batches()):
             before = _read_generators()
-            first = [make_batch(self._stages(key, record), *item) for item in islice(batches, 1)]
+            alone = self._stages(key, record, foresight=foresight)
+            if foresight is not None:
+                alone = alone._replace(fetch=foresight.releasing(alone.fetch))
+            first = [make_batch(alone, *item) for item in islice(batches, 1)]
             draws = is_on_threads and not _are_equal(before, _read_generators())
             if self._is_told_by_batches() and any(map(has_learned, first)):
                 _tell_alone("rows of a batch require a gradient: they are read")
@@ -401,9 +428,9 @@ class EpochLoader(ReportedLoader):
                 # In parallel with training, which draws too, its numbers would differ from run to run.
                 _tell_alone("what the program has for a batch draws random numbers, as training may: it is called")
         prefetch, group = (0, None) if is_learned or draws else (self.prefetch, self._open_group(key))
-        stages, work = self._stages(key, record, group), batches if group is None else group.group(batches)
+        stages, work = self._stages(key, record, group, foresight), batches if group is None else group.group(batches)
         fresh = FreshRows(self, partial(self._sample_again, key), stages.fetch, prefetch > 0 or group is not None)
-        stages = stages._replace(fetch=fresh.fetch)
+        stages = stages._replace(fetch=fresh.fetch if foresight is None else foresight.releasing(fresh.fetch))
         source: Background | Pipeline | Generator[tuple[int, Any], None, None]
         if self.device.type == "cpu" and prefetch > 0:
             # The user's functions are called from one thread at a time.
@@ -513,6 +540,22 @@ class EpochLoader(ReportedLoader):
         line = describe_places(self._summarise_places() or ())
         if line:
             announce(line)
+
+
+def check_ahead(ahead: Any, super_batch: int | None) -> None:
+    """Check the batches, or the memory, of foresight.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    if isinstance(ahead, str):
+        parse_size(ahead, name="ahead")
+    elif ahead is not None and (isinstance(ahead, bool) or not isinstance(ahead, int) or not 0 <= ahead < 2**31):
+        raise ArgumentError(f"ahead must be a number of batches in [0, 2**31), memory such as '2G', or None, got "
+                            f"{ahead!r}")  # fmt: skip
+    if ahead and super_batch not in (None, 1):
+        raise ArgumentError(f"super_batch must be None or 1 with ahead={ahead!r}, which plans batches itself, got "
+                            f"{super_batch}")  # fmt: skip
 
 
 def _read_generators() -> tuple[Any, ...]:

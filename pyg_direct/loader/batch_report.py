@@ -11,6 +11,7 @@ from weakref import WeakSet
 import torch
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.features.range_reader import DiskReads
 from pyg_direct.features.tier_report import LINKS, TIER_COLORS, TIER_HEADS, Report, list_tiers, tabulate_tiers
 from pyg_direct.graph.placed_topology import ListReads
 from pyg_direct.loader.profiler import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder
@@ -62,6 +63,7 @@ class LoaderReport(NamedTuple):
             without types, and of `LinkNeighborLoader` if one plan makes them. Other batches and loaders, batches of
             worker processes, and lists that GPUs share over NVLink count 0. The rest of a memory sector of 32 bytes
             does not count, nor do repeated reads of kernels.
+        disk: Reads of files for planned batches, since the loader was made (`ahead` of `NeighborLoader`).
         list_bytes_are_most: True if some lists are cached in GPU memory; draws from the cache are in `list_bytes` too.
     """
 
@@ -72,6 +74,7 @@ class LoaderReport(NamedTuple):
     features: Mapping[str, Report]
     list_bytes: int = 0
     list_bytes_are_most: bool = False
+    disk: Sequence[DiskReads] = ()
 
     def seconds(self, lane: str, where: str = "host") -> list[float]:
         """List the seconds of each batch in this lane, in order."""
@@ -95,8 +98,8 @@ class LoaderReport(NamedTuple):
         """Return the numbers of the report by flat names, for loggers of metrics and `json.dumps`.
 
         Names are `num_batches` and `num_timed`; `seconds/host/wait/p50` and others of each place, lane and quantile,
-        and `sum`; `bytes/PCIe`, `bytes/NVLink` and `bytes/neighbor_lists`; and `features/x/num_read` of each
-        attribute, with `num_rows` and `num_read` of its tiers.
+        and `sum`; `bytes/PCIe`, `bytes/NVLink` and `bytes/neighbor_lists`; `features/x/num_read` of each
+        attribute, with `num_rows` and `num_read` of its tiers; and `disk/FILE/num_pages` and others of `DiskReads`.
 
         Example:
             Weights & Biases takes all numbers of an epoch at once::
@@ -115,6 +118,7 @@ class LoaderReport(NamedTuple):
             "num_batches": self.num_batches, "num_timed": self.num_timed, "seconds": seconds,
             "bytes": {**{link: self.link_bytes(link) for link in LINKS}, "neighbor_lists": self.list_bytes},
             "features": {name: report.to_dict() for name, report in self.features.items()},
+            "disk": {reads.path: reads.to_dict() for reads in self.disk},
         })  # fmt: skip
 
     def to_tree(self) -> dict[str, Any]:
@@ -128,7 +132,8 @@ class LoaderReport(NamedTuple):
                 "seconds": seconds, "spans": [span._asdict() for span in self.spans],
                 "features": {name: report.to_tree() for name, report in self.features.items()},
                 "link_bytes": {link: self.link_bytes(link) for link in LINKS}, "list_bytes": self.list_bytes,
-                "list_bytes_are_most": self.list_bytes_are_most}  # fmt: skip
+                "list_bytes_are_most": self.list_bytes_are_most,
+                "disk": [{"path": reads.path, **reads.to_dict()} for reads in self.disk]}  # fmt: skip
 
     def __repr__(self) -> str:
         # All spans of some hundred batches would fill pages.
@@ -148,7 +153,7 @@ class LoaderReport(NamedTuple):
         return "".join(tables)
 
     def __str__(self) -> str:
-        lines = list(self.places)
+        lines = [*self.places, *map(str, self.disk)]
         if self.num_timed == 0:
             return "\n".join([*lines, "no batches were recorded: call record() before an epoch"])
         lines += [_LINE.format(*cells) for cells in self._tabulate_times()]
@@ -330,18 +335,23 @@ class ReportedLoader:
         """Return the report without printing it. Waits for the GPU."""
         lines, attributes = self._list_places()
         places = [*lines, *(f"{name}: {feature}" for name, feature in attributes.items())]
-        found = LoaderReport(places, 0, 0, [], {})
+        found = LoaderReport(places, 0, 0, [], {}, disk=self._list_disk_reads())
         if self._recorder is not None:
             batches = list(self._recorder.done)
             served = {name: feature.tell() for name, feature in self._recorder.features.items()}
             reads = self._recorder.reads
             found = LoaderReport(places, self._recorder.num_batches, len(batches), read_spans(batches), served,
-                                 self._recorder.list_bytes, reads is not None and reads.is_most)  # fmt: skip
+                                 self._recorder.list_bytes, reads is not None and reads.is_most,
+                                 found.disk)  # fmt: skip
         return found
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
         """List (lines about the topology, memory of each attribute by name)."""
         raise NotImplementedError
+
+    def _list_disk_reads(self) -> Sequence[DiskReads]:
+        """List the reads of files for planned batches."""
+        return ()
 
     def _find_reads(self) -> ListReads | None:
         """Find the reads of lists in host memory; None if there are none, or if their number differs from the draws."""

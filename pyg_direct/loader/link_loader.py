@@ -75,7 +75,7 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         filter_per_worker: See `NeighborLoader`.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each link, `[L]` of any dtype, that batches hold instead of its position.
-        device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
+        device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven, ahead: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
@@ -105,10 +105,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
                  input_start_time: Tensor | None = None, input_end_time: Tensor | None = None,
-                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 ahead: int | str | None = None, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         edge_label_time = join_windows("edge_label_time", edge_label_time, input_start_time, input_end_time)
         device = device_for(device, link_sampler)
-        self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
+        self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven, ahead)
         options = {**kwargs, "filter_per_worker": settle_filter(filter_per_worker, data)}
         self._open_links(data, link_sampler, edge_label_index, edge_label, edge_label_time, neg_sampling,
                          neg_sampling_ratio, transform, transform_sampler_output, custom_cls, input_id, store_dtype,
@@ -323,7 +323,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
         rev_edge_type: With `"reverse"`: the relation of the reverse edges, as in `RandomLinkSplit`, if its name and
             edges do not identify it.
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype: See `NeighborLoader`.
-        seed, prefetch, time_comparison, time_window, ranks, uneven, custom_cls: See `NeighborLoader`.
+        seed, prefetch, time_comparison, time_window, ranks, uneven, custom_cls, ahead: See `NeighborLoader`.
         input_id: An id for each link, `[L]` of any dtype, that batches hold instead of its position.
         super_batch: With types or other options: batches sampled in one call, equal to batches without it. None: see
             `NeighborLoader`.
@@ -358,7 +358,7 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad", custom_cls: Any = None,
                  input_id: Tensor | None = None, super_batch: int | None = None, rev_edge_type: EdgeType | None = None,
                  input_start_time: Tensor | None = None, input_end_time: Tensor | None = None,
-                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 ahead: int | str | None = None, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         edge_label_time = join_windows("edge_label_time", edge_label_time, input_start_time, input_end_time,
                                        time_window)  # fmt: skip
         if neighbor_sampler is None and (edge_label_time is None) != (time_attr is None):
@@ -366,7 +366,9 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
             raise ArgumentError(f"edge_label_time and time_attr must be given together, but {is_set}")
         check_strict(strict_negatives, neg_sampling, neg_sampling_ratio)
         device = device_for(device, neighbor_sampler)
-        self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
+        self._settle(
+            device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven, ahead
+        )
         self._made_sampler = neighbor_sampler is None
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(

@@ -171,6 +171,13 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             `labor`; otherwise no reads are counted.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
+        ahead: With rows in a file (`Feature.from_file` in a `FeatureStore`): batches that are planned together, or
+            memory for their rows, such as `"2G"`. The loader samples them ahead and reads each page of the file once
+            for all of them, in order. Two such windows of batches are in host memory, page-locked if a GPU reads them.
+            Rows stay there if a planned batch reads them again, also in the next epoch. None chooses the batches, and
+            a quarter of the free host memory, unless the system has cached the file when an epoch begins. 0 reads the
+            rows of each batch alone. Batches do not change. It has no effect on samplers of the program, and on orders
+            of seeds that it gives.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             except with `multiprocessing_context`: `"spawn"` starts processes that sample on the CPU.
 
@@ -235,13 +242,15 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
                  cache_policy: str | None = None, cold_policy: str = "auto", hotness: str = "expected",
                  presample: float | None = None, custom_cls: Any = None, input_id: Tensor | None = None,
                  input_start_time: Tensor | None = None, input_end_time: Tensor | None = None,
-                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 ahead: int | str | None = None, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         input_time = join_windows("input_time", input_time, input_start_time, input_end_time, time_window)
         if input_time is not None and time_attr is None and neighbor_sampler is None:
             given = "input_time" if input_start_time is None else "input_start_time"
             raise ArgumentError(f"{given} needs time_attr, the name of the times it is compared with, got None")
         device = device_for(device, neighbor_sampler)
-        self._settle(device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven)
+        self._settle(
+            device, placement, topology_placement, feature_cache, super_batch, seed, prefetch, ranks, uneven, ahead
+        )
         self.sharing = settle_sharing(cache_policy, cold_policy)
         check_ranking(hotness, presample)
         self.hotness, self.presample = hotness, presample

@@ -46,7 +46,7 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
             False for the input of `filter_fn`.
         custom_cls: Class of the batches of a graph in stores.
         input_id: An id for each seed, `[S]` of any dtype, that batches hold instead of its position.
-        device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven: See `NeighborLoader`.
+        device, placement, feature_cache, store_dtype, seed, prefetch, ranks, uneven, ahead: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
@@ -72,10 +72,10 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
                  store_dtype: torch.dtype | None = None, seed: int | None = None, prefetch: int = 1,
                  ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
                  input_start_time: Tensor | None = None, input_end_time: Tensor | None = None,
-                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+                 ahead: int | str | None = None, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
         input_time = join_windows("input_time", input_time, input_start_time, input_end_time)
         device = device_for(device, node_sampler)
-        self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven)
+        self._settle(device, placement, None, feature_cache, None, seed, prefetch, ranks, uneven, ahead)
         options = {**kwargs, "filter_per_worker": settle_filter(filter_per_worker, data)}
         self._open_general(data, node_sampler, input_nodes, input_time, transform, transform_sampler_output,
                            custom_cls, input_id, store_dtype, options)  # fmt: skip

@@ -107,6 +107,7 @@ class SubGraphOptions(TorchOptions, _PlanOptions, total=False):
     cold_policy: str
     hotness: str
     presample: float | None
+    ahead: int | str | None
 
 
 class DistSubGraphOptions(TorchOptions, total=False):

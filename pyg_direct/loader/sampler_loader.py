@@ -11,10 +11,14 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, HGTSampler, NeighborSampler, SamplerOutput
 
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, warn_unused
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.range_reader import DiskReads
+from pyg_direct.features.spilled_rows import SpilledRows
+from pyg_direct.features.tiers.window import RowWindow, can_plan, is_cached
 from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
-from pyg_direct.loader.batch_sampler import Seeds
+from pyg_direct.loader.batch_sampler import Seeds, can_share
 from pyg_direct.loader.collate.attributes import without_edge_attributes
 from pyg_direct.loader.collate.data import Attributes
 from pyg_direct.loader.collate.hetero_data import HeteroAttributes
@@ -22,19 +26,24 @@ from pyg_direct.loader.collate.stores import StoreAttributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw, rank_sampled
 from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, HOST_ROOM, GrowingTogether, SharedRows, Together, Work
+from pyg_direct.loader.prefetch.foresight import Foresight
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.nn.sorted_edges import register_batch
 from pyg_direct.object_text import show_fanouts
 from pyg_direct.ops.argument_checks import as_ids, check_ids
 from pyg_direct.ops.content_hash import glance_only
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.host.memory import available_bytes
+from pyg_direct.runtime.host.memory import available_bytes, parse_size
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.argument_types import Ids
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, is_own
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
+
+# Share of the free host memory for rows of planned batches, the most batches of a window, and the windows of an epoch
+# at least: only the first one is waited for.
+_AHEAD_SHARE, _MOST_AHEAD, _PARTS = 0.25, 64, 4
 
 
 class GeneralLoader(EpochLoader):
@@ -47,6 +56,8 @@ class GeneralLoader(EpochLoader):
     _general: Any = None
     # The topology of a sampler of ours; None for others.
     _sampled_topology: Any = None
+    # Windows over the files of features, kept between epochs: (what the feature holds, window).
+    _row_windows: Any = None
     # True if this loader made its sampler, for the given graph.
     _made_sampler = False
 
@@ -157,6 +168,57 @@ class GeneralLoader(EpochLoader):
             count_free = partial(free_bytes, self.device.index) if is_alone else available_bytes
             return GrowingTogether(room, count_free, submit, read, self._fetch_read, is_alone)
         return Together(self.super_batch, submit, read, self._fetch_read, is_alone)
+
+    def _open_foresight(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Foresight | None:
+        stored = self._find_filed()
+        # Other samplers, and orders of the program, may depend on when they are asked.
+        if self.ahead is None and all(is_cached(rows.tier) for rows in stored):  # type: ignore[arg-type]
+            # Batches read cached rows faster alone: on an H200 7.1 ms a step instead of 7.8.
+            return None
+        if not stored or not is_own(self._sampler) or not can_share(self):  # type: ignore[arg-type]
+            if self.ahead:
+                warn_unused({"ahead": self.ahead}, "it needs rows in a file (Feature.from_file) in our FeatureStore, "
+                            "our sampler, and batches that the loader itself chooses")  # fmt: skip
+            return None
+        windows = self._open_windows(stored)
+        by_tier = {id(window.source): window for window in windows}
+
+        def sample(number: int, seeds: Seeds) -> Any:
+            return self._submit(key, number, seeds).finish()
+
+        def find_reads(sample: Any) -> list[tuple[RowWindow, Tensor]]:
+            wanted = self._general.list_reads(sample.out)
+            return [(by_tier[id(feature.stored.tier)], feature.find_missing(ids)) for feature, ids in wanted
+                    if isinstance(feature.stored, SpilledRows) and id(feature.stored.tier) in by_tier]  # fmt: skip
+
+        most = self.ahead if isinstance(self.ahead, int) else max(1, min(_MOST_AHEAD, -(-len(self) // _PARTS)))  # type: ignore[arg-type]
+        return Foresight(batches, sample, find_reads, windows, most, self.device)
+
+    def _find_filed(self) -> list[SpilledRows]:
+        """Find the rows of the store that lie in files."""
+        if self.ahead == 0 or self.super_batch not in (None, 1) or not isinstance(self._general, StoreAttributes):
+            return []
+        tables = [table.stored for table in self._general.describe().values() if isinstance(table, Feature)]
+        return [stored for stored in tables if isinstance(stored, SpilledRows) and can_plan(stored.tier)]
+
+    def _open_windows(self, stored: Sequence[SpilledRows]) -> list[RowWindow]:
+        """Open a window over each table, with a share of the memory; this epoch holds their locks."""
+        known = {id(rows): window for rows, window in self._row_windows or () if not window.is_broken}
+        sizes = [rows.shape.numel() * rows.tier.dtype.itemsize for rows in stored]
+        budget = parse_size(self.ahead) if isinstance(self.ahead, str) else int(_AHEAD_SHARE * available_bytes())
+        windows = []
+        for rows, size in zip(stored, sizes, strict=True):
+            window = known.get(id(rows))
+            if window is None or not window.lock.acquire(blocking=False):
+                # Another iterator of this loader is at work in the known window.
+                window = RowWindow(rows.tier, budget * size // sum(sizes))  # type: ignore[arg-type]
+                window.lock.acquire()
+            windows.append(window)
+        self._row_windows = list(zip(stored, windows, strict=True))
+        return windows
+
+    def _list_disk_reads(self) -> list[DiskReads]:
+        return [window.tell() for _, window in self._row_windows or ()]
 
     def _fetch(self, sample: Drawn, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return self._fetch_read(sample, number, seeds)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import pyg_direct
 from pyg_direct.cli.app import app, main
 
-COMMANDS = ("run", "doctor", "bench", "cache", "warm", "partition")
+COMMANDS = ("run", "doctor", "bench", "cache", "warm", "partition", "pack")
 ROOT = Path(__file__).parents[2]
 
 

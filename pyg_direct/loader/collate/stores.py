@@ -93,6 +93,28 @@ class StoreAttributes:
         """Return an empty list: nothing is placed here."""
         return []
 
+    def list_reads(self, out: SamplerOutput | HeteroSamplerOutput) -> list[tuple[Feature, Tensor]]:
+        """List (table, ids `[n]`) of the rows that the batch of an output reads from our store."""
+        if not isinstance(self._features, OwnStore):
+            return []
+        found = [(self._features.find(attr), ids) for attr, ids in self._list_wanted(out)]
+        return [(table, ids) for table, ids in found if isinstance(table, Feature)]
+
+    def _list_wanted(self, out: SamplerOutput | HeteroSamplerOutput) -> list[tuple[TensorAttr, Tensor]]:
+        wanted = []
+        for attr in self._features.get_all_tensor_attrs():
+            if isinstance(out, SamplerOutput):
+                size = self._features.get_tensor_size(attr)
+                is_edge = is_edge_attr(attr, size[0], self._num_nodes, self._num_edges)
+                ids = out.edge if is_edge else out.node
+            elif isinstance(attr.group_name, str):
+                ids = out.node.get(attr.group_name)
+            else:
+                ids = (out.edge or {}).get(tuple(attr.group_name))
+            if ids is not None:
+                wanted.append((attr, ids))
+        return wanted
+
     def build(self, out: SamplerOutput | HeteroSamplerOutput) -> Data | HeteroData:
         """Build the batch of a sampler's output with final edge ids."""
         return self._build_hetero(out) if isinstance(out, HeteroSamplerOutput) else self._build(out)
@@ -101,25 +123,12 @@ class StoreAttributes:
         data = Data() if self._class is None else self._class()
         data.edge_index = torch.stack([out.row, out.col])
         data.num_nodes = out.node.numel()
-        wanted = []
-        for attr in self._features.get_all_tensor_attrs():
-            size = self._features.get_tensor_size(attr)
-            is_edge = is_edge_attr(attr, size[0], self._num_nodes, self._num_edges)
-            if not is_edge or out.edge is not None:
-                wanted.append((attr, out.edge if is_edge else out.node, data))
-        self._read(wanted)
+        self._read([(attr, ids, data) for attr, ids in self._list_wanted(out)])
         return data
 
     def _build_hetero(self, out: HeteroSamplerOutput) -> HeteroData:
         data = HeteroData() if self._class is None else self._class()
-        wanted = []
-        for attr in self._features.get_all_tensor_attrs():
-            if isinstance(attr.group_name, str):
-                ids = out.node.get(attr.group_name)
-            else:
-                ids = (out.edge or {}).get(tuple(attr.group_name))
-            if ids is not None:
-                wanted.append((attr, ids, data[attr.group_name]))
+        wanted = [(attr, ids, data[attr.group_name]) for attr, ids in self._list_wanted(out)]
         for kind, ids in out.node.items():
             data[kind].num_nodes = ids.numel()
         self._read(wanted)

@@ -2,5 +2,6 @@
 
 - `gpu_streams.py`, `cpu_threads.py`, `processes.py`: on streams of a GPU, by threads, by processes.
 - `batch_groups.py`: several batches together.
+- `foresight.py`: many at once, whose rows on disk are read once.
 - `lockstep_ranks.py`: in step with other ranks.
 """

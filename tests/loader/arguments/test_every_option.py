@@ -257,6 +257,7 @@ PLACES = {"device": Refused("tpu", "device must name"), "placement": Refused("cu
           "feature_cache": Refused("lots", "feature_cache must look like"),
           "store_dtype": Differs(torch.float16)}  # fmt: skip
 TOPOLOGY = {"topology_placement": Refused("cuda", "topology_placement must be one that")}
+AHEAD = {"ahead": Refused(-1, "ahead must be a number of batches")}
 EPOCHS = {"seed": Differs(2), "prefetch": Seen(count_ahead, 0, 2)}
 RANKS = {"ranks": Differs((0, 2)), "uneven": Differs("drop", ranks=(1, 2))}
 HOOKS = {"transform": Called(), "transform_sampler_output": Called(), "filter_per_worker": Seen(collate, True, False)}
@@ -292,7 +293,7 @@ LINK_SAMPLING = {**{name: SAMPLING[name] for name in ("num_neighbors", "replace"
                  "exclude_target_edges": Differs(True, edge_label_index=DATA.edge_index[:, :20]),
                  "rev_edge_type": Refused(("a", "to", "b"), "rev_edge_type must be None")}  # fmt: skip
 NEIGHBOR = {**INPUTS, **list_windows(30, time_attr="time"), **SAMPLING, **OF_PYG, **PLACES, **TOPOLOGY, **EPOCHS,
-            **RANKS, **TORCH,
+            **AHEAD, **RANKS, **TORCH,
             "neighbor_sampler": Differs(sampler_of(replace=True)),
             "topology_cache": Refused("lots", "topology_cache must look like"), "sampling": Differs("labor"),
             "layer_dependency": Differs(True, sampling="labor"),
@@ -326,14 +327,15 @@ LOADERS = {
         "directed": Refused(3, "directed"), "neighbor_sampler": Differs(sampler_of())}),
     "LinkNeighborLoader": (LinkNeighborLoader, {
         **LINK_INPUTS, **list_windows(20, time_attr="time"), **LINK_SAMPLING, **OF_LINKS, **PLACES, **TOPOLOGY,
-        **EPOCHS, **RANKS, **TORCH,
+        **EPOCHS, **AHEAD, **RANKS, **TORCH,
         "neighbor_sampler": Differs(sampler_of(replace=True)),
         "topology_cache": Refused("lots", "topology_cache must look like"), "super_batch": Refused(0, "super_batch")}),
     "NodeLoader": (NodeLoader, {
-        **OF_PYG, **WINDOWS, **PLACES, **EPOCHS, **RANKS, **TORCH, "node_sampler": Differs(sampler_of(replace=True)),
-        "input_nodes": Differs(SEEDS + 1), "input_time": Differs(TIMES[:30])}),
+        **OF_PYG, **WINDOWS, **PLACES, **EPOCHS, **AHEAD, **RANKS, **TORCH,
+        "node_sampler": Differs(sampler_of(replace=True)), "input_nodes": Differs(SEEDS + 1),
+        "input_time": Differs(TIMES[:30])}),
     "LinkLoader": (LinkLoader, {
-        **LINK_INPUTS, **list_windows(20), **OF_LINKS, **PLACES, **EPOCHS, **RANKS, **TORCH,
+        **LINK_INPUTS, **list_windows(20), **OF_LINKS, **PLACES, **EPOCHS, **AHEAD, **RANKS, **TORCH,
         "link_sampler": Differs(sampler_of(replace=True)), "edge_label_time": Differs(TIMES[:20])}),
     "HGTLoader": (HGTLoader, {
         **HOOKS, **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "num_samples": Differs([1, 1]),

@@ -1,0 +1,72 @@
+"""`pyg-direct pack`: rewrite a table of rows so that rows that are read together lie together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from pyg_direct.cli.failures import said_in_options
+from pyg_direct.errors import PygDirectError
+
+
+def pack(
+    context: typer.Context,
+    source: Annotated[Path, typer.Argument(help="Table of rows: .npy or .safetensors.")],
+    target: Annotated[Path, typer.Argument(help="File to write: .safetensors.")],
+    order: Annotated[Optional[Path], typer.Option(help=".npy of the id of each row of the new file.")] = None,  # noqa: UP045
+    hotness: Annotated[Optional[Path], typer.Option(help=".npy of a score for each row: the hottest come first.")] = None,  # noqa: E501, UP045
+    edges: Annotated[Optional[Path], typer.Option(help=".npy of the edges [2, E]: rows of the sources of most edges come first.")] = None,  # noqa: E501, UP045
+    parts: Annotated[Optional[Path], typer.Option(help=".npy of the community of each row.")] = None,  # noqa: UP045
+    memory: Annotated[str, typer.Option(help="Memory for the rows that are moved at a time.")] = "1G",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:  # fmt: skip
+    """Rewrite a table in the order of hotness, or of communities; `Feature.from_file` reads it by the same ids.
+
+    An interrupted run leaves TARGET.partial, and the same command continues there.
+
+    Exit codes: 0 written, 1 not written, 2 bad usage.
+    """
+    # torch is not imported before the options are read.
+    import numpy as np
+    import torch
+
+    from pyg_direct.features.packed_rows import pack_rows
+    from pyg_direct.features.row_files import RowFile
+
+    if (order is not None) == (hotness is not None or edges is not None or parts is not None):
+        raise typer.BadParameter("give --order alone, or some of --hotness, --edges and --parts")
+    if hotness is not None and edges is not None:
+        raise typer.BadParameter("give --hotness or --edges, not both")
+
+    def load(path: Path, name: str) -> np.ndarray:
+        try:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"--{name} must name a .npy file, got {path}: {error}") from error
+
+    try:
+        with said_in_options(context):
+            if order is not None:
+                chosen = torch.from_numpy(np.array(load(order, "order")))
+            else:
+                num_rows = RowFile(source).layout.shape[0]
+                scores: np.ndarray = np.zeros(num_rows)
+                if hotness is not None:
+                    scores = np.array(load(hotness, "hotness"))
+                elif edges is not None:
+                    scores = np.bincount(load(edges, "edges")[0], minlength=num_rows)
+                communities = np.zeros(num_rows) if parts is None else np.array(load(parts, "parts"))
+                for name, values in (("edges" if hotness is None else "hotness", scores), ("parts", communities)):
+                    if values.shape != (num_rows,):
+                        raise typer.BadParameter(f"--{name} must have a number for each of the {num_rows} rows, got "
+                                                 f"shape {values.shape}")  # fmt: skip
+                chosen = torch.from_numpy(np.lexsort((-scores, communities)))
+            pack_rows(source, target, chosen, memory=memory)
+    except PygDirectError as error:
+        typer.echo(f"pyg-direct pack: {error}", err=True)
+        raise typer.Exit(1) from error
+    written = {"file": str(target), "num_rows": chosen.numel()}
+    typer.echo(json.dumps(written, indent=1) if as_json else f"{target}: {chosen.numel()} rows")

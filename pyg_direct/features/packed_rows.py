@@ -1,0 +1,178 @@
+"""Tables of rows in files, rewritten in another order, so that rows that batches read together share pages.
+
+A packed file is a `.safetensors` with two tensors: `rows`, and `order`, the id of each row. `Feature.from_file` reads
+it by ids, as the plain file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.cache_folder import sync_folder, write_whole
+from pyg_direct.errors import ArgumentError, FileError
+from pyg_direct.features.range_reader import RangeReader
+from pyg_direct.features.row_files import PACKED, SAFETENSORS, RowFile
+from pyg_direct.kernels.rows.file_ranges import PAGE
+from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.progress import Bar
+from pyg_direct.runtime.host.memory import parse_size
+
+_NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
+
+
+def check_order(order: Tensor, num_rows: int) -> Tensor:
+    """Return an order of rows as int64 `[N]` on the CPU.
+
+    Args:
+        order: Id of each row, int32 or int64 `[N]`.
+        num_rows: N.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: it does not hold each of 0 to N - 1 once.
+    """
+    order = check_ids("order", order, num_rows).cpu().long()
+    seen = torch.zeros(num_rows, dtype=torch.bool, device="cpu")
+    seen[order] = True
+    if len(order) != num_rows or not bool(seen.all()):
+        raise ArgumentError(f"order must hold each of 0 to {num_rows - 1} once, got {len(order)} ids, "
+                            f"{int(seen.sum())} of them different")  # fmt: skip
+    return order
+
+
+def invert(order: Tensor) -> Tensor:
+    """Return the place of each id, int64 `[N]`, for the id of each place, int64 `[N]`."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device="cpu")
+    return places
+
+
+def pack_rows(source: str | os.PathLike[str], target: str | os.PathLike[str], order: Tensor, *,
+              memory: int | str = "1G") -> Path:  # fmt: skip
+    """Rewrite a table in another order of its rows, such as the hottest first; returns the path of the new file.
+
+    `Feature.from_file` reads the new file by the same ids. The file appears whole or not at all. An interrupted call
+    leaves `target.partial`, and the same call continues there.
+
+    Args:
+        source: `.npy` or `.safetensors` with the rows, as of `Feature.from_file`; it stays as it is.
+        target: `.safetensors` to write.
+        order: Id of each row of the new file, int32 or int64 `[N]`: each of 0 to N - 1 once.
+        memory: Host memory for rows that are moved at a time: bytes, or `"1G"`. More memory reads fewer pages again.
+
+    Raises:
+        FileError: a file cannot be read or written, the disk is full, or `source` changes meanwhile.
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> path = save_rows("plain.npy", torch.arange(8.0).view(4, 2))
+        >>> packed = pack_rows(path, "packed.safetensors", order=torch.tensor([2, 0, 3, 1]))
+        >>> Feature(device="cpu").from_file(packed)[torch.tensor([3, 0])].tolist()
+        [[6.0, 7.0], [0.0, 1.0]]
+    """
+    file, path = RowFile(source), Path(target)
+    if path.suffix.lower() != ".safetensors":
+        raise ArgumentError(f"target must end in .safetensors, got {str(path)!r}")
+    if path.exists() and path.samefile(file.path):
+        raise ArgumentError(f"target must be another file than source, got {str(path)!r} for both")
+    num_bytes = parse_size(memory, name="memory")
+    if not hasattr(os, "pwrite"):
+        raise FileError(f"target={str(path)!r} cannot be written: this system has no pwrite")
+    shape, dtype = file.layout.shape, file.layout.dtype
+    if dtype not in _NAMES:
+        raise ArgumentError(f"source must have a dtype of safetensors, got {dtype}")
+    order = check_order(order, shape[0])
+    # The rows of a packed source lie in an order of their own.
+    numbers = order if file.order is None else invert(check_order(file.order, shape[0]))[order]
+    partial, journal = path.with_name(f"{path.name}.partial"), path.with_name(f"{path.name}.partial.json")
+    header = _make_header(file, shape[0])
+    size = len(header) + file.layout.num_bytes + order.numel() * 8
+    facts = {"source": [str(file.path.resolve()), *file.stamp], "header": header.decode("latin-1"),
+             "order": hashlib.sha256(order.numpy().tobytes()).hexdigest()}  # fmt: skip
+    done = _find_done(journal, partial, facts, size)
+    try:
+        free = shutil.disk_usage(path.parent).free + (partial.stat().st_blocks * 512 if partial.exists() else 0)
+        if size > free:
+            raise FileError(f"target must lie where {size} bytes are free, {path.parent} has {free}")
+        with partial.open("r+b" if done > 0 else "wb", buffering=0) as out:
+            out.truncate(size)
+            os.pwrite(out.fileno(), header, 0)
+            _move_rows(file, numbers.numpy(), out.fileno(), len(header), done, num_bytes, journal, facts)
+            _write_at(out.fileno(), order.numpy().data.cast("B"), len(header) + file.layout.num_bytes)
+            os.fsync(out.fileno())
+        file.check()
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
+        raise FileError(f"target={str(path)!r} could not be written: {why} ({size} bytes needed); the same call "
+                        f"continues with {partial.name}") from error  # fmt: skip
+    with contextlib.suppress(OSError):
+        journal.unlink()
+    return path
+
+
+def _make_header(file: RowFile, num_rows: int) -> bytes:
+    """Return the header, whose length lets the rows begin at a page."""
+    num_bytes = file.layout.num_bytes
+    entries = {"__metadata__": {PACKED: "1"},
+               "rows": {"dtype": _NAMES[file.layout.dtype], "shape": list(file.layout.shape),
+                        "data_offsets": [0, num_bytes]},
+               "order": {"dtype": "I64", "shape": [num_rows],
+                         "data_offsets": [num_bytes, num_bytes + 8 * num_rows]}}  # fmt: skip
+    text = json.dumps(entries).encode()
+    text = text.ljust(-(-(8 + len(text)) // PAGE) * PAGE - 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _find_done(journal: Path, partial: Path, facts: Mapping[str, Any], size: int) -> int:
+    """Return how many rows an interrupted call with the same arguments has written."""
+    try:
+        known = json.loads(journal.read_text())
+        if partial.stat().st_size == size and all(known[name] == value for name, value in facts.items()):
+            return int(known["done"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return 0
+
+
+def _move_rows(file: RowFile, numbers: np.ndarray, handle: int, offset: int, done: int, num_bytes: int, journal: Path,
+               facts: Mapping[str, Any]) -> None:  # fmt: skip
+    """Write the rows that are not written yet, and after each piece the journal."""
+    count = len(numbers)
+    row_bytes = file.layout.num_bytes // max(1, count)
+    if row_bytes == 0:
+        return
+    reader = RangeReader(file)
+    step = min(count, max(1, num_bytes // row_bytes))
+    rows = np.empty((step, row_bytes), np.uint8)
+    with Bar(count, f"packing {file.path.name}", "rows") as bar:
+        bar.update(done)
+        for begin in range(done, count, step):
+            own = numbers[begin : begin + step]
+            by_place = np.argsort(own)
+            reader.read(own[by_place], by_place, rows)
+            _write_at(handle, rows[: len(own)].data.cast("B"), offset + begin * row_bytes)
+            os.fsync(handle)
+            write_whole(journal, json.dumps({**facts, "done": begin + len(own)}))
+            bar.update(len(own))
+
+
+def _write_at(handle: int, data: memoryview, place: int) -> None:
+    while len(data) > 0:
+        count = os.pwrite(handle, data, place)
+        data, place = data[count:], place + count

@@ -1,0 +1,306 @@
+"""Reads of many rows of a file, each page once and in ascending order, by large requests of several threads.
+
+`RangeReader` reads rows into memory and counts its requests. `DiskReads` reports them beside the rate of the disk.
+`measure_disk` measures that rate.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import random
+import threading
+import time
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyg_direct.compiler.jit import set_cpu_threads
+from pyg_direct.errors import FileError
+from pyg_direct.features.row_files import Layout, RowFile
+from pyg_direct.kernels.rows.file_ranges import PAGE, read_file_ranges_cpu
+from pyg_direct.object_text import show_count
+from pyg_direct.profiling import show_bytes
+from pyg_direct.runtime.host.memory import available_bytes
+from pyg_direct.runtime.host.threads import Pool
+
+# A request costs a disk as long as 14 KB of a large one (10 us at 1.4 GB/s), so gaps of that size are read along.
+_GAP_PAGES = 4
+_REQUEST_PAGES = 256
+# Requests in flight: many of few pages, or few of many pages, which would disturb each other.
+_MANY, _FEW, _FEW_PAGES = 32, 8, 16
+# Requests of a task of a thread, at most; a read that is left early ends with its tasks.
+_MOST_OF_TASK = 64
+# Rows that are looked up in the page cache before a read.
+_LOOKED_UP = 32
+# Seconds between two looks at the threads, and those for which a read that was left may still write.
+_LOOK, _LEAVE = 0.2, 2.0
+_TIMEOUT = 300.0
+# Of a measurement of a disk: reads at random, bytes in order, bytes of a request in order, and threads.
+_PROBES, _STREAM, _PIECE, _PROBERS = 2048, 64 << 20, 1 << 20, 8
+
+
+def read_timeout() -> float:
+    """Return the seconds after which a disk that gives no bytes is an error: `PYG_DIRECT_DISK_TIMEOUT`."""
+    return float(os.environ.get("PYG_DIRECT_DISK_TIMEOUT", _TIMEOUT))
+
+
+def split_requests(rows: np.ndarray, offset: int, row_bytes: int) -> np.ndarray:
+    """Return the bounds of requests, int64 `[R + 1]`: request j reads rows `bounds[j]` to `bounds[j + 1] - 1`.
+
+    Rows of one page, and of pages with a small gap between, are read together, up to a length.
+
+    Args:
+        rows: Positions in the file, int64 `[n]`, ascending and unique.
+        offset: Byte of the first row of the file.
+        row_bytes: Bytes of a row.
+    """
+    if len(rows) == 0:
+        return np.zeros(1, np.int64)
+    begins = (offset + rows * row_bytes) // PAGE
+    ends = -(-(offset + (rows + 1) * row_bytes) // PAGE)
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = begins[1:] > ends[:-1] + _GAP_PAGES
+    starts = np.maximum.accumulate(np.where(is_first, begins, 0))
+    pieces = (begins - starts) // _REQUEST_PAGES
+    is_first[1:] |= pieces[1:] != pieces[:-1]
+    return np.append(np.flatnonzero(is_first), len(rows)).astype(np.int64)
+
+
+def find_whole_rows(rows: np.ndarray, layout: Layout, row_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first row, and the row after the last, that lie whole in the pages of each request for `rows`.
+
+    Args:
+        rows: As in `split_requests`, at least one.
+        layout: Position of the table in its file.
+        row_bytes: Bytes of a row.
+    """
+    bounds = split_requests(rows, layout.offset, row_bytes)
+    begins = (layout.offset + rows[bounds[:-1]] * row_bytes) // PAGE * PAGE
+    ends = -(-(layout.offset + (rows[bounds[1:] - 1] + 1) * row_bytes) // PAGE) * PAGE
+    first = np.maximum(-(-(begins - layout.offset) // row_bytes), 0)
+    end = np.minimum((ends - layout.offset) // row_bytes, layout.shape[0])
+    # Requests may share a page, whose rows belong to the first of them.
+    first[1:] = np.maximum(first[1:], end[:-1])
+    return first, np.maximum(end, first)
+
+
+class DiskReads(NamedTuple):
+    """Reads of a file that batches were planned for; `print` shows a line.
+
+    Attributes:
+        path: The file.
+        num_asked: Rows of the file that batches asked for, each as often as a batch did.
+        num_rows: Rows that were read from the file for them, alone or for a window.
+        row_bytes: Bytes of a row.
+        num_requests, num_pages, page_bytes: Requests, the pages that they read, and the bytes of a page.
+        num_again: Pages that had been read before.
+        seconds: Time during which rows were read.
+        disk_rate: Bytes per second that the disk gives in order, measured; None if it was not measured.
+        random_rate: Pages per second that it gives at random; likewise.
+    """
+
+    path: str
+    num_asked: int
+    num_rows: int
+    row_bytes: int
+    num_requests: int
+    num_pages: int
+    page_bytes: int
+    num_again: int
+    seconds: float
+    disk_rate: float | None = None
+    random_rate: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that were read."""
+        return self.num_pages * self.page_bytes / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def num_saved(self) -> int:
+        """Reads of rows that foresight saved: several batches shared them, or they were still in memory."""
+        return self.num_asked - self.num_rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers by name, for loggers of metrics."""
+        own = {name: value for name, value in self._asdict().items() if name != "path" and value is not None}
+        return {**own, "rate": self.rate, "num_saved": self.num_saved}
+
+    def __str__(self) -> str:
+        shown = (f"{self.path}: {self.num_rows:,} rows read for {self.num_asked:,} that batches asked for, "
+                 f"{self.num_saved / max(1, self.num_asked):.0%} saved; {show_count(self.num_pages, 'page')} of "
+                 f"{show_bytes(self.page_bytes)}, {show_bytes(self.num_pages * self.page_bytes)} in "
+                 f"{show_count(self.num_requests, 'request')}, {self.num_again / max(1, self.num_pages):.0%} of them "
+                 f"again; {self.rate / 1e9:.2f} GB/s")  # fmt: skip
+        if self.disk_rate is None or self.random_rate is None:
+            return shown
+        return (f"{shown} beside the disk's {self.disk_rate / 1e9:.2f} GB/s in order and "
+                f"{self.random_rate * self.page_bytes / 1e9:.2f} at random")  # fmt: skip
+
+
+class RangeReader:
+    """Reader of rows of a file by large requests.
+
+    It reads past the page cache of the system if the cache has no use. This is so for a table that the caller keeps in
+    memory, and for a table larger than half of the free memory. Rows that are cached are read from there.
+
+    Args:
+        file: The table.
+        keeps_all: True if each row is read at most once.
+
+    Attributes:
+        num_requests, num_pages, num_again, seconds: See `DiskReads`.
+        is_broken: True after a read that did not end; its threads may still write.
+    """
+
+    def __init__(self, file: RowFile, *, keeps_all: bool = False) -> None:
+        self.file = file
+        self.num_requests = self.num_pages = self.num_again = 0
+        self.seconds = 0.0
+        self.is_broken = False
+        self._row_bytes = file.layout.num_bytes // max(1, file.layout.shape[0])
+        size = file.layout.offset + file.layout.num_bytes
+        self._seen = np.zeros(-(-size // PAGE) + 1, np.uint8)
+        self._room = (_REQUEST_PAGES + _GAP_PAGES + 2) * PAGE + -(-self._row_bytes // PAGE) * PAGE
+        self._is_direct = keeps_all or file.layout.num_bytes > available_bytes() // 2
+        self._pool = Pool(_MANY, "pyg_direct_file", functools.partial(set_cpu_threads, 1))
+        self._staging = threading.local()
+        self._running: list[np.ndarray] = []
+        self._is_left = False
+
+    def leave(self, is_left: bool = True) -> None:
+        """Let a read that is under way end early, without its rows; or read again."""
+        self._is_left = is_left
+
+    def read(self, rows: np.ndarray, slots: np.ndarray, out: np.ndarray) -> bool:
+        """Read row `rows[i]` to `out[slots[i]]`; returns False if the read was left early.
+
+        Args:
+            rows: Positions in the file, int64 `[n]`, ascending and unique.
+            slots: int64 `[n]`.
+            out: Bytes, uint8 `[m, row_bytes]`, contiguous.
+
+        Raises:
+            FileError: the file changed, was cut short, or the disk fails or gives no bytes; the byte is named.
+        """
+        self.file.check()
+        bounds = split_requests(rows, self.file.layout.offset, self._row_bytes)
+        count = len(bounds) - 1
+        if count == 0:
+            return True
+        is_cached = self.file.is_cached(rows[:: max(1, len(rows) // _LOOKED_UP)].tolist())
+        handle = self.file.open_handle(is_direct=self._is_direct and not is_cached)
+        begin = time.perf_counter()
+        try:
+            pages = (rows[-1] - rows[0]) * self._row_bytes // PAGE // count
+            most = _MANY if min(pages, len(rows) * self._row_bytes // PAGE // count) < _FEW_PAGES else _FEW
+            share = max(1, min(_MOST_OF_TASK, -(-count // (2 * most))))
+            served, waiting = 0, [(place, min(place + share, count)) for place in range(0, count, share)][::-1]
+            tasks: set[Future[None]] = set()
+            last, since = (-1, -1), time.monotonic()
+            while (waiting and not self._is_left) or tasks:
+                while waiting and len(tasks) < most and not self._is_left:
+                    first, end = waiting.pop()
+                    tasks.add(self._pool.submit(self._read_some, handle, rows, slots, bounds[first : end + 1], out))
+                done, tasks = wait(tasks, _LOOK, "FIRST_COMPLETED")
+                served += len(done)
+                for task in done:
+                    task.result()
+                now = served, sum(int(progress[1]) for progress in list(self._running))
+                if now != last:
+                    last, since = now, time.monotonic()
+                self._check_pace(time.monotonic() - since)
+            self.file.check()
+        except BaseException:
+            self._is_left = True
+            self.is_broken |= len(wait(tasks, _LEAVE)[1]) > 0
+            self._is_left = self.is_broken
+            raise
+        finally:
+            if not self.is_broken:
+                os.close(handle)
+            self.seconds += time.perf_counter() - begin
+        return not waiting
+
+    def _check_pace(self, seconds: float) -> None:
+        """Refuse to wait longer for a disk that gives nothing."""
+        if self._is_left and seconds > _LEAVE:
+            self.is_broken = True
+            raise FileError(f"{self.file.path} is read no longer, and still has reads under way")
+        limit = read_timeout()
+        if seconds > limit:
+            self.is_broken = True
+            place = min((int(progress[0]) for progress in list(self._running)), default=0)
+            raise FileError(f"{self.file.path} gave no bytes for {limit:g} seconds, at byte {place}: check the disk, "
+                            "or set PYG_DIRECT_DISK_TIMEOUT to more seconds")  # fmt: skip
+
+    def _read_some(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, out: np.ndarray) -> None:
+        """Serve some requests, in a thread."""
+        if not hasattr(self._staging, "bytes"):
+            # Direct reads need whole pages.
+            self._staging.bytes = np.frombuffer(mmap.mmap(-1, self._room), np.uint8)
+        staging, progress, done = self._staging.bytes, np.zeros(4, np.int64), 0
+        self._running.append(progress)
+        try:
+            while not self._is_left:
+                done += read_file_ranges_cpu(handle, self.file.layout.offset, rows, slots, bounds[done:], staging, out,
+                                             self._seen, progress)  # fmt: skip
+                if done == len(bounds) - 1:
+                    break
+                self._read_pieces(handle, rows, slots, bounds[done : done + 2], staging, out, progress)
+                done += 1
+        finally:
+            # By identity: arrays have no equality of their own.
+            self._running[:] = [other for other in self._running if other is not progress]
+            self.num_requests += int(progress[1])
+            self.num_pages += int(progress[2])
+            self.num_again += int(progress[3])
+
+    def _read_pieces(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, staging: np.ndarray,
+                     out: np.ndarray, progress: np.ndarray) -> None:  # fmt: skip
+        """Serve a request that did not come in one piece."""
+        own, offset = rows[bounds[0] : bounds[1]], self.file.layout.offset
+        begin = (offset + int(own[0]) * self._row_bytes) // PAGE * PAGE
+        needed = offset + (int(own[-1]) + 1) * self._row_bytes - begin
+        got = self.file.read_bytes(begin, staging.data[:needed])
+        progress[1] += 1
+        progress[2] += -(-got // PAGE)
+        places = offset - begin + own[:, None] * self._row_bytes + np.arange(self._row_bytes)
+        out[slots[bounds[0] : bounds[1]]] = staging[places]
+
+
+def measure_disk(file: RowFile) -> tuple[float, float]:
+    """Measure the disk of a file: (bytes per second in order, pages per second at random), past the page cache.
+
+    It takes a fraction of a second. If the file system has no reads past the cache, cached pages are counted too.
+    """
+    size = file.layout.offset + file.layout.num_bytes
+    pages, pieces = max(1, size // PAGE), max(1, min(size, _STREAM) // _PIECE)
+    handle, numbers = file.open_handle(is_direct=True), random.Random(0)
+    first = numbers.randrange(max(1, size // _PIECE - pieces + 1)) * _PIECE
+    try:
+        in_order = _time_reads(handle, [first + number * _PIECE for number in range(pieces)], _PIECE)
+        at_random = _time_reads(handle, [numbers.randrange(pages) * PAGE for _ in range(_PROBES)], PAGE)
+    finally:
+        os.close(handle)
+    return min(size, pieces * _PIECE) / in_order, _PROBES / at_random
+
+
+def _time_reads(handle: int, places: list[int], num_bytes: int) -> float:
+    """Measure the seconds of reads by several threads, which take turns in the order of `places`."""
+
+    def read(own: list[int]) -> None:
+        target = mmap.mmap(-1, num_bytes)
+        for place in own:
+            os.preadv(handle, [target], place)
+
+    threads = [threading.Thread(target=read, args=(places[number::_PROBERS],)) for number in range(_PROBERS)]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return max(1e-9, time.perf_counter() - begin)

@@ -1,0 +1,268 @@
+"""Rows of a file that planned batches read: in memory before the batches ask for them, read once for all of them.
+
+A loader knows the ids of its next batches. It claims their rows for a window of batches, and reads all of them that are
+not in memory in the order of the file. Rows that a later window claims too stay in memory. This is Belady's rule
+(IBM Systems Journal 5(2), 1966) for all batches that are known; among the others the rows claimed last stay.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.features.host_link_blocks import blocks_for_rows, find_link_blocks
+from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, measure_disk
+from pyg_direct.features.tiers.base import Tier
+from pyg_direct.features.tiers.disk import DiskTier, StagedTier
+from pyg_direct.kernels.rows.file_ranges import PAGE
+from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.rows.gather import gather_rows, prepare_read, rows_in_units
+from pyg_direct.ops.rows.scatter import scatter_rows
+from pyg_direct.runtime.cuda.memory import allocate_or_fall_back
+
+_SERVED = threading.local()
+# Rows that are looked up in the page cache to learn if a file is in it.
+_PROBES = 256
+
+
+@contextmanager
+def serving(windows: Mapping[int, RowWindow], number: int) -> Iterator[None]:
+    """Read rows of tiers from their windows in this thread, in this block.
+
+    Args:
+        windows: By the `id` of the tier.
+        number: Number of the window of batches whose rows are read.
+    """
+    before = getattr(_SERVED, "windows", {}), getattr(_SERVED, "number", -1)
+    _SERVED.windows, _SERVED.number = windows, number
+    try:
+        yield
+    finally:
+        _SERVED.windows, _SERVED.number = before
+
+
+def find_window(tier: Tier) -> Tier:
+    """Return the window that serves the rows of a tier in this thread; the tier itself if there is none."""
+    windows: Mapping[int, Tier] = getattr(_SERVED, "windows", {})
+    return windows.get(id(tier), tier)
+
+
+class RowWindow(Tier):
+    """Rows of planned batches in memory, over the tier of their file. Rows that were not planned come from the file.
+
+    One thread claims and reads; any number of threads take rows of windows whose read is over and that were not
+    released. A row in memory stays there until all windows that claimed it are released.
+
+    Args:
+        source: The tier of the file.
+        num_bytes: Memory for rows; page-locked if a GPU reads them.
+
+    Attributes:
+        source: As given.
+        lock: Held by the loader that uses the window.
+    """
+
+    title = "file"
+
+    def __init__(self, source: DiskTier | StagedTier, num_bytes: int) -> None:
+        super().__init__(source.placement, source.shape, source.dtype, source.device)
+        self.source, self.lock = source, threading.Lock()
+        disk = source.source if isinstance(source, StagedTier) else source
+        assert isinstance(disk, DiskTier)
+        self.file = disk.file
+        num_rows, self._row_bytes = self.shape[0], self.shape[1:].numel() * self.dtype.itemsize
+        count = max(1, min(num_rows, num_bytes // self._row_bytes))
+        # Two windows are in memory at once, unless all rows are.
+        self.most_rows = count if count == num_rows else max(1, count // 2)
+        shape = (count, *self.shape[1:])
+        self._on_gpu: Tensor | None = None
+        self._max_blocks: int | None = None
+        if self.device.type == "cuda":
+            block = allocate_or_fall_back(count * self._row_bytes, "pinned", self.device)
+            self._rows = block.view_on_cpu(self.dtype, shape)
+            if block.placement != "cpu":
+                self._on_gpu = block.view_on_gpu(self.dtype, shape)
+                self._max_blocks = blocks_for_rows(find_link_blocks(self._on_gpu, block.placement), self._row_bytes,
+                                                   self._row_bytes)  # fmt: skip
+        else:
+            self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
+        self._bytes = rows_in_units(self._rows, torch.uint8).numpy()
+        # By row: its slot, and the last window that claimed it. By slot: its row.
+        self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
+        self._held = np.full(count, -1, np.int64)
+        self._reader = RangeReader(self.file, keeps_all=count == num_rows)
+        self._number, self._num_claimed = -1, 0
+        self._wanted: list[np.ndarray] = []
+        self._events: deque[torch.cuda.Event] = deque()
+        self.num_asked = self._num_read = self._num_alone = 0
+        self._counting = threading.Lock()
+        self._rates: tuple[float, float] | None = None
+
+    @property
+    def last_number(self) -> int:
+        """Number of the last window that claimed rows; -1 before the first."""
+        return self._number
+
+    @property
+    def is_broken(self) -> bool:
+        """True after a read of the disk that did not end: its memory may still be written."""
+        return self._reader.is_broken
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory: rows, and tables that find them."""
+        tables = self._slots.nbytes + self._claims.nbytes + self._held.nbytes
+        return self._rows.numel() * self.dtype.itemsize + tables
+
+    def leave(self, is_left: bool = True) -> None:
+        """Let a read that is under way end early; or read again."""
+        self._reader.leave(is_left)
+
+    def claim(self, number: int, ids: np.ndarray) -> bool:
+        """Claim the rows that a batch reads from the file, for a window of batches.
+
+        Args:
+            number: Number of the window, ascending.
+            ids: int64 `[n]` in any order; ids out of range are left to the read of the batch.
+
+        Returns:
+            False if the window is full without them. A batch that does not fit alone gets as many rows as fit.
+        """
+        if number != self._number:
+            self._number, self._num_claimed, self._wanted = number, 0, []
+        ids = ids[(ids >= 0) & (ids < self.shape[0])]
+        fresh = np.unique(ids[self._claims[ids] != number])
+        room = self.most_rows - self._num_claimed
+        if len(fresh) > room:
+            if self._num_claimed > 0:
+                return False
+            fresh = fresh[:room]
+        self.num_asked += len(ids)
+        self._claims[fresh] = number
+        self._num_claimed += len(fresh)
+        self._wanted.append(fresh)
+        return True
+
+    def read_ahead(self, number: int, released: int) -> None:
+        """Read the claimed rows of a window that are not in memory.
+
+        Args:
+            number: Number of the window.
+            released: The last window whose rows are not read any more, as those of the windows before.
+
+        Raises:
+            FileError: see `RangeReader.read`.
+        """
+        wanted = np.sort(np.concatenate(self._wanted)) if self._number == number and self._wanted else np.empty(0, int)
+        missing = wanted[self._slots[wanted] < 0]
+        count = len(missing)
+        missing = self._add_passed(missing, int(np.count_nonzero(self._held < 0)) - len(missing))
+        slots = self._find_slots(len(missing), released)
+        while self._events:
+            # Kernels that read rows of released windows.
+            self._events.popleft().synchronize()
+        if self._reader.read(missing, slots, self._bytes):
+            self._held[slots] = missing
+            self._slots[missing] = slots
+            self._num_read += count
+
+    def _add_passed(self, rows: np.ndarray, room: int) -> np.ndarray:
+        """Return the same rows with others in the pages that are read for them, as many as have empty slots."""
+        if room <= 0 or len(rows) == 0:
+            return rows
+        first, end = find_whole_rows(rows, self.file.layout, self._row_bytes)
+        counts = end - first
+        passed = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        is_new = self._slots[passed] < 0
+        is_new[np.searchsorted(passed, rows)] = False
+        return np.sort(np.concatenate([rows, passed[is_new][:room]]))
+
+    def _find_slots(self, count: int, released: int) -> np.ndarray:
+        """Return slots for new rows: empty ones, then the slots of the rows that were claimed longest ago."""
+        slots = np.flatnonzero(self._held < 0)[:count]
+        needed = count - len(slots)
+        if needed > 0:
+            used = np.flatnonzero(self._held >= 0)
+            claims = self._claims[self._held[used]]
+            used, claims = used[claims <= released], claims[claims <= released]
+            assert len(used) >= needed
+            old = used[np.argpartition(claims, needed - 1)[:needed]]
+            self._slots[self._held[old]] = -1
+            self._held[old] = -1
+            slots = np.concatenate([slots, old])
+        return np.sort(slots)
+
+    def _read(self, ids: Tensor, out: Tensor) -> None:
+        self._read_to(ids, out)
+
+    def place(self, ids: Tensor, out: Tensor, positions: Tensor) -> None:
+        """Write row `ids[i]` to `out[positions[i]]`; otherwise as `read`."""
+        if ids.numel() > 0 and out.numel() > 0:
+            self._read_to(ids, out, positions)
+
+    def _read_to(self, ids: Tensor, out: Tensor, positions: Tensor | None = None) -> None:
+        self.file.check()
+        on_host = check_ids("ids", ids.cpu(), self.shape[0]).long()
+        numbers = on_host.numpy()
+        # A row that an earlier window claimed may be overwritten now.
+        is_here = (self._claims[numbers] >= _SERVED.number) & (self._slots[numbers] >= 0)
+        if is_here.all():
+            self._take_slots(self._slots[numbers], out, positions)
+            return
+        places = torch.arange(ids.numel(), device=ids.device) if positions is None else positions.long()
+        with self._counting:
+            self._num_alone += int(np.count_nonzero(~is_here))
+        here, missing = (torch.from_numpy(np.flatnonzero(part)).to(ids.device) for part in (is_here, ~is_here))
+        if here.numel() > 0:
+            self._take_slots(self._slots[numbers[is_here]], out, places[here])
+        self.source.place(ids[missing], out, places[missing])
+
+    def _take_slots(self, slots: np.ndarray, out: Tensor, positions: Tensor | None) -> None:
+        chosen = torch.from_numpy(slots.astype(np.int64))
+        if not out.is_cuda:
+            prepare_read(self._rows, chosen, out, None if positions is None else positions.long())(0, len(slots))
+            return
+        if self._on_gpu is None:
+            rows = gather_rows(self._rows, chosen).to(self.device)
+        else:
+            rows = gather_rows(self._on_gpu, chosen.to(self.device), max_blocks=self._max_blocks)
+            event = torch.cuda.Event()
+            event.record()
+            self._events.append(event)
+        if positions is None:
+            out.copy_(rows)
+        else:
+            scatter_rows(out, positions, rows, is_unique=True)
+
+    def tell(self, *, measures_disk: bool = True) -> DiskReads:
+        """Return the reads so far, beside the rates of the disk, which are measured once.
+
+        Args:
+            measures_disk: False leaves the rates out.
+        """
+        reader = self._reader
+        if measures_disk and self._rates is None and self.shape.numel() > 0:
+            self._rates = measure_disk(self.file)
+        return DiskReads(str(self.file.path), self.num_asked, self._num_read + self._num_alone, self._row_bytes,
+                         reader.num_requests, reader.num_pages, PAGE, reader.num_again, reader.seconds,
+                         *(self._rates or ()))  # fmt: skip
+
+
+def is_cached(tier: DiskTier | StagedTier) -> bool:
+    """Report whether the system has cached all of some rows, spread over the file of a tier."""
+    disk = tier.source if isinstance(tier, StagedTier) else tier
+    assert isinstance(disk, DiskTier)
+    return disk.file.is_cached(range(0, disk.shape[0], max(1, disk.shape[0] // _PROBES)))
+
+
+def can_plan(tier: Tier) -> bool:
+    """Report whether rows of a tier can be read through a window: they lie in a file, and the system reads ranges."""
+    disk = tier.source if isinstance(tier, StagedTier) else tier
+    return isinstance(disk, DiskTier) and hasattr(os, "preadv") and disk.shape.numel() > 0

@@ -1,0 +1,270 @@
+"""Foresight: batches sampled many ahead, so that their rows on disk are read once for all of them, in the file's order.
+
+A batch is a function of (seed, epoch, number), so its rows are known before it is asked for. Consecutive batches form a
+window. While the batches of one window are handed out, the next window is sampled and its rows are read. Its batches
+equal the batches without foresight.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
+from pyg_direct.features.tiers.window import RowWindow, serving
+from pyg_direct.loader.prefetch.cpu_threads import FORK_GATE, Work
+from pyg_direct.loader.profiler import Stages
+from pyg_direct.runtime.cuda.launch import current_stream
+from pyg_direct.runtime.host.threads import Pool
+
+# Windows in work: the one that is handed out, and the next.
+_WINDOWS = 2
+_FIRST_PART = 4
+
+
+class _Planned:
+    """Number of batches of a window, and of those that still read its rows."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.num_batches, self.num_left = number, 0, 0
+        self.ready = threading.Event()
+        self.error: BaseException | None = None
+
+
+class PlannedSample:
+    """Sample of a batch that a window holds, in the form of one on its way."""
+
+    stream = None
+
+    def __init__(self, foresight: Foresight, number: int) -> None:
+        self._foresight, self._number = foresight, number
+
+    def finish(self) -> Any:
+        """Wait for the sample."""
+        return self._foresight.wait_for_sample(self._number)
+
+
+class Foresight:
+    """Iterator over the work items of an epoch, whose batches are planned in windows.
+
+    Args:
+        work: (number, work item) of the batches, in order; read in the thread that requests them.
+        sample: Samples a batch: (number, work item) -> sample; called in a thread of its own.
+        find_reads: Finds rows of a sample: sample -> (window of a table, ids int64 `[n]` on the CPU) of each.
+        windows: The windows of all tables, which this object may use alone.
+        most: Batches of a window, at most; memory may end it earlier. The first window has a quarter, as it is waited
+            for.
+        device: The device of batches.
+    """
+
+    def __init__(self, work: Iterator[Work], sample: Callable[[int, Any], Any],
+                 find_reads: Callable[[Any], Sequence[tuple[RowWindow, Tensor]]], windows: Sequence[RowWindow],
+                 most: int, device: torch.device) -> None:  # fmt: skip
+        self._work, self._sample, self._find_reads = work, sample, find_reads
+        self._windows, self._most, self._device = windows, most, device
+        self._by_tier = {id(window.source): window for window in windows}
+        self._changed = threading.Condition()
+        # Items for the caller, and the same items for the planner.
+        self._items: deque[Work] = deque()
+        self._queue: deque[Work] = deque()
+        self._failure: BaseException | None = None
+        self._carried: tuple[int, Any, Any] | None = None
+        self._samples: dict[int, Any] = {}
+        self._window_of: dict[int, _Planned] = {}
+        self._pulled: set[int] = set()
+        self._open: deque[_Planned] = deque()
+        # Windows of an earlier epoch are released, and their rows may still be in memory.
+        self._first = max((window.last_number for window in windows), default=-1) + 1
+        self._num_windows, self._released = self._first, self._first - 1
+        self._is_closed = False
+        self._num_cores = get_cpu_threads()
+        self._pool = Pool(1, "pyg_direct_ahead")
+        self._stream = _side_stream(device.index) if device.type == "cuda" else None
+        if self._stream is not None:
+            # Placed rows were written on the current stream.
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def __iter__(self) -> Iterator[Work]:
+        return self
+
+    def __next__(self) -> Work:
+        self._pull()
+        if self._num_windows == self._first and self._items:
+            for _ in range(_WINDOWS):
+                self._num_windows += 1
+                self._pool.submit(self._plan, self._num_windows - 1)
+        if self._items:
+            return self._items.popleft()
+        if self._failure is not None:
+            error, self._failure = self._failure, None
+            raise error
+        raise StopIteration
+
+    def _pull(self) -> None:
+        """Take items from the work until the planner has enough for the windows in work."""
+        while len(self._items) <= _WINDOWS * self._most + 1:
+            try:
+                item = next(self._work, None)
+            except Exception as error:
+                # The batches before it are still handed over.
+                self._work, self._failure = iter(()), error
+                return
+            if item is None:
+                return
+            with self._changed:
+                self._items.append(item)
+                self._queue.append(item)
+                self._pulled.add(item[0])
+
+    def around(self, stages: Stages) -> Stages:
+        """Wrap the stages of the loader, which then take samples and rows from windows."""
+
+        def submit(number: int, item: Any) -> Any:
+            with self._changed:
+                is_planned = number in self._pulled
+            return PlannedSample(self, number) if is_planned else stages.submit(number, item)
+
+        def fetch(sample: Any, number: int, *item: Any) -> Any:
+            with self._changed:
+                window = self._window_of.get(number)
+            if window is None:
+                return stages.fetch(sample, number, *item)
+            window.ready.wait()
+            if window.error is not None:
+                raise window.error
+            with serving(self._by_tier, window.number):
+                return stages.fetch(sample, number, *item)
+
+        return Stages(submit, stages.finish, fetch)
+
+    def releasing(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the whole stage: after it, the batch reads no more rows of its window."""
+
+        def run(sample: Any, number: int, *item: Any) -> Any:
+            try:
+                return fetch(sample, number, *item)
+            finally:
+                self.release(number)
+
+        return run
+
+    def wait_for_sample(self, number: int) -> Any:
+        """Wait for the sample of a batch, or raise its error."""
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._samples or self._is_closed)
+            sample = self._samples[number]
+        if isinstance(sample, BaseException):
+            self.release(number)
+            raise sample
+        if self._stream is not None:
+            sample.record_stream(current_stream(self._device.index))
+        return sample
+
+    def release(self, number: int) -> None:
+        """Forget a batch that has been made, or failed; the next window is planned after the last one of a window."""
+        with self._changed:
+            self._pulled.discard(number)
+            self._samples.pop(number, None)
+            window = self._window_of.pop(number, None)
+            if window is None:
+                return
+            window.num_left -= 1
+            self._plan_next()
+
+    def _plan_next(self) -> None:
+        """Plan a window for each that was released; the caller holds the lock."""
+        while self._open and self._open[0].num_left == 0 and self._open[0].ready.is_set():
+            self._released = self._open.popleft().number
+            if not self._is_closed:
+                self._num_windows += 1
+                self._pool.submit(self._plan, self._num_windows - 1)
+
+    def _plan(self, number: int) -> None:
+        """Sample the batches of a window, and read their rows."""
+        window = _Planned(number)
+        before = set_cpu_threads(self._num_cores)
+        try:
+            with ExitStack() as stack:
+                if self._stream is not None:
+                    stack.enter_context(torch.cuda.device(self._device))
+                    stack.enter_context(torch.cuda.stream(self._stream))
+                most = max(1, self._most // _FIRST_PART) if number == self._first else self._most
+                while window.num_batches < most and not self._is_closed and self._add_batch(window):
+                    pass
+            released = self._released
+            if window.num_batches > 0 and not self._is_closed:
+                for own in self._windows:
+                    own.read_ahead(number, released)
+        except BaseException as error:
+            window.error = error
+        finally:
+            set_cpu_threads(before)
+            with self._changed:
+                window.ready.set()
+                # Its batches may have failed already, or read their rows later.
+                self._plan_next()
+
+    def _add_batch(self, window: _Planned) -> bool:
+        """Sample the next batch for a window; returns False if there is none, or if it does not fit."""
+        entry, self._carried = self._carried, None
+        if entry is None:
+            with self._changed:
+                item = self._queue.popleft() if self._queue else None
+            if item is None:
+                return False
+            entry = (item[0], *self._make(*item))
+        batch, sample, reads = entry
+        # All tables claim: a row that is read for a window too early is in memory for the next.
+        fits = [own.claim(window.number, ids.numpy()) for own, ids in reads]
+        if not all(fits) and window.num_batches > 0:
+            self._carried = entry
+            return False
+        with self._changed:
+            if window.num_batches == 0:
+                self._open.append(window)
+            window.num_batches += 1
+            window.num_left += 1
+            self._samples[batch], self._window_of[batch] = sample, window
+            self._changed.notify_all()
+        return True
+
+    def _make(self, number: int, item: Any) -> tuple[Any, Sequence[tuple[RowWindow, Tensor]]]:
+        gate: AbstractContextManager[Any] = FORK_GATE if self._stream is None else nullcontext()
+        try:
+            with gate:
+                sample = self._sample(number, item)
+                reads = self._find_reads(sample)
+        except Exception as error:
+            return error, ()
+        if self._stream is not None:
+            self._stream.synchronize()
+        return sample, reads
+
+    def close(self) -> None:
+        """End the planner, and let another epoch use the windows."""
+        with self._changed:
+            was_closed, self._is_closed = self._is_closed, True
+            self._changed.notify_all()
+        if was_closed:
+            return
+        for window in self._windows:
+            window.leave()
+        self._pool.close()
+        self._samples.clear()
+        for window in self._windows:
+            if not window.is_broken:
+                window.leave(False)
+            window.lock.release()
+
+
+@functools.cache
+def _side_stream(index: int) -> torch.cuda.Stream:
+    """Return the stream on which all epochs sample ahead: the allocator keeps memory for each stream."""
+    return torch.cuda.Stream(index)

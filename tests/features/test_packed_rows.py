@@ -1,0 +1,205 @@
+"""Tables rewritten in another order are read by the same ids."""
+
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_direct import CSRTopo, DeviceConfig, Feature, pack_rows, save_rows
+from pyg_direct.cli.app import app
+from pyg_direct.errors import ArgumentError, FileError, PygDirectError
+from pyg_direct.features import packed_rows
+from pyg_direct.features.row_files import PACKED
+from tests.features.contract import DTYPES, bytes_of, make_rows
+
+ORDER = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+IDS = [5, 0, 39, 5, 5, 17, 38, 1, 0]
+CACHES = [{}, {"host_cache_size": "30%"}, {"device_cache_size": "20%"}, {"host_cache_size": "100%"}]
+
+
+@pytest.fixture
+def table(tmp_path):
+    rows = make_rows()
+    return rows, save_rows(tmp_path / "rows.npy", rows)
+
+
+def read(feature, ids=IDS):
+    return bytes_of(feature[torch.tensor(ids, device=feature.device)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_packed_rows_of_any_dtype_are_read_by_id(tmp_path, device, dtype):
+    rows = make_rows(dtype=dtype)
+    path = pack_rows(save_rows(tmp_path / "rows.safetensors", rows), tmp_path / "packed.safetensors", ORDER)
+
+    assert torch.equal(read(Feature(device=device).from_file(path)), bytes_of(rows)[IDS])
+
+
+@pytest.mark.parametrize("caches", CACHES, ids=str)
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_caches_hold_the_rows_of_their_ids(tmp_path, table, device, caches, is_packed):
+    rows, path = table
+    if is_packed:
+        file, options = pack_rows(path, tmp_path / "packed.safetensors", ORDER), {}
+    else:
+        file, options = save_rows(tmp_path / "moved.npy", rows[ORDER]), {"order": ORDER}
+    hotness = torch.arange(40)
+    feature = Feature(device=device, hotness=hotness, **caches).from_file(file, **options)
+
+    assert torch.equal(read(feature), bytes_of(rows)[IDS])
+    if "host_cache_size" in caches and feature.placement == "mmap":
+        # The hottest ids, wherever their rows lie.
+        assert sorted(feature.find_missing(torch.arange(40)).tolist()) == sorted(
+            packed_rows.invert(ORDER)[:28].tolist())  # fmt: skip
+
+
+def test_the_ranking_of_a_graph_is_by_id(tmp_path, table):
+    rows, path = table
+    topo = CSRTopo(torch.tensor([[7] * 9, list(range(9))]), num_nodes=40)
+    packed = pack_rows(path, tmp_path / "packed.safetensors", ORDER)
+    feature = Feature(device="cpu", host_cache_size="20B", csr_topo=topo).from_file(packed)
+
+    assert feature.find_missing(torch.tensor([7])).tolist() == []
+    assert torch.equal(read(feature), bytes_of(rows)[IDS])
+
+
+def test_other_readers_know_packed_files(tmp_path, table):
+    rows, path = table
+    packed = pack_rows(path, tmp_path / "packed.safetensors", ORDER)
+    feature, names = Feature(device="cpu").from_file(packed), torch.randperm(40)
+
+    assert torch.equal(bytes_of(feature.read_mmap(torch.tensor(IDS))), bytes_of(rows)[IDS])
+    feature.set_local_order(names)
+    assert torch.equal(read(feature, names.tolist()), bytes_of(rows))
+    parts = Feature(device="cpu").from_mmap(None, DeviceConfig([packed], torch.empty(0, 5)))
+    assert torch.equal(read(parts), bytes_of(rows)[IDS])
+    with pytest.raises(ArgumentError, match="path must name a table in the order of ids"):
+        Feature(device="cpu").from_cpu_tensor(rows).set_mmap_file(packed, torch.arange(40))
+
+
+def test_a_packed_file_is_packed_again(tmp_path, table):
+    rows, path = table
+    once = pack_rows(path, tmp_path / "once.safetensors", ORDER)
+    twice = pack_rows(once, tmp_path / "twice.safetensors", torch.arange(40))
+
+    assert torch.equal(read(Feature(device="cpu").from_file(twice)), bytes_of(rows)[IDS])
+    assert torch.equal(bytes_of(packed_rows.RowFile(twice, name="rows").rows), bytes_of(rows))
+
+
+FAULTS = {"interrupt": (KeyboardInterrupt, "stop"),
+          "full": (FileError, "the disk is full .* the same call continues")}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_interrupted_call_continues(tmp_path, table, monkeypatch, fault):
+    rows, path = table
+    target, real, moved = tmp_path / "packed.safetensors", packed_rows.RangeReader.read, []
+
+    def read_some(reader, own, *args):
+        if len(moved) == 3:
+            raise KeyboardInterrupt("stop") if fault == "interrupt" else OSError(errno.ENOSPC, "no room")
+        moved.append(len(own))
+        return real(reader, own, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_rows.RangeReader, "read", read_some)
+        with pytest.raises(FAULTS[fault][0], match=FAULTS[fault][1]):
+            pack_rows(path, target, ORDER, memory="140B")
+    assert not target.exists()
+    assert json.loads((tmp_path / "packed.safetensors.partial.json").read_text())["done"] == 21
+    read_again = []
+
+    def read_on(reader, own, *args):
+        read_again.append(len(own))
+        return real(reader, own, *args)
+
+    monkeypatch.setattr(packed_rows.RangeReader, "read", read_on)
+    pack_rows(path, target, ORDER, memory="140B")
+
+    assert sum(read_again) == 19
+    assert torch.equal(read(Feature(device="cpu").from_file(target)), bytes_of(rows)[IDS])
+    assert sorted(os.listdir(tmp_path)) == ["packed.safetensors", "rows.npy"]
+
+
+@pytest.mark.parametrize("change", ["order", "source"])
+def test_other_arguments_begin_anew(tmp_path, table, monkeypatch, change):
+    rows, path = table
+    target, real = tmp_path / "packed.safetensors", packed_rows.write_whole
+
+    def stop(journal, text):
+        real(journal, text)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_rows, "write_whole", stop)
+        with pytest.raises(KeyboardInterrupt):
+            pack_rows(path, target, ORDER, memory="140B")
+    order = ORDER.flip(0) if change == "order" else ORDER
+    if change == "source":
+        rows = rows.flip(0)
+        save_rows(path, rows)
+
+    pack_rows(path, target, order, memory="140B")
+    assert torch.equal(read(Feature(device="cpu").from_file(target)), bytes_of(rows)[IDS])
+
+
+def test_a_source_that_changes_is_not_published(tmp_path, table, monkeypatch):
+    _, path = table
+    real = packed_rows.write_whole
+    monkeypatch.setattr(packed_rows, "write_whole", lambda *args: (real(*args), os.utime(path, ns=(0, 0))))
+
+    with pytest.raises(FileError, match="changed while it was read"):
+        pack_rows(path, tmp_path / "packed.safetensors", ORDER)
+    assert not (tmp_path / "packed.safetensors").exists()
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"target": "packed.npy"}, "target must end in .safetensors"),
+    ({"order": ORDER[:39]}, "order must hold each of 0 to 39 once"),
+    ({"order": torch.zeros(40, dtype=torch.int64)}, "order must hold each of 0 to 39 once, got 40 ids, 1 of them"),
+    ({"order": torch.arange(40) + 1}, "order must lie in"),
+    ({"memory": "lots"}, "memory must look like"),
+])  # fmt: skip
+def test_other_arguments_are_refused(tmp_path, table, options, words):
+    given = {"target": "packed.safetensors", "order": ORDER, **options}
+    with pytest.raises(PygDirectError, match=words):
+        pack_rows(table[1], tmp_path / given.pop("target"), **given)
+
+
+def test_a_damaged_packed_file_is_refused(tmp_path, table):
+    path = pack_rows(table[1], tmp_path / "packed.safetensors", ORDER)
+    os.truncate(path, path.stat().st_size - 8)
+
+    with pytest.raises(FileError, match="must hold the id of each of its 40 packed rows"):
+        Feature(device="cpu").from_file(path)
+
+
+@pytest.mark.parametrize("options", [("--order", "order"), ("--hotness", "hotness"), ("--edges", "edges"),
+                                     ("--edges", "edges", "--parts", "parts")], ids=str)  # fmt: skip
+def test_the_command_packs(tmp_path, table, capsys, options):
+    rows, path = table
+    scores = torch.arange(40).flip(0)
+    arrays = {"order": ORDER, "hotness": scores, "parts": torch.arange(40) % 3,
+              "edges": torch.tensor([[3, 3, 7], [0, 1, 2]])}  # fmt: skip
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array.numpy())
+    words = [str(tmp_path / f"{word}.npy") if word in arrays else word for word in options]
+    target = tmp_path / "packed.safetensors"
+
+    app(["pack", str(path), str(target), *words, "--json"], standalone_mode=False)
+
+    assert json.loads(capsys.readouterr().out) == {"file": str(target), "num_rows": 40}
+    feature = Feature(device="cpu").from_file(target)
+    assert torch.equal(read(feature), bytes_of(rows)[IDS])
+    first = {"order": ORDER[0], "hotness": 0, "edges": 3, "parts": 3}[options[-1]]
+    assert packed_rows.RowFile(target).order[0] == first
+    assert PACKED.encode() in target.read_bytes()[:4096]
+
+
+@pytest.mark.parametrize("words", [[], ["--order", "a.npy", "--hotness", "b.npy"], ["--order", "missing.npy"]])
+def test_the_command_names_options_that_do_not_fit(tmp_path, table, words):
+    with pytest.raises(Exception, match="--order"):
+        app(["pack", str(table[1]), str(tmp_path / "packed.safetensors"), *words], standalone_mode=False)

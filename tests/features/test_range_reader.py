@@ -1,0 +1,186 @@
+"""Rows of a file by large requests."""
+
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_direct import save_rows
+from pyg_direct.errors import FileError
+from pyg_direct.features import range_reader
+from pyg_direct.features.range_reader import RangeReader, find_whole_rows, measure_disk, split_requests
+from pyg_direct.features.row_files import RowFile
+
+PAGE = range_reader.PAGE
+
+
+@pytest.fixture(params=["buffered", "direct"])
+def reader_of(tmp_path, request, monkeypatch):
+    # Rows that were just written are cached; direct reads are made of others.
+    monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: False)
+
+    def make(rows, name="rows.npy"):
+        return RangeReader(RowFile(save_rows(tmp_path / name, rows)), keeps_all=request.param == "direct")
+
+    return make
+
+
+def make_rows(count, width):
+    return torch.randint(256, (count, width), dtype=torch.uint8)
+
+
+def read(reader, rows, ids):
+    out = np.zeros((len(ids), rows.shape[1]), np.uint8)
+    slots = np.random.default_rng(0).permutation(len(ids))
+    assert reader.read(ids, slots, out)
+    return out[slots]
+
+
+@pytest.mark.parametrize(("count", "width"), [(1, 3), (700, 1), (5000, 37), (3000, 512), (40, 9000), (2, 3 << 20)])
+@pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
+def test_rows_come_as_they_lie_in_the_file(reader_of, count, width, share):
+    rows = make_rows(count, width)
+    reader = reader_of(rows)
+    ids = np.flatnonzero(np.random.default_rng(1).random(count) < share)
+
+    assert np.array_equal(read(reader, rows, ids), rows.numpy()[ids])
+
+
+def test_each_page_is_read_once(reader_of):
+    rows = make_rows(20_000, 400)
+    reader, ids = reader_of(rows), np.arange(0, 20_000, 7)
+
+    read(reader, rows, ids)
+
+    offset = reader.file.layout.offset
+    touched = {page for row in ids for page in ((offset + row * 400) // PAGE, (offset + row * 400 + 399) // PAGE)}
+    # Requests of limited length may share a page.
+    assert len(touched) <= reader.num_pages <= len(touched) + reader.num_requests
+    assert reader.num_again <= reader.num_requests
+    read(reader, rows, ids)
+    assert reader.num_again >= len(touched)
+
+
+def test_requests_end_at_wide_gaps_and_at_a_length():
+    rows = np.array([0, 1, 7, 8, 100, 101, 102])
+
+    # Rows of a page each: gaps of up to 4 pages are read along.
+    assert split_requests(rows, 0, PAGE).tolist() == [0, 2, 4, 7]
+    assert np.diff(split_requests(np.arange(1000), 0, PAGE)).tolist() == [256, 256, 256, 232]
+    assert split_requests(rows[:0], 0, PAGE).tolist() == [0]
+
+
+def test_whole_rows_of_requests_cover_the_rows_once():
+    layout = range_reader.Layout(128, torch.uint8, (3000, 300))
+    rows = np.flatnonzero(np.random.default_rng(0).random(3000) < 0.01)
+
+    first, end = find_whole_rows(rows, layout, 300)
+
+    covered = np.concatenate([np.arange(*pair) for pair in zip(first, end, strict=True)])
+    assert np.isin(rows, covered).all()
+    assert len(np.unique(covered)) == len(covered)
+    assert covered.min() >= 0
+    assert covered.max() < 3000
+
+
+@pytest.mark.parametrize("change", ["touched", "cut short", "replaced", "taken away"])
+def test_a_file_that_changed_is_not_read(reader_of, change):
+    rows = make_rows(100, 50)
+    reader = reader_of(rows)
+    path = reader.file.path
+    if change == "touched":
+        os.utime(path, ns=(0, 0))
+    elif change == "cut short":
+        os.truncate(path, 300)
+    elif change == "replaced":
+        save_rows(path, rows)
+    else:
+        path.unlink()
+
+    with pytest.raises(FileError, match="taken away" if change == "taken away" else "changed while it was read"):
+        read(reader, rows, np.arange(100))
+
+
+def test_a_file_that_changes_during_a_read_is_an_error(reader_of, monkeypatch):
+    rows = make_rows(100, 50)
+    reader = reader_of(rows)
+    real = range_reader.read_file_ranges_cpu
+
+    def change(*args):
+        os.utime(reader.file.path, ns=(0, 0))
+        return real(*args)
+
+    monkeypatch.setattr(range_reader, "read_file_ranges_cpu", change)
+    with pytest.raises(FileError, match="changed while it was read"):
+        read(reader, rows, np.arange(100))
+
+
+def test_a_disk_that_fails_is_named_with_the_byte(reader_of, monkeypatch):
+    rows = make_rows(100, 5000)
+    reader = reader_of(rows)
+    monkeypatch.setattr(range_reader, "read_file_ranges_cpu", lambda *args: 0)
+
+    def fail(*args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    begin = (reader.file.layout.offset + 50 * 5000) // PAGE * PAGE
+    with pytest.raises(FileError, match=f"rows.npy could not be read at byte {begin}: Input/output error"):
+        read(reader, rows, np.arange(50, 100))
+
+
+def test_requests_that_come_in_pieces_are_read_to_their_end(reader_of, monkeypatch):
+    rows = make_rows(300, 100)
+    reader, ids, preadv = reader_of(rows), np.arange(0, 300, 3), os.preadv
+    monkeypatch.setattr(range_reader, "read_file_ranges_cpu", lambda *args: 0)
+    monkeypatch.setattr(os, "preadv", lambda handle, targets, *place: preadv(handle, [targets[0][:700]], *place))
+
+    assert np.array_equal(read(reader, rows, ids), rows.numpy()[ids])
+
+
+def test_a_disk_that_hangs_is_named_with_the_byte_after_a_timeout(reader_of, monkeypatch):
+    rows, go_on = make_rows(100, 5000), threading.Event()
+    reader = reader_of(rows)
+
+    def hang(handle, offset, rows, slots, bounds, staging, out, seen, progress):
+        progress[0] = 123 * PAGE
+        go_on.wait()
+        return 0
+
+    monkeypatch.setattr(range_reader, "read_file_ranges_cpu", hang)
+    monkeypatch.setattr(range_reader, "_LEAVE", 0.1)
+    monkeypatch.setenv("PYG_DIRECT_DISK_TIMEOUT", "0.3")
+    try:
+        with pytest.raises(FileError, match=rf"rows.npy gave no bytes for 0.3 seconds, at byte {123 * PAGE}: check"):
+            read(reader, rows, np.arange(100))
+        assert reader.is_broken
+    finally:
+        go_on.set()
+
+
+def test_a_read_can_be_left(reader_of, monkeypatch):
+    rows = make_rows(5000, 5000)
+    reader, real = reader_of(rows), range_reader.read_file_ranges_cpu
+    monkeypatch.setattr(range_reader, "_MOST_OF_TASK", 1)
+
+    def leave(*args):
+        reader.leave()
+        return real(*args)
+
+    monkeypatch.setattr(range_reader, "read_file_ranges_cpu", leave)
+    # Rows far from each other: a request for each.
+    ids = np.arange(0, 5000, 50)
+
+    assert not reader.read(ids, np.arange(100), np.zeros((100, 5000), np.uint8))
+    assert not reader.is_broken
+    assert reader.num_requests < 100
+
+
+def test_the_rates_of_a_disk_are_measured(reader_of):
+    in_order, at_random = measure_disk(reader_of(make_rows(3000, 1000)).file)
+
+    assert in_order > 0
+    assert at_random > 0

@@ -1,0 +1,181 @@
+"""Rows of planned batches in memory, over the tier of a file."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from pyg_direct import save_rows
+from pyg_direct.errors import FileError, IdError
+from pyg_direct.features.row_files import RowFile
+from pyg_direct.features.tiers.choice import open_file
+from pyg_direct.features.tiers.window import RowWindow, can_plan, find_window, serving
+from tests.features.contract import DTYPES, bytes_of, make_rows
+
+ROW_BYTES = 20
+
+
+@pytest.fixture
+def window_of(tmp_path, device):
+    def make(rows, most=None):
+        tier = open_file(RowFile(save_rows(tmp_path / "rows.safetensors", rows)), device)
+        return RowWindow(tier, rows.numel() * rows.element_size() if most is None else most * ROW_BYTES)
+
+    return make
+
+
+def plan(window, number, ids, released=-1):
+    fits = window.claim(number, np.asarray(ids))
+    window.read_ahead(number, released)
+    return fits
+
+
+def take(window, number, ids):
+    ids = torch.as_tensor(ids).to(window.device)
+    with serving({id(window.source): window}, number):
+        rows = find_window(window.source).take(ids)
+        window.synchronize()
+    return rows
+
+
+def forbid_reads(window, monkeypatch):
+    def refuse(*args):
+        raise AssertionError("rows were read from the file")
+
+    monkeypatch.setattr(type(window.source), "_read", refuse)
+    monkeypatch.setattr(type(window.source), "place", refuse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_planned_rows_of_any_dtype_come_bit_for_bit(window_of, dtype, monkeypatch):
+    rows, ids = make_rows(dtype=dtype), [5, 0, 39, 5, 17, 38, 1, 0]
+    window = window_of(rows)
+    plan(window, 0, ids)
+    forbid_reads(window, monkeypatch)
+
+    assert torch.equal(bytes_of(take(window, 0, ids)), bytes_of(rows)[ids])
+
+
+@pytest.mark.parametrize("row", [(), (7,), (2, 3, 5)], ids=str)
+def test_planned_rows_of_any_shape_come_bit_for_bit(window_of, row):
+    rows, ids = make_rows(row=row), [5, 0, 39, 5]
+    window = window_of(rows)
+    plan(window, 0, ids)
+
+    assert torch.equal(bytes_of(take(window, 0, ids)), bytes_of(rows)[ids])
+
+
+def test_rows_that_were_not_planned_come_from_the_file(window_of):
+    rows = make_rows(400)
+    window = window_of(rows, most=20)
+    plan(window, 0, [7, 3, 300])
+
+    assert torch.equal(bytes_of(take(window, 0, [300, 150, 7, 399])), bytes_of(rows)[[300, 150, 7, 399]])
+    assert window.tell(measures_disk=False).num_rows == 3 + 2
+
+
+def test_places_are_written_in_any_order(window_of):
+    rows, ids, positions = make_rows(), torch.tensor([7, 3, 39, 0]), torch.tensor([5, 1, 0, 8])
+    window = window_of(rows)
+    plan(window, 0, [7, 39, 0])
+    out = torch.zeros(9, 5, device=window.device)
+
+    with serving({id(window.source): window}, 0):
+        window.place(ids.to(window.device), out, positions.to(window.device))
+
+    expected = torch.zeros(9, 5)
+    expected[positions] = rows[ids]
+    assert torch.equal(bytes_of(out), bytes_of(expected))
+
+
+def test_rows_of_windows_that_are_not_released_stay(window_of, monkeypatch):
+    rows, generator = make_rows(5000), np.random.default_rng(0)
+    window, ids = window_of(rows, most=400), [generator.choice(5000, 200, replace=False) for _ in range(9)]
+
+    plan(window, 0, ids[0])
+    for number in range(1, 9):
+        assert plan(window, number, ids[number], released=number - 2)
+        with monkeypatch.context() as patch:
+            forbid_reads(window, patch)
+            for known in (number - 1, number):
+                assert torch.equal(bytes_of(take(window, known, ids[known])), bytes_of(rows)[ids[known]])
+
+
+def test_rows_that_the_next_window_reads_again_are_kept(window_of):
+    window = window_of(make_rows(5000), most=400)
+    first, second = np.arange(0, 4000, 20), np.arange(2000, 5000, 15)
+    plan(window, 0, first)
+    plan(window, 1, second)
+
+    assert window.tell(measures_disk=False).num_rows == len(np.union1d(first, second))
+
+
+def test_rows_in_pages_that_are_read_stay_where_memory_has_room(window_of):
+    rows = make_rows(5000)
+    window = window_of(rows)
+    # A page has 204 rows.
+    plan(window, 0, np.arange(0, 5000, 100))
+    pages = window.tell(measures_disk=False).num_pages
+    plan(window, 1, np.arange(5000))
+
+    # Rows over the ends of requests were not whole.
+    assert window.tell(measures_disk=False).num_pages <= pages + 2
+    assert torch.equal(bytes_of(take(window, 1, np.arange(5000))), bytes_of(rows))
+
+
+def test_a_full_window_refuses_a_batch_and_holds_the_bytes_it_may(window_of):
+    window = window_of(make_rows(5000), most=400)
+
+    assert window.claim(0, np.arange(150))
+    assert window.claim(0, np.arange(100, 200))
+    assert not window.claim(0, np.arange(201, 203))
+    # The first batch of a window gets what fits.
+    assert window.claim(1, np.arange(1000))
+    window.read_ahead(1, 0)
+    assert window.num_bytes <= 400 * ROW_BYTES + 5000 * 8 + 400 * 8
+
+
+def test_ids_out_of_range_are_refused_when_rows_are_taken(window_of):
+    window = window_of(make_rows())
+    plan(window, 0, [-1, 3, 40])
+
+    with pytest.raises(IdError, match=r"must lie in \[0, 40\)"):
+        take(window, 0, [3, 40])
+
+
+@pytest.mark.parametrize("change", ["touched", "cut short", "taken away"])
+def test_rows_of_a_file_that_changed_since_they_were_read_are_refused(window_of, change):
+    window = window_of(make_rows())
+    plan(window, 0, [1, 2])
+    path = window.file.path
+    if change == "touched":
+        os.utime(path, ns=(0, 0))
+    elif change == "cut short":
+        os.truncate(path, 10)
+    else:
+        path.unlink()
+
+    with pytest.raises(FileError, match="taken away" if change == "taken away" else "changed while it was read"):
+        take(window, 0, [1, 2])
+
+
+def test_only_threads_that_are_served_read_the_window(window_of):
+    window = window_of(make_rows())
+
+    assert find_window(window.source) is window.source
+    assert can_plan(window.source)
+
+
+def test_reads_are_reported_beside_the_disk(window_of):
+    window = window_of(make_rows(400))
+    plan(window, 0, np.arange(400))
+    window.claim(1, np.arange(50))
+
+    found = window.tell()
+
+    assert (found.num_asked, found.num_rows, found.num_saved, found.num_again) == (450, 400, 50, 0)
+    assert found.disk_rate > 0
+    assert found.to_dict()["num_pages"] == found.num_pages > 0
+    assert "400 rows read for 450 that batches asked for, 11% saved" in str(found)
+    assert "beside the disk's" in str(found)

@@ -1,0 +1,285 @@
+"""Rows in files, read once for many batches that are sampled ahead."""
+
+import os
+import threading
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from pyg_direct import Feature, FeatureStore, LinkNeighborLoader, NeighborLoader, save_rows
+from pyg_direct.errors import ArgumentError, FileError, LoaderWarning
+from pyg_direct.features import range_reader
+from pyg_direct.features.row_files import RowFile
+from tests.hetero_data import make_hetero
+
+NODES = 3000
+
+
+def make_graph():
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(NODES, (2, 20_000), generator=generator)
+    return edges, torch.randn(NODES, 37, generator=generator)
+
+
+EDGES, X = make_graph()
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    # Files that were just written are cached.
+    monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: False)
+    return save_rows(tmp_path / "x.npy", X)
+
+
+def open_store(path, device, kind=None):
+    store = FeatureStore(device=device)
+    store[kind, "x", None] = Feature(device=device, host_cache_size="10%").from_file(path)
+    store[kind, "y", None] = torch.arange(NODES)
+    return store
+
+
+def open_loader(path, device, ahead, kind=NeighborLoader, **options):
+    store = options.pop("store", None) or open_store(path, device, None if kind is NeighborLoader else "n")
+    graph, seeds = Data(edge_index=EDGES, num_nodes=NODES), {"input_nodes": torch.arange(0, NODES, 4)}
+    if kind is LinkNeighborLoader:
+        relation = ("n", "to", "n")
+        graph = HeteroData({"n": {"num_nodes": NODES}, relation: {"edge_index": EDGES}})
+        seeds = {"edge_label_index": (relation, EDGES[:, :700]), "neg_sampling": "binary"}
+    return kind((store, graph), [5, 3], device=device, ahead=ahead,
+                **{"batch_size": 32, "shuffle": True, "seed": 3, **seeds, **options})  # fmt: skip
+
+
+def look(batches):
+    """All tensors of batches."""
+    return [[{key: value.cpu().numpy().tobytes() for key, value in part.items() if isinstance(value, torch.Tensor)}
+             for part in batch.stores] for batch in batches]  # fmt: skip
+
+
+def reads_of(loader):
+    return loader.tell().disk
+
+
+@pytest.mark.parametrize("kind", [NeighborLoader, LinkNeighborLoader])
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("ahead", [None, 1, 5, 1000, "60K", "300K"])
+def test_batches_equal_those_without_foresight(path, device, kind, prefetch, ahead):
+    expected, loader = open_loader(path, device, 0, kind), open_loader(path, device, ahead, kind, prefetch=prefetch)
+
+    for _ in range(2):
+        assert look(loader) == look(expected)
+    (reads,) = reads_of(loader)
+    assert reads.num_rows < reads.num_asked
+    assert not reads_of(expected)
+
+
+@pytest.mark.parametrize(("ahead", "is_planned"), [(None, False), (4, True)])
+def test_a_cached_file_is_planned_only_where_batches_are_given(path, device, monkeypatch, ahead, is_planned):
+    loader = open_loader(path, device, ahead)
+    monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: True)
+
+    assert look(loader) == look(open_loader(path, device, 0))
+    assert bool(reads_of(loader)) == is_planned
+
+
+def test_each_page_of_a_table_that_fits_is_read_once(path, device):
+    loader = open_loader(path, device, 4)
+
+    for _ in range(3):
+        look(loader)
+    (reads,) = reads_of(loader)
+    pages = -(-path.stat().st_size // reads.page_bytes)
+    assert reads.num_again <= 2
+    assert reads.num_pages <= pages + 2
+
+
+def test_memory_of_a_window_is_bounded(path, device):
+    loader = open_loader(path, device, "60K")
+    look(loader)
+
+    ((_, window),) = loader._row_windows
+    assert window.num_bytes <= 60 * 1024 + 16 * NODES
+
+
+@pytest.mark.parametrize("options", [{"transform": lambda batch: batch}, {"replace": True}, {"disjoint": True},
+                                     {"subgraph_type": "induced"}, {"drop_last": True}], ids=str)  # fmt: skip
+def test_other_options_keep_their_batches(path, device, options):
+    assert look(open_loader(path, device, 5, **options)) == look(open_loader(path, device, 0, **options))
+
+
+def test_nodes_that_a_transform_adds_are_read_too(path, device):
+    def add(out):
+        out.node = torch.cat([out.node, out.node.new_tensor([17, 2999])])
+        return out
+
+    options = {"transform_sampler_output": add}
+    assert look(open_loader(path, device, 5, **options)) == look(open_loader(path, device, 0, **options))
+
+
+def test_named_rows_are_read_ahead(path, device):
+    order = torch.randperm(NODES, generator=torch.Generator().manual_seed(1))
+
+    def load(ahead):
+        store = open_store(path, device)
+        store._features[None, "x"].set_local_order(order)
+        return open_loader(path, device, ahead, store=store)
+
+    planned = load(5)
+    assert look(planned) == look(load(0))
+    assert reads_of(planned)[0].num_rows < reads_of(planned)[0].num_asked
+
+
+def test_types_have_windows_of_their_own(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: False)
+    data = make_hetero()
+    files = {kind: save_rows(tmp_path / f"{kind}.npy", torch.arange(data[kind].num_nodes * 5.0).view(-1, 5))
+             for kind in data.node_types}  # fmt: skip
+
+    def load(ahead):
+        store = FeatureStore(device=device)
+        for kind, file in files.items():
+            store[kind, "x", None] = Feature(device=device).from_file(file)
+        graph = type(data)({name: {"edge_index": data[name].edge_index} for name in data.edge_types})
+        for kind in data.node_types:
+            graph[kind].num_nodes = data[kind].num_nodes
+        return NeighborLoader((store, graph), [4, 3], "paper", batch_size=7, seed=1, device=device, ahead=ahead)
+
+    planned = load(3)
+    for batch, expected in zip(planned, load(0), strict=True):
+        for kind in data.node_types:
+            assert torch.equal(batch[kind].n_id, expected[kind].n_id)
+            assert torch.equal(batch[kind].x, expected[kind].x)
+    assert len(reads_of(planned)) == len(data.node_types)
+
+
+def test_an_epoch_is_resumed_inside_a_window(path, device):
+    whole = look(open_loader(path, device, 0))
+    loader = open_loader(path, device, 5)
+    batches = iter(loader)
+    begun = [next(batches) for _ in range(8)]
+    state = loader.state_dict()
+    batches.close()
+    resumed = open_loader(path, device, 7)
+    resumed.load_state_dict(state)
+
+    assert look(begun) + look(resumed) == whole
+
+
+def test_an_epoch_that_is_left_early_leaves_the_next_one_whole(path, device):
+    loader, expected = open_loader(path, device, 5), open_loader(path, device, 0)
+    look(expected)
+    batches = iter(loader)
+    next(batches)
+    batches.close()
+
+    assert look(loader) == look(expected)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pyg_direct_ahead")]
+
+
+def test_several_loaders_read_one_file(path, device):
+    expected, loaders = look(open_loader(path, device, 0)), [open_loader(path, device, ahead) for ahead in (3, 5)]
+
+    pairs = [*zip(*loaders, strict=True)]
+
+    assert [look([batch for batch, _ in pairs]), look([batch for _, batch in pairs])] == [expected, expected]
+
+
+def test_two_iterators_of_a_loader_do_not_share_a_window(path, device):
+    loader = open_loader(path, device, 3)
+    first, second = iter(loader), iter(loader)
+    pairs = [*zip(first, second, strict=True)]
+
+    expected = open_loader(path, device, 0)
+    assert look([batch for batch, _ in pairs]) == look(expected)
+    assert look([batch for _, batch in pairs]) == look(expected)
+
+
+@pytest.mark.parametrize("change", ["touched", "cut short", "replaced", "taken away"])
+def test_a_file_that_changes_while_batches_are_planned_is_an_error(path, device, change):
+    batches = iter(open_loader(path, device, 4))
+    next(batches)
+    if change == "touched":
+        os.utime(path, ns=(0, 0))
+    elif change == "cut short":
+        os.truncate(path, 1000)
+    elif change == "replaced":
+        save_rows(path, X + 1)
+    else:
+        path.unlink()
+
+    with pytest.raises(FileError, match="taken away" if change == "taken away" else "changed while it was read"):
+        look(batches)
+
+
+def test_a_disk_that_hangs_is_an_error_of_the_batch(path, device, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(range_reader, "read_file_ranges_cpu", lambda *args: go_on.wait() and 0)
+    monkeypatch.setattr(range_reader, "_LEAVE", 0.1)
+    monkeypatch.setenv("PYG_DIRECT_DISK_TIMEOUT", "0.3")
+    try:
+        with pytest.raises(FileError, match=r"x\.npy gave no bytes for 0\.3 seconds, at byte 0"):
+            next(iter(open_loader(path, device, 4)))
+    finally:
+        go_on.set()
+
+
+def test_an_error_of_a_batch_comes_at_its_turn(path, device):
+    loader = open_loader(path, device, 4, input_nodes=torch.arange(200), shuffle=False)
+    submit, number = loader._submit, []
+
+    def fail(*args):
+        number.append(0)
+        if len(number) == 4:
+            raise RuntimeError("the fourth batch")
+        return submit(*args)
+
+    loader._submit = fail
+    batches = iter(loader)
+    assert [next(batches).batch_size for _ in range(3)] == [32] * 3
+    with pytest.raises(RuntimeError, match="the fourth batch"):
+        next(batches)
+
+
+def test_rows_written_in_an_epoch_are_in_its_next_batch(path, device):
+    store = open_store(path, device)
+    loader = open_loader(path, device, 4, store=store, prefetch=1)
+    batches = iter(loader)
+    next(batches)
+    store._features[None, "y"].update_(torch.arange(NODES), torch.arange(NODES) + 5)
+
+    with pytest.warns(LoaderWarning, match="rows of data were written"):
+        rest = [*batches]
+    assert len(rest) == len(loader) - 1
+    assert all(torch.equal(batch.y, batch.n_id + 5) for batch in rest)
+    assert all(torch.equal(batch.x.cpu(), X[batch.n_id.cpu()]) for batch in rest)
+
+
+def test_a_loader_reports_what_foresight_saved(path, device, capsys):
+    loader = open_loader(path, device, 4)
+    look(loader)
+
+    report = loader.report()
+
+    assert "saved" in capsys.readouterr().out
+    assert "beside the disk's" in str(report)
+    assert report.to_tree()["disk"][0]["path"] == str(path)
+
+
+@pytest.mark.parametrize(("value", "words"), [(-1, "ahead must be a number"), (True, "ahead must be a number"),
+                                              (1.5, "ahead must be a number"),
+                                              ("lots", "ahead must look like")])  # fmt: skip
+def test_other_values_are_refused(path, device, value, words):
+    with pytest.raises(ArgumentError, match=words):
+        open_loader(path, device, value)
+
+
+def test_foresight_and_groups_exclude_each_other(path, device):
+    with pytest.raises(ArgumentError, match="super_batch must be None or 1 with ahead=3"):
+        open_loader(path, device, 3, super_batch=4)
+
+
+def test_a_number_that_has_no_use_is_told(path, device):
+    loader = NeighborLoader(Data(x=X, edge_index=EDGES), [2], torch.arange(9), device=device, ahead=3)
+
+    with pytest.warns(LoaderWarning, match="ahead=3: not used, as it needs rows in a file"):
+        next(iter(loader))
