@@ -17,10 +17,8 @@ from pyg_direct.progress import announce
 
 # Loaders and samplers without a counterpart of ours, by module within PyG; some PyG versions lack some of them.
 LEFT = {
-    "loader": ("TemporalDataLoader",),
     "loader.ibmb_loader": ("IBMBBatchLoader", "IBMBNodeLoader"),
     "sampler": ("BidirectionalNeighborSampler",),
-    "nn.models.tgn": ("LastNeighborLoader",),
 }
 _NONE_OF_OURS = "there is none of ours"
 _made: Counter[str] = Counter()
