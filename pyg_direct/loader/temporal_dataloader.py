@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from torch_geometric.data import TemporalData
 from torch_geometric.loader import TemporalDataLoader as PygTemporalDataLoader
 from typing_extensions import Unpack
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
 from pyg_direct.loader.arguments import settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, is_said_anew, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
@@ -45,8 +44,8 @@ class TemporalDataLoader(EpochLoader, PygTemporalDataLoader):  # type: ignore[mi
         batch_size: Events per batch.
         neg_sampling_ratio: Negative destinations per event, drawn between the lowest and the highest `dst`.
         device: Device of the batches; None is the current GPU if there is one, otherwise the CPU.
-        placement: Memory of the events: `cuda`, or `unified` or `pinned` for host memory, from which batches are copied;
-            `auto` is GPU memory if it has room; `cpu` on a CPU.
+        placement: Memory of the events: `cuda`, or `unified` or `pinned` for host memory, from which batches are
+            copied; `auto` is GPU memory if it has room; `cpu` on a CPU.
         seed: Seed of the negatives; with it, batches are a function of seed, epoch and number, and can be prefetched.
         prefetch: Batches prepared ahead; None is 1 on a GPU, and 0 on a CPU.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `drop_last`; options of workers are absorbed.
@@ -81,8 +80,9 @@ class TemporalDataLoader(EpochLoader, PygTemporalDataLoader):  # type: ignore[mi
         ratio = _check_ratio(neg_sampling_ratio)
         if ratio > 0 and data.num_events == 0:
             raise ArgumentError("data must have events for neg_sampling_ratio > 0, got none")
-        options = settle_workers(type(self), {"shuffle": None, **kwargs}, self.device, may_start=False)
-        options.pop("shuffle")
+        options = settle_workers(type(self), kwargs, self.device, may_start=False)
+        if options.pop("shuffle", None):
+            warn_unused({"shuffle": True}, "events come in their order")
         with torch.device("cpu"):
             PygTemporalDataLoader.__init__(self, data, batch_size, ratio, **options)
         self.starts = torch.arange(len(self.dataset), device="cpu") * batch_size
@@ -96,10 +96,13 @@ class TemporalDataLoader(EpochLoader, PygTemporalDataLoader):  # type: ignore[mi
         placed = None
         if all(value.device == self.device for value in self._tensors()):
             placed = self.data
-        elif self.placement == "cuda" or (self.placement == "auto" and self.device.type == "cuda"
-                                          and self._count_bytes() <= budget_of(free_bytes(self.device.index))):  # fmt: skip
+        elif self.placement == "cuda" or (self.placement == "auto" and self._has_room()):
             placed = copy.copy(self.data).to(self.device)
         self._placed = values, placed
+
+    def _has_room(self) -> bool:
+        is_gpu = self.device.type == "cuda"
+        return is_gpu and self._count_bytes() <= budget_of(free_bytes(self.device.index))
 
     def _tensors(self) -> Iterator[Tensor]:
         return (value for value in self.data._store.values() if isinstance(value, Tensor))
@@ -114,7 +117,7 @@ class TemporalDataLoader(EpochLoader, PygTemporalDataLoader):  # type: ignore[mi
         return True
 
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> _Cut:
-        return _Cut(self._cut(int(seeds.nodes), None if self.seed is None else key.of_batch(number)))
+        return _Cut(self._cut(int(seeds.nodes[0]), None if self.seed is None else key.of_batch(number)))
 
     def _fetch(self, sample: Any, number: int, seeds: Seeds, shared: Mapping[str, SharedRows] = ALONE) -> Any:
         return sample.batch
@@ -154,7 +157,7 @@ class TemporalDataLoader(EpochLoader, PygTemporalDataLoader):  # type: ignore[mi
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip
         if is_said_anew(self, "__call__"):
-            return (self([int(seeds.nodes)]) for _, seeds in batches)
+            return (self([int(seeds.nodes[0])]) for _, seeds in batches)
         if self.prefetch and (self.seed is not None or self.neg_sampling_ratio == 0):
             return super()._work_here(key, batches, record)
         # Not ahead: draws of the model would come in another order than in PyG.
@@ -224,8 +227,8 @@ def _check_events(data: TemporalData) -> None:
     for name in ("src", "dst"):
         ends = data._store.get(name)
         if not isinstance(ends, Tensor) or ends.dim() != 1:
-            raise ArgumentTypeError(f"data.{name} must be a tensor of one dimension, got "
-                                    f"{tuple(ends.shape) if isinstance(ends, Tensor) else type(ends).__name__}")  # fmt: skip
+            found = tuple(ends.shape) if isinstance(ends, Tensor) else type(ends).__name__
+            raise ArgumentTypeError(f"data.{name} must be a tensor of one dimension, got {found}")
     if data.src.numel() != data.dst.numel():
         raise ArgumentError(f"data.dst must have an end for each of the {data.src.numel()} events of data.src, got "
                             f"{data.dst.numel()}")  # fmt: skip

@@ -30,9 +30,9 @@ from pyg_direct.loader.induced_loader import check_count
 from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import check_ids, check_integers, in_short
+from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.ops.temporal.last_messages import MessageLog
 from pyg_direct.ops.temporal.last_neighbors import LastNeighbors, check_events, insert_events, read_rows
-from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.progress import announce
 
 
@@ -170,12 +170,11 @@ class TGNMemory(SavedAsPyg, PygTGNMemory):  # type: ignore[misc]
         ArgumentError, ArgumentTypeError: named argument, rule and value.
 
     Example:
+        >>> from torch_geometric.nn.models.tgn import IdentityMessage, LastAggregator
         >>> memory = TGNMemory(4, 1, 2, 2, IdentityMessage(1, 2, 2), LastAggregator())
-        >>> event = torch.tensor([0]), torch.tensor([1]), torch.tensor([5]), torch.ones(1, 1)
-        >>> memory.update_state(*event)
-        >>> z, last_update = memory(torch.tensor([0, 1, 2]))
-        >>> z.shape, last_update.tolist()
-        (torch.Size([3, 2]), [5, 5, 0])
+        >>> memory.update_state(torch.tensor([0]), torch.tensor([1]), torch.tensor([5]), torch.ones(1, 1))
+        >>> memory(torch.tensor([0, 1, 2]))[1].tolist()  # times of the last updates
+        [5, 5, 0]
     """
 
     _BEYOND_PYG = frozenset({"_log"})
@@ -197,8 +196,8 @@ class TGNMemory(SavedAsPyg, PygTGNMemory):  # type: ignore[misc]
             `[n, memory_dim]`, and int64 `[n]`; in training 0 for a node without a waiting message, as in PyG.
 
         Raises:
-            ArgumentTypeError, IdError: named argument, rule and value; ids on a GPU are reported by the next
-                `update_state`.
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value; ids on a GPU are reported by the
+                next `update_state`.
         """
         n_id = check_ids("n_id", n_id, self.num_nodes).long().to(self.memory.device)
         if self._log is not None and n_id.is_cuda and not (self.training and self._takes_last(n_id)):
@@ -214,7 +213,7 @@ class TGNMemory(SavedAsPyg, PygTGNMemory):  # type: ignore[misc]
         Args:
             src, dst: Ends of the events, int64 or int32 `[B]`.
             t: Their times, integers `[B]`; they may go backwards.
-            raw_msg: Their messages, `[B, raw_msg_dim]`.
+            raw_msg: Their messages, of the memory's dtype, `[B, raw_msg_dim]`.
 
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -338,8 +337,10 @@ class TGNMemory(SavedAsPyg, PygTGNMemory):  # type: ignore[misc]
 
 @functools.cache
 def _takes_stand_in() -> bool:
-    """Check if PyG's `LastAggregator` gives a node without messages the message of number n - 1 among those of n nodes,
-    if there are as many: without torch-scatter, PyG takes n - 1 for the number that stands for none.
+    """Check if PyG's `LastAggregator` gives a node without messages another node's message.
+
+    Without torch-scatter, PyG takes n - 1 for the number that stands for none of the messages of n nodes. So it is the
+    message of that number, if there are as many.
     """
     three = torch.zeros(3, dtype=torch.int64, device="cpu")
     return bool(scatter_argmax(three, three, dim_size=2)[1] == 1)

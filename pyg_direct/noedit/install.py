@@ -175,7 +175,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     Options that ours does not support, and the program's own subclasses of PyG's classes, are left to PyG. The logger
     `pyg_direct` reports in one line that PyG's classes are replaced. It also names each class that is left to PyG,
     once, with the reason, when the program makes an object of it. This includes loaders and samplers without a
-    counterpart of ours, such as `IBMBNodeLoader`. A second call changes the arguments.
+    counterpart of ours, such as `BidirectionalNeighborSampler`. A second call changes the arguments.
 
     Args:
         device: Device that samples and holds the batches; None is the current GPU if there is one, otherwise the CPU;

@@ -61,6 +61,11 @@ def forget_left() -> None:
             kind.__init__ = own  # type: ignore[misc]
 
 
+def is_watched(kind: type) -> bool:
+    """Check if objects of a class are reported at their creation."""
+    return any(one in _WATCHED for one in kind.__mro__)
+
+
 def _watch(kind: Any) -> None:
     plain = kind.__init__
     _WATCHED[kind] = vars(kind).get("__init__")

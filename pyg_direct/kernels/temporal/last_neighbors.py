@@ -118,9 +118,12 @@ def mark_rows_gpu(n_id, num_nodes, size, neighbors, e_id, bits, counts, state):
             if slot == 0:
                 cuda.atomic.or_(bits, node >> 5, bit_of(node))
             if e_id[row + slot] >= 0:
-                # A bad id of an event that a GPU took, which is reported after this read.
-                if is_node(neighbors[row + slot], num_nodes):
-                    cuda.atomic.or_(bits, neighbors[row + slot] >> 5, bit_of(neighbors[row + slot]))
+                other = neighbors[row + slot]
+                if is_node(other, num_nodes):
+                    cuda.atomic.or_(bits, other >> 5, bit_of(other))
+                else:
+                    # Each read reports it, until the rows are reset.
+                    state[BAD_EVENT] = other
                 if slot + 1 == size or e_id[row + slot + 1] < 0:
                     counts[i] = slot + 1
             elif slot == 0:

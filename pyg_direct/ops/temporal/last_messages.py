@@ -44,7 +44,8 @@ class Chosen(NamedTuple):
     """The latest event of each of n nodes.
 
     Attributes:
-        nodes: The nodes, their own nodes in the events, which differ for stand-ins, and the other nodes, int64 `[3, n]`.
+        nodes: The nodes, their own nodes in the events, which differ for stand-ins, and the other nodes, int64
+            `[3, n]`.
         rows: Rows of the log, int64 `[n]`; -1 without events.
         elapsed: Times of the events since the last update of their own nodes, int64 `[n]`; 0 without events.
         t: Times of the nodes' latest events, int64 `[n]`; 0 without events.
@@ -133,7 +134,7 @@ class MessageLog:
         return self._count(n_id)[0] if runs_on_gpu(n_id) and n_id.numel() else n_id
 
     def _count(self, n_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Return checked nodes, and the running sums of the numbers of their events as sources, then as destinations."""
+        """Return checked nodes, and the running sums of the numbers of their events, as sources and as destinations."""
         nodes, counts = torch.empty_like(n_id), n_id.new_empty(2 * n_id.numel())
         bounds = self.as_src.begins, self.as_src.ends, self.as_dst.begins, self.as_dst.ends
         if runs_on_gpu(n_id):
@@ -149,8 +150,8 @@ class MessageLog:
         Args:
             n_id: int64 `[n]`, on the device of the log; see `check`.
             last_update: Times of the last updates of all nodes, int64 `[N]`.
-            stand_in: A node without events takes the event of this number among all events of the nodes, as sources,
-                then as destinations, if there are as many; -1 takes none.
+            stand_in: Number of an event among all events of the nodes, as sources, then as destinations. A node without
+                events takes this event, if there are as many; -1 takes none.
         """
         nodes, found = n_id.new_empty(3, n_id.numel()), n_id.new_empty(3, n_id.numel())
         if n_id.numel() == 0:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.kernels.temporal import last_neighbors as kernels
 from pyg_direct.kernels.local_ids.bitmap import rank_words_gpu, sum_words_gpu
+from pyg_direct.kernels.temporal import last_neighbors as kernels
 from pyg_direct.ops.argument_checks import check_ids, check_same_device
 from pyg_direct.ops.local_ids.relabel import num_words
 from pyg_direct.ops.run_kernel import full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
@@ -58,14 +58,13 @@ def check_events(num_nodes: int, src: Tensor, dst: Tensor) -> tuple[Tensor, Tens
 
 
 def insert_events(rows: LastNeighbors, src: Tensor, dst: Tensor, first_event: int) -> None:
-    """Add events to the rows of both ends, with numbers from `first_event` on, above all earlier ones; the last `size` of
-    a node stay.
+    """Add events to the rows of both ends; the last `size` events of a node stay.
 
     Args:
         rows: The latest neighbors; written in place.
         src, dst: Ends of the events, int64 or int32 `[B]`, on the device of the rows. An id outside [0, N) is refused
             on a CPU; a GPU skips it, and the next `read_rows` reports it.
-        first_event: Number of the first event.
+        first_event: Number of the first event, above the numbers of all earlier ones.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.

@@ -226,24 +226,40 @@ def test_all_names_are_said_when_asked(said):
     _, names = said.messages
     assert "loader.NeighborLoader" in names
     assert "loader.ClusterLoader" in names
-    assert "TemporalDataLoader" in names
+    assert "nn.TGNMemory" in names
+    assert "BidirectionalNeighborSampler" in names
 
 
 @pytest.mark.usefixtures("_installed")
 def test_loaders_that_have_none_of_ours_are_named_as_they_are_made(said):
-    plain = torch_geometric.loader.TemporalDataLoader.__init__
-    ends = torch.tensor([0, 1])
-    events = torch_geometric.data.TemporalData(src=ends, dst=ends, t=ends, msg=torch.zeros(2, 1))
+    kind = torch_geometric.sampler.BidirectionalNeighborSampler
+    plain = kind.__init__
 
-    class Mine(torch_geometric.loader.TemporalDataLoader):
+    class Mine(kind):
         pass
 
-    for kind in (torch_geometric.loader.TemporalDataLoader, torch_geometric.loader.TemporalDataLoader, Mine):
-        assert type(kind(events)) is kind
+    for made in (kind, kind, Mine):
+        assert type(made(make_data(), [2])) is made
 
-    assert said.messages == [f"{name} left to PyG: there is none of ours" for name in ("TemporalDataLoader", "Mine")]
+    assert said.messages == [f"{name} left to PyG: there is none of ours" for name in (kind.__name__, "Mine")]
     pyg_direct.uninstall()
-    assert torch_geometric.loader.TemporalDataLoader.__init__ is plain.__wrapped__
+    assert kind.__init__ is plain.__wrapped__
+
+
+@pytest.mark.usefixtures("_installed")
+def test_classes_of_continuous_time_are_ours():
+    models, loaders = torch_geometric.nn.models.tgn, torch_geometric.loader
+    events = torch_geometric.data.TemporalData(src=torch.arange(4), dst=torch.arange(4), t=torch.arange(4))
+
+    message, aggregator = models.IdentityMessage(1, 2, 2), models.LastAggregator()
+    made = (loaders.TemporalDataLoader(events, batch_size=3), models.LastNeighborLoader(4, size=2),
+            torch_geometric.nn.TGNMemory(4, 1, 2, 2, message, aggregator))  # fmt: skip
+
+    assert [type(one) for one in made] == [
+        pyg_direct.TemporalDataLoader, pyg_direct.LastNeighborLoader, pyg_direct.TGNMemory
+    ]  # fmt: skip
+    assert isinstance(made[1], models.LastNeighborLoader)
+    assert next(iter(made[0])).n_id.tolist() == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("_installed")
