@@ -179,6 +179,8 @@ class TGNMemory(SavedAsPyg, PygTGNMemory):  # type: ignore[misc]
 
     _BEYOND_PYG = frozenset({"_log"})
     _log: MessageLog | None = None
+    msg_s_store: Any
+    msg_d_store: Any
 
     def __init__(self, num_nodes: int, raw_msg_dim: int, memory_dim: int, time_dim: int,
                  message_module: Callable[..., Tensor], aggregator_module: Callable[..., Tensor]) -> None:  # fmt: skip

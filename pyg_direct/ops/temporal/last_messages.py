@@ -76,8 +76,8 @@ class MessageLog:
         self.errors = torch.zeros(1, dtype=torch.int64, device=device)
 
     def _allocate(self, size: int, width: int, dtype: torch.dtype) -> Events:
-        ids = torch.zeros(3, size, dtype=torch.int64, device=self.device)
-        return Events(*ids, torch.zeros(size, width, dtype=dtype, device=self.device))
+        src, dst, t = torch.zeros(3, size, dtype=torch.int64, device=self.device)
+        return Events(src, dst, t, torch.zeros(size, width, dtype=dtype, device=self.device))
 
     def _open_role(self, size: int) -> Role:
         ids = torch.zeros(3, self.num_nodes, dtype=torch.int64, device=self.device)
@@ -96,7 +96,8 @@ class MessageLog:
     def move(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move the log to a device, and its messages to a dtype."""
         self.device, self.errors = device, self.errors.to(device)
-        self.events = Events(*(ids.to(device) for ids in self.events[:3]), self.events.msg.to(device, dtype))
+        src, dst, t, msg = self.events
+        self.events = Events(src.to(device), dst.to(device), t.to(device), msg.to(device, dtype))
         self.as_src, self.as_dst = (Role(*(ids.to(device) for ids in role)) for role in (self.as_src, self.as_dst))
 
     def insert(self, src: Tensor, dst: Tensor, t: Tensor, msg: Tensor) -> None:
@@ -131,18 +132,22 @@ class MessageLog:
         Args:
             n_id: int64 `[n]`, on the device of the log; on a CPU within [0, N), which is not checked.
         """
-        return self._count(n_id)[0] if runs_on_gpu(n_id) and n_id.numel() else n_id
+        if not runs_on_gpu(n_id) or n_id.numel() == 0:
+            return n_id
+        nodes = torch.empty_like(n_id)
+        self._count(n_id, nodes)
+        return nodes
 
-    def _count(self, n_id: Tensor) -> tuple[Tensor, Tensor]:
-        """Return checked nodes, and the running sums of the numbers of their events, as sources and as destinations."""
-        nodes, counts = torch.empty_like(n_id), n_id.new_empty(2 * n_id.numel())
+    def _count(self, n_id: Tensor, nodes: Tensor) -> Tensor:
+        """Write checked nodes, and return the running sums of their numbers of events, as sources and destinations."""
+        counts = n_id.new_empty(2 * n_id.numel())
         bounds = self.as_src.begins, self.as_src.ends, self.as_dst.begins, self.as_dst.ends
         if runs_on_gpu(n_id):
             run_gpu(kernels.count_events_gpu, grid_for(n_id.numel(), n_id), n_id, *bounds, nodes, counts, self.errors)
         else:
             with threads_for(n_id.numel()):
                 run_cpu(kernels.count_events_cpu, n_id, *bounds, nodes, counts)
-        return nodes, counts.cumsum(0)
+        return counts.cumsum(0)
 
     def choose(self, n_id: Tensor, last_update: Tensor, stand_in: int = -1) -> Chosen:
         """Return the latest event of each node in both roles; of equal times the last one, and rather as destination.
@@ -156,7 +161,7 @@ class MessageLog:
         nodes, found = n_id.new_empty(3, n_id.numel()), n_id.new_empty(3, n_id.numel())
         if n_id.numel() == 0:
             return Chosen(nodes, *found)
-        nodes[0], ends = self._count(n_id)
+        ends = self._count(n_id, nodes[0])
         arguments = (stand_in, ends, nodes[0], last_update, *self.events[:3], *self.as_src[:2], self.as_src.latest,
                      *self.as_dst[:2], self.as_dst.latest, *nodes[1:], *found)  # fmt: skip
         if runs_on_gpu(n_id):
