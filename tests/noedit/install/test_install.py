@@ -226,7 +226,6 @@ def test_all_names_are_said_when_asked(said):
     _, names = said.messages
     assert "loader.NeighborLoader" in names
     assert "loader.ClusterLoader" in names
-    assert "nn.TGNMemory" in names
     assert "BidirectionalNeighborSampler" in names
 
 
@@ -247,19 +246,18 @@ def test_loaders_that_have_none_of_ours_are_named_as_they_are_made(said):
 
 
 @pytest.mark.usefixtures("_installed")
-def test_classes_of_continuous_time_are_ours():
-    models, loaders = torch_geometric.nn.models.tgn, torch_geometric.loader
-    events = torch_geometric.data.TemporalData(src=torch.arange(4), dst=torch.arange(4), t=torch.arange(4))
-
+def test_classes_of_continuous_time_are_ours_where_they_are_imported(said):
+    models = torch_geometric.nn.models.tgn
     message, aggregator = models.IdentityMessage(1, 2, 2), models.LastAggregator()
-    made = (loaders.TemporalDataLoader(events, batch_size=3), models.LastNeighborLoader(4, size=2),
-            torch_geometric.nn.TGNMemory(4, 1, 2, 2, message, aggregator))  # fmt: skip
 
-    assert [type(one) for one in made] == [
-        pyg_direct.TemporalDataLoader, pyg_direct.LastNeighborLoader, pyg_direct.TGNMemory
-    ]  # fmt: skip
-    assert isinstance(made[1], models.LastNeighborLoader)
-    assert next(iter(made[0])).n_id.tolist() == [0, 1, 2]
+    ours = pyg_direct.TGNMemory(4, 1, 2, 2, message, aggregator), pyg_direct.LastNeighborLoader(4, size=2)
+
+    assert [type(one).__module__ for one in ours] == ["pyg_direct.loader.tgn"] * 2
+    assert said.messages == []
+    assert type(models.TGNMemory(4, 1, 2, 2, message, aggregator)) is models.TGNMemory
+    assert said.messages == [
+        "TGNMemory left to PyG: ours takes its place only where the program imports it from pyg_direct"
+    ]
 
 
 @pytest.mark.usefixtures("_installed")
