@@ -24,6 +24,7 @@ from benchmarks.features.sharded import measure_sharded
 from benchmarks.features.shared_start import measure_shared_start
 from benchmarks.features.unified import measure_figure_6, measure_figure_7, measure_indexing
 from benchmarks.loader.accuracy import measure_accuracy
+from benchmarks.loader.continuous_time import measure_continuous_time
 from benchmarks.loader.host_memory import measure_host_memory
 from benchmarks.loader.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
 from benchmarks.loader.mixed import measure_mixed
@@ -254,6 +255,11 @@ def small_graphs(scale: float) -> Iterator[Row]:
     yield from measure_small_graphs(scale, workers=PEER_WORKERS if torch.cuda.is_available() else (0,))
 
 
+def continuous_time(scale: float) -> Iterator[Row]:
+    """Measure training steps of a temporal graph network, with our classes and with PyG's."""
+    yield from measure_continuous_time(scale)
+
+
 def startup(scale: float) -> Iterator[Row]:
     """Measure seconds to the first batch in fresh processes."""
     yield from measure_startup(0.1 * scale)
@@ -395,6 +401,7 @@ SHORT_CASES: dict[str, Case] = {
     "hetero": hetero,
     "small_graphs": small_graphs,
     "sets_and_walks": sets_and_walks,
+    "continuous_time": continuous_time,
     "startup": startup,
     "unified": unified,
     "power": power,

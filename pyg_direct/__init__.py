@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from pyg_direct.loader.random_node_loader import RandomNodeLoader
     from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
     from pyg_direct.loader.subgraph_loader import SubGraphLoader
+    from pyg_direct.loader.temporal_dataloader import TemporalDataLoader
+    from pyg_direct.loader.tgn import LastNeighborLoader, TGNMemory
     from pyg_direct.loader.walk_models import MetaPath2Vec, Node2Vec
     from pyg_direct.nn.accelerate import accelerate
     from pyg_direct.nn.replay.graphed_step import GraphedStep
@@ -83,6 +85,7 @@ __all__ = [
     "GraphSageSampler",
     "GraphedStep",
     "HGTLoader",
+    "LastNeighborLoader",
     "LinkLoader",
     "LinkNeighborLoader",
     "MemAdvise",
@@ -99,6 +102,8 @@ __all__ = [
     "SampleJob",
     "ShaDowKHopSampler",
     "SubGraphLoader",
+    "TGNMemory",
+    "TemporalDataLoader",
     "UnifiedTensor",
     "__version__",
     "accelerate",
@@ -141,6 +146,7 @@ _ROOMS = {
     "GraphSageSampler": "sampling.graphsage_sampler",
     "GraphedStep": "nn.replay.graphed_step",
     "HGTLoader": "loader.hgt_loader",
+    "LastNeighborLoader": "loader.tgn",
     "LinkLoader": "loader.link_loader",
     "LinkNeighborLoader": "loader.link_loader",
     "MemAdvise": "features.unified_tensor",
@@ -156,6 +162,8 @@ _ROOMS = {
     "SampleJob": "sampling.mixed_cpu_gpu",
     "ShaDowKHopSampler": "loader.shadow_loader",
     "SubGraphLoader": "loader.subgraph_loader",
+    "TGNMemory": "loader.tgn",
+    "TemporalDataLoader": "loader.temporal_dataloader",
     "UnifiedTensor": "features.unified_tensor",
     "accelerate": "nn.accelerate",
     "count_reads": "features.hot_rows",

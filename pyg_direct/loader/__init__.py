@@ -9,6 +9,7 @@
   `cluster_loader.py` and `graph_saint.py`.
 - `ppr_loader.py`: seeds with the nodes that personalised PageRank ranks highest around them.
 - `walk_loader.py`, `walk_models.py`: batches of random walks, and PyG's models that train with them.
+- `temporal_dataloader.py`, `tgn.py`: batches of events, latest neighbors, and the memory of temporal graph networks.
 - `base_loader.py`: epochs and batches of all loaders; `arguments.py`: their options.
 - `collate/`, `prefetch/`: the content of a batch, and prefetched batches.
 - `memory_placement.py`, `hot_row_ranking.py`: the memory of rows, and the rows that a loader will read most.
@@ -38,6 +39,8 @@ from pyg_direct.loader.prefetch_loader import PrefetchLoader
 from pyg_direct.loader.random_node_loader import RandomNodeLoader
 from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
 from pyg_direct.loader.subgraph_loader import SubGraphLoader
+from pyg_direct.loader.temporal_dataloader import TemporalDataLoader
+from pyg_direct.loader.tgn import LastNeighborLoader, TGNMemory
 from pyg_direct.loader.walk_models import MetaPath2Vec, Node2Vec
 
 __all__ = [
@@ -53,6 +56,7 @@ __all__ = [
     "GraphSAINTRandomWalkSampler",
     "GraphSAINTSampler",
     "HGTLoader",
+    "LastNeighborLoader",
     "LinkLoader",
     "LinkNeighborLoader",
     "MetaPath2Vec",
@@ -65,4 +69,6 @@ __all__ = [
     "RandomNodeLoader",
     "ShaDowKHopSampler",
     "SubGraphLoader",
+    "TGNMemory",
+    "TemporalDataLoader",
 ]

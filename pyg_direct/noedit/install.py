@@ -197,8 +197,8 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
     of PyG's `NodeLoader` and `LinkLoader` get our samplers, and our loaders gather the rows of their batches.
 
     The logger `pyg_direct` reports in one line that PyG's classes are replaced. It also names each class that is left
-    to PyG, once, with the reason, when the program makes an object of it. This includes loaders and samplers without a
-    counterpart of ours, such as `TemporalDataLoader`. A second call changes the arguments.
+    to PyG, once, with the reason, when the program makes an object of it. This includes classes that are not replaced,
+    such as `BidirectionalNeighborSampler` and `TGNMemory`. A second call changes the arguments.
 
     Args:
         device: Device that samples and holds the batches; None is the current GPU if there is one, otherwise the CPU;
@@ -238,7 +238,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         left = ", ".join(name for names in LEFT.values() for name in names)
         functions = ", ".join(f"utils.{function.__name__}" for function, _ in _FUNCTIONS)
         announce(f"replaced: {names}, {functions} on a GPU, and model.inference")
-        announce(f"left to PyG, as there are none of ours: {left}")
+        announce(f"left to PyG: {left}")
 
 
 def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> None:

@@ -24,7 +24,7 @@ from pyg_direct.errors import LoaderWarning
 from pyg_direct.loader.base_loader import EpochLoader
 from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.noedit.lazy_ids import show_ids
-from pyg_direct.noedit.program_record import note_left, note_made
+from pyg_direct.noedit.program_record import is_watched, note_left, note_made
 from pyg_direct.progress import announce
 
 # PyG's own code in these packages makes loaders and samplers for itself, and calls their internals.
@@ -168,6 +168,8 @@ def _is_alias(cls: type, original: type) -> bool:
 
 def _tell_left(kind: type) -> None:
     """Report that objects of a subclass of PyG's class are left to PyG."""
+    if is_watched(kind):
+        return
     room = kind.__module__.partition(".")[0]
     if room == "torch_geometric" and kind not in _STAND_INS:
         note_left(kind.__name__)

@@ -2,5 +2,5 @@
 
 - `argument_checks.py`, `run_kernel.py`: checks of arguments, and the launch on CPU or GPU.
 - `double_backward.py`: gradients by torch's functions.
-- `aggregate/`, `snapshots/`, `local_ids/`, `rows/`, `sampling/`: the operators by field.
+- `aggregate/`, `snapshots/`, `local_ids/`, `rows/`, `sampling/`, `temporal/`: the operators by field.
 """

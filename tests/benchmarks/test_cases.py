@@ -36,6 +36,7 @@ FEWER = {
     "measure_accuracy": {"seeds": 1},
     "measure_loaders": {"size": 64},
     "measure_samplers_on_cpu": {"size": 64},
+    "measure_continuous_time": {"steps": 3},
     "measure_small_graphs": {"sizes": (4,), "batches": 2},
 }
 # Rows that each must have.
@@ -49,6 +50,7 @@ EXPECTED = {
     "hetero": {"1 relations", "100 relations", "LinkNeighborLoader over NeighborLoader, 16 nodes"},
     "small_graphs": {"pyg_direct", "PyG's DataLoader, 0 workers", "PyG's DataLoader, 0 workers over pyg_direct"},
     "sets_and_walks": {"pyg_direct", "PyG", "PyG over pyg_direct", "steps"},
+    "continuous_time": {"step, pyg_direct", "step, PyG", "step, PyG over pyg_direct", "memory, pyg_direct"},
     "disk": {"rate", "rows of a batch", "step, features in host memory", "step, features in a file, 10 % in memory"},
     "hotness": {
         "hit rate by expectation",

@@ -122,6 +122,7 @@ from torch_geometric.data import Data, TemporalData
 from torch_geometric.loader import NeighborLoader, TemporalDataLoader
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.models.tgn import LastNeighborLoader
+from torch_geometric.sampler import BidirectionalNeighborSampler
 
 class Mine(TemporalDataLoader):
     pass
@@ -131,6 +132,7 @@ data = Data(x=torch.randn(9, 8), edge_index=edge_index)
 ends = torch.tensor([0, 1])
 events = TemporalData(src=ends, dst=ends, t=ends, msg=torch.zeros(2, 1))
 TemporalDataLoader(events), TemporalDataLoader(events), Mine(events), LastNeighborLoader(9, 2, "cpu")
+BidirectionalNeighborSampler(data, [2]), BidirectionalNeighborSampler(data, [2])
 conv = SAGEConv(8, 8)
 for batch in NeighborLoader(data, [2], batch_size=5):
     conv(batch.x, batch.edge_index)
@@ -150,8 +152,14 @@ def test_what_a_program_made_is_told_at_its_end(warm, tmp_path, verbose):
     assert calls.endswith(
         f"({'1: ' if verbose else ''}edges are not known to be sorted, and are too few to sort a graph for)"
     )
-    assert left == "pyg_direct: left to PyG: LastNeighborLoader (1), Mine (1), TemporalDataLoader (2)"
-    assert "pyg_direct: TemporalDataLoader left to PyG: there is none of ours\n" in done.stderr
+    assert left == (
+        "pyg_direct: left to PyG: BidirectionalNeighborSampler (2), LastNeighborLoader (1), Mine (1), "
+        "TemporalDataLoader (2)"
+    )
+    assert "pyg_direct: BidirectionalNeighborSampler left to PyG: there is none of ours\n" in done.stderr
+    for name in ("LastNeighborLoader", "Mine", "TemporalDataLoader"):
+        line = f"pyg_direct: {name} left to PyG: ours takes its place only where the program imports it from pyg_direct"
+        assert f"{line}\n" in done.stderr
 
 
 @pytest.mark.parametrize(

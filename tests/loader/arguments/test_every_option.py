@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 import torch.distributed as dist
-from torch_geometric.data import Data
+from torch_geometric.data import Data, TemporalData
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
@@ -45,6 +45,7 @@ from pyg_direct import (
     SampleJob,
     ShaDowKHopSampler,
     SubGraphLoader,
+    TemporalDataLoader,
     infer,
     inference_loader,
 )
@@ -84,6 +85,7 @@ def make_graph():
 DATA, TYPED = make_graph(), make_hetero()
 TYPED["paper"].x = torch.rand(TYPED["paper"].num_nodes, 5, generator=torch.Generator().manual_seed(0))
 CLUSTERS = ClusterData(DATA, 20, log=False)
+EVENTS = TemporalData(src=torch.arange(60) % 9, dst=torch.arange(60) % 11, t=torch.arange(60))
 WALKS = Node2Vec(DATA.edge_index, 4, 5, 3, num_nodes=70, device="cpu", seed=1)
 
 
@@ -112,6 +114,8 @@ MAKE = {
     "DataLoader": lambda **options: DataLoader(**{"dataset": MOLECULES, **COMMON, **options}),
     "DenseDataLoader": lambda **options: DenseDataLoader(**{"dataset": DENSE, **COMMON, **options}),
     "DataListLoader": lambda **options: DataListLoader(**{"dataset": MOLECULES, "batch_size": 7, "seed": 1, **options}),
+    "TemporalDataLoader": lambda **options: TemporalDataLoader(**{"data": EVENTS, "neg_sampling_ratio": 1.0, **COMMON,
+                                                                  **options}),
     "ClusterLoader": lambda **options: ClusterLoader(**{"cluster_data": CLUSTERS, **COMMON, **options}),
     "PPRLoader": lambda **options: PPRLoader(**{"data": DATA, "num_neighbors": 5, "input_nodes": SEEDS, "num_walks": 8,
                                                 **COMMON, **options}),
@@ -363,6 +367,9 @@ LOADERS = {
         **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],
         "dataset": Differs(MOLECULES[1:]), "follow_batch": Differs(["x"]), "exclude_keys": Differs(["x"]),
         "static_graph": Differs(True, dataset=SIGNALS), "seed": Differs(2, shuffle=True)}),
+    "TemporalDataLoader": (TemporalDataLoader, {
+        **EPOCHS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],
+        "neg_sampling_ratio": Differs(0.5), "shuffle": Said(True), "batch_sampler": Differs([[3], [0]])}),
     "WalkLoader": (WalkLoader, {**EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "num_nodes": Differs(30)}),
     "DenseDataLoader": (DenseDataLoader, {
         **EPOCHS, **RANKS, **TORCH, "device": PLACES["device"], "placement": PLACES["placement"],

@@ -230,24 +230,39 @@ def test_all_names_are_said_when_asked(said):
     assert "loader.NeighborLoader" in names
     assert "loader.ClusterLoader" in names
     assert "utils.negative_sampling" in names
+    assert "BidirectionalNeighborSampler" in left
     assert "TemporalDataLoader" in left
 
 
 @pytest.mark.usefixtures("_installed")
 def test_loaders_that_have_none_of_ours_are_named_as_they_are_made(said):
-    plain = torch_geometric.loader.TemporalDataLoader.__init__
-    ends = torch.tensor([0, 1])
-    events = torch_geometric.data.TemporalData(src=ends, dst=ends, t=ends, msg=torch.zeros(2, 1))
+    kind = torch_geometric.sampler.BidirectionalNeighborSampler
+    plain = kind.__init__
 
-    class Mine(torch_geometric.loader.TemporalDataLoader):
+    class Mine(kind):
         pass
 
-    for kind in (torch_geometric.loader.TemporalDataLoader, torch_geometric.loader.TemporalDataLoader, Mine):
-        assert type(kind(events)) is kind
+    for made in (kind, kind, Mine):
+        assert type(made(make_data(), [2])) is made
 
-    assert said.messages == [f"{name} left to PyG: there is none of ours" for name in ("TemporalDataLoader", "Mine")]
+    assert said.messages == [f"{name} left to PyG: there is none of ours" for name in (kind.__name__, "Mine")]
     pyg_direct.uninstall()
-    assert torch_geometric.loader.TemporalDataLoader.__init__ is plain.__wrapped__
+    assert kind.__init__ is plain.__wrapped__
+
+
+@pytest.mark.usefixtures("_installed")
+def test_classes_of_continuous_time_are_ours_where_they_are_imported(said):
+    models = torch_geometric.nn.models.tgn
+    message, aggregator = models.IdentityMessage(1, 2, 2), models.LastAggregator()
+
+    ours = pyg_direct.TGNMemory(4, 1, 2, 2, message, aggregator), pyg_direct.LastNeighborLoader(4, size=2)
+
+    assert [type(one).__module__ for one in ours] == ["pyg_direct.loader.tgn"] * 2
+    assert said.messages == []
+    assert type(models.TGNMemory(4, 1, 2, 2, message, aggregator)) is models.TGNMemory
+    assert said.messages == [
+        "TGNMemory left to PyG: ours takes its place only where the program imports it from pyg_direct"
+    ]
 
 
 @pytest.mark.usefixtures("_installed")

@@ -1,0 +1,214 @@
+"""Log of events with the events of each node in the batch in which it came last, as source and as destination.
+
+See `kernels/temporal/last_messages.py`. Rows that no node needs any more are dropped when the log is full.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.kernels.temporal import last_messages as kernels
+from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
+
+_LEAST_ROWS = 1024
+
+
+class Role(NamedTuple):
+    """Rows of the log for the events of each node in one role, as source or destination.
+
+    Attributes:
+        rows: Rows of the log, int64 `[C]`.
+        begins, ends: A node's share of `rows`, int64 `[N]`.
+        latest: The row of a node's latest event, int64 `[N]`; -1 without events.
+    """
+
+    rows: Tensor
+    begins: Tensor
+    ends: Tensor
+    latest: Tensor
+
+
+class Events(NamedTuple):
+    """Events in rows: their ends, int64 `[C]`, their times, int64 `[C]`, and their messages, `[C, F]`."""
+
+    src: Tensor
+    dst: Tensor
+    t: Tensor
+    msg: Tensor
+
+
+class Chosen(NamedTuple):
+    """The latest event of each of n nodes.
+
+    Attributes:
+        nodes: The nodes, their own nodes in the events, which differ for stand-ins, and the other nodes, int64
+            `[3, n]`.
+        rows: Rows of the log, int64 `[n]`; -1 without events.
+        elapsed: Times of the events since the last update of their own nodes, int64 `[n]`; 0 without events.
+        t: Times of the nodes' latest events, int64 `[n]`; 0 without events.
+    """
+
+    nodes: Tensor
+    rows: Tensor
+    elapsed: Tensor
+    t: Tensor
+
+
+class MessageLog:
+    """Events of N nodes on one device; see the head of the file.
+
+    Args:
+        num_nodes: N.
+        width: F, values of a message.
+        dtype: Dtype of messages.
+        device: Device of the log.
+    """
+
+    def __init__(self, num_nodes: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_nodes, self.device = num_nodes, device
+        self.used = 0
+        self.events = self._allocate(_LEAST_ROWS, width, dtype)
+        self.as_src, self.as_dst = (self._open_role(_LEAST_ROWS) for _ in range(2))
+        # An id outside [0, N) that a GPU was asked for; 0 stands for none.
+        self.errors = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def _allocate(self, size: int, width: int, dtype: torch.dtype) -> Events:
+        src, dst, t = torch.zeros(3, size, dtype=torch.int64, device=self.device)
+        return Events(src, dst, t, torch.zeros(size, width, dtype=dtype, device=self.device))
+
+    def _open_role(self, size: int) -> Role:
+        ids = torch.zeros(3, self.num_nodes, dtype=torch.int64, device=self.device)
+        ids[2].fill_(-1)
+        return Role(torch.zeros(size, dtype=torch.int64, device=self.device), *ids)
+
+    def clear(self) -> None:
+        """Drop all events."""
+        self.used = 0
+        self.errors.zero_()
+        for role in (self.as_src, self.as_dst):
+            role.begins.zero_()
+            role.ends.zero_()
+            role.latest.fill_(-1)
+
+    def move(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the log to a device, and its messages to a dtype."""
+        self.device, self.errors = device, self.errors.to(device)
+        src, dst, t, msg = self.events
+        self.events = Events(src.to(device), dst.to(device), t.to(device), msg.to(device, dtype))
+        self.as_src, self.as_dst = (Role(*(ids.to(device) for ids in role)) for role in (self.as_src, self.as_dst))
+
+    def insert(self, src: Tensor, dst: Tensor, t: Tensor, msg: Tensor) -> None:
+        """Add a batch of events; they replace the earlier events of their nodes, in either role.
+
+        Args:
+            src, dst: int64 `[B]` within [0, N), which is not checked, on the device of the log.
+            t: Times, int64 `[B]`.
+            msg: Messages, `[B, F]`.
+        """
+        count = src.numel()
+        if count == 0:
+            return
+        if self.used + count > self.events.t.numel():
+            self._make_room(count)
+        for table, values in zip(self.events, (src, dst, t, msg), strict=True):
+            table[self.used : self.used + count] = values
+        for role, nodes in ((self.as_src, src), (self.as_dst, dst)):
+            # On a CPU as PyG, so that a node's messages are in the order in which PyG adds them up.
+            ordered, order = nodes.sort(stable=runs_on_gpu(nodes))
+            arguments = ordered, order, t, self.used, *role
+            if runs_on_gpu(ordered):
+                run_gpu(kernels.note_events_gpu, grid_for(count, ordered), *arguments)
+            else:
+                with threads_for(count):
+                    run_cpu(kernels.note_events_cpu, *arguments)
+        self.used += count
+
+    def check(self, n_id: Tensor) -> Tensor:
+        """Return nodes with 0 in place of those outside [0, N), of which a GPU leaves one in `errors`.
+
+        Args:
+            n_id: int64 `[n]`, on the device of the log; on a CPU within [0, N), which is not checked.
+        """
+        if not runs_on_gpu(n_id) or n_id.numel() == 0:
+            return n_id
+        nodes = torch.empty_like(n_id)
+        self._count(n_id, nodes)
+        return nodes
+
+    def _count(self, n_id: Tensor, nodes: Tensor) -> Tensor:
+        """Write checked nodes, and return the running sums of their numbers of events, as sources and destinations."""
+        counts = n_id.new_empty(2 * n_id.numel())
+        bounds = self.as_src.begins, self.as_src.ends, self.as_dst.begins, self.as_dst.ends
+        if runs_on_gpu(n_id):
+            run_gpu(kernels.count_events_gpu, grid_for(n_id.numel(), n_id), n_id, *bounds, nodes, counts, self.errors)
+        else:
+            with threads_for(n_id.numel()):
+                run_cpu(kernels.count_events_cpu, n_id, *bounds, nodes, counts)
+        return counts.cumsum(0)
+
+    def choose(self, n_id: Tensor, last_update: Tensor, stand_in: int = -1) -> Chosen:
+        """Return the latest event of each node in both roles; of equal times the last one, and rather as destination.
+
+        Args:
+            n_id: int64 `[n]`, on the device of the log; see `check`.
+            last_update: Times of the last updates of all nodes, int64 `[N]`.
+            stand_in: Number of an event among all events of the nodes, as sources, then as destinations. A node without
+                events takes this event, if there are as many; -1 takes none.
+        """
+        nodes, found = n_id.new_empty(3, n_id.numel()), n_id.new_empty(3, n_id.numel())
+        if n_id.numel() == 0:
+            return Chosen(nodes, *found)
+        ends = self._count(n_id, nodes[0])
+        arguments = (stand_in, ends, nodes[0], last_update, *self.events[:3], *self.as_src[:2], self.as_src.latest,
+                     *self.as_dst[:2], self.as_dst.latest, *nodes[1:], *found)  # fmt: skip
+        if runs_on_gpu(n_id):
+            run_gpu(kernels.choose_events_gpu, grid_for(n_id.numel(), n_id), *arguments)
+        else:
+            with threads_for(n_id.numel()):
+                run_cpu(kernels.choose_events_cpu, *arguments)
+        return Chosen(nodes, *found)
+
+    def list_events(self, role: Role, n_id: Tensor) -> Tensor:
+        """Return the rows of all events of nodes in a role, node after node, int64 `[M]`; waits for a GPU once.
+
+        Args:
+            role: `as_src` or `as_dst`.
+            n_id: int64 `[n]` within [0, N), on the device of the log.
+        """
+        begins = role.begins[n_id]
+        counts = role.ends[n_id] - begins
+        ends = counts.cumsum(0)
+        total = int(ends[-1]) if n_id.numel() else 0
+        shift = torch.repeat_interleave(begins - (ends - counts), counts, output_size=total)
+        return role.rows[shift + torch.arange(total, device=self.device)]
+
+    def _make_room(self, count: int) -> None:
+        """Drop rows that no node needs, in memory of twice the rows that remain, at least."""
+        everyone = torch.arange(self.num_nodes, device=self.device)
+        listed = [(role, self.list_events(role, everyone)) for role in (self.as_src, self.as_dst)]
+        is_used = torch.zeros(self.events.t.numel(), dtype=torch.bool, device=self.device)
+        for _, rows in listed:
+            is_used[rows] = True
+        kept = is_used.nonzero().view(-1)
+        number = is_used.cumsum(0) - 1
+        size = max(self.events.t.numel(), 2 * (kept.numel() + count))
+        events = self._allocate(size, self.events.msg.shape[1], self.events.msg.dtype)
+        for table, values in zip(events, self.events, strict=True):
+            table[: kept.numel()] = values[kept]
+        self.events = events
+        made = []
+        for role, rows in listed:
+            counts = role.ends - role.begins
+            ends = counts.cumsum(0)
+            fresh = self._open_role(size)
+            fresh.rows[: rows.numel()] = number[rows]
+            fresh.begins.copy_(ends - counts)
+            fresh.ends.copy_(ends)
+            fresh.latest.copy_(torch.where(role.latest < 0, -1, number[role.latest.clamp(min=0)]))
+            made.append(fresh)
+        self.as_src, self.as_dst = made
+        # A role lists each row once at most, so its rows end before this one too.
+        self.used = kept.numel()
