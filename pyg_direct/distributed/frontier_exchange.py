@@ -268,7 +268,7 @@ class DistPlan(GeneralPlan):
             key, hop: Key and hop of the draws.
             excluded: Result of `_tell_excluded`; None if no edge is excluded.
         """
-        comm, picker, fanouts = self._communicator, self._picker, self._fanouts_of(hop)
+        comm, picker, fanouts = self._communicator, self._picker, self.fanouts_of(hop)
         wire, node_bytes = picker.wire(fanouts), picker.words.num_bytes
         num_words = _HEAD + len(self._placed.topo.node_types)
         rows = self._begin_rows(key)
@@ -296,7 +296,7 @@ class DistPlan(GeneralPlan):
         return upload(rows, self._placed.device)
 
     def _fanouts_of(self, hop: int) -> np.ndarray:
-        fanouts: np.ndarray = self._fanouts[hop] if not self._wants_all else np.full(
+        fanouts: np.ndarray = self.fanouts[hop] if not self._wants_all else np.full(
             len(self._placed.topo.edge_types), -1)  # fmt: skip
         return fanouts
 

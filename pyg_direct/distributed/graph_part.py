@@ -268,6 +268,13 @@ class GraphPart:
         """Locate ids of the id space of all types, as `Table.locate`: positions among the part's nodes, by type."""
         return self._all_nodes.locate(ids)
 
+    def find_directory(self) -> tuple[Directory, int]:
+        """Return (the look-up of `find_places`, ids that it covers)."""
+        table = self._all_nodes
+        if not table.ids.numel():
+            return Directory.empty(self.device), 0
+        return table._directory, table._num_ids
+
     def edge_set(self, edge_type: EdgeType) -> EdgeSet:
         """Make the set of this part's edges of a relation, for queries of pairs; 8 bytes per edge."""
         number = [entry.name for entry in self.manifest.edges].index(edge_type)
