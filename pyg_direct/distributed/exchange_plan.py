@@ -17,7 +17,6 @@ that the other ranks are alive, and its graphs are released before its group end
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -33,11 +32,14 @@ from pyg_direct.kernels.batch_counters import EDGES, STATE
 from pyg_direct.kernels.sampling import captured_hops, frontier_segments, hetero, weighted_gpu, worklist
 from pyg_direct.kernels.sampling.frontier_segments import MOST_BUCKETS
 from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, TIMED
+from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_gpu
 from pyg_direct.sampling.captured_plan import Pending
 from pyg_direct.sampling.hetero_gpu import Capacity, HeteroGpuPlan, Layout, Slot
 from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.hetero_sample import GeneralSample
+from pyg_direct.sampling.seeds import Request
 
 # Nodes and edges of a segment before batches show how many they need.
 _FIRST_NODES, _FIRST_EDGES = (4, 8) if SIMULATED else (1024, 8192)
@@ -169,6 +171,22 @@ class ExchangePlan(HeteroGpuPlan):
         self._asked_template = upload(self._list_asked_templates(part, plan), device)
         self._none = self._id_starts[:0]
         transport.hold(self)
+
+    def sample(self, requests: Sequence[Request], keys: Sequence[int]) -> list[GeneralSample]:
+        """Sample the batch of a rank under its key; all ranks call it together, in one order.
+
+        Args:
+            requests: Seeds of one batch, and their times; there may be no seeds.
+            keys: Its key.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+            RankError: another rank failed or is gone.
+        """
+        for key in keys:
+            check_key("key", key)
+        samples: list[GeneralSample] = self.submit(requests, keys).finish()
+        return samples
 
     def node_length(self, room: int) -> int:
         """Count the words of a segment of so many nodes."""

@@ -23,6 +23,7 @@ from pyg_direct.errors import ArgumentError, IdError, RankError
 from pyg_direct.runtime.comm.formation import Formation, failures_told, name_ranks
 from pyg_direct.runtime.comm.gloo_sockets import Connections
 from pyg_direct.runtime.comm.heartbeat import Pulse
+from pyg_direct.runtime.comm.nccl_segments import NcclSegments
 
 _MOST_WORDS = 1 << 12
 # Least number of words in a row: the status of the process, and one more.
@@ -70,6 +71,9 @@ class Communicator:
         sent: Bytes sent to other processes so far, by kind of data.
     """
 
+    _store: Any = None
+    _segments: NcclSegments | None = None
+
     def __init__(self, group: Any = None, *, device: torch.device, backend: str | None = None,
                  timeout: float = 600, silence: float = 30) -> None:  # fmt: skip
         if not dist.is_available() or not dist.is_initialized():
@@ -85,7 +89,7 @@ class Communicator:
             _check(device, backend, silence)
         self.device, self._wire = device, device if backend == "nccl" else _HOST
         self._connections = Connections()
-        self._ranks, self._silence = ranks, silence
+        self._ranks, self._silence, self._timeout = ranks, silence, timeout
         self._pulse: Pulse | None = None
         self.rank, self.size = ranks.index(dist.get_rank()), len(ranks)
         self._word_group: Any = None
@@ -116,6 +120,7 @@ class Communicator:
                 self._own_group = formation.watch(
                     partial(dist.new_group, self._ranks, timeout=timedelta(seconds=timeout), backend=backend)
                 )
+                self._store = formation.open_store("segments")
         except BaseException:
             self._connections.give_up()
             formation.abandon()
@@ -169,6 +174,36 @@ class Communicator:
                 self._tell(f"{type(error).__name__}: {error}")
             return
         done.set_result(result)
+
+    def open_segments(self) -> NcclSegments | None:
+        """Return the exchange of segments inside captured graphs; None without NCCL or other ranks.
+
+        The first call is collective.
+
+        Raises:
+            RankError: another process is gone.
+        """
+        if self._segments is None and self._store is not None:
+            try:
+                self._segments = NcclSegments(
+                    self._store, self.rank, self.size, self.device, timeout=self._timeout, meet=partial(self.agree, 0),
+                    find_gone=self._find_gone)  # fmt: skip
+            except RuntimeError as error:
+                self._broken = self._call_roll(error)
+                raise RankError(self._broken) from error
+        return self._segments
+
+    def _find_gone(self) -> str | None:
+        """Return the reason why a rank is gone, in the thread that watches a wait for the GPU; None if all are
+        alive.
+        """
+        assert self._pulse is not None
+        self._pulse.watch()
+        silent = self._pulse.gone or self._pulse.find_silent()
+        if not silent:
+            return None
+        self._broken = self._accuse(silent, f"no sign of life for {self._silence:g} seconds")
+        return self._broken
 
     def widen(self, width: int) -> None:
         """Widen rows to at least so many words; all processes do so between the same exchanges."""
@@ -369,11 +404,16 @@ class Communicator:
         self._turns.put(None)
         if hasattr(sys, "last_type"):
             # The thread must not return from an exchange while Python ends.
+            if self._segments is not None:
+                self._segments.close(failed=True)
             self._connections.give_up()
             self._worker.join(_END if self._wire.type == "cpu" else 0)
             self._stop_pulse()
             return
         self._worker.join()
+        if self._segments is not None:
+            self._segments.close(failed=self._broken is not None)
+            self._segments = None
         self._memory.clear()
         self._stop_pulse()
         own, words = self._own_group, self._word_group
