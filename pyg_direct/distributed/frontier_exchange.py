@@ -280,7 +280,7 @@ class DistPlan(GeneralPlan):
             key, hop: Key and hop of the draws.
             excluded: Result of `_tell_excluded`; None if no edge is excluded.
         """
-        comm, picker, fanouts = self._communicator, self._picker, self.fanouts_of(hop)
+        comm, picker, fanouts = self._communicator, self._picker, self._fanouts_of(hop)
         wire, node_bytes = picker.wire(fanouts), picker.words.num_bytes
         num_words = _HEAD + len(self._placed.topo.node_types)
         rows = self._begin_rows(key)
