@@ -11,14 +11,13 @@ No size travels to the host between hops (`kernels/sampling/frontier_segments.py
 few words tells each rank the largest needs of all. If a segment, or a buffer of one rank, was too small, all ranks
 sample the batch again with room for these needs. So the lengths of segments are equal on all ranks at any time.
 
-`Transport` moves segments. `NcclTransport` is captured in the graph of a batch; it waits for that graph while it checks
-that the other ranks are alive, and its graphs are released before its group ends.
+A `Transport` moves segments: `NcclSegments` on GPUs, whose exchanges are captured in the graph of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +34,7 @@ from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, TIMED
 from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_gpu
+from pyg_direct.runtime.comm.nccl_segments import Transport
 from pyg_direct.sampling.captured_plan import Pending
 from pyg_direct.sampling.hetero_gpu import Capacity, HeteroGpuPlan, Layout, Slot
 from pyg_direct.sampling.hetero_plan import GeneralPlan
@@ -47,33 +47,6 @@ _FIRST_NODES, _FIRST_EDGES = (4, 8) if SIMULATED else (1024, 8192)
 _ALIGNED = 16
 # Nodes whose owners are counted at a time.
 _NODES_AT_ONCE = 1 << 24
-
-
-class Transport(Protocol):
-    """Exchange of segments between the plans of all ranks, which call it in one order.
-
-    Attributes:
-        is_captured: True if exchanges can be captured in a graph.
-    """
-
-    is_captured: bool
-
-    def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
-        """Enqueue: segment p of `to_send` goes to rank p, whose segment stands at place p of `received`.
-
-        Args:
-            to_send, received: `[P * length]`, contiguous.
-            stream: The raw stream.
-        """
-
-    def meet(self) -> None:
-        """Meet all ranks before a batch is enqueued; raises the error of a rank that cannot go on."""
-
-    def wait(self, event: torch.cuda.Event) -> None:
-        """Wait for an event behind exchanges as long as all ranks are alive."""
-
-    def hold(self, plan: ExchangePlan) -> None:
-        """Release the graphs of a plan before the transport ends."""
 
 
 class Room(NamedTuple):
@@ -108,12 +81,12 @@ class ExchangeSlot(Slot):
             return torch.empty(size, dtype=dtype, device=device)
 
         self.room = room
-        words = parts * max(plan.node_length(most_nodes), 2 * plan.num_hops + 1)
+        words = parts * max(plan.node_length(most_nodes), 2 * plan.num_hops + 2)
         # Kernels that are loaded before the first exchange find segments without nodes.
         self.to_send, self.received = torch.zeros(2, words, dtype=torch.int64, device=device).unbind()
         answers = parts * max((plan.answer_items(n) + 2 * e for n, e in zip(*room, strict=True)), default=0)
         self.answers, self.answers_back = torch.zeros(2, answers, dtype=topo.word_dtype, device=device).unbind()
-        self.needs = torch.zeros(2 * plan.num_hops + 1, dtype=torch.int64, device=device)
+        self.needs = torch.zeros(2 * plan.num_hops + 2, dtype=torch.int64, device=device)
         self.need_box = torch.zeros(self.needs.numel(), dtype=torch.int64, pin_memory=device.type == "cuda",
                                     device="cpu")  # fmt: skip
         self.need_words: np.ndarray = self.need_box.numpy()
@@ -290,7 +263,7 @@ class ExchangePlan(HeteroGpuPlan):
         run_gpu(frontier_segments.list_asked_gpu, 1, self._asked_template, hop * len(topo.edge_types) * COLUMNS,
                 slot.received, types, parts, length, slot.owner_counts, work, stream=stream)  # fmt: skip
         run_gpu(frontier_segments.locate_asked_gpu, grid_for(parts * nodes, slot.state), slot.received, types, parts,
-                nodes, length, self._num_ids, *self._directory, slot.places, stream=stream)  # fmt: skip
+                nodes, length, 0, self._num_ids, *self._directory, slot.needs, slot.places, stream=stream)  # fmt: skip
         run_gpu(hetero.count_items_gpu, item_grid, work, rows.indptr, rows.indices, rows.node_time, rows.edge_time,
                 rows.edge_weight, slot.places, trees, times, self._none, replace, int(rules.last), int(rules.strict),
                 rules.window, *found, slot.asked_counts, sums, stream=stream)  # fmt: skip
@@ -323,6 +296,9 @@ class ExchangePlan(HeteroGpuPlan):
 
     def _find_larger(self, slot: Any, pending: Pending) -> Capacity | None:
         needs = slot.need_words.tolist()
+        if needs.pop():
+            raise PartitionError("parts must hold the nodes that the manifest gives them, and one does not: the "
+                                 "partition is damaged")  # fmt: skip
         if not any(needs):
             return super()._find_larger(slot, pending)
         # All ranks sample it again, even one whose own seeds are bad.
@@ -337,7 +313,6 @@ def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[
     Raises:
         PartitionError: the part does not hold the nodes that it owns.
     """
-    none, no_table = torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.uint8, device=device)
     books = [part.books[kind] for kind in topo.node_types]
     table = torch.zeros(int(topo.type_starts[-1]) if len(books) > 1 else 0, dtype=table_dtype(part.num_parts),
                         device=device)  # fmt: skip
@@ -353,10 +328,8 @@ def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[
             raise PartitionError(f"part {part.part} must hold the {count} nodes of {kind!r} that it owns, and holds "
                                  f"{own.numel()} others or not all: it is damaged")  # fmt: skip
     if len(books) > 1:
-        return none, table
-    (book,) = books
-    bounds = none if book.bounds is None else book.bounds[1:-1].to(device)
-    return bounds, no_table if book.table is None else book.table.to(device)
+        return torch.empty(0, dtype=torch.int64, device=device), table
+    return books[0].find_arrays(device)
 
 
 def serves(plan: GeneralPlan, num_parts: int) -> bool:

@@ -47,6 +47,10 @@ class Table:
             return torch.full_like(ids, -1)
         return locate_ids(ids, self._directory, self._num_ids)
 
+    def find_directory(self) -> tuple[Directory, int]:
+        """Return (the look-up of ids, the ids that it covers), for kernels that find positions."""
+        return (self._directory, self._num_ids) if self.ids.numel() else (Directory.empty(self.ids.device), 0)
+
     @property
     def index(self) -> tuple[Tensor, ...]:
         """The tensors of the look-up of ids, empty before its first use."""
@@ -270,10 +274,7 @@ class GraphPart:
 
     def find_directory(self) -> tuple[Directory, int]:
         """Return (the look-up of `find_places`, ids that it covers)."""
-        table = self._all_nodes
-        if not table.ids.numel():
-            return Directory.empty(self.device), 0
-        return table._directory, table._num_ids
+        return self._all_nodes.find_directory()
 
     def edge_set(self, edge_type: EdgeType) -> EdgeSet:
         """Make the set of this part's edges of a relation, for queries of pairs; 8 bytes per edge."""

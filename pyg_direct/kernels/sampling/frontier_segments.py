@@ -12,8 +12,11 @@ A segment of answers, int32 or int64: the first edge of each item in the segment
 relation.
 
 `slots`, int64, has the place of each node of the frontier: owner * room + position in the segment, -1 if it was not
-sent. `needs`, int64 `[2 H + 1]`, has the most nodes and edges of a segment of each hop if they did not fit, and a flag
-for a batch that did not fit in another way. A segment that is too small is sent empty.
+sent. `needs`, int64 `[2 H + 2]`, has the most nodes and edges of a segment of each hop if they did not fit. Then come a
+flag for a batch that did not fit in another way, and a flag for an id that its owner does not hold. A segment that is
+too small is sent empty.
+
+Rows travel in the same way: a segment of ids in the form of a frontier of one type, and rows at the same places back.
 """
 
 from __future__ import annotations
@@ -174,15 +177,19 @@ def list_asked_gpu(template, own, received, num_types, num_parts, length, counts
         first += THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8 i8 u4[] i4[] i8[]")
-def locate_asked_gpu(received, num_types, num_parts, room, length, num_ids, bits, ranks, places):
-    """Positions of received nodes among the nodes of this part, at the same places."""
+@gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 u4[] i4[] i8[] i8[]")
+def locate_asked_gpu(received, num_types, num_parts, room, length, is_dense, num_ids, bits, ranks, needs, places):
+    """Positions of received nodes among the nodes of this part: at the same places, or side by side if `is_dense`."""
     j = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while j < num_parts * room:
         segment, place = j // room * length, j % room
         if place < sum_words(received, segment, num_types):
             at = segment + num_types + 1 + place
-            places[at] = find_place(bits, ranks, received[at], num_ids)
+            found = find_place(bits, ranks, received[at], num_ids)
+            if found < 0:
+                cuda.atomic.max(needs, np.int64(needs.shape[0]) - 1, np.int64(1))
+                found = np.int64(0)
+            places[j if is_dense else at] = found
         j += np.int64(cuda.gridDim.x) * THREADS
 
 
@@ -283,7 +290,7 @@ def send_needs_gpu(state, needs, num_parts, to_send):
     """Copy the needs of this rank's batch to the segments of all ranks; one block."""
     count = np.int64(needs.shape[0])
     if cuda.threadIdx.x == 0 and (state[NEEDED_EDGES] > 0 or state[NEEDED_ITEMS] > 0):
-        needs[count - 1] = 1
+        needs[count - 2] = 1
     cuda.syncthreads()
     k = np.int64(cuda.threadIdx.x)
     while k < num_parts * count:

@@ -1,4 +1,7 @@
-"""`NcclSegments`: exchange of segments of equal length by NCCL, which CUDA graphs capture."""
+"""`NcclSegments`: exchange of segments of equal length by NCCL, which CUDA graphs capture.
+
+Plans know only `Transport`, so that tests run several ranks of a plan on one device.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,33 @@ class Holder(Protocol):
 
     def release(self) -> bool:
         """Release the graphs; False if a batch is on its way in them."""
+
+
+class Transport(Protocol):
+    """Exchange of segments between all ranks, which call it in one order.
+
+    Attributes:
+        is_captured: True if exchanges can be captured in a graph.
+    """
+
+    is_captured: bool
+
+    def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
+        """Enqueue: segment p of `to_send` goes to rank p, whose segment stands at place p of `received`.
+
+        Args:
+            to_send, received: `[P * length]`, contiguous.
+            stream: The raw stream.
+        """
+
+    def meet(self) -> None:
+        """Meet all ranks before a batch is enqueued; raises the error of a rank that cannot go on."""
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Wait for an event behind exchanges as long as all ranks are alive."""
+
+    def hold(self, holder: Holder) -> None:
+        """Release the graphs of a holder before the transport ends."""
 
 
 class NcclSegments:
