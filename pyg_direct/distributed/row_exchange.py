@@ -338,11 +338,12 @@ class RowExchange:
         for one in wanted:
             kind, nodes = (one.kind, one.ids) if one.owned is None else one.owned
             features = {name: self.features[one.kind][name] for name in self._names(one)}
-            requests.append(RowsOfKind(one.kind, one.ids.contiguous(), nodes.contiguous(), self._part.books[kind],
-                                       self._part.tables[one.kind], features))  # fmt: skip
-        found = iter(segments.fetch([one for one in requests if one.features]))
+            if features:
+                requests.append(RowsOfKind(one.kind, one.ids.contiguous(), nodes.contiguous(), self._part.books[kind],
+                                           self._part.tables[one.kind], features))  # fmt: skip
+        found = iter(segments.fetch(requests))
         self.num_remote, segments.num_remote = self.num_remote + segments.num_remote, 0
-        return [next(found) if one.features else {} for one in requests]
+        return [next(found) if self._names(one) else {} for one in wanted]
 
     @property
     def _num_others(self) -> int:
