@@ -3,8 +3,8 @@
 Design. A hop of `HeteroGpuPlan` lists its work, picks, and numbers the new nodes. Here only the pick differs:
 
 1. The frontier is grouped by owner into segments of fixed length, which are exchanged.
-2. Owners list the work of all segments, pick with the kernels of one GPU, and pack their edges into segments of fixed
-   length, which are exchanged. Draws depend on key, node and slot, so that they are the draws of one process.
+2. Owners list the work of all segments, and pick with the kernels of one GPU. Their edges are packed into segments of
+   fixed length, and exchanged. Draws depend on key, node and slot, so that they are the draws of one process.
 3. The own work list finds its edges in the answers, and the kernel that picks copies them in its own order.
 
 No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop an exchange of a
@@ -196,11 +196,6 @@ class ExchangePlan(HeteroGpuPlan):
         nodes, edges = max(self.room.nodes, default=0), max(self.room.edges, default=0)
         own = 24 * self.node_length(nodes) + 40 * self.answer_items(nodes) + (33 + 4 * 8 + 8 * self.is_weighted) * edges
         return super()._count_slot_bytes(capacity) + self.num_parts * own
-
-    def _enqueue_batch(self, pending: Pending) -> None:
-        # An error until here is raised by all ranks; from here on they depend on each other.
-        self.transport.meet()
-        super()._enqueue_batch(pending)
 
     def _enqueue_once(self, slot: Any, stream: int) -> None:
         self._is_trial = True

@@ -88,8 +88,6 @@ class SegmentRows:
             RankError: another rank failed or is gone.
         """
         while True:
-            # An error until here is raised by all ranks; from here on they depend on each other.
-            self._transport.meet()
             needs = torch.zeros(len(wanted) + 2, dtype=torch.int64, device=self._device)
             sent = [self._send(one, needs, number) for number, one in enumerate(wanted)]
             words = self._agree(needs, [one.counts for one in sent])

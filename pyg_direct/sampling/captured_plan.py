@@ -312,7 +312,11 @@ class CapturedPlan:
             touch(self)
             pending._slot = self._claim_slot(pending)
             self._pending.append(pending)
-            self._enqueue_batch(pending)
+            try:
+                self._enqueue_batch(pending)
+            except BaseException:
+                self._pending.remove(pending)
+                raise
         return pending
 
     def _claim_slot(self, pending: Pending) -> Any:

@@ -30,12 +30,11 @@ class _Turns:
             raise BrokenTurnError
 
     def _move(self):
-        kinds = {None if message is None else len(message[0]) for message in self.box.values()}
-        assert len(kinds) == 1, f"ranks differ in what they exchange: {kinds}"
-        for rank, message in self.box.items():
-            if message is not None:
-                for place, part in enumerate(message[1].chunk(self.size)):
-                    part.copy_(self.box[place][0].chunk(self.size)[rank])
+        sizes = {len(to_send) for to_send, _ in self.box.values()}
+        assert len(sizes) == 1, f"ranks differ in what they exchange: {sizes}"
+        for rank, (_, received) in self.box.items():
+            for place, part in enumerate(received.chunk(self.size)):
+                part.copy_(self.box[place][0].chunk(self.size)[rank])
 
     def end(self):
         self.is_broken = True
@@ -53,9 +52,6 @@ class LockstepTransport:
     def exchange(self, to_send, received, stream):
         self.num_exchanges += 1
         self._turns.give(self.rank, (to_send, received))
-
-    def meet(self):
-        self._turns.give(self.rank, None)
 
     def wait(self, event):
         event.synchronize()

@@ -164,7 +164,7 @@ def test_exchanges_of_nccl_are_captured(tmp_path, name):
 
     # A group after another one in the same program, too.
     for _ in range(2):
-        segments = NcclSegments(dist.HashStore(), 0, 1, CUDA, timeout=60)
+        segments = NcclSegments.open(dist.HashStore(), 0, 1, CUDA, timeout=60)
         own = ExchangePlan(part, plan, segments)
         for number, (seeds, seed_times) in enumerate(make_requests(4)):
             request = as_tensors(seeds, CUDA), as_tensors(seed_times, CUDA) if times else None

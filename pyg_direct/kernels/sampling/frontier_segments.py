@@ -3,20 +3,20 @@
 A rank sends its frontier to the owners of the nodes, and receives their edges. A message to each of P ranks is a
 segment of fixed length; the sizes stand in the segment. `captured_hops.py` has the steps before and after.
 
-A segment of the frontier, int64: the number of nodes of each type, the key of the batch, then `room` nodes type after
-type, `room` trees and `room` times. Trees and times are there if the plan has them. Nodes are ids of the id space of
-all types. Their order within a type is any: draws depend on key, node and slot alone.
+A segment of the frontier, int64, begins with the number of nodes of each type, and the key of the batch. Then come
+`room` nodes, type after type, and as many trees and times if the plan has them. Nodes are ids of the id space of all
+types. Their order within a type is any: draws depend on key, node and slot alone.
 
 A segment of answers, int32 or int64: the first edge of each item in the segment, and the end of the last, in
 `num_items` words; then `most` neighbors; then `most` edge ids. Items are the nodes of each relation, relation after
 relation.
 
 `slots`, int64, has the place of each node of the frontier: owner * room + position in the segment, -1 if it was not
-sent. `needs`, int64 `[2 H + 2]`, has the most nodes and edges of a segment of each hop if they did not fit. Then come a
-flag for a batch that did not fit in another way, and a flag for an id that its owner does not hold. A segment that is
-too small is sent empty.
+sent. `needs`, int64 `[2 H + 2]`, has the most nodes and edges of a segment of each hop if they did not fit. Its last
+but one is a flag for a batch that did not fit in another way. Its last is a flag for an id that its owner does not
+hold. A segment that is too small is sent empty.
 
-Rows travel in the same way: a segment of ids in the form of a frontier of one type, and rows at the same places back.
+Rows travel in the same way. A segment of ids has the form of a frontier of one type; rows come back at the same places.
 """
 
 from __future__ import annotations

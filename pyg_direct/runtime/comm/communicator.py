@@ -185,20 +185,20 @@ class Communicator:
         """
         if self._segments is None and self._store is not None:
             try:
-                self._segments = NcclSegments(
-                    self._store, self.rank, self.size, self.device, timeout=self._timeout, meet=partial(self.agree, 0),
-                    find_gone=self._find_gone)  # fmt: skip
+                self._segments = NcclSegments.open(
+                    self._store, self.rank, self.size, self.device, timeout=self._timeout,
+                    find_reason=self._find_reason, hear=partial(self.agree, 0))  # fmt: skip
             except RuntimeError as error:
                 self._broken = self._call_roll(error)
                 raise RankError(self._broken) from error
         return self._segments
 
-    def _find_gone(self) -> str | None:
-        """Return the reason why a rank is gone, in the thread that watches a wait for the GPU; None if all are
-        alive.
-        """
+    def _find_reason(self) -> str | None:
+        """Return the reason why a wait for the GPU is in vain, in the thread that watches it; None if it is not."""
         assert self._pulse is not None
         self._pulse.watch()
+        if self._pulse.has_failed():
+            return "another rank failed"
         silent = self._pulse.gone or self._pulse.find_silent()
         if not silent:
             return None
@@ -313,6 +313,9 @@ class Communicator:
             # A single process has no partner that waits.
             return
         self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
+        if self._segments is not None and self._pulse is not None:
+            # The others may wait for this process on their GPUs.
+            self._pulse.tell_failed()
         text = torch.tensor(list(reason.encode()[:_MOST_WORDS]), dtype=torch.uint8, device="cpu")
         others = self.size - 1
         try:

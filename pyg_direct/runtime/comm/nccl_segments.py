@@ -51,58 +51,72 @@ class Transport(Protocol):
             stream: The raw stream.
         """
 
-    def meet(self) -> None:
-        """Meet all ranks before a batch is enqueued; raises the error of a rank that cannot go on."""
-
     def wait(self, event: torch.cuda.Event) -> None:
-        """Wait for an event behind exchanges as long as all ranks are alive."""
+        """Wait for an event behind exchanges as long as all ranks go on."""
 
     def hold(self, holder: Holder) -> None:
         """Release the graphs of a holder before the transport ends."""
 
 
 class NcclSegments:
-    """Exchange of segments between the GPUs of all ranks. The constructor is collective.
+    """Exchange of segments between the GPUs of all ranks.
 
     The group of NCCL is its own, and unknown to torch: `destroy_process_group` would wait forever for graphs that hold
     its work. `close` releases these graphs first. While the host waits for a graph, a thread checks that the other
-    ranks are alive. If one is not, it aborts the group, so that the graph ends.
+    ranks are alive and have not failed. Otherwise it aborts the group, so that the graph ends.
+
+    An exchange on a GPU blocks calls that wait for the whole GPU. So ranks should meet on the host before each batch.
 
     Args:
-        store: Store by which the ranks find each other.
-        rank, size: This rank, and their number.
+        group: The group of NCCL, whose ranks are connected.
+        size: Number of ranks.
         device: GPU of this rank.
         timeout: Seconds that a wait for a graph may take.
-        meet: Meets all ranks on the host, and raises the error of a rank that failed.
-        find_gone: Returns the reason why a rank is gone; None if all are alive.
+        find_reason: Returns the reason why ranks cannot go on, seconds after the wait began; None if they can.
+        hear: Called after the group was aborted for this reason, to raise the error of a rank that failed.
     """
 
     is_captured = True
 
-    def __init__(self, store: Any, rank: int, size: int, device: torch.device, *, timeout: float,
-                 meet: Callable[[], None] = lambda: None, find_gone: Callable[[], str | None] = lambda: None
+    def __init__(self, group: Any, size: int, device: torch.device, *, timeout: float,
+                 find_reason: Callable[[], str | None] = lambda: None, hear: Callable[[], object] = lambda: None
                  ) -> None:  # fmt: skip
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout)
-        if "NCCL_MAX_CTAS" not in os.environ:
-            options.config.max_ctas = _BLOCKS
-        self._device, self._timeout, self._find_gone, self.meet = device, timeout, find_gone, meet
-        self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+        self._group, self._device, self._timeout = group, device, timeout
+        self._find_reason, self._hear = find_reason, hear
         self._options = dist.AllToAllOptions()
         self._options.asyncOp = False
         self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
         # Begin of the wait for a graph, if there is one, and the reason why the group was aborted.
         self._since: float | None = None
         self._reason: str | None = None
+        self._is_told = False
         self._ended = threading.Event()
-        # The first exchange connects all ranks, which a capture must not wait for.
-        words = torch.zeros(2, size, dtype=torch.int64, device=device)
-        self._swap(words[0], words[1])
-        torch.cuda.current_stream(device).synchronize()
         self._thread: threading.Thread | None = None
         if size > 1:
             self._thread = threading.Thread(target=self._watch, name="pyg_direct_segments", daemon=True)
             self._thread.start()
+
+    @classmethod
+    def open(cls, store: Any, rank: int, size: int, device: torch.device, *, timeout: float, **calls: Any
+             ) -> NcclSegments:  # fmt: skip
+        """Open the group of all ranks and connect them; collective.
+
+        Args:
+            store: Store by which the ranks find each other.
+            rank, size: This rank, and their number.
+            device, timeout: See the constructor.
+            **calls: Further arguments of the constructor.
+        """
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout)
+        if "NCCL_MAX_CTAS" not in os.environ:
+            options.config.max_ctas = _BLOCKS
+        segments = cls(dist.ProcessGroupNCCL(store, rank, size, options), size, device, timeout=timeout, **calls)
+        # The first exchange connects all ranks, which a capture must not wait for.
+        words = torch.zeros(2, size, dtype=torch.int64, device=device)
+        segments._swap(words[0], words[1])
+        torch.cuda.current_stream(device).synchronize()
+        return segments
 
     def _swap(self, to_send: Tensor, received: Tensor) -> None:
         work = self._group.alltoall_base(received, to_send, [], [], self._options)
@@ -124,10 +138,10 @@ class NcclSegments:
         self._holders.add(holder)
 
     def wait(self, event: torch.cuda.Event) -> None:
-        """Wait for an event behind exchanges as long as all ranks are alive.
+        """Wait for an event behind exchanges as long as all ranks go on.
 
         Raises:
-            RankError: a rank is gone.
+            RankError: a rank failed or is gone.
         """
         self._since = time.monotonic()
         try:
@@ -135,6 +149,8 @@ class NcclSegments:
         finally:
             self._since = None
         if self._reason is not None:
+            if self._is_told:
+                self._hear()
             raise RankError(self._reason)
 
     def _watch(self) -> None:
@@ -143,7 +159,8 @@ class NcclSegments:
             waited = 0.0 if since is None else time.monotonic() - since
             if waited < _LOOK:
                 continue
-            reason = self._find_gone()
+            reason = self._find_reason()
+            self._is_told = reason is not None
             if reason is None and waited > self._timeout:
                 reason = f"an exchange on the GPU took more than {self._timeout:g} seconds"
             if reason is not None:
@@ -166,8 +183,11 @@ class NcclSegments:
             ending = threading.Thread(target=self._group.abort, daemon=True)
             ending.start()
             time.sleep(_LOOK / 10)
+        until = time.monotonic() + _END
         for holder in list(self._holders):
-            holder.release()
+            # A thread may still wait for the batch whose exchanges were aborted.
+            while not holder.release() and time.monotonic() < until:
+                time.sleep(_LOOK / 10)
         if ending is not None:
             ending.join(_END)
         elif self._reason is None:
