@@ -204,7 +204,7 @@ class DistPlan(GeneralPlan):
     def __init__(self, part: GraphPart, recipe: GeneralRecipe, communicator: Communicator, *, timed: bool,
                  weighted: bool) -> None:  # fmt: skip
         placed: Any = part.place(timed=timed, weighted=weighted)
-        self._picks_here = part.is_whole
+        self._picks_here = communicator.captured and part.is_whole
         super().__init__(placed, recipe)
         self.part, self._placed, self._communicator = part, placed, communicator
         self._picker = Picker(part, placed, self)

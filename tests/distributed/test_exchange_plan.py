@@ -8,19 +8,20 @@ import torch.distributed as dist
 
 from pyg_direct.distributed import exchange_plan
 from pyg_direct.distributed.exchange_plan import ExchangePlan
+from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.errors import IdError, PartitionError
 from pyg_direct.runtime.comm.nccl_segments import NcclSegments
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
-from tests.distributed.lockstep import run_lockstep
-from tests.distributed.test_frontier_exchange import write
+from tests.distributed.lockstep import LockstepCommunicator, run_lockstep
+from tests.distributed.test_frontier_exchange import OPTIONS, as_lists, sample_alone, write
 from tests.hetero_graphs import make_parts
 from tests.plans import KEY, ON_GPU_PLANS
 from tests.reference.general import Options, sample
 from tests.sampling.hetero_plan.test_general import as_tensors, assert_equal
 
-CUDA = torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FANOUTS = [3, 2]
 KINDS = {
     "uniform": ("", False, Options()),
@@ -113,6 +114,42 @@ def test_a_batch_that_fits_has_two_exchanges_a_hop_and_one_at_its_end(tmp_path, 
         return transport.num_exchanges - before, plan._slots == slots
 
     assert run_lockstep(run, 2) == [(2 * len(FANOUTS) + 1, True)] * 2
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize("name", ["uniform", "bidirectional", "last"])
+@pytest.mark.filterwarnings("ignore:.*has no reverse relation")
+def test_a_plan_of_a_part_exchanges_in_segments_if_its_communicator_can(tmp_path, device, name):
+    options, timed = OPTIONS[name], name == "last"
+    graph = make_parts(times="node" if timed else "", weighted=False)
+    write(tmp_path / "p", graph, 2)
+    requests, recipe = make_requests(2), GeneralRecipe(FANOUTS, **asdict(options))
+
+    def run(transport):
+        part = GraphPart(tmp_path / "p", transport.rank, device=device)
+        plan = DistPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=False)
+        seeds, times = requests[transport.rank]
+        return as_lists(plan.sample(as_tensors(seeds, device), KEY + transport.rank,
+                                    seed_time=as_tensors(times, device) if timed else None))  # fmt: skip
+
+    alone = [(as_tensors(seeds, CPU), as_tensors(times, CPU) if timed else None) for seeds, times in requests]
+    assert run_lockstep(run, 2) == sample_alone(graph, alone, recipe)
+
+
+@ON_GPU_PLANS
+def test_a_whole_part_needs_no_exchange(tmp_path, device):
+    graph, ((seeds, _),) = make_parts(), make_requests(1)
+    write(tmp_path / "p", graph, 1)
+
+    def run(transport):
+        part = GraphPart(tmp_path / "p", 0, device=device)
+        plan = DistPlan(part, GeneralRecipe(FANOUTS), LockstepCommunicator(transport), timed=False, weighted=False)
+        return plan.sample(as_tensors(seeds, device), KEY), transport.num_exchanges
+
+    ((got, num_exchanges),) = run_lockstep(run, 1)
+
+    assert_equal(got, expect(graph, (seeds, None), 0, Options()))
+    assert num_exchanges == 0
 
 
 @ON_GPU_PLANS

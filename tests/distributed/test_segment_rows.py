@@ -7,35 +7,14 @@ from pyg_direct.distributed import segment_rows
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.row_exchange import RowExchange, Wanted
 from pyg_direct.errors import IdError
-from tests.distributed.lockstep import run_lockstep
+from tests.distributed.lockstep import LockstepCommunicator, run_lockstep
 from tests.distributed.ranks import make_data, write_data
 from tests.plans import ON_GPU_PLANS
-
-EDGE = ("nodes", "edges", "nodes")
-
-
-class Way:
-    """The part of a communicator that an exchange in segments asks."""
-
-    def __init__(self, transport):
-        self._transport = transport
-
-    def open_segments(self):
-        return self._transport
-
-    def widen(self, width):
-        pass
-
-    def agree(self, value):
-        box = torch.full((self._transport.size,), value)
-        found = torch.empty_like(box)
-        self._transport.exchange(box, found, 0)
-        return found.tolist()
 
 
 def open_rows(folder, transport, device):
     part = GraphPart(folder, transport.rank, device=device)
-    return RowExchange(part, Way(transport)), part.manifest.edges[0].name
+    return RowExchange(part, LockstepCommunicator(transport)), part.manifest.edges[0].name
 
 
 @ON_GPU_PLANS

@@ -57,6 +57,7 @@ class Communicator:
             `GLOO_SOCKET_IFNAME` is set.
         timeout: Seconds that an exchange waits for the slowest process, and that all processes have to join at first.
         silence: Seconds that it waits for a process without a heartbeat, over Gloo.
+        captured: Whether `open_segments` offers exchanges that CUDA graphs capture, equal on all ranks.
 
     Raises:
         ArgumentError: there is no process group, or an argument is wrong; the other processes get the latter as
@@ -67,15 +68,17 @@ class Communicator:
 
     Attributes:
         rank, size: This process in the group, and their number.
+        captured: Whether batches are sampled by exchanges inside captured graphs.
         width: Words of the rows that processes begin an exchange with, equal on all ranks.
         sent: Bytes sent to other processes so far, by kind of data.
     """
 
+    captured = False
     _store: Any = None
     _segments: NcclSegments | None = None
 
     def __init__(self, group: Any = None, *, device: torch.device, backend: str | None = None,
-                 timeout: float = 600, silence: float = 30) -> None:  # fmt: skip
+                 timeout: float = 600, silence: float = 30, captured: bool = False) -> None:  # fmt: skip
         if not dist.is_available() or not dist.is_initialized():
             raise ArgumentError("a process group must be there before graphs are opened in parts; call "
                                 "torch.distributed.init_process_group first")  # fmt: skip
@@ -86,8 +89,8 @@ class Communicator:
         if dist.get_rank() not in ranks:
             raise ArgumentError(f"group must have this process, rank {dist.get_rank()}, as a member, got ranks {ranks}")
         with failures_told(group):
-            _check(device, backend, silence)
-        self.device, self._wire = device, device if backend == "nccl" else _HOST
+            _check(device, backend, silence, captured)
+        self.device, self._wire, self.captured = device, device if backend == "nccl" else _HOST, captured
         self._connections = Connections()
         self._ranks, self._silence, self._timeout = ranks, silence, timeout
         self._pulse: Pulse | None = None
@@ -95,7 +98,7 @@ class Communicator:
         self._word_group: Any = None
         self._own_group: Any = None
         if self.size > 1:
-            self._join(backend, timeout)
+            self._join(backend, timeout, captured)
         self._is_open = True
         self.width = _LEAST_WIDTH
         self.sent: Counter[str] = Counter()
@@ -111,7 +114,7 @@ class Communicator:
         self._worker.start()
         atexit.register(self.close)
 
-    def _join(self, backend: str, timeout: float) -> None:
+    def _join(self, backend: str, timeout: float, captured: bool) -> None:
         """Form the groups; if a process fails or dies meanwhile, the error names it."""
         formation = Formation(self._ranks, timeout, self._silence)
         try:
@@ -120,7 +123,7 @@ class Communicator:
                 self._own_group = formation.watch(
                     partial(dist.new_group, self._ranks, timeout=timedelta(seconds=timeout), backend=backend)
                 )
-                self._store = formation.open_store("segments")
+                self._store = formation.open_store("segments") if captured else None
         except BaseException:
             self._connections.give_up()
             formation.abandon()
@@ -176,7 +179,7 @@ class Communicator:
         done.set_result(result)
 
     def open_segments(self) -> NcclSegments | None:
-        """Return the exchange of segments inside captured graphs; None without NCCL or other ranks.
+        """Return the exchange of segments inside captured graphs; None unless `captured`, or without other ranks.
 
         The first call is collective.
 
@@ -425,8 +428,10 @@ class Communicator:
             dist.destroy_process_group(own)
 
 
-def _check(device: torch.device, backend: str, silence: float) -> None:
+def _check(device: torch.device, backend: str, silence: float, captured: bool) -> None:
     if backend not in ("gloo", "nccl") or (backend == "nccl" and device.type != "cuda"):
         raise ArgumentError(f"backend must be gloo, or nccl with tensors on GPUs, got {backend!r} on {device}")
+    if captured and backend != "nccl":
+        raise ArgumentError(f"captured=True needs backend='nccl', with tensors on GPUs, got {backend!r} on {device}")
     if not silence > 0:
         raise ArgumentError(f"silence must be above 0 seconds, got {silence}")
