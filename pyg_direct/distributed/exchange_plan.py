@@ -172,7 +172,7 @@ class ExchangePlan(HeteroGpuPlan):
 
     def list_templates(self, layout: Layout) -> np.ndarray:
         """As of one GPU, but owners have chosen the edges already: all of an answer are taken."""
-        words = super().list_templates(layout).reshape(self.num_hops, -1, COLUMNS)
+        words = super().list_templates(layout).reshape(-1, COLUMNS)
         words[..., worklist.FANOUT] = np.where(words[..., worklist.FANOUT] != 0, -1, 0)
         return words.reshape(-1)
 

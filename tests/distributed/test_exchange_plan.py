@@ -5,6 +5,7 @@ from dataclasses import asdict
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings, strategies as st
 
 from pyg_direct.distributed import exchange_plan
 from pyg_direct.distributed.exchange_plan import ExchangePlan
@@ -16,7 +17,7 @@ from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from tests.distributed.lockstep import LockstepCommunicator, run_lockstep
 from tests.distributed.test_frontier_exchange import OPTIONS, as_lists, sample_alone, write
-from tests.hetero_graphs import make_parts
+from tests.hetero_graphs import make_parts, odd_parts, odd_requests
 from tests.plans import KEY, ON_GPU_PLANS
 from tests.reference.general import Options, sample
 from tests.sampling.hetero_plan.test_general import as_tensors, assert_equal
@@ -76,6 +77,23 @@ def test_every_rank_has_the_batch_of_the_reference(tmp_path, device, name, num_p
 
     for number, request in enumerate(requests):
         assert_equal(got[number], expect(graph, request, number, options))
+
+
+@ON_GPU_PLANS
+@settings(deadline=None)
+@given(st.data(), st.booleans(), st.booleans(), st.booleans(), st.integers(1, 4))
+def test_batches_of_odd_graphs(tmp_path_factory, device, data, replace, disjoint, weighted, num_parts):
+    graph = data.draw(odd_parts(weighted=weighted).filter(lambda graph: graph.edges))
+    seeds, times, fanouts = data.draw(odd_requests(graph))
+    strategy = data.draw(st.sampled_from(["uniform", "last"])) if graph.node_time or graph.edge_time else "uniform"
+    options = Options(replace=replace, disjoint=disjoint, temporal_strategy=strategy)
+    folder = tmp_path_factory.mktemp("p") / "p"
+    write(folder, graph, num_parts, data.draw(st.sampled_from(["hash", "range"])))
+
+    (got,), _ = sample_in_parts(folder, graph, [(seeds, times)], options, num_parts, device, fanouts)
+
+    timed = bool(graph.node_time or graph.edge_time)
+    assert_equal(got, sample(graph, seeds, fanouts, KEY, options, times if timed else None))
 
 
 @ON_GPU_PLANS
