@@ -62,6 +62,8 @@ class DistGraph:
             process keeps its part and they exchange; `replicas` and `share_rows` are for this case. Equal in all
             processes. GPUs share out neighbors, and rows up to `device_cache_size`; host memory holds the other rows
             once. The parts are joined in host memory first, which needs room for the whole graph.
+        captured: Sample by exchanges over NCCL inside one captured CUDA graph, instead of hop by hop from the host. It
+            has run in the simulator of kernels, but not on GPUs yet (see the limits). Equal in all processes.
         timeout, silence: Seconds that an exchange waits for the slowest process, and for a process that gives no sign
             of life.
 
@@ -95,13 +97,14 @@ class DistGraph:
     def __init__(self, folder: str | PathLike[str], *, device: Device = None, group: Any = None,
                  backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,
                  placement: str = "unified", replicas: Any = None, share_rows: bool = False,
-                 share_graph: bool | str = "auto", timeout: float = 600, silence: float = 30) -> None:  # fmt: skip
+                 share_graph: bool | str = "auto", captured: bool = False, timeout: float = 600,
+                 silence: float = 30) -> None:  # fmt: skip
         with failures_told(group):
             self.device = resolve_device(device)
             if share_rows and self.device.type != "cpu":
                 raise ArgumentError(f"share_rows needs device='cpu', got {str(self.device)!r}")
         self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
-                                         silence=silence)  # fmt: skip
+                                         silence=silence, captured=bool(captured))  # fmt: skip
         try:
             self._open_all(folder, check, device_cache_size, placement, replicas, share_rows, share_graph)
         except Exception:
@@ -145,11 +148,11 @@ class DistGraph:
             name, value = ("share_rows", share_rows) if share_rows else ("replicas", replicas)
             raise ArgumentError(f"{name} needs share_graph=False or 'auto', as nothing is exchanged in one memory, got "
                                 f"{value!r}")  # fmt: skip
-        ways = self.communicator.agree(2 * bool(share_graph) + bool(share_rows))
+        ways = self.communicator.agree(4 * self.communicator.captured + 2 * bool(share_graph) + bool(share_rows))
         other = next((rank for rank, way in enumerate(ways) if way != ways[0]), None)
         if other is not None:
-            raise ArgumentError("share_graph=False and share_rows must be equal in all processes, got others on rank "
-                                f"{other} than on rank 0")  # fmt: skip
+            raise ArgumentError("share_graph=False, share_rows and captured must be equal in all processes, got others "
+                                f"on rank {other} than on rank 0")  # fmt: skip
 
     def _find_obstacle(self, share_graph: bool | str, folder: str | PathLike[str]) -> str | None:
         """Find the reason why the graph is not kept in one memory."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.distributed.exchange_plan import ExchangePlan, serves
 from pyg_direct.distributed.graph_part import GraphPart, PlacedPart
 from pyg_direct.distributed.row_exchange import Unpacker, pack
 from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
@@ -196,13 +197,14 @@ class DistPlan(GeneralPlan):
         timed, weighted: Sample by the times and weights of the partition.
     """
 
-    _picks_here = False
+    _exchange: ExchangePlan | None = None
     # The sample gives the owners of edges.
     _keeps_sampled = True
 
     def __init__(self, part: GraphPart, recipe: GeneralRecipe, communicator: Communicator, *, timed: bool,
                  weighted: bool) -> None:  # fmt: skip
         placed: Any = part.place(timed=timed, weighted=weighted)
+        self._picks_here = communicator.captured and part.is_whole
         super().__init__(placed, recipe)
         self.part, self._placed, self._communicator = part, placed, communicator
         self._picker = Picker(part, placed, self)
@@ -216,6 +218,16 @@ class DistPlan(GeneralPlan):
         each = [None] * len(keys) if excluded is None else excluded
         return [self.sample(seeds, key, seed_time=seed_time, excluded=own)
                 for (seeds, seed_time), key, own in zip(requests, keys, each, strict=True)]  # fmt: skip
+
+    def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
+                    ) -> list[GeneralSample]:  # fmt: skip
+        is_served = not self.part.is_whole and excluded is None and serves(self, self.part.num_parts)
+        segments = self._communicator.open_segments() if is_served else None
+        if segments is None:
+            return super()._sample_all(requests, keys, excluded)
+        if self._exchange is None:
+            self._exchange = ExchangePlan(self.part, self, segments)
+        return [self._turn_both_ways(sample) for sample in self._exchange.sample(requests, keys)]
 
     def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
         if self.part.is_whole:
@@ -296,7 +308,7 @@ class DistPlan(GeneralPlan):
         return upload(rows, self._placed.device)
 
     def _fanouts_of(self, hop: int) -> np.ndarray:
-        fanouts: np.ndarray = self._fanouts[hop] if not self._wants_all else np.full(
+        fanouts: np.ndarray = self.fanouts[hop] if not self._wants_all else np.full(
             len(self._placed.topo.edge_types), -1)  # fmt: skip
         return fanouts
 

@@ -47,6 +47,10 @@ class Table:
             return torch.full_like(ids, -1)
         return locate_ids(ids, self._directory, self._num_ids)
 
+    def find_directory(self) -> tuple[Directory, int]:
+        """Return (the look-up of ids, the ids that it covers), for kernels that find positions."""
+        return (self._directory, self._num_ids) if self.ids.numel() else (Directory.empty(self.ids.device), 0)
+
     @property
     def index(self) -> tuple[Tensor, ...]:
         """The tensors of the look-up of ids, empty before its first use."""
@@ -267,6 +271,10 @@ class GraphPart:
     def find_places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Locate ids of the id space of all types, as `Table.locate`: positions among the part's nodes, by type."""
         return self._all_nodes.locate(ids)
+
+    def find_directory(self) -> tuple[Directory, int]:
+        """Return (the look-up of `find_places`, ids that it covers)."""
+        return self._all_nodes.find_directory()
 
     def edge_set(self, edge_type: EdgeType) -> EdgeSet:
         """Make the set of this part's edges of a relation, for queries of pairs; 8 bytes per edge."""

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from pyg_direct.distributed.graph_part import GraphPart, Table
+from pyg_direct.distributed.segment_rows import RowsOfKind, SegmentRows
 from pyg_direct.distributed.shared_arrays import tell
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.relation import tell_apart
+from pyg_direct.kernels.sampling.frontier_segments import MOST_BUCKETS
 from pyg_direct.ops.rows.gather import gather_rows
 from pyg_direct.ops.rows.scatter import scatter_rows
 from pyg_direct.ops.sampling.split_by_owner import group_keys, make_keys
@@ -264,6 +266,9 @@ class RowExchange:
             self.features[kind][TIME] = Feature(device=part.device).from_cpu_tensor(times)
         self._kept: dict[Any, Table] = {}
         self._peers: PeerRows | None = None
+        self._segments: SegmentRows | None = None
+        # Whether any rank has copies of rows of other parts.
+        self._has_copies = False
         self.num_remote = self.num_kept = 0
         if communicator is not None:
             # The status of a process, the ids that it requests, and the ids with local copies, by kind.
@@ -301,6 +306,11 @@ class RowExchange:
                 one, inverse = _drop_repeated(one)
             distinct.append(one)
             inverses.append(inverse)
+        segments = self._open_segments()
+        if segments is not None:
+            rows_of = self._fetch_in_segments(segments, distinct)
+            return [rows if inverse is None else {name: value[inverse] for name, value in rows.items()}
+                    for rows, inverse in zip(rows_of, inverses, strict=True)]  # fmt: skip
         parcel = Parcel.of([(one.kind, self._names(one)) for one in wanted], self.features)
         asked, received = self._exchange(distinct, parcel)
         num_others = self._num_others
@@ -312,6 +322,28 @@ class RowExchange:
             rows = self._assemble(one, number, asked, arrays)
             found.append(rows if inverse is None else {name: value[inverse] for name, value in rows.items()})
         return found
+
+    def _open_segments(self) -> SegmentRows | None:
+        """Return the exchange in segments; None without NCCL, or if some rows are found on other ways."""
+        comm = self._communicator
+        if self._segments is None and comm is not None and self._part.num_parts <= MOST_BUCKETS:
+            transport = comm.open_segments()
+            if transport is not None:
+                self._segments = SegmentRows(self._part.part, self._part.num_parts, self._part.device, transport)
+        return None if self._has_copies or self._peers is not None else self._segments
+
+    def _fetch_in_segments(self, segments: SegmentRows, wanted: Sequence[Wanted]) -> list[dict[str, Tensor]]:
+        """Fetch rows of distinct ids."""
+        requests = []
+        for one in wanted:
+            kind, nodes = (one.kind, one.ids) if one.owned is None else one.owned
+            features = {name: self.features[one.kind][name] for name in self._names(one)}
+            if features:
+                requests.append(RowsOfKind(one.kind, one.ids.contiguous(), nodes.contiguous(), self._part.books[kind],
+                                           self._part.tables[one.kind], features))  # fmt: skip
+        found = iter(segments.fetch(requests))
+        self.num_remote, segments.num_remote = self.num_remote + segments.num_remote, 0
+        return [next(found) if self._names(one) else {} for one in wanted]
 
     @property
     def _num_others(self) -> int:
@@ -446,11 +478,15 @@ class RowExchange:
                 if not isinstance(kind, str):
                     raise ArgumentError(f"ids must be of node types, got {kind}")
                 own = own[self._part.owners(kind, own) != self._part.part]
-            wanted.append(Wanted(kind, own, list(self.features[kind]), is_distinct=True))
-        self._kept = {}
+            # Edges, which belong to owners of their nodes, are not copied.
+            names = list(self.features[kind]) if isinstance(kind, str) else []
+            wanted.append(Wanted(kind, own, names, is_distinct=True))
+        assert self._communicator is not None
+        self._kept, self._has_copies = {}, False
         rows = self.fetch(wanted)
         self.num_remote = 0
         self._kept = {one.kind: Table(one.ids, own) for one, own in zip(wanted, rows, strict=True)}
+        self._has_copies = any(self._communicator.agree(sum(one.ids.numel() for one in wanted)))
 
     @property
     def kept_bytes(self) -> int:

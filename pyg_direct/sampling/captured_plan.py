@@ -257,6 +257,8 @@ class CapturedPlan:
     """
 
     topology: Any
+    # Otherwise kernels are enqueued one by one, as the simulator runs them.
+    _is_captured = not SIMULATED
 
     def __init__(self) -> None:
         self.num_captures = 0
@@ -310,7 +312,11 @@ class CapturedPlan:
             touch(self)
             pending._slot = self._claim_slot(pending)
             self._pending.append(pending)
-            self._enqueue_batch(pending)
+            try:
+                self._enqueue_batch(pending)
+            except BaseException:
+                self._pending.remove(pending)
+                raise
         return pending
 
     def _claim_slot(self, pending: Pending) -> Any:
@@ -344,14 +350,14 @@ class CapturedPlan:
         if self._scratch is None:
             self._scratch = self._find_scratch()
         slot = self._allocate(capacity)
-        if not SIMULATED:
+        if self._is_captured:
             index = self.topology.device.index
             # Compile and load before the capture, in which nothing may be loaded; without seeds, so that nothing
             # changes in the scratch.
             with torch.cuda.device(index), self._scratch.lock:
                 stream = torch._C._cuda_getCurrentRawStream(index)
                 self._scratch.wait(stream)
-                self._enqueue(slot, stream)
+                self._enqueue_once(slot, stream)
                 torch.cuda.current_stream(index).synchronize()
             slot.graph = CapturedGraph(lambda stream: self._enqueue(slot, stream), index)
         self._slots.append(slot)
@@ -376,17 +382,20 @@ class CapturedPlan:
 
     def _enqueue_batch(self, pending: Pending) -> None:
         slot = pending._slot
-        stream, index = 0, self.topology.device.index
-        if slot.graph is not None:
-            stream = torch._C._cuda_getCurrentRawStream(index)
-            slot.wait(stream)
-        self._write_inbox(slot, pending)
-        if slot.graph is None:
+        if slot.sized is None:
+            self._write_inbox(slot, pending)
             self._enqueue(slot, 0)
             return
+        index = self.topology.device.index
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        slot.wait(stream)
+        self._write_inbox(slot, pending)
         with self._scratch.lock:
             self._scratch.wait(stream)
-            slot.graph.replay(stream)
+            if slot.graph is None:
+                self._enqueue(slot, stream)
+            else:
+                slot.graph.replay(stream)
             slot.sized.record(current_stream(index))
             self._scratch.note(stream, slot.sized)
 
@@ -394,8 +403,7 @@ class CapturedPlan:
         while True:
             slot = pending._slot
             if slot.sized is not None:
-                # The one wait of the batch; other threads run meanwhile.
-                slot.sized.synchronize()
+                self._wait(slot.sized)
             larger = self._find_larger(slot, pending)
             if larger is None:
                 result = self._export(slot, pending)
@@ -403,6 +411,14 @@ class CapturedPlan:
                 return result
             pending._slot = self._make_slot(slot, larger)
             self._enqueue_batch(pending)
+
+    def _wait(self, sized: torch.cuda.Event) -> None:
+        """Wait for the sizes of a batch, the one wait that it has; other threads run meanwhile."""
+        sized.synchronize()
+
+    def _enqueue_once(self, slot: Any, stream: int) -> None:
+        """Enqueue all kernels without seeds, so that they are compiled and loaded."""
+        self._enqueue(slot, stream)
 
     def _find_scratch(self) -> Any:
         """Find the scratch that plans of the topology share."""

@@ -211,6 +211,8 @@ class HeteroGpuPlan(CapturedPlan):
     """
 
     _slot_class: type[Slot] = Slot
+    # Whether other plans wait for a batch, also for one without seeds.
+    _is_awaited = False
 
     def __init__(self, topology: PlacedHetero, fanouts: np.ndarray, rules: Rules, rows: Rows, flags: np.ndarray, *,
                  disjoint: bool, repeats: bool, num_batches: int, max_degree: int | None,
@@ -255,7 +257,7 @@ class HeteroGpuPlan(CapturedPlan):
         listed = list_seeds(self.topology, requests, self.disjoint, self.num_times)
         missing = self.num_batches - len(requests)
         pending = Pending(self, (listed, excluded, len(requests)), [*keys, *[0] * missing])
-        if listed.numel() == 0:
+        if listed.numel() == 0 and not self._is_awaited:
             node_counts = np.zeros((self.num_hops + 1, len(requests) * len(topo.node_types)), np.int64)
             num_edges = np.zeros((self.num_stages, len(requests) * len(topo.edge_types)), np.int64)
             new = self._class_starts.new_empty
@@ -544,6 +546,11 @@ class HeteroGpuPlan(CapturedPlan):
         words = slot.outbox_words
         if words[BAD_SEED] != NO_POSITION:
             raise IdError(name_seed(self.topology.topo, pending.seeds[0], int(words[BAD_SEED])))
+        return self._grow(slot)
+
+    def _grow(self, slot: Slot) -> Capacity | None:
+        """Find the capacity that the batch of a slot needs; None if the slot has it."""
+        words = slot.outbox_words
         needed_edges, needed_items = int(words[NEEDED_EDGES]), int(words[NEEDED_ITEMS])
         num_excluded = max(slot.capacity.excluded, int(words[NUM_EXCLUDED]))
         if needed_edges == needed_items == 0 and num_excluded == slot.capacity.excluded:

@@ -182,7 +182,7 @@ class GeneralPlan:
     def __init__(self, topology: PlacedHetero, recipe: GeneralRecipe) -> None:
         self.topology, self.recipe = topology, recipe
         topo = topology.topo
-        self._fanouts = recipe.table(topo)
+        self.fanouts = recipe.table(topo)
         self.disjoint = recipe.disjoint or topo.is_temporal
         window = BY_SEED if recipe.seed_windows else -1 if recipe.time_window is None else recipe.time_window
         self.rules = Rules(recipe.replace, recipe.temporal_strategy == "last", recipe.time_comparison == "<", window)
@@ -192,7 +192,7 @@ class GeneralPlan:
         self._has_table = not self.disjoint and fits_table(int(topo.type_starts[-1]), topology.device)
         if not weighted.any():
             self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
-        self._edges_per_seed = _expect_edges(topo, self._fanouts)
+        self._edges_per_seed = _expect_edges(topo, self.fanouts)
         is_on_gpu = SIMULATED or topology.device.type == "cuda"
         self._is_captured = is_on_gpu and self._picks_here
         # By the number of batches that they sample together, and whether seeds may repeat.
@@ -269,7 +269,7 @@ class GeneralPlan:
         if plan is None:
             all_edges = np.full(len(self.topology.topo.edge_types), -1)
             plan = self._captured[number, repeats] = HeteroGpuPlan(
-                self.topology, self._fanouts, self.rules, self.rows, self.flags, disjoint=self.disjoint,
+                self.topology, self.fanouts, self.rules, self.rows, self.flags, disjoint=self.disjoint,
                 repeats=repeats, num_batches=number, max_degree=self.recipe.max_degree,
                 last_fanouts=all_edges if self.recipe.subgraph_type == "induced" else None)  # fmt: skip
         pending = []
@@ -341,11 +341,11 @@ class GeneralPlan:
 
     def _list_work(self, hop: int, counts: np.ndarray, known: np.ndarray, start: Seeds, keys: np.ndarray) -> _Work:
         """Make the work list of a hop; empty behind the last."""
-        if hop >= len(self._fanouts):
+        if hop >= len(self.fanouts):
             return _Work(np.zeros(0, np.int64), np.zeros(0, np.int64), None)
         counts, known, bases = (part.reshape(len(keys), -1) for part in (counts, known, start.bases[:-1]))
         flags = self.flags if len(keys) == 1 else self.flags + BY_PLACE * self.topology.topo.timed
-        return _Work(*list_works(self.topology.topo, flags, self._fanouts[hop], counts, known, bases, keys), None)
+        return _Work(*list_works(self.topology.topo, flags, self.fanouts[hop], counts, known, bases, keys), None)
 
     def _list_trees(self, start: Seeds, counts: np.ndarray) -> np.ndarray:
         """List the first tree of each batch, and its number of nodes of a hop, int64 `[2 G]`; empty if times are found
@@ -359,7 +359,7 @@ class GeneralPlan:
                 ) -> list[GeneralSample]:  # fmt: skip
         hops, edges = [first], []
         known = start.counts
-        for hop in range(len(self._fanouts)):
+        for hop in range(len(self.fanouts)):
             relations = listed.relations
             picked = self._pick(listed, hops[-1], start, keys, hop)
             new_counts = numbering.enter(picked.sources, picked.ends)
@@ -369,7 +369,7 @@ class GeneralPlan:
             total = int(ends[-1])
             # The arrays that this hop still needs travel with the work list of the next.
             listed = self._list_work(hop + 1, of_type, known, start, keys)
-            is_last = hop + 1 == len(self._fanouts)
+            is_last = hop + 1 == len(self.fanouts)
             parts = [numbering.list_places(of_type), listed.work,
                      of_type[:0] if is_last else self._list_trees(start, of_type)]  # fmt: skip
             words_there = upload(np.concatenate(parts), self.topology.device)

@@ -81,29 +81,35 @@ class Book:
     def owners(self, ids: Tensor) -> Tensor:
         """Return the part of each node, int64 `[n]`, for ids int64 `[n]`, on their device."""
         if self.table is not None:
-            return self._on(ids, "table")[ids].long()
+            return self._on(ids.device, "table")[ids].long()
         if self.bounds is not None:
-            return torch.searchsorted(self._on(ids, "bounds")[1:-1], ids, right=True)
+            return torch.searchsorted(self._on(ids.device, "bounds")[1:-1], ids, right=True)
         mixed = _shift(ids, 30, ids) * _MIX_0
         mixed = _shift(mixed, 27, mixed) * _MIX_1
         return (((mixed >> 32) & 0x7FFFFFFF) * self.num_parts) >> 31
 
     def find_buckets(self, ids: Tensor, own: int, scale: int, add: int, keys: Tensor) -> None:
         """Write the bucket keys of requested nodes (see `ops/sampling/split_by_owner.py`)."""
-        none = ids[:0]
-        bounds = none if self.bounds is None else self._on(ids, "bounds")[1:-1]
-        table = none.to(torch.uint8) if self.table is None else self._on(ids, "table")
-        find_buckets(ids, self.num_parts, bounds, table, own, scale, add, keys)
+        find_buckets(ids, self.num_parts, *self.find_arrays(ids.device), own, scale, add, keys)
 
-    def _on(self, ids: Tensor, name: str) -> Tensor:
-        """Return `bounds` or `table` on the device of ids, copied there once."""
+    def find_arrays(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return (first nodes of all parts but the first, part of each node) on a device, as kernels find owners; an
+        unused one is empty.
+        """
+        bounds = torch.empty(0, dtype=torch.int64, device=device) if self.bounds is None else self._on(
+            device, "bounds")[1:-1]  # fmt: skip
+        table = torch.empty(0, dtype=torch.uint8, device=device) if self.table is None else self._on(device, "table")
+        return bounds, table
+
+    def _on(self, device: torch.device, name: str) -> Tensor:
+        """Return `bounds` or `table` on a device, copied there once."""
         own: Tensor = getattr(self, name)
-        if own.device == ids.device:
+        if own.device == device:
             return own
         copies: dict[Any, Tensor] = self.__dict__.setdefault("_copies", {})
-        if (name, ids.device) not in copies:
-            copies[name, ids.device] = own.to(ids.device)
-        return copies[name, ids.device]
+        if (name, device) not in copies:
+            copies[name, device] = own.to(device)
+        return copies[name, device]
 
     def owners_between(self, begin: int, end: int) -> np.ndarray:
         """Return the parts of the nodes begin, ..., end - 1, int64."""

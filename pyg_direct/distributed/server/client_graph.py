@@ -44,6 +44,8 @@ class Servers(Protocol):
 class _Alone:
     """Stand-in for a communicator: a client runs alone, one task after the other."""
 
+    captured = False
+
     def __init__(self, device: torch.device, number: int, count: int) -> None:
         self.device, self.rank, self.size = device, number, count
         self.sent: Counter[str] = Counter()
@@ -87,6 +89,9 @@ class _Alone:
 
     def widen(self, width: int) -> None:
         """Do nothing: there is no exchange."""
+
+    def open_segments(self) -> None:
+        """Return None: there is no exchange."""
 
     def close(self) -> None:
         for steps in list(self._followed):

@@ -23,6 +23,7 @@ from pyg_direct.errors import ArgumentError, IdError, RankError
 from pyg_direct.runtime.comm.formation import Formation, failures_told, name_ranks
 from pyg_direct.runtime.comm.gloo_sockets import Connections
 from pyg_direct.runtime.comm.heartbeat import Pulse
+from pyg_direct.runtime.comm.nccl_segments import NcclSegments
 
 _MOST_WORDS = 1 << 12
 # Least number of words in a row: the status of the process, and one more.
@@ -56,6 +57,7 @@ class Communicator:
             `GLOO_SOCKET_IFNAME` is set.
         timeout: Seconds that an exchange waits for the slowest process, and that all processes have to join at first.
         silence: Seconds that it waits for a process without a heartbeat, over Gloo.
+        captured: Whether `open_segments` offers exchanges that CUDA graphs capture, equal on all ranks.
 
     Raises:
         ArgumentError: there is no process group, or an argument is wrong; the other processes get the latter as
@@ -66,12 +68,17 @@ class Communicator:
 
     Attributes:
         rank, size: This process in the group, and their number.
+        captured: Whether batches are sampled by exchanges inside captured graphs.
         width: Words of the rows that processes begin an exchange with, equal on all ranks.
         sent: Bytes sent to other processes so far, by kind of data.
     """
 
+    captured = False
+    _store: Any = None
+    _segments: NcclSegments | None = None
+
     def __init__(self, group: Any = None, *, device: torch.device, backend: str | None = None,
-                 timeout: float = 600, silence: float = 30) -> None:  # fmt: skip
+                 timeout: float = 600, silence: float = 30, captured: bool = False) -> None:  # fmt: skip
         if not dist.is_available() or not dist.is_initialized():
             raise ArgumentError("a process group must be there before graphs are opened in parts; call "
                                 "torch.distributed.init_process_group first")  # fmt: skip
@@ -82,16 +89,16 @@ class Communicator:
         if dist.get_rank() not in ranks:
             raise ArgumentError(f"group must have this process, rank {dist.get_rank()}, as a member, got ranks {ranks}")
         with failures_told(group):
-            _check(device, backend, silence)
-        self.device, self._wire = device, device if backend == "nccl" else _HOST
+            _check(device, backend, silence, captured)
+        self.device, self._wire, self.captured = device, device if backend == "nccl" else _HOST, captured
         self._connections = Connections()
-        self._ranks, self._silence = ranks, silence
+        self._ranks, self._silence, self._timeout = ranks, silence, timeout
         self._pulse: Pulse | None = None
         self.rank, self.size = ranks.index(dist.get_rank()), len(ranks)
         self._word_group: Any = None
         self._own_group: Any = None
         if self.size > 1:
-            self._join(backend, timeout)
+            self._join(backend, timeout, captured)
         self._is_open = True
         self.width = _LEAST_WIDTH
         self.sent: Counter[str] = Counter()
@@ -107,7 +114,7 @@ class Communicator:
         self._worker.start()
         atexit.register(self.close)
 
-    def _join(self, backend: str, timeout: float) -> None:
+    def _join(self, backend: str, timeout: float, captured: bool) -> None:
         """Form the groups; if a process fails or dies meanwhile, the error names it."""
         formation = Formation(self._ranks, timeout, self._silence)
         try:
@@ -116,6 +123,7 @@ class Communicator:
                 self._own_group = formation.watch(
                     partial(dist.new_group, self._ranks, timeout=timedelta(seconds=timeout), backend=backend)
                 )
+                self._store = formation.open_store("segments") if captured else None
         except BaseException:
             self._connections.give_up()
             formation.abandon()
@@ -169,6 +177,36 @@ class Communicator:
                 self._tell(f"{type(error).__name__}: {error}")
             return
         done.set_result(result)
+
+    def open_segments(self) -> NcclSegments | None:
+        """Return the exchange of segments inside captured graphs; None unless `captured`, or without other ranks.
+
+        The first call is collective.
+
+        Raises:
+            RankError: another process is gone.
+        """
+        if self._segments is None and self._store is not None:
+            try:
+                self._segments = NcclSegments.open(
+                    self._store, self.rank, self.size, self.device, timeout=self._timeout,
+                    find_reason=self._find_reason, hear=partial(self.agree, 0))  # fmt: skip
+            except RuntimeError as error:
+                self._broken = self._call_roll(error)
+                raise RankError(self._broken) from error
+        return self._segments
+
+    def _find_reason(self) -> str | None:
+        """Return the reason why a wait for the GPU is in vain, in the thread that watches it; None if it is not."""
+        assert self._pulse is not None
+        self._pulse.watch()
+        if self._pulse.has_failed():
+            return "another rank failed"
+        silent = self._pulse.gone or self._pulse.find_silent()
+        if not silent:
+            return None
+        self._broken = self._accuse(silent, f"no sign of life for {self._silence:g} seconds")
+        return self._broken
 
     def widen(self, width: int) -> None:
         """Widen rows to at least so many words; all processes do so between the same exchanges."""
@@ -278,6 +316,9 @@ class Communicator:
             # A single process has no partner that waits.
             return
         self._broken = f"this process, rank {self._ranks[self.rank]}, failed: {reason}"
+        if self._segments is not None and self._pulse is not None:
+            # The others may wait for this process on their GPUs.
+            self._pulse.tell_failed()
         text = torch.tensor(list(reason.encode()[:_MOST_WORDS]), dtype=torch.uint8, device="cpu")
         others = self.size - 1
         try:
@@ -369,11 +410,16 @@ class Communicator:
         self._turns.put(None)
         if hasattr(sys, "last_type"):
             # The thread must not return from an exchange while Python ends.
+            if self._segments is not None:
+                self._segments.close(failed=True)
             self._connections.give_up()
             self._worker.join(_END if self._wire.type == "cpu" else 0)
             self._stop_pulse()
             return
         self._worker.join()
+        if self._segments is not None:
+            self._segments.close(failed=self._broken is not None)
+            self._segments = None
         self._memory.clear()
         self._stop_pulse()
         own, words = self._own_group, self._word_group
@@ -382,8 +428,10 @@ class Communicator:
             dist.destroy_process_group(own)
 
 
-def _check(device: torch.device, backend: str, silence: float) -> None:
+def _check(device: torch.device, backend: str, silence: float, captured: bool) -> None:
     if backend not in ("gloo", "nccl") or (backend == "nccl" and device.type != "cuda"):
         raise ArgumentError(f"backend must be gloo, or nccl with tensors on GPUs, got {backend!r} on {device}")
+    if captured and backend != "nccl":
+        raise ArgumentError(f"captured=True needs backend='nccl', with tensors on GPUs, got {backend!r} on {device}")
     if not silence > 0:
         raise ArgumentError(f"silence must be above 0 seconds, got {silence}")

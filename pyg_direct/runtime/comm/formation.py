@@ -107,6 +107,10 @@ class Formation:
             # The store fails with the process that keeps it.
             raise RankError(f"{name_ranks(self._ranks, [0])} is gone: {error}") from error
 
+    def open_store(self, name: str) -> Any:
+        """Return a store of the members of a joined group, for keys under this name."""
+        return PrefixStore(name, self._store)
+
     def watch(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, which waits for the others in its own thread while these are alive.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from datetime import timedelta
@@ -13,9 +14,9 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 # Most seconds between two heartbeats, and the number that must be missed after a failure.
 _BEAT = 2.0
 _MISSED = 3
-# Heartbeats until all have read a word in the store, and the name of the ranks that are gone.
+# Heartbeats until all have read a word in the store; the names of the ranks that are gone, and of one that failed.
 _HEARD = 2.5
-_GONE = "gone"
+_GONE, _FAILED = "gone", "failed"
 
 
 class Pulse:
@@ -95,6 +96,18 @@ class Pulse:
         while time.monotonic() < until and self._broken is None:
             time.sleep(self._beat / 4)
         return self.gone or ranks
+
+    def tell_failed(self) -> None:
+        """Report to processes that wait on their GPUs that this process failed."""
+        # The user should see the error of this process, also without a store.
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            self._store.set(_FAILED, str(self._rank))
+
+    def has_failed(self) -> bool:
+        """Report whether a process failed that others may wait for on their GPUs."""
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            return bool(self._store.check([_FAILED]))
+        return False
 
     def watch(self) -> None:
         """Begin to check the others, because a wait has begun."""

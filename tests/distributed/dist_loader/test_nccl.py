@@ -15,10 +15,12 @@ from tests.distributed.ranks import COMMON, as_dict, assert_in_turn, make_data, 
 from tests.processes import run_ranks
 
 
-def load(rank, folder, backend):
+def load(rank, folder, backend, captured):
     torch.cuda.set_device(rank)
-    with DistGraph(folder, device=f"cuda:{rank}", backend=backend, device_cache_size="50%", replicas="10%",
-                   share_graph=False) as graph:  # fmt: skip
+    # Rows of replicas are exchanged in the older way.
+    replicas = None if captured else "10%"
+    with DistGraph(folder, device=f"cuda:{rank}", backend=backend, device_cache_size="50%", replicas=replicas,
+                   share_graph=False, captured=captured) as graph:  # fmt: skip
         assert dist.get_world_size() == 2
         found = []
         for options in ({}, {"disjoint": True}, {"replace": True}):
@@ -30,12 +32,12 @@ def load(rank, folder, backend):
 
 @pytest.mark.gpu
 @pytest.mark.gpus
-@pytest.mark.parametrize("backend", ["nccl", "gloo"])
-def test_batches_are_those_of_one_gpu(tmp_path, backend):
+@pytest.mark.parametrize(("backend", "captured"), [("nccl", False), ("gloo", False), ("nccl", True)])
+def test_batches_are_those_of_one_gpu(tmp_path, backend, captured):
     data = make_data()
     write_data(tmp_path / "p", data, 2)
 
-    ranks = run_ranks(load, 2, tmp_path / "p", backend)
+    ranks = run_ranks(load, 2, tmp_path / "p", backend, captured)
 
     for place, options in enumerate(({}, {"disjoint": True}, {"replace": True})):
         alone = NeighborLoader(data, [4, -1, 2], torch.arange(0, 300, 3), device="cpu", **options, **COMMON)

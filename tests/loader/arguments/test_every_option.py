@@ -733,6 +733,7 @@ def open_parts(rank, folder):
         "device": see(device="tpu"),
         "group": see(group=[dist.new_group([member]) for member in range(2)][rank]),
         "backend": see(backend="nccl"),
+        "captured": see(captured=True),
         "device_cache_size": see(device_cache_size="lots"),
         "placement": see(placement="cpu"),
         "replicas": see(replicas="20%"),

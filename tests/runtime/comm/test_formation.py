@@ -93,7 +93,8 @@ def test_one_that_fails_is_named_at_once_and_lost_connections_are_made_anew(tmp_
             assert own[name].startswith("ArgumentError: ")
             assert said[name] == f"RankError: rank 2 failed: {own[name]}"
         assert said["way"] == own["way"]
-        assert "share_graph=False and share_rows must be equal in all processes, got others on rank 2" in said["way"]
+        rule = "share_graph=False, share_rows and captured must be equal in all processes"
+        assert f"{rule}, got others on rank 2" in said["way"]
         assert said["lost twice"] == own["lost twice"] == "nothing"
         assert said["always lost"] == own["always lost"]
         assert said["always lost"].endswith("rank 2: connectFullMesh failed: connection closed by peer")

@@ -1,0 +1,334 @@
+"""`ExchangePlan`: batches of a graph in parts as one captured plan, with exchanges inside.
+
+Design. A hop of `HeteroGpuPlan` lists its work, picks, and numbers the new nodes. Here only the pick differs:
+
+1. The frontier is grouped by owner into segments of fixed length, which are exchanged.
+2. Owners list the work of all segments, and pick with the kernels of one GPU. Their edges are packed into segments of
+   fixed length, and exchanged. Draws depend on key, node and slot, so that they are the draws of one process.
+3. The own work list finds its edges in the answers, and the kernel that picks copies them in its own order.
+
+No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop an exchange of a
+few words tells each rank the largest needs of all. If a segment, or a buffer of one rank, was too small, all ranks
+sample the batch again with room for these needs. So the lengths of segments are equal on all ranks at any time.
+
+A `Transport` moves segments: `NcclSegments` on GPUs, whose exchanges are captured in the graph of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.compiler.jit import SIMULATED, THREADS
+from pyg_direct.distributed.graph_part import GraphPart, PartTopo
+from pyg_direct.distributed.partitioning.partition_book import table_dtype
+from pyg_direct.errors import PartitionError
+from pyg_direct.kernels.batch_counters import EDGES, STATE
+from pyg_direct.kernels.sampling import captured_hops, frontier_segments, hetero, weighted_gpu, worklist
+from pyg_direct.kernels.sampling.frontier_segments import MOST_BUCKETS
+from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, TIMED
+from pyg_direct.ops.argument_checks import check_key
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import grid_for, run_gpu
+from pyg_direct.runtime.comm.nccl_segments import Transport
+from pyg_direct.sampling.captured_plan import Pending
+from pyg_direct.sampling.hetero_gpu import Capacity, HeteroGpuPlan, Layout, Slot
+from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.hetero_sample import GeneralSample
+from pyg_direct.sampling.seeds import Request
+
+# Nodes and edges of a segment before batches show how many they need.
+_FIRST_NODES, _FIRST_EDGES = (4, 8) if SIMULATED else (1024, 8192)
+# Words that the length of a segment is a multiple of, so that all of them are aligned.
+_ALIGNED = 16
+# Nodes whose owners are counted at a time.
+_NODES_AT_ONCE = 1 << 24
+
+
+class Room(NamedTuple):
+    """Nodes and edges that a segment has room for, by hop; equal on all ranks."""
+
+    nodes: tuple[int, ...]
+    edges: tuple[int, ...]
+
+    def grow(self, needs: Sequence[int]) -> Room:
+        """Return room for the needs of a batch, by hop nodes and edges, with head-room; a need of 0 is met."""
+        nodes, edges = (
+            tuple(max(own, need + need // 4) for own, need in zip(room, needs[first::2], strict=False))
+            for first, room in enumerate(self)
+        )
+        return Room(nodes, edges)
+
+
+def _pad(count: int) -> int:
+    return -(-count // _ALIGNED) * _ALIGNED
+
+
+class ExchangeSlot(Slot):
+    """Slot with the segments of a batch, and the buffers of an owner that picks for all ranks."""
+
+    def __init__(self, plan: ExchangePlan, capacity: Capacity) -> None:
+        super().__init__(plan, capacity)
+        device, topo, parts, room = plan.topology.device, plan.topology.topo, plan.num_parts, plan.room
+        relations = len(topo.edge_types)
+        most_nodes, most_edges = max(room.nodes, default=0), max(room.edges, default=0)
+
+        def reserve(size: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
+
+        self.room = room
+        words = parts * max(plan.node_length(most_nodes), 2 * plan.num_hops + 2)
+        # Kernels that are loaded before the first exchange find segments without nodes.
+        self.to_send, self.received = torch.zeros(2, words, dtype=torch.int64, device=device).unbind()
+        answers = parts * max((plan.answer_items(n) + 2 * e for n, e in zip(*room, strict=True)), default=0)
+        self.answers, self.answers_back = torch.zeros(2, answers, dtype=topo.word_dtype, device=device).unbind()
+        self.needs = torch.zeros(2 * plan.num_hops + 2, dtype=torch.int64, device=device)
+        self.need_box = torch.zeros(self.needs.numel(), dtype=torch.int64, pin_memory=device.type == "cuda",
+                                    device="cpu")  # fmt: skip
+        self.need_words: np.ndarray = self.need_box.numpy()
+        self.places, self.slots = reserve(words), reserve(self.nodes.numel())
+        self.bases = reserve(parts * relations)
+        self.owner_counts = torch.zeros(parts * len(topo.node_types), dtype=torch.int32, device=device)
+        # Of the owner's side.
+        items = parts * plan.answer_items(most_nodes)
+        self.asked_work = reserve((parts + 1) * relations * COLUMNS)
+        self.asked_state = torch.zeros(STATE, dtype=torch.int64, device=device)
+        self.asked_starts, self.asked_sizes, self.asked_counts = (reserve(items) for _ in range(3))
+        self.asked_offsets = torch.zeros(items + 1, dtype=torch.int64, device=device)
+        self.asked_draws, self.asked_sources, self.asked_ids, self.asked_targets = (
+            reserve(parts * most_edges) for _ in range(4)
+        )
+        self.asked_repeats = reserve(parts * most_edges, torch.uint8)
+        self.asked_scores = reserve(parts * most_edges if plan.is_weighted else 0, torch.float64)
+
+
+class ExchangePlan(HeteroGpuPlan):
+    """Plan of one rank for batches of a graph in parts; every rank makes one, and submits as many batches.
+
+    Args:
+        part: The part of this rank.
+        plan: The plan with the rows, flags and rules to use; its subgraphs are not induced.
+        transport: Exchange between the ranks.
+
+    Attributes:
+        room: Room of segments, equal on all ranks.
+
+    Raises:
+        PartitionError: the part does not hold the nodes that it owns.
+    """
+
+    _slot_class = ExchangeSlot
+    _is_awaited = True
+
+    def __init__(self, part: GraphPart, plan: GeneralPlan, transport: Transport) -> None:
+        topology: Any = plan.topology
+        topo: PartTopo = topology.topo
+        super().__init__(topology, plan.fanouts, plan.rules, plan.rows, plan.flags, disjoint=plan.disjoint,
+                         repeats=False, num_batches=1, max_degree=plan.recipe.max_degree)  # fmt: skip
+        device = topology.device
+        self.transport, self.num_parts = transport, part.num_parts
+        self._is_captured = not SIMULATED and transport.is_captured
+        self._is_trial = False
+        self.room = Room((_FIRST_NODES,) * self.num_hops, (_FIRST_EDGES,) * self.num_hops)
+        self._directory, self._num_ids = part.find_directory()
+        self._bounds, self._table = _join_books(part, topo, device)
+        # Without trees, nodes stand as ids of the id space already.
+        starts = topo.type_starts[:-1]
+        self._id_starts = upload(starts if plan.disjoint else np.zeros_like(starts), device)
+        per_type = np.bincount(topo.expanded, minlength=len(topo.node_types))
+        self._most_relations = int(per_type.max(initial=0))
+        self._asked_template = upload(self._list_asked_templates(part, plan), device)
+        self._none = self._id_starts[:0]
+        transport.hold(self)
+
+    def sample(self, requests: Sequence[Request], keys: Sequence[int]) -> list[GeneralSample]:
+        """Sample the batch of a rank under its key; all ranks call it together, in one order.
+
+        Args:
+            requests: Seeds of one batch, and their times; there may be no seeds.
+            keys: Its key.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+            RankError: another rank failed or is gone.
+        """
+        for key in keys:
+            check_key("key", key)
+        samples: list[GeneralSample] = self.submit(requests, keys).finish()
+        return samples
+
+    def node_length(self, room: int) -> int:
+        """Count the words of a segment of so many nodes."""
+        fields = 1 + self.disjoint + self.topology.topo.is_temporal
+        return _pad(len(self.topology.topo.node_types) + 1 + fields * room)
+
+    def answer_items(self, room: int) -> int:
+        """Count the words for the items of so many nodes."""
+        return _pad(room * self._most_relations + 1)
+
+    def list_templates(self, layout: Layout) -> np.ndarray:
+        """As of one GPU, but owners have chosen the edges already: all of an answer are taken."""
+        words = super().list_templates(layout).reshape(-1, COLUMNS)
+        words[..., worklist.FANOUT] = np.where(words[..., worklist.FANOUT] != 0, -1, 0)
+        return words.reshape(-1)
+
+    def _list_asked_templates(self, part: GraphPart, plan: GeneralPlan) -> np.ndarray:
+        """Words of the entries of an owner's work lists that do not depend on a batch, int64 `[R * COLUMNS]` a hop."""
+        topo = self.topology.topo
+        words = np.zeros((self.num_hops, len(topo.edge_types), COLUMNS), np.int64)
+        own_starts = topo.type_starts[topo.expanded]
+        words[..., worklist.RELATION], words[..., worklist.FANOUT] = np.arange(len(topo.edge_types)), self.fanouts
+        # Rows are found by positions among all nodes of the part, draws by ids within the type.
+        words[..., worklist.ROWS] = topo.row_starts[:-1] - part.own_starts[topo.expanded] + own_starts
+        words[..., worklist.OWN_START], words[..., worklist.EDGES] = own_starts, topo.edge_starts[:-1]
+        words[..., worklist.FRONT] = topo.expanded
+        words[..., worklist.FLAGS] = plan.flags | np.where(plan.flags & TIMED, BY_PLACE, 0)
+        return words.reshape(-1)
+
+    def _has_room(self, slot: ExchangeSlot, pending: Pending) -> bool:  # type: ignore[override]
+        return slot.room == self.room and super()._has_room(slot, pending)
+
+    def _count_slot_bytes(self, capacity: Capacity) -> int:
+        nodes, edges = max(self.room.nodes, default=0), max(self.room.edges, default=0)
+        own = 24 * self.node_length(nodes) + 40 * self.answer_items(nodes) + (33 + 4 * 8 + 8 * self.is_weighted) * edges
+        return super()._count_slot_bytes(capacity) + self.num_parts * own
+
+    def _enqueue_once(self, slot: Any, stream: int) -> None:
+        self._is_trial = True
+        try:
+            super()._enqueue_once(slot, stream)
+        finally:
+            self._is_trial = False
+
+    def _wait(self, sized: torch.cuda.Event) -> None:
+        self.transport.wait(sized)
+
+    def _exchange(self, to_send: Tensor, received: Tensor, length: int, stream: int) -> None:
+        if not self._is_trial:
+            size = self.num_parts * length
+            self.transport.exchange(to_send[:size], received[:size], stream)
+
+    def _pick(self, slot: Any, work: Tensor, hop: int, stage: int, stream: int) -> None:
+        nodes, edges = slot.room.nodes[hop], slot.room.edges[hop]
+        num_items = self.answer_items(nodes)
+        self._ask(slot, hop, nodes, stream)
+        self._answer(slot, hop, nodes, edges, num_items, stream)
+        self._exchange(slot.answers, slot.answers_back, num_items + 2 * edges, stream)
+        scratch, layout = self._scratch, slot.layout
+        full = scratch.block_sums.numel()
+        item_grid = max(1, min(full, -(-slot.capacity.items // THREADS)))
+        run_gpu(frontier_segments.read_answers_gpu, item_grid, work, slot.slots, slot.bases, nodes, num_items, edges,
+                slot.answers_back, slot.starts, slot.sizes, slot.counts, scratch.block_sums, stream=stream)  # fmt: skip
+        run_gpu(captured_hops.place_items_gpu, item_grid, slot.state, hop, slot.capacity.edges, work, slot.counts,
+                scratch.block_sums, slot.offsets, stream=stream)  # fmt: skip
+        run_gpu(hetero.pick_items_gpu, full, hop, 0, layout.tree_shift, work, slot.answers_back,
+                slot.answers_back[edges:], self._none, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets,
+                slot.draws, slot.repeats, slot.sources, slot.ids, slot.targets, scratch.fresh, scratch.touched,
+                layout.bucket_shift, slot.bucket_counts, slot.ranks, stream=stream)  # fmt: skip
+        if hop + 1 == self.num_hops:
+            self._agree(slot, stream)
+
+    def _ask(self, slot: Any, hop: int, nodes: int, stream: int) -> None:
+        """Send the nodes of a hop to their owners."""
+        topo, length = self.topology.topo, self.node_length(nodes)
+        types, template = len(topo.node_types), hop * slot.work.numel()
+        # The nodes of the hop are not counted here: a full grid, unless there are few nodes at all.
+        grid = grid_for(slot.nodes.numel(), slot.state)
+        frontier = slot.begins, hop * (types + 1), types, slot.nodes
+        run_gpu(frontier_segments.count_owners_gpu, grid, *frontier, self._id_starts, self.num_parts, self._bounds,
+                self._table, slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
+        run_gpu(frontier_segments.fill_segments_gpu, grid, *frontier, slot.trees, slot.seed_times, self._id_starts,
+                slot.inbox, self.num_parts, nodes, length, slot.template, template, slot.bases, slot.owner_counts,
+                slot.slots, slot.to_send, slot.needs, 2 * hop, stream=stream)  # fmt: skip
+        self._exchange(slot.to_send, slot.received, length, stream)
+
+    def _answer(self, slot: Any, hop: int, nodes: int, edges: int, num_items: int, stream: int) -> None:
+        """Pick the edges that all ranks ask for, and pack them."""
+        topo, rows, rules, parts = self.topology.topo, self.rows, self.rules, self.num_parts
+        types, length, full = len(topo.node_types), self.node_length(nodes), self._scratch.block_sums.numel()
+        sums, replace, work = self._scratch.block_sums, int(rules.replace), slot.asked_work
+        item_grid = max(1, min(full, -(-parts * num_items // THREADS)))
+        trees = slot.received[nodes:] if self.disjoint else self._none
+        times = slot.received[2 * nodes :] if topo.is_temporal else self._none
+        found = slot.asked_starts, slot.asked_sizes
+        run_gpu(frontier_segments.list_asked_gpu, 1, self._asked_template, hop * len(topo.edge_types) * COLUMNS,
+                slot.received, types, parts, length, slot.owner_counts, work, stream=stream)  # fmt: skip
+        run_gpu(frontier_segments.locate_asked_gpu, grid_for(parts * nodes, slot.state), slot.received, types, parts,
+                nodes, length, 0, self._num_ids, *self._directory, slot.needs, slot.places, stream=stream)  # fmt: skip
+        run_gpu(hetero.count_items_gpu, item_grid, work, rows.indptr, rows.indices, rows.node_time, rows.edge_time,
+                rows.edge_weight, slot.places, trees, times, self._none, replace, int(rules.last), int(rules.strict),
+                rules.window, *found, slot.asked_counts, sums, stream=stream)  # fmt: skip
+        run_gpu(captured_hops.place_items_gpu, item_grid, slot.asked_state, 0, parts * edges, work, slot.asked_counts,
+                sums, slot.asked_offsets, stream=stream)  # fmt: skip
+        if self.is_weighted:
+            run_gpu(weighted_gpu.pick_weighted_gpu, full, hop, replace, work, rows.edge_weight, rows.weight_before,
+                    self._none, slot.received, trees, *found, slot.asked_offsets, slot.asked_draws,
+                    stream=stream)  # fmt: skip
+            if not replace:
+                run_gpu(weighted_gpu.pick_long_rows_gpu, full, hop, work, rows.edge_weight, self._none, slot.received,
+                        trees, *found, slot.asked_offsets, slot.asked_scores, slot.asked_draws,
+                        stream=stream)  # fmt: skip
+        picked = slot.asked_sources, slot.asked_ids, slot.asked_targets
+        unmarked = self._scratch.fresh[:0], self._scratch.touched[:0], 0, slot.bucket_counts[:0], slot.ranks[:0]
+        run_gpu(hetero.pick_items_gpu, full, hop, replace, 0, work, rows.indices, rows.edge_ids, self._none,
+                slot.received, trees, *found, slot.asked_offsets, slot.asked_draws, slot.asked_repeats, *picked,
+                *unmarked, stream=stream)  # fmt: skip
+        run_gpu(frontier_segments.pack_answers_gpu, grid_for(parts * max(num_items, edges), slot.state), work, parts,
+                slot.asked_state, EDGES + 1, slot.asked_offsets, *picked, trees, num_items, edges, slot.answers,
+                slot.needs, 2 * hop + 1, stream=stream)  # fmt: skip
+
+    def _agree(self, slot: Any, stream: int) -> None:
+        """Exchange the needs of all ranks, and leave the largest to the host."""
+        run_gpu(frontier_segments.send_needs_gpu, 1, slot.state, slot.needs, self.num_parts, slot.to_send,
+                stream=stream)  # fmt: skip
+        self._exchange(slot.to_send, slot.received, slot.needs.numel(), stream)
+        run_gpu(frontier_segments.agree_needs_gpu, 1, slot.received, self.num_parts, slot.needs, slot.need_box,
+                stream=stream)  # fmt: skip
+
+    def _find_larger(self, slot: Any, pending: Pending) -> Capacity | None:
+        needs = slot.need_words.tolist()
+        if needs.pop():
+            raise PartitionError("parts must hold the nodes that the manifest gives them, and one does not: the "
+                                 "partition is damaged")  # fmt: skip
+        if not any(needs):
+            return super()._find_larger(slot, pending)
+        # All ranks sample it again, even one whose own seeds are bad.
+        self.room = self.room.grow(needs)
+        return self._grow(slot) or slot.capacity
+
+
+def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return (first nodes of all parts but the first, part of each node), by which owners of ids of the id space are
+    found; both are empty for a hash.
+
+    Raises:
+        PartitionError: the part does not hold the nodes that it owns.
+    """
+    books = [part.books[kind] for kind in topo.node_types]
+    table = torch.zeros(int(topo.type_starts[-1]) if len(books) > 1 else 0, dtype=table_dtype(part.num_parts),
+                        device=device)  # fmt: skip
+    for kind, book, start in zip(topo.node_types, books, topo.type_starts.tolist(), strict=False):
+        own, count = part.tables[kind].ids.to(device), 0
+        for first in range(0, book.num_nodes, _NODES_AT_ONCE):
+            ids = torch.arange(first, min(first + _NODES_AT_ONCE, book.num_nodes), device=device)
+            owners = book.owners(ids)
+            count += int((owners == part.part).sum())
+            if len(books) > 1:
+                table[start + first : start + first + len(ids)] = owners
+        if count != own.numel() or not bool((book.owners(own) == part.part).all()):
+            raise PartitionError(f"part {part.part} must hold the {count} nodes of {kind!r} that it owns, and holds "
+                                 f"{own.numel()} others or not all: it is damaged")  # fmt: skip
+    if len(books) > 1:
+        return torch.empty(0, dtype=torch.int64, device=device), table
+    return books[0].find_arrays(device)
+
+
+def serves(plan: GeneralPlan, num_parts: int) -> bool:
+    """Report whether an `ExchangePlan` serves the batches of a plan over so many parts."""
+    topo = plan.topology.topo
+    return (plan.recipe.subgraph_type != "induced" and len(topo.edge_types) > 0
+            and num_parts * len(topo.node_types) <= MOST_BUCKETS)  # fmt: skip

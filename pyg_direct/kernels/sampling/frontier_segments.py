@@ -1,0 +1,310 @@
+"""Exchange stages of a hop over a graph in parts: every count stays on the device, and every message has a fixed size.
+
+A rank sends its frontier to the owners of the nodes, and receives their edges. A message to each of P ranks is a
+segment of fixed length; the sizes stand in the segment. `captured_hops.py` has the steps before and after.
+
+A segment of the frontier, int64, begins with the number of nodes of each type, and the key of the batch. Then come
+`room` nodes, type after type, and as many trees and times if the plan has them. Nodes are ids of the id space of all
+types. Their order within a type is any: draws depend on key, node and slot alone.
+
+A segment of answers, int32 or int64: the first edge of each item in the segment, and the end of the last, in
+`num_items` words; then `most` neighbors; then `most` edge ids. Items are the nodes of each relation, relation after
+relation.
+
+`slots`, int64, has the place of each node of the frontier: owner * room + position in the segment, -1 if it was not
+sent. `needs`, int64 `[2 H + 2]`, has the most nodes and edges of a segment of each hop if they did not fit. Its last
+but one is a flag for a batch that did not fit in another way. Its last is a flag for an id that its owner does not
+hold. A segment that is too small is sent empty.
+
+Rows travel in the same way. A segment of ids has the form of a frontier of one type; rows come back at the same places.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
+from pyg_direct.kernels.batch_counters import HEADER, NEEDED_EDGES, NEEDED_ITEMS
+from pyg_direct.kernels.local_ids.bitmap import find_place
+from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_block
+from pyg_direct.kernels.sampling.captured_hops import find_below
+from pyg_direct.kernels.sampling.split_by_owner import find_owner
+from pyg_direct.kernels.sampling.worklist import (
+    COLUMNS,
+    FANOUT,
+    FIRST,
+    FRONT,
+    KEY,
+    LOCAL,
+    RELATION,
+    count_all_items,
+    find_entry,
+    frontier_place,
+    tree_of,
+)
+
+# Parts times node types, at most: a block counts them in shared memory.
+MOST_BUCKETS = 256
+_RANK_BITS = np.int64(32)
+_RANK = np.int64(0xFFFFFFFF)
+
+
+@body
+def sum_words(words, begin, count):
+    """Sum of words[begin : begin + count]."""
+    total = np.int64(0)
+    for i in range(begin, begin + count):
+        total += words[i]
+    return total
+
+
+@gpu_kernel("i8[] i8 i8 i8[] i8[] i8 i8[] T[] i4[] i8[]", T=("u1", "i2"))
+def count_owners_gpu(begins, first, num_types, nodes, id_starts, num_parts, bounds, table, counts, slots):
+    """Count the nodes of a hop by owner and type; `slots` gets the number of each node in its bucket.
+
+    `begins[first:]` has the first node of each type, and the end. `counts`, int32 `[P * T]`, is zero before.
+    """
+    own_counts = cuda.shared.array(MOST_BUCKETS, np.int32)
+    firsts = cuda.shared.array(MOST_BUCKETS, np.int32)
+    tid, num_buckets = np.int64(cuda.threadIdx.x), num_parts * num_types
+    begin = begins[first]
+    own_begin, own_end = own_range(begins[first + num_types] - begin)
+    tile = own_begin
+    while tile < own_end:
+        k = tid
+        while k < num_buckets:
+            own_counts[k] = 0
+            k += THREADS
+        cuda.syncthreads()
+        i, bucket, rank = begin + tile + tid, np.int64(0), np.int64(0)
+        if tile + tid < own_end:
+            kind = find_below(begins, first, num_types, i)
+            owner = find_owner(nodes[i] + id_starts[kind], num_parts, bounds, table)
+            bucket = owner * num_types + kind
+            rank = np.int64(cuda.atomic.add(own_counts, bucket, 1))
+        cuda.syncthreads()
+        k = tid
+        while k < num_buckets:
+            if own_counts[k] > 0:
+                firsts[k] = cuda.atomic.add(counts, k, own_counts[k])
+            k += THREADS
+        cuda.syncthreads()
+        if tile + tid < own_end:
+            slots[i] = (bucket << _RANK_BITS) + firsts[bucket] + rank
+        tile += THREADS
+
+
+@gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8[] i8[] i8 i8 i8 i8[] i8 i8[] i4[] i8[] i8[] i8[] i8")
+def fill_segments_gpu(begins, first, num_types, nodes, trees, seed_times, id_starts, inbox, num_parts, room, length,
+                      template, own, bases, counts, slots, to_send, needs, need):  # fmt: skip
+    """Write the nodes of a hop to the segments of their owners, after `count_owners_gpu`.
+
+    `template[own:]` has the entries of the hop. `bases`, int64 `[P * R]`, gets the number that turns the position of a
+    node in a segment into its item of a relation there.
+    """
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    if cuda.blockIdx.x == 0:
+        relations = np.int64(bases.shape[0]) // num_parts
+        k = np.int64(cuda.threadIdx.x)
+        while k < num_parts * relations:
+            part, relation = k // relations, k % relations
+            base = -sum_words(counts, part * num_types, template[own + relation * COLUMNS + FRONT])
+            for r in range(relation):
+                if template[own + r * COLUMNS + FANOUT] != 0:
+                    base += counts[part * num_types + template[own + r * COLUMNS + FRONT]]
+            bases[k] = base
+            k += THREADS
+        part = np.int64(cuda.threadIdx.x)
+        while part < num_parts:
+            total = sum_words(counts, part * num_types, num_types)
+            for kind in range(num_types):
+                to_send[part * length + kind] = counts[part * num_types + kind] if total <= room else 0
+            to_send[part * length + num_types] = inbox[HEADER]
+            if total > room:
+                cuda.atomic.max(needs, need, total)
+            part += THREADS
+    i += begins[first]
+    while i < begins[first + num_types]:
+        bucket, rank = slots[i] >> _RANK_BITS, slots[i] & _RANK
+        part, kind = bucket // num_types, bucket % num_types
+        place = sum_words(counts, part * num_types, kind) + rank
+        if sum_words(counts, part * num_types, num_types) > room:
+            slots[i] = -1
+        else:
+            at = part * length + num_types + 1 + place
+            to_send[at] = nodes[i] + id_starts[kind]
+            if trees.shape[0] > 0:
+                to_send[at + room] = trees[i]
+                if seed_times.shape[0] > 0:
+                    to_send[at + 2 * room] = seed_times[trees[i]]
+            slots[i] = part * room + place
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@gpu_kernel("i8[] i8 i8[] i8 i8 i8 i4[] i8[]")
+def list_asked_gpu(template, own, received, num_types, num_parts, length, counts, work):
+    """List the work that received frontiers ask for, part after part; one block.
+
+    `template[own:]` has the columns of an entry for each relation that do not depend on a batch; FRONT is its type.
+    `work` has room for one part more, so that entries of the last part have an end. `counts` is cleared for the next
+    hop.
+    """
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    tid, entries = np.int64(cuda.threadIdx.x), np.int64(work.shape[0] // COLUMNS)
+    relations = entries // (num_parts + 1)
+    k = tid
+    while k < counts.shape[0]:
+        counts[k] = 0
+        k += THREADS
+    running, first = np.int64(0), np.int64(0)
+    while first < entries:
+        a, count = first + tid, np.int64(0)
+        if a < num_parts * relations:
+            at, source, segment = a * COLUMNS, own + a % relations * COLUMNS, a // relations * length
+            for column in range(COLUMNS):
+                work[at + column] = template[source + column]
+            kind = template[source + FRONT]
+            if template[source + FANOUT] != 0:
+                count = received[segment + kind]
+            work[at + FRONT] = segment + num_types + 1 + sum_words(received, segment, kind)
+            # The target of an edge is the place of its node, by which its tree is found.
+            work[at + LOCAL] = work[at + FRONT]
+            work[at + KEY] = received[segment + num_types]
+        before, total = scan_block(count, shared)
+        if a < entries:
+            work[a * COLUMNS + FIRST] = running + before
+        running += total
+        first += THREADS
+
+
+@gpu_kernel("i8[] i8 i8 i8 i8 i8 i8 u4[] i4[] i8[] i8[]")
+def locate_asked_gpu(received, num_types, num_parts, room, length, is_dense, num_ids, bits, ranks, needs, places):
+    """Positions of received nodes among the nodes of this part: at the same places, or side by side if `is_dense`."""
+    j = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while j < num_parts * room:
+        segment, place = j // room * length, j % room
+        if place < sum_words(received, segment, num_types):
+            at = segment + num_types + 1 + place
+            found = find_place(bits, ranks, received[at], num_ids)
+            if found < 0:
+                cuda.atomic.max(needs, np.int64(needs.shape[0]) - 1, np.int64(1))
+                found = np.int64(0)
+            places[j if is_dense else at] = found
+        j += np.int64(cuda.gridDim.x) * THREADS
+
+
+@body
+def find_asking(work, width, num_parts, item):
+    """The part whose items, among those of all parts, hold `item`."""
+    low, high = np.int64(0), num_parts
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if work[middle * width + FIRST] <= item:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@body
+def find_receiver(work, width, num_parts, offsets, e):
+    """The part that edge `e` goes to."""
+    low, high = np.int64(0), num_parts
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if offsets[work[middle * width + FIRST]] <= e:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@gpu_kernel("i8[] i8 i8[] i8 i8[] i8[] i8[] i8[] i8[] i8 i8 W[] i8[] i8", W=("i4", "i8"))
+def pack_answers_gpu(work, num_parts, state, edges, offsets, sources, ids, targets, trees, num_items, most, answers,
+                     needs, need):  # fmt: skip
+    """Edges in the order of the items become answers; trees, which the receiver knows, are removed from sources.
+
+    `edges` is the word of `state` with the number of edges.
+    """
+    width, length = np.int64(work.shape[0]) // (num_parts + 1), num_items + 2 * most
+    start = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    step = np.int64(cuda.gridDim.x) * THREADS
+    if start < num_parts:
+        first, end = work[start * width + FIRST], work[(start + 1) * width + FIRST]
+        size = offsets[end] - offsets[first]
+        answers[start * length + end - first] = size if size <= most else 0
+        if size > most:
+            cuda.atomic.max(needs, need, size)
+    if start == 0 and state[NEEDED_EDGES] > 0:
+        # More than all segments hold: at least one of them has more than its share.
+        cuda.atomic.max(needs, need, (state[NEEDED_EDGES] + num_parts - 1) // num_parts)
+        state[NEEDED_EDGES] = 0
+    item = start
+    while item < count_all_items(work):
+        part = find_asking(work, width, num_parts, item)
+        first, end = work[part * width + FIRST], work[(part + 1) * width + FIRST]
+        begin = offsets[first]
+        is_full = offsets[end] - begin > most
+        answers[part * length + item - first] = 0 if is_full else offsets[item] - begin
+        item += step
+    e = start
+    while e < state[edges]:
+        part = find_receiver(work, width, num_parts, offsets, e)
+        begin = offsets[work[part * width + FIRST]]
+        if offsets[work[(part + 1) * width + FIRST]] - begin <= most:
+            at = part * length + num_items + e - begin
+            answers[at] = sources[e] - tree_of(trees, targets[e])
+            answers[at + most] = ids[e]
+        e += step
+
+
+@gpu_kernel("i8[] i8[] i8[] i8 i8 i8 W[] i8[] i8[] i8[] i8[]", W=("i4", "i8"))
+def read_answers_gpu(work, slots, bases, room, num_items, most, answers, starts, sizes, counts, block_sums):
+    """Number and first place of the edges that answers have for each item of the own work list.
+
+    `block_sums` gets the edges of each block's items.
+    """
+    shared = cuda.shared.array(SCAN_WORDS, np.int64)
+    length, relations = num_items + 2 * most, np.int64(work.shape[0]) // COLUMNS - 1
+    own_begin, own_end = own_range(count_all_items(work))
+    own_edges = np.int64(0)
+    item = own_begin + cuda.threadIdx.x
+    while item < own_end:
+        entry = find_entry(work, item)
+        slot, start, count = slots[frontier_place(work, entry, item)], np.int64(0), np.int64(0)
+        if slot >= 0:
+            part = slot // room
+            at = part * length + bases[part * relations + work[entry + RELATION]] + slot % room
+            count = np.int64(answers[at + 1]) - np.int64(answers[at])
+            start = part * length + num_items + np.int64(answers[at])
+        starts[item], sizes[item], counts[item] = start, count, count
+        own_edges += count
+        item += THREADS
+    total, _ = sum_block(own_edges, np.int64(0), shared)
+    if cuda.threadIdx.x == 0:
+        block_sums[cuda.blockIdx.x] = total
+
+
+@gpu_kernel("i8[] i8[] i8 i8[]")
+def send_needs_gpu(state, needs, num_parts, to_send):
+    """Copy the needs of this rank's batch to the segments of all ranks; one block."""
+    count = np.int64(needs.shape[0])
+    if cuda.threadIdx.x == 0 and (state[NEEDED_EDGES] > 0 or state[NEEDED_ITEMS] > 0):
+        needs[count - 2] = 1
+    cuda.syncthreads()
+    k = np.int64(cuda.threadIdx.x)
+    while k < num_parts * count:
+        to_send[k] = needs[k % count]
+        k += THREADS
+
+
+@gpu_kernel("i8[] i8 i8[] i8[]")
+def agree_needs_gpu(received, num_parts, needs, outbox):
+    """Leave the largest needs of all ranks to the host, and reset the needs of this rank; one block."""
+    k, count = np.int64(cuda.threadIdx.x), np.int64(needs.shape[0])
+    while k < count:
+        most = np.int64(0)
+        for part in range(num_parts):
+            most = max(most, received[part * count + k])
+        outbox[k], needs[k] = most, 0
+        k += THREADS

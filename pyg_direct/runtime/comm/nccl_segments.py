@@ -1,0 +1,194 @@
+"""`NcclSegments`: exchange of segments of equal length by NCCL, which CUDA graphs capture.
+
+Plans know only `Transport`, so that tests run several ranks of a plan on one device.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_direct.errors import RankError
+
+# Blocks that NCCL may take: 32 move the segments of a batch in 0.70 ms, 16 in 1.09, 8 in 2.08 (four H200).
+_BLOCKS = 32
+# Seconds between two looks at a wait for the GPU.
+_LOOK = 1.0
+# Seconds that an aborted group is waited for.
+_END = 5.0
+
+
+class Holder(Protocol):
+    """Owner of captured graphs with exchanges."""
+
+    def release(self) -> bool:
+        """Release the graphs; False if a batch is on its way in them."""
+
+
+class Transport(Protocol):
+    """Exchange of segments between all ranks, which call it in one order.
+
+    Attributes:
+        is_captured: True if exchanges can be captured in a graph.
+    """
+
+    is_captured: bool
+
+    def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
+        """Enqueue: segment p of `to_send` goes to rank p, whose segment stands at place p of `received`.
+
+        Args:
+            to_send, received: `[P * length]`, contiguous.
+            stream: The raw stream.
+        """
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Wait for an event behind exchanges as long as all ranks go on."""
+
+    def hold(self, holder: Holder) -> None:
+        """Release the graphs of a holder before the transport ends."""
+
+
+class NcclSegments:
+    """Exchange of segments between the GPUs of all ranks.
+
+    The group of NCCL is its own, and unknown to torch: `destroy_process_group` would wait forever for graphs that hold
+    its work. `close` releases these graphs first. While the host waits for a graph, a thread checks that the other
+    ranks are alive and have not failed. Otherwise it aborts the group, so that the graph ends.
+
+    An exchange on a GPU blocks calls that wait for the whole GPU. So ranks should meet on the host before each batch.
+
+    Args:
+        group: The group of NCCL, whose ranks are connected.
+        size: Number of ranks.
+        device: GPU of this rank.
+        timeout: Seconds that a wait for a graph may take.
+        find_reason: Returns the reason why ranks cannot go on, seconds after the wait began; None if they can.
+        hear: Called after the group was aborted for this reason, to raise the error of a rank that failed.
+    """
+
+    is_captured = True
+
+    def __init__(self, group: Any, size: int, device: torch.device, *, timeout: float,
+                 find_reason: Callable[[], str | None] = lambda: None, hear: Callable[[], object] = lambda: None
+                 ) -> None:  # fmt: skip
+        self._group, self._device, self._timeout = group, device, timeout
+        self._find_reason, self._hear = find_reason, hear
+        self._options = dist.AllToAllOptions()
+        self._options.asyncOp = False
+        self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Begin of the wait for a graph, if there is one, and the reason why the group was aborted.
+        self._since: float | None = None
+        self._reason: str | None = None
+        self._is_told = False
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if size > 1:
+            self._thread = threading.Thread(target=self._watch, name="pyg_direct_segments", daemon=True)
+            self._thread.start()
+
+    @classmethod
+    def open(cls, store: Any, rank: int, size: int, device: torch.device, *, timeout: float, **calls: Any
+             ) -> NcclSegments:  # fmt: skip
+        """Open the group of all ranks and connect them; collective.
+
+        Args:
+            store: Store by which the ranks find each other.
+            rank, size: This rank, and their number.
+            device, timeout: See the constructor.
+            **calls: Further arguments of the constructor.
+        """
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout)
+        if "NCCL_MAX_CTAS" not in os.environ:
+            options.config.max_ctas = _BLOCKS
+        segments = cls(dist.ProcessGroupNCCL(store, rank, size, options), size, device, timeout=timeout, **calls)
+        # The first exchange connects all ranks, which a capture must not wait for.
+        words = torch.zeros(2, size, dtype=torch.int64, device=device)
+        segments._swap(words[0], words[1])
+        torch.cuda.current_stream(device).synchronize()
+        return segments
+
+    def _swap(self, to_send: Tensor, received: Tensor) -> None:
+        work = self._group.alltoall_base(received, to_send, [], [], self._options)
+        if work is not None:
+            work.wait()
+
+    def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
+        """Enqueue: segment p of `to_send` goes to rank p, whose segment stands at place p of `received`.
+
+        Args:
+            to_send, received: `[P * length]`, contiguous, on the GPU.
+            stream: The raw stream.
+        """
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self._device)):
+            self._swap(to_send, received)
+
+    def hold(self, holder: Holder) -> None:
+        """Release the graphs of a holder before the group ends."""
+        self._holders.add(holder)
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Wait for an event behind exchanges as long as all ranks go on.
+
+        Raises:
+            RankError: a rank failed or is gone.
+        """
+        self._since = time.monotonic()
+        try:
+            event.synchronize()
+        finally:
+            self._since = None
+        if self._reason is not None:
+            if self._is_told:
+                self._hear()
+            raise RankError(self._reason)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOOK):
+            since = self._since
+            waited = 0.0 if since is None else time.monotonic() - since
+            if waited < _LOOK:
+                continue
+            reason = self._find_reason()
+            self._is_told = reason is not None
+            if reason is None and waited > self._timeout:
+                reason = f"an exchange on the GPU took more than {self._timeout:g} seconds"
+            if reason is not None:
+                self._reason = reason
+                # Ends the kernels that wait, then waits for their graphs, which `wait` lets go.
+                self._group.abort()
+                return
+
+    def close(self, *, failed: bool = False) -> None:
+        """Release all graphs, then end the group.
+
+        Args:
+            failed: Whether other ranks may be gone, so that kernels that wait for them must be aborted first.
+        """
+        self._ended.set()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join(_END)
+        ending: threading.Thread | None = None
+        if failed and self._reason is None:
+            ending = threading.Thread(target=self._group.abort, daemon=True)
+            ending.start()
+            time.sleep(_LOOK / 10)
+        until = time.monotonic() + _END
+        for holder in list(self._holders):
+            # A thread may still wait for the batch whose exchanges were aborted.
+            while not holder.release() and time.monotonic() < until:
+                time.sleep(_LOOK / 10)
+        if ending is not None:
+            ending.join(_END)
+        elif self._reason is None:
+            self._group.shutdown()

@@ -1,0 +1,103 @@
+"""Several ranks of exchange plans in one process, on one device: they run in turn, and copy segments between them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+
+class BrokenTurnError(RuntimeError):
+    """Another rank failed."""
+
+
+class _Turns:
+    """The one turn that all ranks share: a rank has it until it waits for the others."""
+
+    def __init__(self, size):
+        self.size, self.turn = size, threading.Condition()
+        self.box, self.round, self.is_broken = {}, 0, False
+
+    def give(self, rank, message):
+        """Wait until all ranks have given; the last one moves all messages."""
+        self.box[rank] = message
+        if len(self.box) == self.size:
+            self._move()
+            self.box, self.round = {}, self.round + 1
+            self.turn.notify_all()
+            return
+        own = self.round
+        while self.round == own and not self.is_broken:
+            self.turn.wait()
+        if self.is_broken:
+            raise BrokenTurnError
+
+    def _move(self):
+        sizes = {len(to_send) for to_send, _ in self.box.values()}
+        assert len(sizes) == 1, f"ranks differ in what they exchange: {sizes}"
+        for rank, (_, received) in self.box.items():
+            for place, part in enumerate(received.chunk(self.size)):
+                part.copy_(self.box[place][0].chunk(self.size)[rank])
+
+    def end(self):
+        self.is_broken = True
+        self.turn.notify_all()
+
+
+class LockstepTransport:
+    """A `Transport` of one rank. On a GPU all ranks use one stream."""
+
+    is_captured = False
+
+    def __init__(self, turns, rank):
+        self._turns, self.rank, self.size, self.num_exchanges = turns, rank, turns.size, 0
+
+    def exchange(self, to_send, received, stream):
+        self.num_exchanges += 1
+        self._turns.give(self.rank, (to_send, received))
+
+    def wait(self, event):
+        event.synchronize()
+
+    def hold(self, plan):
+        pass
+
+
+class LockstepCommunicator:
+    """The part of a communicator that plans and rows ask if they exchange in segments."""
+
+    captured = True
+
+    def __init__(self, transport):
+        self._transport = transport
+
+    def open_segments(self):
+        return self._transport
+
+    def widen(self, width):
+        pass
+
+    def agree(self, value):
+        numbers = torch.full((self._transport.size,), value)
+        found = torch.empty_like(numbers)
+        self._transport.exchange(numbers, found, 0)
+        return found.tolist()
+
+
+def run_lockstep(fn, size):
+    """What `fn(transport)` returns on each rank."""
+    turns = _Turns(size)
+
+    def run(rank):
+        with turns.turn:
+            try:
+                return fn(LockstepTransport(turns, rank))
+            except BaseException:
+                turns.end()
+                raise
+
+    with ThreadPoolExecutor(size) as pool:
+        jobs = [pool.submit(run, rank) for rank in range(size)]
+    errors = [job.exception() for job in jobs if job.exception() is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, BrokenTurnError)), errors[0])
+    return [job.result() for job in jobs]

@@ -1,0 +1,230 @@
+"""Captured plans that exchange give the batches of the reference on every rank, whatever room their segments have."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings, strategies as st
+
+from pyg_direct.distributed import exchange_plan
+from pyg_direct.distributed.exchange_plan import ExchangePlan
+from pyg_direct.distributed.frontier_exchange import DistPlan
+from pyg_direct.distributed.graph_part import GraphPart
+from pyg_direct.errors import IdError, PartitionError
+from pyg_direct.runtime.comm.nccl_segments import NcclSegments
+from pyg_direct.sampling.hetero_plan import GeneralPlan
+from pyg_direct.sampling.sampling_options import GeneralRecipe
+from tests.distributed.lockstep import LockstepCommunicator, run_lockstep
+from tests.distributed.test_frontier_exchange import OPTIONS, as_lists, sample_alone, write
+from tests.hetero_graphs import make_parts, odd_parts, odd_requests
+from tests.plans import KEY, ON_GPU_PLANS
+from tests.reference.general import Options, sample
+from tests.sampling.hetero_plan.test_general import as_tensors, assert_equal
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+FANOUTS = [3, 2]
+KINDS = {
+    "uniform": ("", False, Options()),
+    "replace": ("", False, Options(replace=True)),
+    "disjoint": ("", False, Options(disjoint=True)),
+    "weighted": ("", True, Options()),
+    "last": ("node", False, Options(temporal_strategy="last")),
+    "window": ("edge", True, Options(replace=True, time_comparison="<", time_window=6)),
+}
+
+
+def make_requests(count):
+    return [({"paper": [number, 3, 39, 3], "author": [24, number]},
+             {"paper": [3 * number, 9, 12, 30], "author": [20, 2 * number]}) for number in range(count)]  # fmt: skip
+
+
+def sample_in_parts(folder, graph, requests, options, num_parts, device, fanouts=FANOUTS):
+    """Samples of all requests, which the ranks take in turn; a rank that has none left takes part without seeds."""
+    timed, weighted = bool(graph.node_time or graph.edge_time), bool(graph.edge_weight)
+    steps = -(-len(requests) // num_parts)
+
+    def run(transport):
+        part = GraphPart(folder, transport.rank, device=device)
+        plan = GeneralPlan(part.place(timed=timed, weighted=weighted), GeneralRecipe(fanouts, **asdict(options)))
+        own, found = ExchangePlan(part, plan, transport), {}
+        for number in range(transport.rank, steps * num_parts, num_parts):
+            seeds, times = requests[number] if number < len(requests) else ({}, {})
+            request = as_tensors(seeds, device), as_tensors(times, device) if timed else None
+            (found[number],) = own.submit([request], [KEY + number]).finish()
+        return found, own, transport.num_exchanges
+
+    results = run_lockstep(run, num_parts)
+    return [results[number % num_parts][0][number] for number in range(len(requests))], results
+
+
+def expect(graph, request, number, options, fanouts=FANOUTS):
+    timed = bool(graph.node_time or graph.edge_time)
+    return sample(graph, request[0], dict.fromkeys(graph.edges, fanouts), KEY + number, options,
+                  request[1] if timed else None)  # fmt: skip
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize(("num_parts", "method"), [(2, "hash"), (4, "range")])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_rank_has_the_batch_of_the_reference(tmp_path, device, name, num_parts, method):
+    times, weighted, options = KINDS[name]
+    graph = make_parts(times=times, weighted=weighted)
+    write(tmp_path / "p", graph, num_parts, method)
+    requests = make_requests(num_parts + 1)
+
+    got, _ = sample_in_parts(tmp_path / "p", graph, requests, options, num_parts, device)
+
+    for number, request in enumerate(requests):
+        assert_equal(got[number], expect(graph, request, number, options))
+
+
+@ON_GPU_PLANS
+@settings(deadline=None)
+@given(st.data(), st.booleans(), st.booleans(), st.booleans(), st.integers(1, 4))
+def test_batches_of_odd_graphs(tmp_path_factory, device, data, replace, disjoint, weighted, num_parts):
+    graph = data.draw(odd_parts(weighted=weighted).filter(lambda graph: graph.edges))
+    seeds, times, fanouts = data.draw(odd_requests(graph))
+    strategy = data.draw(st.sampled_from(["uniform", "last"])) if graph.node_time or graph.edge_time else "uniform"
+    options = Options(replace=replace, disjoint=disjoint, temporal_strategy=strategy)
+    folder = tmp_path_factory.mktemp("p") / "p"
+    write(folder, graph, num_parts, data.draw(st.sampled_from(["hash", "range"])))
+
+    (got,), _ = sample_in_parts(folder, graph, [(seeds, times)], options, num_parts, device, fanouts)
+
+    timed = bool(graph.node_time or graph.edge_time)
+    assert_equal(got, sample(graph, seeds, fanouts, KEY, options, times if timed else None))
+
+
+@ON_GPU_PLANS
+def test_all_ranks_sample_again_what_one_has_no_room_for(tmp_path, device, monkeypatch):
+    graph = make_parts()
+    write(tmp_path / "p", graph, 2)
+    monkeypatch.setattr(exchange_plan, "_FIRST_NODES", 1)
+    monkeypatch.setattr(exchange_plan, "_FIRST_EDGES", 1)
+    # The second rank has no seeds, and answers.
+    requests = make_requests(3)
+
+    got, results = sample_in_parts(tmp_path / "p", graph, requests, Options(), 2, device)
+
+    for number, request in enumerate(requests):
+        assert_equal(got[number], expect(graph, request, number, Options()))
+    (_, plan, num_exchanges), (_, other, num_exchanges_there) = results
+    assert plan.room == other.room
+    assert min(plan.room.nodes) > 1
+    # Two a hop and one at the end, of both batches and of those that were sampled again.
+    assert num_exchanges == num_exchanges_there > 2 * (2 * len(FANOUTS) + 1)
+
+
+@ON_GPU_PLANS
+def test_a_batch_that_fits_has_two_exchanges_a_hop_and_one_at_its_end(tmp_path, device):
+    graph = make_parts()
+    write(tmp_path / "p", graph, 2)
+    requests = make_requests(2)
+
+    def run(transport):
+        part = GraphPart(tmp_path / "p", transport.rank, device=device)
+        plan = ExchangePlan(part, GeneralPlan(part.place(), GeneralRecipe(FANOUTS)), transport)
+        seeds = as_tensors(requests[transport.rank][0], device)
+        plan.sample([(seeds, None)], [KEY])
+        before, slots = transport.num_exchanges, list(plan._slots)
+        plan.sample([(seeds, None)], [KEY])
+        return transport.num_exchanges - before, plan._slots == slots
+
+    assert run_lockstep(run, 2) == [(2 * len(FANOUTS) + 1, True)] * 2
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize("name", ["uniform", "bidirectional", "last"])
+@pytest.mark.filterwarnings("ignore:.*has no reverse relation")
+def test_a_plan_of_a_part_exchanges_in_segments_if_its_communicator_can(tmp_path, device, name):
+    options, timed = OPTIONS[name], name == "last"
+    graph = make_parts(times="node" if timed else "", weighted=False)
+    write(tmp_path / "p", graph, 2)
+    requests, recipe = make_requests(2), GeneralRecipe(FANOUTS, **asdict(options))
+
+    def run(transport):
+        part = GraphPart(tmp_path / "p", transport.rank, device=device)
+        plan = DistPlan(part, recipe, LockstepCommunicator(transport), timed=timed, weighted=False)
+        seeds, times = requests[transport.rank]
+        return as_lists(plan.sample(as_tensors(seeds, device), KEY + transport.rank,
+                                    seed_time=as_tensors(times, device) if timed else None))  # fmt: skip
+
+    alone = [(as_tensors(seeds, CPU), as_tensors(times, CPU) if timed else None) for seeds, times in requests]
+    assert run_lockstep(run, 2) == sample_alone(graph, alone, recipe)
+
+
+@ON_GPU_PLANS
+def test_a_whole_part_needs_no_exchange(tmp_path, device):
+    graph, ((seeds, _),) = make_parts(), make_requests(1)
+    write(tmp_path / "p", graph, 1)
+
+    def run(transport):
+        part = GraphPart(tmp_path / "p", 0, device=device)
+        plan = DistPlan(part, GeneralRecipe(FANOUTS), LockstepCommunicator(transport), timed=False, weighted=False)
+        return plan.sample(as_tensors(seeds, device), KEY), transport.num_exchanges
+
+    ((got, num_exchanges),) = run_lockstep(run, 1)
+
+    assert_equal(got, expect(graph, (seeds, None), 0, Options()))
+    assert num_exchanges == 0
+
+
+@ON_GPU_PLANS
+def test_a_bad_seed_is_named_after_all_ranks_have_sampled(tmp_path, device, monkeypatch):
+    graph = make_parts()
+    write(tmp_path / "p", graph, 2)
+    # So that the batch is sampled again.
+    monkeypatch.setattr(exchange_plan, "_FIRST_EDGES", 1)
+
+    def run(transport):
+        part = GraphPart(tmp_path / "p", transport.rank, device=device)
+        plan = ExchangePlan(part, GeneralPlan(part.place(), GeneralRecipe(FANOUTS)), transport)
+        pending = plan.submit([(as_tensors({"paper": [1, 2]}, device), None)], [KEY])
+        if transport.rank == 0:
+            # As of a seed on a GPU, which kernels check.
+            pending.seeds[0].ids[1] = 40
+            plan._write_inbox(pending._slot, pending)
+            plan._enqueue_batch(pending)
+            with pytest.raises(IdError, match=r"seeds\['paper'\] must lie in \[0, 40\), got 40"):
+                pending.finish()
+            return None
+        plan._enqueue_batch(pending)
+        return pending.finish()
+
+    _, (sample_of_other,) = run_lockstep(run, 2)
+
+    assert_equal(sample_of_other, expect(graph, ({"paper": [1, 2]}, None), 0, Options()))
+
+
+@ON_GPU_PLANS
+def test_a_part_without_some_of_its_nodes_is_refused(tmp_path, device):
+    write(tmp_path / "p", make_parts(), 2)
+    part = GraphPart(tmp_path / "p", 0, device=device)
+    plan = GeneralPlan(part.place(), GeneralRecipe(FANOUTS))
+    part.tables["paper"].ids = part.tables["paper"].ids[1:]
+
+    with pytest.raises(PartitionError, match=r"must hold the \d+ nodes of 'paper'"):
+        ExchangePlan(part, plan, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", KINDS)
+def test_exchanges_of_nccl_are_captured(tmp_path, name):
+    times, weighted, options = KINDS[name]
+    graph = make_parts(times=times, weighted=weighted)
+    write(tmp_path / "p", graph, 1)
+    part = GraphPart(tmp_path / "p", 0, device=CUDA)
+    plan = GeneralPlan(part.place(timed=bool(times), weighted=weighted), GeneralRecipe(FANOUTS, **asdict(options)))
+
+    # A group after another one in the same program, too.
+    for _ in range(2):
+        segments = NcclSegments.open(dist.HashStore(), 0, 1, CUDA, timeout=60)
+        own = ExchangePlan(part, plan, segments)
+        for number, (seeds, seed_times) in enumerate(make_requests(4)):
+            request = as_tensors(seeds, CUDA), as_tensors(seed_times, CUDA) if times else None
+            (got,) = own.sample([request], [KEY + number])
+            assert_equal(got, expect(graph, (seeds, seed_times), number, options))
+        assert all(slot.graph is not None for slot in own._slots)
+        segments.close()
+        assert own._slots == []

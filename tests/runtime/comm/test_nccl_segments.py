@@ -1,0 +1,99 @@
+"""A wait for exchanges on a GPU ends when a rank failed or is gone; graphs are released before their group ends."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from pyg_direct.errors import RankError
+from pyg_direct.runtime.comm import nccl_segments
+from pyg_direct.runtime.comm.nccl_segments import NcclSegments
+
+
+class Group:
+    """A group, the exchanges of which wait until it is aborted; it cannot end before its graphs are released."""
+
+    def __init__(self):
+        self.aborted, self.calls = threading.Event(), []
+
+    def abort(self):
+        self.calls.append("abort")
+        self.aborted.set()
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+    def synchronize(self):
+        # As of an event behind an exchange.
+        assert self.aborted.wait(60)
+
+
+class Plan:
+    def __init__(self, group):
+        self.group, self.is_busy = group, 1
+
+    def release(self):
+        self.group.calls.append("release")
+        self.is_busy -= 1
+        return self.is_busy < 0
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(nccl_segments, "_LOOK", 0.05)
+
+
+def open_segments(group, **options):
+    return NcclSegments(group, 2, torch.device("cpu"), **{"timeout": 1000, **options})
+
+
+def test_a_wait_ends_with_the_reason_why_a_rank_is_gone():
+    group, begun = Group(), time.monotonic()
+    segments = open_segments(group, find_reason=lambda: "rank 1 is gone" if time.monotonic() > begun + 0.3 else None)
+
+    with pytest.raises(RankError, match="rank 1 is gone"):
+        segments.wait(group)
+
+    segments.close(failed=True)
+    assert group.calls == ["abort"]
+
+
+def test_a_rank_that_failed_is_heard_after_the_wait():
+    def hear():
+        raise RankError("rank 1 failed: ValueError")
+
+    group = Group()
+    segments = open_segments(group, find_reason=lambda: "another rank failed", hear=hear)
+
+    with pytest.raises(RankError, match="rank 1 failed: ValueError"):
+        segments.wait(group)
+
+
+def test_a_wait_ends_at_the_timeout():
+    group = Group()
+    segments = open_segments(group, timeout=0.2, hear=lambda: pytest.fail("no rank has failed"))
+
+    with pytest.raises(RankError, match=r"took more than 0\.2 seconds"):
+        segments.wait(group)
+
+
+def test_graphs_are_released_before_the_group_ends():
+    group = Group()
+    segments, plan = open_segments(group), Plan(group)
+    segments.hold(plan)
+
+    segments.close()
+
+    # The plan had a batch on its way at first.
+    assert group.calls == ["release", "release", "shutdown"]
+
+
+def test_after_a_failure_the_group_is_aborted_so_that_batches_on_their_way_end():
+    group = Group()
+    segments, plan = open_segments(group), Plan(group)
+    segments.hold(plan)
+
+    segments.close(failed=True)
+
+    assert group.calls == ["abort", "release", "release"]
