@@ -18,6 +18,8 @@ _DTYPES = (torch.float32, torch.float64)
 # Ones on a GPU, by device, stream and dtype: to make them again takes the host longer than the product with them.
 _ONES: dict[tuple[int, int, torch.dtype], Tensor] = {}
 _MOST_ONES = 1 << 20
+# torch 2.8 and later.
+_has_wide_products = hasattr(torch.ops.aten.mm, "dtype")
 
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None = None,
@@ -43,6 +45,21 @@ def multiply_plainly(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Ten
     """Compute the same, with gradients by torch."""
     out = F.linear(rows, weight, bias)
     return out if own is None or own_weight is None else out.addmm_(own, own_weight.t())
+
+
+def multiply_exactly(rows: Tensor, wide: Tensor) -> Tensor:
+    """Multiply rows `[N, K]` by a matrix `[K, M]` of their dtype or fp32, which is not rounded; the result has the
+    matrix's dtype.
+
+    The matrix is the sum of two of bfloat16, whose products fp32 adds up: exact to 16 bits of its numbers.
+    """
+    if rows.dtype == wide.dtype:
+        return rows @ wide
+    if not _has_wide_products or rows.dtype != torch.bfloat16 or not rows.is_cuda or torch.is_grad_enabled():
+        return rows.to(wide.dtype) @ wide
+    high = wide.to(rows.dtype)
+    both = torch.mm(rows, torch.cat([high, (wide - high).to(rows.dtype)], dim=1), out_dtype=torch.float32)
+    return both[:, : wide.shape[1]] + both[:, wide.shape[1] :]
 
 
 def add_up(grad: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ place of rows by type.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -24,7 +25,9 @@ from pyg_direct.nn.hetero.joined_edges import (
     begin_apart,
     join_edges,
     multiply_apart,
+    read_sources,
     split_apart,
+    sum_apart,
 )
 from pyg_direct.nn.linear import multiply
 from pyg_direct.nn.module_state import is_attached
@@ -213,15 +216,15 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
     Loops are found by a source that is its target, which joined numbers do not show.
     """
     matrices, vectors = _matrices(module), _vectors(module)
+    given = (x, own, *vectors, *(part for matrix in matrices for part in matrix.parameters()))
+    dtype = _find_dtype(module, x)
     if (
         module.add_self_loops
         or type(module.aggr_module) is not aggr.SumAggregation
         or any(getattr(module, name) for name in _HOOKS)
         or not all(is_linear(matrix) for matrix in matrices)
-        or torch.is_autocast_enabled(x.device.type)
-        or x.dtype not in DTYPES
-        or not all(part.dtype == x.dtype and part.device == x.device
-                   for part in (own, *vectors, *(part for matrix in matrices for part in matrix.parameters())))
+        or not all(part.dtype in DTYPES and part.device == x.device for part in given)
+        or (dtype == x.dtype and not all(part.dtype == dtype for part in given))
         # torch itself refuses shapes that do not fit.
         or (x.shape[1], own.shape[1]) != tuple(matrix.weight.shape[1] for matrix in matrices)
         or (isinstance(module, conv.GATConv) and (any(matrix.bias is not None for matrix in matrices)
@@ -229,7 +232,12 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
     ):  # fmt: skip
         return None
     dropout = module.dropout if module.training else 0.0
-    return module.heads, module.out_channels, x.dtype, module.negative_slope, dropout
+    return module.heads, module.out_channels, module.concat, dtype, vectors[0].dtype, module.negative_slope, dropout
+
+
+def _find_dtype(module: Any, x: Tensor) -> torch.dtype:
+    """Return the dtype of products with matrices."""
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
 
 
 def _matrices(module: Any) -> tuple[Any, Any]:
@@ -246,17 +254,42 @@ def _vectors(module: Any) -> tuple[Tensor, ...]:
 
 def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
     """Return the results of each GATConv."""
-    sources, matrices = [relation.sources for relation in relations], [_matrices(r.conv) for r in relations]
-    used = [True] * len(relations)
-    made = multiply_apart(sources, [matrix.weight for matrix, _ in matrices], used)
+    used, sizes = [True] * len(relations), [len(relation.own) for relation in relations]
+    pieces = split_apart(_attend_joined(relations, sizes, used), sizes, used)
+    return [_finish_joined(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
+
+
+def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor]:
+    """Return the results of all GATConvs into each type, added up."""
+    # Targets without edges take only the biases.
+    used, sizes = [True] * len(relations), [relation.batch.count_targets(relation.edge_index) for relation in relations]
+    out = _attend_joined(relations, sizes, used)
+    out = out.flatten(1) if relations[0].conv.concat else out.mean(dim=1)
+    biases = [[relations[i].conv.bias for i in group if relations[i].conv.bias is not None] for group in groups]
+    outs = sum_apart(out, sizes, groups, [len(relations[group[0]].own) for group in groups], used,
+                     [torch.stack(parts).sum(0) if parts else None for parts in biases],
+                     relations[0].conv.att_src.dtype)  # fmt: skip
+    for number, group in enumerate(groups):
+        for relation in (relations[i] for i in group):
+            if relation.conv.res is not None:
+                outs[number] = outs[number] + relation.conv.res(relation.own)
+    return outs
+
+
+def _attend_joined(relations: Sequence[Relation], sizes: Sequence[int], used: Used) -> Tensor:
+    """Return the weighted sums of all relations, `[sum of sizes, H, C]`, for the first targets of each."""
+    first, sources, owns = relations[0].conv, [r.sources for r in relations], [r.own for r in relations]
+    matrices, dtype, wide = [_matrices(r.conv) for r in relations], _find_dtype(first, sources[0]), first.att_src.dtype
+    read = read_sources(relations, sizes)
+    made = multiply_apart(sources, [matrix.weight for matrix, _ in matrices], used, rows=read.split(), dtype=dtype)
+    ends = list(accumulate(read.sizes, initial=0))
+    heads = torch.eye(first.heads, dtype=wide, device=made.device).unsqueeze(-1)
+    by_source = multiply_apart([made] * len(relations), [(heads * r.conv.att_src).flatten(1) for r in relations], used,
+                               rows=[slice(*pair) for pair in pairwise(ends)], dtype=dtype, out_dtype=wide)  # fmt: skip
     # (x W) a = x (W a)
-    to_source, to_target = zip(*((_fold(source.weight, relation.conv.att_src), _fold(own.weight, relation.conv.att_dst))
-                                 for (source, own), relation in zip(matrices, relations, strict=True)),
-                               strict=True)  # fmt: skip
-    by_source = multiply_apart(sources, to_source, used)
-    by_target = multiply_apart([relation.own for relation in relations], to_target, used)
-    edges = join_edges(relations, *begin_apart(relations))
-    return _sum_joined(relations, made, (by_source, by_target, None), edges, relations[0].conv.negative_slope, used)
+    to_target = [_fold(own.weight, relation.conv.att_dst) for (_, own), relation in zip(matrices, relations, strict=True)]
+    by_target = multiply_apart(owns, to_target, used, rows=[slice(size) for size in sizes], dtype=dtype, out_dtype=wide)
+    return _sum_joined(made, (by_source, by_target, None), read.edges, first, first.negative_slope)
 
 
 def convolve_joined_v2(relations: Sequence[Relation]) -> list[Tensor] | None:
@@ -277,20 +310,18 @@ def convolve_joined_v2(relations: Sequence[Relation]) -> list[Tensor] | None:
     scores = _JoinedScores.apply(both.view(-1, first.heads, first.out_channels), used, counts, first.negative_slope,
                            *(relation.conv.att for relation in relations))  # fmt: skip
     # The addends of scores have passed leaky ReLU already.
-    return _sum_joined(relations, made, (None, None, scores), edges, 1.0, used)
-
-
-def _sum_joined(relations: Sequence[Relation], made: Tensor, scores: _Given, edges: JoinedEdges, slope: float,
-         used: Used) -> list[Tensor]:  # fmt: skip
-    """Compute the softmax and the sum of all relations, and the result of each from its part."""
-    first, num_targets = relations[0].conv, sum(edges.sizes)
-    known = SortedEdges(edges.indptr, edges.row, edges.target, edges.num_sources, num_targets, edges.max_degree)
-    out = sum_weighted(
-        made.view(-1, first.heads, first.out_channels), scores, known, num_targets=num_targets, negative_slope=slope,
-        dropout=first.dropout if first.training else 0.0,
-        transposed=edges.transpose(torch.is_grad_enabled() and made.requires_grad))  # fmt: skip
-    pieces = split_apart(out, edges.sizes, used)
+    pieces = split_apart(_sum_joined(made, (None, None, scores), edges, first, 1.0), edges.sizes, used)
     return [_finish_joined(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
+
+
+def _sum_joined(made: Tensor, scores: _Given, edges: JoinedEdges, module: Any, slope: float) -> Tensor:
+    """Compute the softmax and the sum of all relations, `[sum of T, H, C]`."""
+    num_targets = sum(edges.sizes)
+    known = SortedEdges(edges.indptr, edges.row, edges.target, edges.num_sources, num_targets, edges.max_degree)
+    return sum_weighted(
+        made.view(-1, module.heads, module.out_channels), scores, known, num_targets=num_targets, negative_slope=slope,
+        dropout=module.dropout if module.training else 0.0,
+        transposed=edges.transpose(torch.is_grad_enabled() and made.requires_grad))  # fmt: skip
 
 
 def _fold(weight: Tensor, vector: Tensor) -> Tensor:
@@ -367,5 +398,5 @@ def find_left(module: Any) -> str | None:
 
 _SHARED: dict[str, Any] = {"forward": forward, "propagate": propagate, "message": weigh_heads, "find_left": find_left,
                            "sees_neighbors_only": True}  # fmt: skip
-GAT = ConvSpec(conv.GATConv, joined=Joined(read_joined, convolve_joined), **_SHARED)
+GAT = ConvSpec(conv.GATConv, joined=Joined(read_joined, convolve_joined, add_up=add_up_joined), **_SHARED)
 GATV2 = ConvSpec(conv.GATv2Conv, joined=Joined(read_joined, convolve_joined_v2), **_SHARED)
