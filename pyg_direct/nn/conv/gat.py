@@ -183,7 +183,8 @@ def _weigh_v2(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_p
 
 
 def sum_weighted(made: Tensor, scores: _Given, edges: SortedEdges, *, num_targets: int, negative_slope: float,
-                 dropout: float, loops: bool = False, transposed: Transposed | None = None) -> Tensor:  # fmt: skip
+                 dropout: float, loops: bool = False, transposed: Transposed | None = None,
+                 widens: bool = False) -> Tensor:  # fmt: skip
     """Sum rows `[N, H, C]` over the edges of each target, times the softmax of scores, of which the share `dropout` is
     dropped.
 
@@ -193,10 +194,10 @@ def sum_weighted(made: Tensor, scores: _Given, edges: SortedEdges, *, num_target
     work = torch.promote_types(given.dtype, torch.float32)
     source, target, edge = (None if part is None else part.to(work) for part in scores)
     indptr, row, degree = edges.indptr, edges.row, edges.max_degree
-    if not dropout and made.dtype == given.dtype and not torch.is_autocast_enabled(made.device.type):
+    if not dropout and (widens or made.dtype == given.dtype and not torch.is_autocast_enabled(made.device.type)):
         return attend(made, source, target, edge, indptr, row, target_of=edges.target, num_targets=num_targets,
                       negative_slope=negative_slope, loops=loops, max_degree=degree,
-                      transposed=transposed)  # fmt: skip
+                      transposed=transposed, widens=widens)  # fmt: skip
     alpha = softmax(source, target, edge, indptr, row, num_targets=num_targets, negative_slope=negative_slope,
                     loops=loops, max_degree=degree).to(given.dtype)  # fmt: skip
     alpha = F.dropout(alpha, dropout, True)
@@ -217,14 +218,16 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
     """
     matrices, vectors = _matrices(module), _vectors(module)
     given = (x, own, *vectors, *(part for matrix in matrices for part in matrix.parameters()))
-    dtype = _find_dtype(module, x)
+    dtype, casts = _find_dtype(module, x), torch.is_autocast_enabled(x.device.type)
     if (
         module.add_self_loops
+        or (casts and isinstance(module, conv.GATv2Conv))
         or type(module.aggr_module) is not aggr.SumAggregation
         or any(getattr(module, name) for name in _HOOKS)
         or not all(is_linear(matrix) for matrix in matrices)
         or not all(part.dtype in DTYPES and part.device == x.device for part in given)
-        or (dtype == x.dtype and not all(part.dtype == dtype for part in given))
+        # Autocast leaves float64 alone.
+        or any(part.dtype == torch.float64 if casts else part.dtype != dtype for part in given)
         # torch itself refuses shapes that do not fit.
         or (x.shape[1], own.shape[1]) != tuple(matrix.weight.shape[1] for matrix in matrices)
         or (isinstance(module, conv.GATConv) and (any(matrix.bias is not None for matrix in matrices)
@@ -321,7 +324,8 @@ def _sum_joined(made: Tensor, scores: _Given, edges: JoinedEdges, module: Any, s
     return sum_weighted(
         made.view(-1, module.heads, module.out_channels), scores, known, num_targets=num_targets, negative_slope=slope,
         dropout=module.dropout if module.training else 0.0,
-        transposed=edges.transpose(torch.is_grad_enabled() and made.requires_grad))  # fmt: skip
+        transposed=edges.transpose(torch.is_grad_enabled() and made.requires_grad),
+        widens=made.dtype != pick_scores(*scores).dtype)  # fmt: skip
 
 
 def _fold(weight: Tensor, vector: Tensor) -> Tensor:

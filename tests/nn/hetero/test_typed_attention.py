@@ -1,0 +1,145 @@
+"""Attention over many relations: PyG's results and gradients, with products only of rows that a relation reads."""
+
+import copy
+
+import pytest
+import torch
+from torch_geometric.nn import GATConv, HeteroConv
+
+from benchmarks.nn.rgat import RGAT
+from pyg_direct import NeighborLoader, accelerate
+from pyg_direct.datasets.synthetic_hetero import synthetic_igbh
+from pyg_direct.nn.hetero import joined_edges
+
+WIDTH, HIDDEN, CLASSES = 24, 32, 5
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return synthetic_igbh(3e-6, num_features=WIDTH, num_classes=CLASSES, dtype=torch.float32)
+
+
+def draw_batch(graph, device, fanouts=(4, 3, 2), size=30):
+    device = "cuda" if str(device).startswith("cuda") else "cpu"
+    loader = NeighborLoader(graph, list(fanouts), ("paper", torch.arange(size)), batch_size=size, device=device)
+    return next(iter(loader))
+
+
+def differentiate(model, batch, dtype=None):
+    """Return the result and the gradients of all parameters, in float64."""
+    with torch.autocast(batch["paper"].x.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        out = model(batch)
+    found = torch.autograd.grad(out.double().pow(2).sum(), list(model.parameters()), allow_unused=True)
+    return out, found
+
+
+def convert(batch, dtype):
+    batch = copy.copy(batch)
+    for store in batch.node_stores:
+        store.x = store.x.to(dtype)
+    return batch
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Record (rows of all relations, rows that are read) of each join."""
+    made, plain = [], joined_edges._find_read
+
+    def note(edges, *args):
+        found = plain(edges, *args)
+        made.append((edges.num_sources, sum(found.sizes)))
+        return found
+
+    monkeypatch.setattr(joined_edges, "_find_read", note)
+    return made
+
+
+def test_trimmed_layers_multiply_what_relations_read_and_equal_pyg(real_device, graph, read):
+    batch = convert(draw_batch(graph, real_device), torch.float64)
+    model = RGAT(batch, CLASSES, HIDDEN).to(real_device, torch.float64)
+    expected, grads = differentiate(model, batch)
+
+    accelerate(model)
+    got, found = differentiate(model, batch)
+
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+    for one, other in zip(found, grads, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+    assert read and all(2 * few <= all_rows for all_rows, few in read)
+
+
+def test_gradients_in_fp32_are_those_of_pyg(real_device, graph):
+    batch = draw_batch(graph, real_device)
+    model = RGAT(batch, CLASSES, HIDDEN).to(real_device)
+    expected, grads = differentiate(model, batch)
+
+    accelerate(model)
+    got, found = differentiate(model, batch)
+
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    for one, other in zip(found, grads, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_16_bits_are_as_near_float64_as_pyg(real_device, graph, stored):
+    batch = convert(draw_batch(graph, real_device), stored)
+    errors = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = RGAT(batch, CLASSES, HIDDEN).to(real_device)
+        exact, exact_grads = differentiate(copy.deepcopy(model).double(), convert(batch, torch.float64))
+        for fast in (False, True):
+            if fast:
+                accelerate(model)
+            out, grads = differentiate(model, batch, torch.bfloat16)
+            pairs = [(one, other) for one, other in zip(grads, exact_grads, strict=True) if one is not None]
+            missed = sum((one.double() - other).square().sum() for one, other in pairs)
+            errors += [(out.double() - exact).norm() / exact.norm(),
+                       (missed / sum(other.square().sum() for _, other in pairs)).sqrt()]  # fmt: skip
+
+    plain, fast = torch.stack(errors).view(4, 2, 2).mean(0)
+    assert (fast <= 1.1 * plain).all(), (fast, plain)
+
+
+@pytest.mark.parametrize("case", ["repeated edges and a hub", "no edges", "a single edge"])
+def test_edges_of_any_shape_equal_pyg(real_device, graph, case):
+    batch = draw_batch(graph, real_device, (-1, -1))
+    count = {"no edges": 0, "a single edge": 1}.get(case)
+    edges = {kind: pair[:, :count] for kind, pair in batch.edge_index_dict.items()}
+    if case == "repeated edges and a hub":
+        other = graph.clone()
+        for kind in other.edge_types:
+            pair = other[kind].edge_index
+            other[kind].edge_index = torch.cat([pair, pair, torch.stack([pair[0], pair[1] * 0])], dim=1)
+        batch = draw_batch(other, real_device, (-1, -1))
+        edges = batch.edge_index_dict
+    x = {kind: rows.double().requires_grad_() for kind, rows in batch.x_dict.items()}
+    model = HeteroConv({kind: GATConv((WIDTH, WIDTH), 4, 3, add_self_loops=False) for kind in edges})
+    model = model.to(real_device, torch.float64)
+    given = [*x.values(), *model.parameters()]
+
+    def run():
+        out = model(x, edges)
+        return [*out.values(), *torch.autograd.grad(sum(rows.pow(2).sum() for rows in out.values()), given)]
+
+    expected = run()
+    accelerate(model)
+
+    for one, other in zip(run(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_edges_are_searched_once_for_the_layers_that_share_them(graph, read):
+    batch = draw_batch(graph, "cpu")
+    x, edges = batch.x_dict, batch.edge_index_dict
+    layers = [HeteroConv({kind: GATConv((WIDTH, WIDTH), 4, 2, add_self_loops=False) for kind in edges}) for _ in "ab"]
+
+    for layer in layers:
+        accelerate(layer)
+        layer(x, edges)
+
+    assert len(read) == 1
