@@ -53,12 +53,13 @@ def multiply_exactly(rows: Tensor, wide: Tensor) -> Tensor:
 
     The matrix is the sum of two of bfloat16, whose products fp32 adds up: exact to 16 bits of its numbers.
     """
-    if rows.dtype == wide.dtype:
-        return rows @ wide
-    if not _has_wide_products or rows.dtype != torch.bfloat16 or not rows.is_cuda or torch.is_grad_enabled():
-        return rows.to(wide.dtype) @ wide
-    high = wide.to(rows.dtype)
-    both = torch.mm(rows, torch.cat([high, (wide - high).to(rows.dtype)], dim=1), out_dtype=torch.float32)
+    with torch.autocast(rows.device.type, enabled=False):
+        if rows.dtype == wide.dtype:
+            return rows @ wide
+        if not _has_wide_products or rows.dtype != torch.bfloat16 or not rows.is_cuda or torch.is_grad_enabled():
+            return rows.to(wide.dtype) @ wide
+        high = wide.to(rows.dtype)
+        both = torch.mm(rows, torch.cat([high, (wide - high).to(rows.dtype)], dim=1), out_dtype=torch.float32)
     return both[:, : wide.shape[1]] + both[:, wide.shape[1] :]
 
 

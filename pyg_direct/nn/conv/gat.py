@@ -7,7 +7,6 @@ place of rows by type.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -18,8 +17,11 @@ from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.conv.spec import ConvSpec, Joined, Message
 from pyg_direct.nn.dispatch import find_narrow, find_reduce, is_plain, promote, propagate
+from pyg_direct.nn.hetero.attention import attend_relations, can_attend, score_sources
 from pyg_direct.nn.hetero.joined_edges import (
+    Groups,
     JoinedEdges,
+    ReadSources,
     Relation,
     Used,
     begin_apart,
@@ -50,7 +52,7 @@ def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: An
     if (edge_attr is None and not any(value is not None for value in (*args, *kwargs.values()))
             and type(self.aggr_module) is aggr.SumAggregation and is_plain(self, edge_index)
             and not is_watched(self)):  # fmt: skip
-        out = _attend(self, x, edge_index)
+        out = _attend_one(self, x, edge_index)
     return type(self).forward(self, x, edge_index, edge_attr, *args, **kwargs) if out is None else out
 
 
@@ -59,7 +61,7 @@ def is_watched(self: Any) -> bool:
     return any(getattr(self, name) for name in _HOOKS)
 
 
-def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
+def _attend_one(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
     rows, targets = x if isinstance(x, (tuple, list)) else (x, x)
     if not all(isinstance(part, Tensor) and part.dim() == 2 and part.dtype in DTYPES for part in (rows, targets)):
         return None
@@ -258,20 +260,25 @@ def _vectors(module: Any) -> tuple[Tensor, ...]:
 def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
     """Return the results of each GATConv."""
     used, sizes = [True] * len(relations), [len(relation.own) for relation in relations]
-    pieces = split_apart(_attend_joined(relations, sizes, used), sizes, used)
+    pieces = split_apart(_attend(relations, *_project(relations, sizes, used), used), sizes, used)
     return [_finish_joined(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
 
 
 def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor]:
     """Return the results of all GATConvs into each type, added up."""
+    used, first = [True] * len(relations), relations[0].conv
     # Targets without edges take only the biases.
-    used, sizes = [True] * len(relations), [relation.batch.count_targets(relation.edge_index) for relation in relations]
-    out = _attend_joined(relations, sizes, used)
-    out = out.flatten(1) if relations[0].conv.concat else out.mean(dim=1)
-    biases = [[relations[i].conv.bias for i in group if relations[i].conv.bias is not None] for group in groups]
-    outs = sum_apart(out, sizes, groups, [len(relations[group[0]].own) for group in groups], used,
-                     [torch.stack(parts).sum(0) if parts else None for parts in biases],
-                     relations[0].conv.att_src.dtype)  # fmt: skip
+    sizes = [relation.batch.count_targets(relation.edge_index) for relation in relations]
+    plan = Groups(groups, [len(relations[group[0]].own) for group in groups], sizes, first.att_src.dtype)
+    stacked = [[relations[i].conv.bias for i in group if relations[i].conv.bias is not None] for group in groups]
+    biases = [torch.stack(parts).sum(0) if parts else None for parts in stacked]
+    made, by_target, read = _project(relations, sizes, used)
+    vectors = [relation.conv.att_src for relation in relations]
+    if first.concat and not (first.training and first.dropout) and can_attend(made, vectors[0], read):
+        outs = attend_relations(made, by_target, vectors, biases, read, plan, used, first.negative_slope)
+    else:
+        out = _attend(relations, made, by_target, read, used)
+        outs = sum_apart(out.flatten(1) if first.concat else out.mean(dim=1), plan, used, biases)
     for number, group in enumerate(groups):
         for relation in (relations[i] for i in group):
             if relation.conv.res is not None:
@@ -279,19 +286,25 @@ def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> lis
     return outs
 
 
-def _attend_joined(relations: Sequence[Relation], sizes: Sequence[int], used: Used) -> Tensor:
-    """Return the weighted sums of all relations, `[sum of sizes, H, C]`, for the first targets of each."""
-    first, sources, owns = relations[0].conv, [r.sources for r in relations], [r.own for r in relations]
-    matrices, dtype, wide = [_matrices(r.conv) for r in relations], _find_dtype(first, sources[0]), first.att_src.dtype
-    read = read_sources(relations, sizes)
+def _project(relations: Sequence[Relation], sizes: Sequence[int], used: Used) -> tuple[Tensor, Tensor, ReadSources]:
+    """Return the products of the sources that relations read `[U, H * C]`, the scores of the first targets of each
+    `[sum of sizes, H]`, and the edges in between.
+    """
+    first, matrices = relations[0].conv, [_matrices(relation.conv) for relation in relations]
+    sources, wide = [relation.sources for relation in relations], first.att_src.dtype
+    dtype, read = _find_dtype(first, sources[0]), read_sources(relations, sizes)
     made = multiply_apart(sources, [matrix.weight for matrix, _ in matrices], used, rows=read.split(), dtype=dtype)
-    ends = list(accumulate(read.sizes, initial=0))
-    heads = torch.eye(first.heads, dtype=wide, device=made.device).unsqueeze(-1)
-    by_source = multiply_apart([made] * len(relations), [(heads * r.conv.att_src).flatten(1) for r in relations], used,
-                               rows=[slice(*pair) for pair in pairwise(ends)], dtype=dtype, out_dtype=wide)  # fmt: skip
     # (x W) a = x (W a)
-    to_target = [_fold(own.weight, relation.conv.att_dst) for (_, own), relation in zip(matrices, relations, strict=True)]
-    by_target = multiply_apart(owns, to_target, used, rows=[slice(size) for size in sizes], dtype=dtype, out_dtype=wide)
+    folded = [_fold(own.weight, relation.conv.att_dst) for (_, own), relation in zip(matrices, relations, strict=True)]
+    by_target = multiply_apart([relation.own for relation in relations], folded, used,
+                               rows=[slice(size) for size in sizes], dtype=dtype, out_dtype=wide)  # fmt: skip
+    return made, by_target, read
+
+
+def _attend(relations: Sequence[Relation], made: Tensor, by_target: Tensor, read: ReadSources, used: Used) -> Tensor:
+    """Return the weighted sums of all relations, `[sum of T, H, C]`."""
+    by_source = score_sources(made, [relation.conv.att_src for relation in relations], read, used)
+    first = relations[0].conv
     return _sum_joined(made, (by_source, by_target, None), read.edges, first, first.negative_slope)
 
 
@@ -331,7 +344,8 @@ def _sum_joined(made: Tensor, scores: _Given, edges: JoinedEdges, module: Any, s
 def _fold(weight: Tensor, vector: Tensor) -> Tensor:
     """Multiply a matrix `[H * C, D]` by a vector of each head `[1, H, C]`: `[H, D]`."""
     _, heads, channels = vector.shape
-    return torch.bmm(vector.view(heads, 1, channels), weight.view(heads, channels, -1)).squeeze(1)
+    with torch.autocast(weight.device.type, enabled=False):
+        return torch.bmm(vector.view(heads, 1, channels), weight.view(heads, channels, -1)).squeeze(1)
 
 
 def _finish_joined(relation: Relation, out: Tensor) -> Tensor:

@@ -400,51 +400,69 @@ def _add_rows(total: Tensor | None, table: Tensor, rows: Picked, grad: Tensor, a
     return total.index_add(0, rows, grad) if again else total.index_add_(0, rows, grad)
 
 
-def sum_apart(out: Tensor, sizes: Sequence[int], groups: Sequence[Sequence[int]], counts: Sequence[int], used: Used,
-              biases: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor]:  # fmt: skip
-    """Add results of relations up by group, and a bias.
+class Groups(NamedTuple):
+    """Relations whose results are added up.
+
+    Attributes:
+        relations: Relations of each group.
+        counts: Targets of each group.
+        sizes: Targets with a result of each relation, the first of its group.
+        dtype: Dtype of the sums.
+    """
+
+    relations: Sequence[Sequence[int]]
+    counts: Sequence[int]
+    sizes: Sequence[int]
+    dtype: torch.dtype
+
+    def add_up(self, out: Tensor, biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        """Return the sums of each group, `[count, F]`, from all results `[sum of sizes, F]`, and biases `[F]`."""
+        parts, totals = out.split(list(self.sizes)), []
+        for group, count, bias in zip(self.relations, self.counts, biases, strict=True):
+            total = torch.zeros(count, out.shape[1], dtype=self.dtype, device=out.device)
+            if bias is not None:
+                total.copy_(bias)
+            for i in group:
+                total[: self.sizes[i]] += parts[i]
+            totals.append(total)
+        return tuple(totals)
+
+    def note(self, grads: Sequence[Tensor | None], used: Used) -> None:
+        """Set the relations of the sums that received a gradient."""
+        for group, grad in zip(self.relations, grads, strict=True):
+            for i in group:
+                used[i] = grad is not None
+
+
+def sum_apart(out: Tensor, groups: Groups, used: Used, biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """Add results of relations up by group, `[count, F]` each.
 
     Args:
-        out: Results `[sum of T, F]`, one relation after the other, for the first targets of their groups.
-        sizes: T of each relation.
-        groups: Relations of each group.
-        counts: Targets of each group.
+        out: Results `[sum of sizes, F]`, one relation after the other.
+        groups: The groups.
         used: Is set in a backward pass.
         biases: `[F]` for each group that has one.
-        dtype: Dtype of the sums.
-
-    Returns:
-        `[count, F]` for each group.
     """
-    return list(_SumApart.apply(out, sizes, groups, counts, used, dtype, *biases))
+    return list(_SumApart.apply(out, groups, used, *biases))
 
 
 class _SumApart(Function):
     @staticmethod
-    def forward(ctx: Any, out: Tensor, sizes: Sequence[int], groups: Sequence[Sequence[int]], counts: Sequence[int],
-                used: Used, dtype: torch.dtype, *biases: Tensor | None) -> tuple[Tensor, ...]:  # fmt: skip
+    def forward(ctx: Any, out: Tensor, groups: Groups, used: Used, *biases: Tensor | None) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.sizes, ctx.groups, ctx.used, ctx.like = sizes, groups, used, out.new_empty(0, out.shape[1])
-        parts, totals = out.split(list(sizes)), []
-        for group, count, bias in zip(groups, counts, biases, strict=True):
-            total = torch.zeros(count, out.shape[1], dtype=dtype, device=out.device)
-            if bias is not None:
-                total.copy_(bias)
-            for i in group:
-                total[: sizes[i]] += parts[i]
-            totals.append(total)
-        return tuple(totals)
+        ctx.groups, ctx.used, ctx.like = groups, used, out.new_empty(0, out.shape[1])
+        return groups.add_up(out, biases)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        sizes, parts = ctx.sizes, [ctx.like] * len(ctx.sizes)
-        for group, grad in zip(ctx.groups, grads, strict=True):
+        groups, parts = ctx.groups, [ctx.like] * len(ctx.groups.sizes)
+        groups.note(grads, ctx.used)
+        for group, grad in zip(groups.relations, grads, strict=True):
             for i in group:
-                ctx.used[i] = grad is not None
-                parts[i] = ctx.like.new_zeros(sizes[i], ctx.like.shape[1]) if grad is None else grad[: sizes[i]]
-        wants = ctx.needs_input_grad[6:]
+                size = groups.sizes[i]
+                parts[i] = ctx.like.new_zeros(size, ctx.like.shape[1]) if grad is None else grad[:size]
         biases = [add_up(grad) if grad is not None and wanted else None
-                  for grad, wanted in zip(grads, wants, strict=True)]  # fmt: skip
+                  for grad, wanted in zip(grads, ctx.needs_input_grad[3:], strict=True)]  # fmt: skip
         if not (ctx.needs_input_grad[0] and any(ctx.used)):
-            return None, *(None,) * 5, *biases
-        return torch.cat([part.to(ctx.like.dtype) for part in parts]), *(None,) * 5, *biases
+            return None, None, None, *biases
+        return torch.cat([part.to(ctx.like.dtype) for part in parts]), None, None, *biases

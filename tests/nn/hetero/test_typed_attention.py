@@ -1,6 +1,7 @@
 """Attention over many relations: PyG's results and gradients, with products only of rows that a relation reads."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from torch_geometric.nn import GATConv, HeteroConv
 from benchmarks.nn.rgat import RGAT
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets.synthetic_hetero import synthetic_igbh
-from pyg_direct.nn.hetero import joined_edges
+from pyg_direct.nn.hetero import attention, joined_edges
+from pyg_direct.ops.local_ids.csr import compress_ids
 
 WIDTH, HIDDEN, CLASSES = 24, 32, 5
 
@@ -143,3 +145,64 @@ def test_edges_are_searched_once_for_the_layers_that_share_them(graph, read):
         layer(x, edges)
 
     assert len(read) == 1
+
+
+def make_edges(device, num_sources, num_targets, degree):
+    """Joined edges of relations, up to `degree` a target; few sources have many edges."""
+    draw = torch.Generator().manual_seed(0)
+    rows, targets, begin, first = [], [], 0, 0
+    for sources, count in zip(num_sources, num_targets, strict=True):
+        target = torch.arange(count).repeat_interleave(torch.randint(degree + 1, (count,), generator=draw))
+        target = target[: len(target) if sources else 0]
+        rows.append(begin + torch.randint(max(sources, 1), target.shape, generator=draw))
+        targets.append(first + target)
+        begin, first = begin + sources, first + count
+    row, target = torch.cat(rows).to(device), torch.cat(targets).to(device)
+    batch = SimpleNamespace(remember=lambda key, make: make())
+    return joined_edges.JoinedEdges(compress_ids(target, first), row, target, list(num_targets), begin, degree, batch, ())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "channels"), [(1, 8), (2, 16), (4, 128), (3, 64)])
+@pytest.mark.parametrize("degree", [3, 15])
+def test_one_launch_equals_operators_that_it_replaces(dtype, heads, channels, degree):
+    sources, targets = [500, 4, 0, 60], [400, 300, 20, 70]
+    read = joined_edges.ReadSources(None, sources, make_edges("cuda", sources, targets, degree))
+    groups = joined_edges.Groups([[0, 2], [1, 3]], [450, 310], targets, torch.float32)
+    draw = torch.Generator("cuda").manual_seed(1)
+    made, by_target, *others = (torch.randn(shape, device="cuda", generator=draw) for shape in (
+        (sum(sources), heads * channels), (sum(targets), heads), *[(1, heads, channels)] * 4, *[(heads * channels,)] * 2,
+        (450, heads * channels), (310, heads * channels)))  # fmt: skip
+    given = [made.to(dtype), by_target, *(part * channels**-0.5 for part in others[:4]), *others[4:6]]
+    weights = others[6:]
+
+    def run(function, again):
+        leaves = [part.clone().requires_grad_() for part in given]
+        layer = attention._Layer(read, groups, [True] * 4, 0.2)
+        outs = function(layer, *leaves)
+        loss = sum((out * weight).sum() for out, weight in zip(outs, weights, strict=True))
+        found = torch.autograd.grad(loss, leaves, create_graph=again)
+        more = torch.autograd.grad(found[1].square().sum(), leaves[:3]) if again else ()
+        return [*outs, *found, *more]
+
+    assert attention.can_attend(given[0], given[2], read)
+    for again in (False, True):
+        expected = run(attention._compose, again)
+        got = run(attention._Attend.apply, again)
+        exact = dtype == torch.float32
+        for one, other in zip(got, expected, strict=True):
+            scale = float(other.detach().float().abs().max())
+            torch.testing.assert_close(one, other, rtol=1e-4 if exact else 2e-2, atol=scale * (1e-5 if exact else 1e-2))
+
+
+@pytest.mark.gpu
+def test_gradients_are_equal_to_the_last_bit(graph):
+    batch = convert(draw_batch(graph, "cuda"), torch.bfloat16)
+    model = RGAT(batch, CLASSES, HIDDEN).cuda()
+    accelerate(model)
+
+    (out, one), (again, other) = (differentiate(model, batch, torch.bfloat16) for _ in range(2))
+
+    assert torch.equal(out, again)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True) if a is not None)
