@@ -11,17 +11,6 @@ __device__ __forceinline__ float sum_lanes(float value, int lanes, unsigned mask
     return value;
 }
 
-// Piece of a row of fp32 that belongs to a piece of 16 bytes.
-template <int items> __device__ __forceinline__ void load_fp32(const float *from, float *value)
-{
-    const float4 *at = reinterpret_cast<const float4 *>(from);
-#pragma unroll
-    for (int i = 0; i < items / 4; ++i) {
-        const float4 part = at[i];
-        value[4 * i] = part.x, value[4 * i + 1] = part.y, value[4 * i + 2] = part.z, value[4 * i + 3] = part.w;
-    }
-}
-
 template <class Kind> __device__ __forceinline__ float dot_piece(u64 grad, u64 out)
 {
     float a[Kind::items], b[Kind::items], total = 0.0f;
