@@ -12,20 +12,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.conv.spec import ConvSpec, Joined, Message
 from pyg_direct.nn.dispatch import find_narrow, find_reduce, is_plain, promote, propagate
-from pyg_direct.nn.hetero.attention import attend_relations, can_attend, score_sources
+from pyg_direct.nn.hetero.attention import attend_pairs, attend_relations, can_attend, score_pairs, score_sources
 from pyg_direct.nn.hetero.joined_edges import (
     Groups,
     JoinedEdges,
     ReadSources,
     Relation,
     Used,
-    begin_apart,
-    join_edges,
     multiply_apart,
     read_sources,
     split_apart,
@@ -223,7 +220,6 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
     dtype, casts = _find_dtype(module, x), torch.is_autocast_enabled(x.device.type)
     if (
         module.add_self_loops
-        or (casts and isinstance(module, conv.GATv2Conv))
         or type(module.aggr_module) is not aggr.SumAggregation
         or any(getattr(module, name) for name in _HOOKS)
         or not all(is_linear(matrix) for matrix in matrices)
@@ -267,18 +263,50 @@ def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
 def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor]:
     """Return the results of all GATConvs into each type, added up."""
     used, first = [True] * len(relations), relations[0].conv
-    # Targets without edges take only the biases.
-    sizes = [relation.batch.count_targets(relation.edge_index) for relation in relations]
-    plan = Groups(groups, [len(relations[group[0]].own) for group in groups], sizes, first.att_src.dtype)
-    stacked = [[relations[i].conv.bias for i in group if relations[i].conv.bias is not None] for group in groups]
-    biases = [torch.stack(parts).sum(0) if parts else None for parts in stacked]
-    made, by_target, read = _project(relations, sizes, used)
+    plan, biases = _plan(relations, groups)
+    made, by_target, read = _project(relations, plan.sizes, used)
     vectors = [relation.conv.att_src for relation in relations]
-    if first.concat and not (first.training and first.dropout) and can_attend(made, vectors[0], read):
+    if _is_fused(first, made, read, vectors[0]):
         outs = attend_relations(made, by_target, vectors, biases, read, plan, used, first.negative_slope)
-    else:
-        out = _attend(relations, made, by_target, read, used)
-        outs = sum_apart(out.flatten(1) if first.concat else out.mean(dim=1), plan, used, biases)
+        return _add_residuals(relations, groups, outs)
+    return _add_up(relations, plan, _attend(relations, made, by_target, read, used), used, biases)
+
+
+def add_up_joined_v2(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
+    """Return the results of all GATv2Convs into each type, added up; None if each is faster separately."""
+    if _is_slow_v2(relations):
+        return None
+    used, first = [True] * len(relations), relations[0].conv
+    plan, biases = _plan(relations, groups)
+    made, others, read = _project_v2(relations, plan.sizes, used)
+    vectors = [relation.conv.att for relation in relations]
+    if _is_fused(first, made, read, vectors[0]):
+        outs = attend_pairs(made, others, vectors, biases, read, plan, used, first.negative_slope)
+        return _add_residuals(relations, groups, outs)
+    return _add_up(relations, plan, _attend_v2(relations, made, others, read, used), used, biases)
+
+
+def _plan(relations: Sequence[Relation], groups: list[list[int]]) -> tuple[Groups, list[Tensor | None]]:
+    """Return the results to add up, for the targets that edges lead to, and the bias of each type, which others get."""
+    sizes = [relation.batch.count_targets(relation.edge_index) for relation in relations]
+    stacked = [[relations[i].conv.bias for i in group if relations[i].conv.bias is not None] for group in groups]
+    dtype = _vectors(relations[0].conv)[0].dtype
+    return (Groups(groups, [len(relations[group[0]].own) for group in groups], sizes, dtype),
+            [torch.stack(parts).sum(0) if parts else None for parts in stacked])  # fmt: skip
+
+
+def _is_fused(module: Any, made: Tensor, read: ReadSources, vector: Tensor) -> bool:
+    is_plain_sum = module.concat and not (module.training and module.dropout)
+    return is_plain_sum and vector.dtype == torch.float32 and can_attend(made, module.heads, read)
+
+
+def _add_up(relations: Sequence[Relation], plan: Groups, out: Tensor, used: Used, biases: list[Tensor | None]
+            ) -> list[Tensor]:  # fmt: skip
+    flat = out.flatten(1) if relations[0].conv.concat else out.mean(dim=1)
+    return _add_residuals(relations, plan.relations, sum_apart(flat, plan, used, biases))
+
+
+def _add_residuals(relations: Sequence[Relation], groups: Sequence[Sequence[int]], outs: list[Tensor]) -> list[Tensor]:
     for number, group in enumerate(groups):
         for relation in (relations[i] for i in group):
             if relation.conv.res is not None:
@@ -310,24 +338,42 @@ def _attend(relations: Sequence[Relation], made: Tensor, by_target: Tensor, read
 
 def convolve_joined_v2(relations: Sequence[Relation]) -> list[Tensor] | None:
     """Return the results of each GATv2Conv; None if each is faster separately."""
-    first, used = relations[0].conv, [True] * len(relations)
-    counts = [relation.edge_index.shape[1] for relation in relations]
-    rows = relations[0].sources
-    if not runs_on_gpu(rows) and sum(counts) * first.heads * first.out_channels * rows.element_size() > _MOST_BYTES:
+    if _is_slow_v2(relations):
         return None
-    matrices = [_matrices(relation.conv) for relation in relations]
-    made, others = (
-        multiply_apart(rows, [matrix.weight for matrix in side], used, [matrix.bias for matrix in side])
-        for rows, side in zip(zip(*((r.sources, r.own) for r in relations), strict=True),
-                              zip(*matrices, strict=True), strict=True)
-    )  # fmt: skip
-    edges = join_edges(relations, *begin_apart(relations))
-    both = made.index_select(0, edges.row) + others.index_select(0, edges.target)
-    scores = _JoinedScores.apply(both.view(-1, first.heads, first.out_channels), used, counts, first.negative_slope,
-                           *(relation.conv.att for relation in relations))  # fmt: skip
-    # The addends of scores have passed leaky ReLU already.
-    pieces = split_apart(_sum_joined(made, (None, None, scores), edges, first, 1.0), edges.sizes, used)
+    used, sizes = [True] * len(relations), [len(relation.own) for relation in relations]
+    out = _attend_v2(relations, *_project_v2(relations, sizes, used), used)
+    pieces = split_apart(out, sizes, used)
     return [_finish_joined(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
+
+
+def _is_slow_v2(relations: Sequence[Relation]) -> bool:
+    first, rows = relations[0].conv, relations[0].sources
+    num_edges = sum(relation.edge_index.shape[1] for relation in relations)
+    return not runs_on_gpu(rows) and num_edges * first.heads * first.out_channels * rows.element_size() > _MOST_BYTES
+
+
+def _project_v2(relations: Sequence[Relation], sizes: Sequence[int], used: Used) -> tuple[Tensor, Tensor, ReadSources]:
+    """Return the products of the sources that relations read `[U, H * C]` and of the first targets of each
+    `[sum of sizes, H * C]`, and the edges in between.
+    """
+    first, read = relations[0].conv, read_sources(relations, sizes)
+    dtype, matrices = _find_dtype(first, relations[0].sources), [_matrices(relation.conv) for relation in relations]
+    made, others = (
+        multiply_apart(tables, [matrix.weight for matrix in side], used, [matrix.bias for matrix in side], rows=rows,
+                       dtype=dtype)
+        for tables, side, rows in zip(
+            zip(*((relation.sources, relation.own) for relation in relations), strict=True),
+            zip(*matrices, strict=True), (read.split(), [slice(size) for size in sizes]), strict=True)
+    )  # fmt: skip
+    return made, others, read
+
+
+def _attend_v2(relations: Sequence[Relation], made: Tensor, others: Tensor, read: ReadSources, used: Used) -> Tensor:
+    """Return the weighted sums of all relations, `[sum of T, H, C]`."""
+    first = relations[0].conv
+    scores = score_pairs(made, others, [relation.conv.att for relation in relations], read, used, first.negative_slope)
+    # The addends of scores have passed leaky ReLU already.
+    return _sum_joined(made, (None, None, scores), read.edges, first, 1.0)
 
 
 def _sum_joined(made: Tensor, scores: _Given, edges: JoinedEdges, module: Any, slope: float) -> Tensor:
@@ -353,42 +399,6 @@ def _finish_joined(relation: Relation, out: Tensor) -> Tensor:
     out = out.flatten(1) if module.concat else out.mean(dim=1)
     out = out if module.res is None else out + module.res(relation.own)
     return out if module.bias is None else out + module.bias
-
-
-class _JoinedScores(Function):
-    """Scores of edges `[E, H]`: leaky ReLU of the sum of source and target `[E, H, C]`, times the vector of the
-    relation `[1, H, C]`.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, both: Tensor, used: Used, counts: Sequence[int], slope: float, *vectors: Tensor) -> Tensor:
-        ctx.save_for_backward(both, *vectors)
-        ctx.used, ctx.counts, ctx.slope = used, counts, slope
-        bent = F.leaky_relu(both, slope).split(list(counts))
-        return torch.cat([(part * vector).sum(-1) for part, vector in zip(bent, vectors, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        both, *vectors = ctx.saved_tensors
-        counts, wants, grad = list(ctx.counts), ctx.needs_input_grad[4:], grad.unsqueeze(-1)
-        to_both = None
-        if ctx.needs_input_grad[0] and torch.is_grad_enabled():
-            # By functions that torch can differentiate again; inputs that belong to no used result have no part in
-            # this.
-            live = [vector if used else vector.detach() for vector, used in zip(vectors, ctx.used, strict=True)]
-            spread = torch.cat([part * vector for part, vector in zip(grad.split(counts), live, strict=True)])
-            to_both = torch.where(both > 0, spread, spread * ctx.slope)
-        elif ctx.needs_input_grad[0]:
-            spread = torch.empty_like(both)
-            for part, vector, rows in zip(grad.split(counts), vectors, spread.split(counts), strict=True):
-                torch.mul(part, vector, out=rows)
-            to_both = torch.ops.aten.leaky_relu_backward(spread, both, ctx.slope, False)
-        found: list[Tensor | None] = [None] * len(vectors)
-        bent = F.leaky_relu(both, ctx.slope).split(counts)
-        for i, (part, rows) in enumerate(zip(grad.split(counts), bent, strict=True)):
-            if ctx.used[i] and wants[i]:
-                found[i] = (part * rows).sum(0, keepdim=True)
-        return to_both, None, None, None, *found
 
 
 def weigh_heads(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
@@ -417,4 +427,4 @@ def find_left(module: Any) -> str | None:
 _SHARED: dict[str, Any] = {"forward": forward, "propagate": propagate, "message": weigh_heads, "find_left": find_left,
                            "sees_neighbors_only": True}  # fmt: skip
 GAT = ConvSpec(conv.GATConv, joined=Joined(read_joined, convolve_joined, add_up=add_up_joined), **_SHARED)
-GATV2 = ConvSpec(conv.GATv2Conv, joined=Joined(read_joined, convolve_joined_v2), **_SHARED)
+GATV2 = ConvSpec(conv.GATv2Conv, joined=Joined(read_joined, convolve_joined_v2, add_up=add_up_joined_v2), **_SHARED)

@@ -96,7 +96,7 @@ class JoinedEdges(NamedTuple):
 
     Attributes:
         indptr, row, target: Sources begin at the given starts; the targets of all relations are concatenated.
-        sizes: Targets of each relation.
+        sizes, counts: Targets and edges of each relation.
         num_sources: Rows that edges may come from.
         max_degree: Upper bound of the edges of a target, None if it is not known.
         batch, key: Batch that remembers results for them, and the key of these.
@@ -106,6 +106,7 @@ class JoinedEdges(NamedTuple):
     row: Tensor
     target: Tensor
     sizes: list[int]
+    counts: list[int]
     num_sources: int
     max_degree: int | None
     batch: SortedBatch
@@ -153,7 +154,7 @@ def join_edges(relations: Sequence[Relation], starts: Sequence[int], num_sources
     )
     edges: _Edges = batch.remember(key, lambda: _join(given(), starts, sizes, num_sources))
     bound = None if None in degrees else max(degree for degree in degrees if degree is not None) + more
-    return JoinedEdges(*edges, sizes, num_sources, bound, batch, key)
+    return JoinedEdges(*edges, sizes, [len(row) for row, _ in given()], num_sources, bound, batch, key)
 
 
 def _join(pairs: Sequence[Any], starts: Sequence[int], sizes: Sequence[int], num_sources: int) -> _Edges:
@@ -208,13 +209,12 @@ def read_sources(relations: Sequence[Relation], sizes: Sequence[int]) -> ReadSou
     most = [min(r.edge_index.shape[1], count) for r, count in zip(relations, counts, strict=True)]
     if num_sources < _SPARSE * sum(most) or is_heard(edges.row):
         return ReadSources(None, counts, edges)
-    key, num_edges = ("read", *edges.key), [relation.edge_index.shape[1] for relation in relations]
-    made: ReadSources = edges.batch.remember(key, lambda: _find_read(edges, key, begins, num_edges, most))
+    key = "read", *edges.key
+    made: ReadSources = edges.batch.remember(key, lambda: _find_read(edges, key, begins, most))
     return made
 
 
-def _find_read(edges: JoinedEdges, key: tuple[Any, ...], begins: list[int], num_edges: list[int], most: list[int]
-               ) -> ReadSources:  # fmt: skip
+def _find_read(edges: JoinedEdges, key: tuple[Any, ...], begins: list[int], most: list[int]) -> ReadSources:
     row, num_sources = edges.row, edges.num_sources
     is_read = torch.zeros(num_sources, dtype=torch.bool, device=row.device).index_fill_(0, row, True)
     # Sources with an edge before each source.
@@ -224,12 +224,12 @@ def _find_read(edges: JoinedEdges, key: tuple[Any, ...], begins: list[int], num_
     if is_capturing(row):
         # The host cannot know their number: each relation begins where it would with the most sources.
         counts, starts = most, accumulate(most, initial=0)
-        parts = zip(place.split(num_edges), begins, starts, strict=False)
+        parts = zip(place.split(edges.counts), begins, starts, strict=False)
         place = torch.cat([part - before[begin] + start for part, begin, start in parts])
     else:
         bounds = torch.tensor([*begins, num_sources], device=row.device)
         counts = before.index_select(0, bounds).diff().tolist()
-    rows = torch.cat(torch._foreach_sub(list(row.split(num_edges)), begins))
+    rows = torch.cat(torch._foreach_sub(list(row.split(edges.counts)), begins))
     rows = row.new_zeros(sum(counts)).scatter_(0, place, rows)
     return ReadSources(rows, counts, edges._replace(row=place, num_sources=sum(counts), key=key))
 

@@ -1,4 +1,6 @@
-"""Gradients of attention over many relations in one launch (see `kernels/aggregate/pull_attention.py`); on a GPU."""
+"""Attention over many relations in one launch, and its gradients (see `kernels/aggregate/pull_attention.py` and
+`pair_attention.py`); on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.kernels.aggregate import pull_attention as kernels
+from pyg_direct.kernels.aggregate import pair_attention as pair_kernels, pull_attention as kernels
 from pyg_direct.kernels.aggregate.sum import LONG_ROW
 from pyg_direct.ops.aggregate.operators import PIECE, WIDE_KINDS, LongRows, is_wide, operators
 from pyg_direct.ops.aggregate.sum import Transposed
@@ -20,6 +22,7 @@ class BySource(NamedTuple):
 
     Attributes:
         indptr, target, edge: Offsets of the sources `[U + 1]`, target and number of each edge `[E]`, int32.
+        row: Source of each edge in the order by target, int32 `[E]`.
         long: Slices of sources with many edges.
         sources, targets: First source and first target of each relation, then their number, int64 `[R + 1]`.
         shifts: Row of a target's gradient, minus the number of the target, int64 `[R]`.
@@ -28,6 +31,7 @@ class BySource(NamedTuple):
     indptr: Tensor
     target: Tensor
     edge: Tensor
+    row: Tensor
     long: LongRows
     sources: Tensor
     targets: Tensor
@@ -43,7 +47,8 @@ class BySource(NamedTuple):
             sources, targets, shifts: See the attributes.
             is_captured: True in a captured graph, for which the host cannot wait.
         """
-        indptr, goal, edge = Transposed.of(row.to(torch.int32), target.to(torch.int32), sources[-1])
+        row = row.to(torch.int32)
+        indptr, goal, edge = Transposed.of(row, target.to(torch.int32), sources[-1])
         numbers, device = [*sources, *targets, *shifts], row.device
         if is_captured:
             # A copy from the host would be repeated from memory that is no longer there.
@@ -55,7 +60,7 @@ class BySource(NamedTuple):
             placed = placed.pin_memory().to(device, non_blocking=True) if row.is_cuda else placed
         sizes = None if is_captured or len(row) <= LONG_ROW else LongRows.measure(indptr.diff().long())
         long = LongRows.of(indptr, len(row), sources[-1], -1, sizes)
-        return cls(indptr, goal, edge.to(torch.int32), long, *placed.split([len(sources), len(targets), len(shifts)]))
+        return cls(indptr, goal, edge.to(torch.int32), row, long, *placed.split([len(sources), len(targets), len(shifts)]))
 
 
 def can_pull(x: Tensor, heads: int, most: int) -> bool:
@@ -85,8 +90,7 @@ def pull_attention(x: Tensor, grad: Tensor, out: Tensor, alpha: Tensor, by_sourc
         return to_x.zero_(), to_edges
     pieces, kind = width * x.element_size() // PIECE, WIDE_KINDS[x.dtype]
     lanes = pieces // heads
-    run_gpu(kernels.total_gradients_gpu, grid_of(num_targets * pieces, 0), grad.data_ptr(), out.data_ptr(),
-            edges.targets, edges.shifts, num_targets, heads, lanes, kind, totals.data_ptr())  # fmt: skip
+    _total_gradients(grad, out, edges, totals)
     partials = edges.long.make_partials(width, torch.float32)
     run_gpu(kernels.pull_attention_gpu, grid_of((num_sources + edges.long.capacity) * pieces, 0), x.data_ptr(),
             grad.data_ptr(), edges.indptr, edges.target.data_ptr(), edges.edge.data_ptr(), alpha.data_ptr(),
@@ -95,6 +99,69 @@ def pull_attention(x: Tensor, grad: Tensor, out: Tensor, alpha: Tensor, by_sourc
             partials.data_ptr(), to_edges.data_ptr(), to_x.data_ptr())  # fmt: skip
     edges.long.add_partials(edges.indptr, num_edges, width, partials, to_x)
     return to_x, to_edges
+
+
+def _total_gradients(grad: Tensor, out: Tensor, edges: BySource, totals: Tensor) -> None:
+    """Write the products of sums and their gradients, `totals` `[T, H]`."""
+    (num_targets, width), heads = out.shape, totals.shape[1]
+    pieces = width * grad.element_size() // PIECE
+    run_gpu(kernels.total_gradients_gpu, grid_of(num_targets * pieces, 0), grad.data_ptr(), out.data_ptr(),
+            edges.targets, edges.shifts, num_targets, heads, pieces // heads, WIDE_KINDS[grad.dtype],
+            totals.data_ptr())  # fmt: skip
+
+
+def attend_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, heads: int, indptr: Tensor, row: Tensor,
+                 bounds: Tensor, slope: float, keeps_weights: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return (sums fp32 `[T, F]`, weights of edges fp32 `[E, H]`, empty unless they are kept).
+
+    Args:
+        keys: Rows of the sources of all relations, `[U, F]`; or keys and values, `[U, 2 F]`, if `vectors` is None. See
+            `can_pull`.
+        queries: Rows of the targets of all relations, `[T, F]` of the same dtype.
+        vectors: Vector of each relation, fp32 `[R, F]`; None for scores that are products.
+        heads: Heads of a row.
+        indptr: Offsets of the targets' edges, `[T + 1]`.
+        row: Source of each edge, int32 `[E]`.
+        bounds: First target of each relation, then T, int64 `[R + 1]`.
+        slope: Factor of negative addends of scores.
+    """
+    (num_targets, width), num_edges = queries.shape, len(row)
+    alpha = torch.empty(num_edges if keeps_weights else 0, heads, dtype=torch.float32, device=keys.device)
+    out = torch.empty(num_targets, width, dtype=torch.float32, device=keys.device)
+    pieces = width * keys.element_size() // PIECE
+    run_gpu(pair_kernels.attend_pairs_gpu, grid_of(num_targets * pieces, 0), keys.data_ptr(), queries.data_ptr(),
+            0 if vectors is None else vectors.data_ptr(), indptr, row.data_ptr(), bounds, num_edges, num_targets, heads,
+            pieces // heads, slope, WIDE_KINDS[keys.dtype], 0, alpha.data_ptr() if keeps_weights else 0,
+            out.data_ptr())  # fmt: skip
+    return out, alpha
+
+
+def pull_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, grad: Tensor, out: Tensor, alpha: Tensor,
+               indptr: Tensor, row: Tensor, edges: BySource, slope: float
+               ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Return the gradients of keys (and values), of queries, and each target's part in the gradient of its vector, fp32
+    `[T, F]`; for the arguments of `attend_pairs` and `pull_attention`.
+    """
+    (num_targets, width), (num_edges, heads), num_sources = queries.shape, alpha.shape, len(keys)
+    to_keys, to_queries, shares = torch.empty_like(keys), torch.empty_like(queries), torch.empty_like(alpha)
+    to_vectors = None if vectors is None else torch.empty_like(out)
+    if num_edges == 0:
+        return to_keys.zero_(), to_queries.zero_(), None if to_vectors is None else to_vectors.zero_()
+    totals = torch.empty(num_targets, heads, dtype=torch.float32, device=keys.device)
+    _total_gradients(grad, out, edges, totals)
+    pieces, kind = width * keys.element_size() // PIECE, WIDE_KINDS[keys.dtype]
+    lanes, address = pieces // heads, 0 if vectors is None else vectors.data_ptr()
+    partials = edges.long.make_partials(keys.shape[1], torch.float32)
+    run_gpu(pair_kernels.pull_keys_gpu, grid_of((num_sources + edges.long.capacity) * pieces, 0), keys.data_ptr(),
+            queries.data_ptr(), grad.data_ptr(), address, edges.indptr, edges.target.data_ptr(), edges.edge.data_ptr(),
+            alpha.data_ptr(), totals.data_ptr(), edges.sources, edges.shifts, num_edges, num_sources, heads, lanes,
+            slope, kind, edges.long.slices, edges.long.counts, partials.data_ptr(), shares.data_ptr(),
+            to_keys.data_ptr())  # fmt: skip
+    edges.long.add_partials(edges.indptr, num_edges, keys.shape[1], partials, to_keys)
+    run_gpu(pair_kernels.pull_queries_gpu, grid_of(num_targets * pieces, 0), shares.data_ptr(), keys.data_ptr(),
+            queries.data_ptr(), address, indptr, row.data_ptr(), edges.targets, num_edges, num_targets, heads, lanes,
+            slope, kind, 0 if to_vectors is None else to_vectors.data_ptr(), to_queries.data_ptr())  # fmt: skip
+    return to_keys, to_queries, to_vectors
 
 
 def sum_by_source(values: Tensor, edges: BySource, num_sources: int) -> Tensor:

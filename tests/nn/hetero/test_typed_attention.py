@@ -159,14 +159,16 @@ def make_edges(device, num_sources, num_targets, degree):
         begin, first = begin + sources, first + count
     row, target = torch.cat(rows).to(device), torch.cat(targets).to(device)
     batch = SimpleNamespace(remember=lambda key, make: make())
-    return joined_edges.JoinedEdges(compress_ids(target, first), row, target, list(num_targets), begin, degree, batch, ())
+    return joined_edges.JoinedEdges(compress_ids(target, first), row, target, list(num_targets), [len(r) for r in rows],
+                                    begin, degree, batch, ())  # fmt: skip
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "channels"), [(1, 8), (2, 16), (4, 128), (3, 64)])
 @pytest.mark.parametrize("degree", [3, 15])
-def test_one_launch_equals_operators_that_it_replaces(dtype, heads, channels, degree):
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
+def test_one_launch_equals_operators_that_it_replaces(kind, dtype, heads, channels, degree):
     sources, targets = [500, 4, 0, 60], [400, 300, 20, 70]
     read = joined_edges.ReadSources(None, sources, make_edges("cuda", sources, targets, degree))
     groups = joined_edges.Groups([[0, 2], [1, 3]], [450, 310], targets, torch.float32)
@@ -174,6 +176,8 @@ def test_one_launch_equals_operators_that_it_replaces(dtype, heads, channels, de
     made, by_target, *others = (torch.randn(shape, device="cuda", generator=draw) for shape in (
         (sum(sources), heads * channels), (sum(targets), heads), *[(1, heads, channels)] * 4, *[(heads * channels,)] * 2,
         (450, heads * channels), (310, heads * channels)))  # fmt: skip
+    if kind == "gatv2":
+        by_target = torch.randn(sum(targets), heads * channels, device="cuda", generator=draw).to(dtype)
     given = [made.to(dtype), by_target, *(part * channels**-0.5 for part in others[:4]), *others[4:6]]
     weights = others[6:]
 
@@ -186,10 +190,11 @@ def test_one_launch_equals_operators_that_it_replaces(dtype, heads, channels, de
         more = torch.autograd.grad(found[1].square().sum(), leaves[:3]) if again else ()
         return [*outs, *found, *more]
 
-    assert attention.can_attend(given[0], given[2], read)
+    assert attention.can_attend(given[0], heads, read)
     for again in (False, True):
-        expected = run(attention._compose, again)
-        got = run(attention._Attend.apply, again)
+        pair = (attention._compose, attention._Attend) if kind == "gat" else (
+            attention._compose_pairs, attention._AttendPairs)  # fmt: skip
+        expected, got = run(pair[0], again), run(pair[1].apply, again)
         exact = dtype == torch.float32
         for one, other in zip(got, expected, strict=True):
             scale = float(other.detach().float().abs().max())
