@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from statistics import median
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -107,7 +106,8 @@ def measure_rgat(scale: float, name: str, *, sizes: tuple[int, ...] = (512, 1024
     for size in sizes:
         seeds = data["paper"].train_idx
         size = min(size, len(seeds))
-        loader = NeighborLoader(data, FANOUTS, ("paper", seeds), batch_size=size, shuffle=True, drop_last=True, seed=0)
+        loader = NeighborLoader(data, FANOUTS, ("paper", seeds), batch_size=size, shuffle=True, drop_last=True, seed=0,
+                                placement="auto" if device == "cpu" else "cuda")  # fmt: skip
         first = next(iter(loader))
         case = f"models/{name}/R-GAT step, {size} seeds"
         num_nodes, num_edges = count_batch(first)

@@ -1,7 +1,7 @@
 """A random graph with types, shaped like IGBH-Full of the Illinois Graph Benchmark, with classes that can be learned.
 
-Every node of every type has a class. An edge is mostly drawn inside a class, so that features and neighbors of all types
-carry it. Degrees are skewed at both ends, as in `synthetic.py`.
+Every node of every type has a class. An edge is mostly drawn inside a class, so that features and neighbors of all
+types carry it. Degrees are skewed at both ends, as in `synthetic.py`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def pull_keys_gpu(keys, queries, grad, vectors, indptr, target, edge, alpha, tot
         head = piece // lanes
         lane = piece - head * lanes
         mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        source, first, last, place, degree = find_item(indptr, num_edges, num_sources, slices, counts, item)
+        source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
         if place != NOWHERE:
             relation = find_relation(bounds, source)
             bytes_of_piece, stride = 16 if kind == 0 else 32, pieces

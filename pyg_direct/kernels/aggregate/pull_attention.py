@@ -66,11 +66,11 @@ def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, ki
 @gpu_kernel("u8 u8 i4[] u8 u8 u8 u8 f4[] u8 u8 i8[] i8[] i8 i8 i4 i4 f4 i4 i4[] i4[] u8 u8 u8",
             sources=("aggregate", "pull_attention"), resident_blocks=4)  # fmt: skip
 def pull_attention_gpu(x, grad, indptr, target, edge, alpha, totals, by_source, by_target, vectors, bounds, shifts,
-                       num_edges, num_sources, heads, lanes, slope, kind, slices, counts, partials, to_edges, to_x
-                       ):  # fmt: skip
+                       num_edges, num_sources, heads, lanes, slope, kind, slices, counts, partials, to_edges,
+                       to_x):  # fmt: skip
     """Gradients of rows of sources, and of scores of edges before `leaky`, for heads of `lanes` times 16 bytes.
 
-    All but arrays and `by_source` are addresses. `indptr` has the offsets of the sources in the order of edges by source, in which
+    All but arrays are addresses. `indptr` has the offsets of the sources in the order of edges by source, in which
     `target` and `edge` give the target and the number of each, int32. The sources of relation r begin at bounds[r]; its
     vector is row r of `vectors`. A thread computes one piece of a source or of a slice of its edges.
     """
@@ -82,7 +82,7 @@ def pull_attention_gpu(x, grad, indptr, target, edge, alpha, totals, by_source, 
         head = piece // lanes
         lane = piece - head * lanes
         mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
-        source, first, last, place, degree = find_item(indptr, num_edges, num_sources, slices, counts, item)
+        source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
         if place != NOWHERE:
             relation = find_relation(bounds, source)
             bytes_of_piece = 16 if kind == 0 else 32

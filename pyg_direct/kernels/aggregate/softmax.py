@@ -235,8 +235,8 @@ attend_run_16 = device_function(
 )  # fmt: skip
 
 
-@gpu_kernel("u8 I[] u8 u8 i4 u8 u8 i8 i8 i8 i4 i4 i4 i4 f4 i4 i4 u8 u8", I=("i4", "i8"), sources=("aggregate", "attend"),
-            resident_blocks=4)  # fmt: skip
+@gpu_kernel("u8 I[] u8 u8 i4 u8 u8 i8 i8 i8 i4 i4 i4 i4 f4 i4 i4 u8 u8", I=("i4", "i8"),
+            sources=("aggregate", "attend"), resident_blocks=4)  # fmt: skip
 def attend_rows_gpu(x, indptr, ends, row, index_bytes, scores, own, num_edges, num_targets, num_runs, run, lanes,
                          heads, loops, slope, kind, to_kind, alpha, out):  # fmt: skip
     """For heads of `lanes` times 16 bytes, aligned; all but `indptr` by address.

@@ -23,6 +23,7 @@ from pyg_direct.nn.hetero.joined_edges import (
     ReadSources,
     Relation,
     Used,
+    is_tested,
     multiply_apart,
     read_sources,
     split_apart,
@@ -193,7 +194,7 @@ def sum_weighted(made: Tensor, scores: _Given, edges: SortedEdges, *, num_target
     work = torch.promote_types(given.dtype, torch.float32)
     source, target, edge = (None if part is None else part.to(work) for part in scores)
     indptr, row, degree = edges.indptr, edges.row, edges.max_degree
-    if not dropout and (widens or made.dtype == given.dtype and not torch.is_autocast_enabled(made.device.type)):
+    if not dropout and (widens or (made.dtype == given.dtype and not torch.is_autocast_enabled(made.device.type))):
         return attend(made, source, target, edge, indptr, row, target_of=edges.target, num_targets=num_targets,
                       negative_slope=negative_slope, loops=loops, max_degree=degree,
                       transposed=transposed, widens=widens)  # fmt: skip
@@ -226,6 +227,7 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
         or not all(part.dtype in DTYPES and part.device == x.device for part in given)
         # Autocast leaves float64 alone.
         or any(part.dtype == torch.float64 if casts else part.dtype != dtype for part in given)
+        or (casts and not is_tested(x))
         # torch itself refuses shapes that do not fit.
         or (x.shape[1], own.shape[1]) != tuple(matrix.weight.shape[1] for matrix in matrices)
         or (isinstance(module, conv.GATConv) and (any(matrix.bias is not None for matrix in matrices)
@@ -260,8 +262,10 @@ def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
     return [_finish_joined(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
 
 
-def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor]:
-    """Return the results of all GATConvs into each type, added up."""
+def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
+    """Return the results of all GATConvs into each type, added up; None if each is made separately."""
+    if not is_tested(relations[0].sources):
+        return None
     used, first = [True] * len(relations), relations[0].conv
     plan, biases = _plan(relations, groups)
     made, by_target, read = _project(relations, plan.sizes, used)
@@ -274,7 +278,7 @@ def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> lis
 
 def add_up_joined_v2(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
     """Return the results of all GATv2Convs into each type, added up; None if each is faster separately."""
-    if _is_slow_v2(relations):
+    if _is_slow_v2(relations) or not is_tested(relations[0].sources):
         return None
     used, first = [True] * len(relations), relations[0].conv
     plan, biases = _plan(relations, groups)

@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from pyg_direct.kernels.aggregate.sum import LONG_ROW
 from pyg_direct.nn.hetero.joined_edges import Groups, ReadSources, Used, multiply_apart, sum_apart
-from pyg_direct.nn.linear import add_up, multiply_exactly
+from pyg_direct.nn.linear import add_up, multiply_exactly, multiply_tall
 from pyg_direct.nn.sorted_edges import is_capturing
 from pyg_direct.ops.aggregate.operators import operators
 from pyg_direct.ops.aggregate.pull_attention import (
@@ -76,7 +76,7 @@ def can_attend(made: Tensor, heads: int, read: ReadSources) -> bool:
         can_pull(made, heads, max(len(made), num_edges, num_targets))
         and min(num_edges, num_targets) > 0
         # Targets with many edges would keep others waiting.
-        and (num_edges <= LONG_ROW or 0 <= (edges.max_degree or 0) <= LONG_ROW and edges.max_degree is not None)
+        and (num_edges <= LONG_ROW or (0 <= (edges.max_degree or 0) <= LONG_ROW and edges.max_degree is not None))
     )
 
 
@@ -114,7 +114,8 @@ def _compose(layer: _Layer, made: Tensor, by_target: Tensor, *given: Any) -> lis
     by_source = score_sources(made, vectors, read, used)
     rows = made.view(len(made), *vectors[0].shape[1:])
     out = attend(rows, by_source, by_target, None, edges.indptr, edges.row, target_of=edges.target,
-                 num_targets=sum(edges.sizes), negative_slope=slope, max_degree=edges.max_degree, widens=True)  # fmt: skip
+                 num_targets=sum(edges.sizes), negative_slope=slope, max_degree=edges.max_degree,
+                 widens=True)  # fmt: skip
     return sum_apart(out.flatten(1), groups, used, given[len(read.sizes) :])
 
 
@@ -143,8 +144,8 @@ class _Attend(Function):
     @staticmethod
     def forward(ctx: Any, layer: _Layer, made: Tensor, by_target: Tensor, *given: Any) -> tuple[Tensor, ...]:
         edges, vectors = layer.read.edges, given[: len(layer.read.sizes)]
-        by_source = torch.cat([multiply_exactly(part, _spread(vector).t())
-                               for part, vector in zip(made.split(layer.read.sizes), vectors, strict=True)])  # fmt: skip
+        parts = zip(made.split(layer.read.sizes), vectors, strict=True)
+        by_source = torch.cat([multiply_exactly(part, _spread(vector).t()) for part, vector in parts])
         degree, tracked = -1 if edges.max_degree is None else edges.max_degree, any(ctx.needs_input_grad)
         out, alpha = attend_rows(made, by_source, by_target, None, edges.indptr, edges.row, sum(edges.sizes), False,
                                  layer.slope, degree, tracked, True)  # fmt: skip
@@ -170,7 +171,7 @@ class _Attend(Function):
             to_source = sum_by_source(to_edges, order, len(made))
             for i, (rows, scores) in enumerate(zip(made.split(read.sizes), to_source.split(read.sizes), strict=True)):
                 if layer.used[i] and wants[2 + i]:
-                    heads = multiply_exactly(rows.t(), scores).view(*vectors[i].shape[1:], -1)
+                    heads = multiply_tall(rows, scores).view(*vectors[i].shape[1:], -1)
                     to_vectors[i] = heads.diagonal(dim1=0, dim2=2).t().unsqueeze(0)
         return None, to_made, to_target, *to_vectors, *biases
 

@@ -60,7 +60,8 @@ class BySource(NamedTuple):
             placed = placed.pin_memory().to(device, non_blocking=True) if row.is_cuda else placed
         sizes = None if is_captured or len(row) <= LONG_ROW else LongRows.measure(indptr.diff().long())
         long = LongRows.of(indptr, len(row), sources[-1], -1, sizes)
-        return cls(indptr, goal, edge.to(torch.int32), row, long, *placed.split([len(sources), len(targets), len(shifts)]))
+        parts = placed.split([len(sources), len(targets), len(shifts)])
+        return cls(indptr, goal, edge.to(torch.int32), row, long, *parts)
 
 
 def can_pull(x: Tensor, heads: int, most: int) -> bool:
@@ -84,7 +85,7 @@ def pull_attention(x: Tensor, grad: Tensor, out: Tensor, alpha: Tensor, by_sourc
         edges: The edges.
         slope: Factor of negative scores.
     """
-    (num_sources, width), (num_edges, heads), num_targets = x.shape, alpha.shape, len(out)
+    (num_sources, width), (num_edges, heads) = x.shape, alpha.shape
     to_x, to_edges, totals = torch.empty_like(x), torch.empty_like(alpha), torch.empty_like(by_target)
     if num_edges == 0:
         return to_x.zero_(), to_edges

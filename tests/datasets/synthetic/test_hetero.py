@@ -20,7 +20,8 @@ def test_sizes_are_the_published_ones_times_the_scale(graph):
         edges = graph[source, name, target].edge_index
         expected = min(int(count * 1e-4), graph[source].num_nodes) if source_hub == 0 else int(count * 1e-4)
         assert edges.shape == (2, expected)
-        assert 0 <= int(edges.min()) and int(edges[0].max()) < graph[source].num_nodes
+        assert int(edges.min()) >= 0
+        assert int(edges[0].max()) < graph[source].num_nodes
         assert int(edges[1].max()) < graph[target].num_nodes
         if is_reversed:
             assert torch.equal(graph[target, f"rev_{name}", source].edge_index, edges.flip(0))
