@@ -1,6 +1,7 @@
 """Attention over many relations: PyG's results and gradients, with products only of rows that a relation reads."""
 
 import copy
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,9 @@ from benchmarks.nn.rgat import RGAT
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets.synthetic_hetero import synthetic_igbh
 from pyg_direct.nn.hetero import attention, joined_edges
+from pyg_direct.ops.aggregate import operators, pull_attention, softmax
 from pyg_direct.ops.local_ids.csr import compress_ids
+from tests import cuda_on_cpu
 
 WIDTH, HIDDEN, CLASSES = 24, 32, 5
 
@@ -169,42 +172,108 @@ def make_edges(device, num_sources, num_targets, degree):
                                     begin, degree, batch, ())  # fmt: skip
 
 
+class Case:
+    """A layer of four relations into two types, one without sources; few sources of one have many edges."""
+
+    def __init__(self, kind, dtype, heads, channels, degree, sources, targets, device):
+        counts = targets[0] + 5, targets[1] + 2
+        self.read = joined_edges.ReadSources(None, sources, make_edges(device, sources, targets, degree))
+        self.groups = joined_edges.Groups([[0, 2], [1, 3]], counts, targets, torch.float32)
+        self.heads, draw = heads, torch.Generator().manual_seed(1)
+
+        def make(*shape):
+            return torch.randn(shape, generator=draw).to(device)
+
+        width = heads * channels
+        own = make(sum(targets), heads) if kind == "gat" else make(sum(targets), width).to(dtype)
+        vectors = [make(1, heads, channels) * channels**-0.5 for _ in range(4)]
+        self.given = [make(sum(sources), width).to(dtype), own, *vectors, make(width), make(width)]
+        self.weights = [make(count, width) for count in counts]
+
+    def run(self, function, again=False):
+        """Return results, gradients and gradients of these."""
+        leaves = [part.clone().requires_grad_() for part in self.given]
+        outs = function(attention._Layer(self.read, self.groups, [True] * 4, 0.2), *leaves)
+        loss = sum((out * weight).sum() for out, weight in zip(outs, self.weights, strict=True))
+        found = torch.autograd.grad(loss, leaves, create_graph=again)
+        more = torch.autograd.grad(found[1].float().square().sum(), leaves[:3]) if again else ()
+        return [*outs, *found, *more]
+
+
+PAIRS = {"gat": (attention._compose, attention._Attend.apply),
+         "gatv2": (attention._compose_pairs, attention._AttendPairs.apply)}  # fmt: skip
+
+
+def assert_close(got, expected, dtype):
+    exact = dtype == torch.float32
+    for one, other in zip(got, expected, strict=True):
+        scale = float(other.detach().float().abs().max())
+        torch.testing.assert_close(one, other, rtol=1e-4 if exact else 2e-2, atol=scale * (1e-5 if exact else 1e-2))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "channels"), [(1, 8), (2, 16), (4, 128), (3, 64)])
 @pytest.mark.parametrize("degree", [3, 15])
-@pytest.mark.parametrize("kind", ["gat", "gatv2"])
+@pytest.mark.parametrize("kind", PAIRS)
 def test_one_launch_equals_operators_that_it_replaces(kind, dtype, heads, channels, degree):
-    sources, targets = [500, 4, 0, 60], [400, 300, 20, 70]
-    read = joined_edges.ReadSources(None, sources, make_edges("cuda", sources, targets, degree))
-    groups = joined_edges.Groups([[0, 2], [1, 3]], [450, 310], targets, torch.float32)
-    draw = torch.Generator("cuda").manual_seed(1)
-    made, by_target, *others = (torch.randn(shape, device="cuda", generator=draw) for shape in (
-        (sum(sources), heads * channels), (sum(targets), heads), *[(1, heads, channels)] * 4,
-        *[(heads * channels,)] * 2, (450, heads * channels), (310, heads * channels)))  # fmt: skip
-    if kind == "gatv2":
-        by_target = torch.randn(sum(targets), heads * channels, device="cuda", generator=draw).to(dtype)
-    given = [made.to(dtype), by_target, *(part * channels**-0.5 for part in others[:4]), *others[4:6]]
-    weights = others[6:]
+    case = Case(kind, dtype, heads, channels, degree, [500, 4, 0, 60], [400, 300, 20, 70], "cuda")
 
-    def run(function, again):
-        leaves = [part.clone().requires_grad_() for part in given]
-        layer = attention._Layer(read, groups, [True] * 4, 0.2)
-        outs = function(layer, *leaves)
-        loss = sum((out * weight).sum() for out, weight in zip(outs, weights, strict=True))
-        found = torch.autograd.grad(loss, leaves, create_graph=again)
-        more = torch.autograd.grad(found[1].square().sum(), leaves[:3]) if again else ()
-        return [*outs, *found, *more]
-
-    assert attention.can_attend(given[0], heads, read)
+    assert attention.can_attend(case.given[0], heads, case.read)
     for again in (False, True):
-        pair = (attention._compose, attention._Attend) if kind == "gat" else (
-            attention._compose_pairs, attention._AttendPairs)  # fmt: skip
-        expected, got = run(pair[0], again), run(pair[1].apply, again)
-        exact = dtype == torch.float32
-        for one, other in zip(got, expected, strict=True):
-            scale = float(other.detach().float().abs().max())
-            torch.testing.assert_close(one, other, rtol=1e-4 if exact else 2e-2, atol=scale * (1e-5 if exact else 1e-2))
+        expected, got = (case.run(function, again) for function in PAIRS[kind])
+        assert_close(got, expected, dtype)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return cuda_on_cpu.load(["attend", "pull_attention", "pair_attention"], tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def launches(library, monkeypatch):
+    """Run kernels of attention on a CPU, with their C++, and record their names."""
+    names = []
+
+    def run(kernel, grid, *args):
+        names.append(kernel.name)
+        at = {name: i for i, name in enumerate(kernel.fn.__code__.co_varnames[: len(args)])}
+        if "lanes" not in at:
+            cuda_on_cpu.run(library, kernel, args)
+            return
+        count = args[at["num_sources" if "num_sources" in at else "num_runs" if "num_runs" in at else "num_targets"]]
+        count += args[at["slices"]].numel() // 2 if "slices" in at else 0
+        cuda_on_cpu.run(library, kernel, args, count * args[at["heads"]], args[at["lanes"]])
+
+    for module in (pull_attention, operators, softmax):
+        monkeypatch.setattr(module, "run_gpu", run)
+    for module in (pull_attention, softmax):
+        monkeypatch.setattr(module, "runs_on_gpu", lambda rows: True)
+    monkeypatch.setattr(operators, "full_grid", lambda *_: 1)
+    monkeypatch.setattr(operators, "grid_for", lambda *_: 1)
+    monkeypatch.setattr(softmax, "length_of_run", lambda *_: 3)
+    return names
+
+
+SHAPES = {torch.float32: (2, 16), torch.float16: (1, 32), torch.bfloat16: (3, 8)}
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("dtype", SHAPES)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_code_of_gpus_equals_the_operators_on_a_cpu(kind, dtype, launches, monkeypatch):
+    case = Case(kind, dtype, *SHAPES[dtype], 15, [40, 3, 0, 15], [30, 150, 5, 10], "cpu")
+    compose, fused = PAIRS[kind]
+
+    got = case.run(fused)
+    names, _ = list(launches), monkeypatch.undo()
+    expected = case.run(compose)
+
+    assert_close(got, expected, dtype)
+    forward = "attend_rows_gpu" if kind == "gat" else "attend_pairs_gpu"
+    backward = ["pull_attention_gpu"] if kind == "gat" else ["pull_keys_gpu", "pull_queries_gpu"]
+    assert {forward, "find_slices_gpu", "total_gradients_gpu", *backward} < set(names)
 
 
 @pytest.mark.gpu
