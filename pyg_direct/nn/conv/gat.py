@@ -362,13 +362,12 @@ def _project_v2(relations: Sequence[Relation], sizes: Sequence[int], used: Used)
     """
     first, read = relations[0].conv, read_sources(relations, sizes)
     dtype, matrices = _find_dtype(first, relations[0].sources), [_matrices(relation.conv) for relation in relations]
-    made, others = (
-        multiply_apart(tables, [matrix.weight for matrix in side], used, [matrix.bias for matrix in side], rows=rows,
-                       dtype=dtype)
-        for tables, side, rows in zip(
-            zip(*((relation.sources, relation.own) for relation in relations), strict=True),
-            zip(*matrices, strict=True), (read.split(), [slice(size) for size in sizes]), strict=True)
-    )  # fmt: skip
+    left, right = zip(*matrices, strict=True)
+    made = multiply_apart([relation.sources for relation in relations], [matrix.weight for matrix in left], used,
+                          [matrix.bias for matrix in left], rows=read.split(), dtype=dtype)  # fmt: skip
+    others = multiply_apart([relation.own for relation in relations], [matrix.weight for matrix in right], used,
+                            [matrix.bias for matrix in right], rows=[slice(size) for size in sizes],
+                            dtype=dtype)  # fmt: skip
     return made, others, read
 
 

@@ -257,7 +257,7 @@ def _differentiate(compose: Any, layer: _Layer, given: Sequence[Any], grads: Seq
     if not pairs:
         return [None] * len(given)
     outs, pulled = zip(*pairs, strict=True)
-    wanted = [part for part, is_wanted in zip(aliases, wants, strict=True) if is_wanted]
+    wanted = [part for part, is_wanted in zip(aliases, wants, strict=True) if is_wanted and part is not None]
     found = iter(torch.autograd.grad(outs, wanted, pulled, create_graph=True, allow_unused=True))
     return [next(found) if is_wanted else None for is_wanted in wants]
 
