@@ -49,6 +49,7 @@ from benchmarks.nn.first_layer import measure_first_layer
 from benchmarks.nn.inference import inference
 from benchmarks.nn.models import measure_accelerated_steps, measure_epochs
 from benchmarks.nn.relational import measure_relations as measure_relational_layers
+from benchmarks.nn.rgat import measure_rgat
 from benchmarks.nn.typed_steps import measure_typed_steps
 from benchmarks.nn.whole_graphs import measure_whole_graphs
 from pyg_direct.bench.beside import (
@@ -173,6 +174,11 @@ def models(scale: float) -> Iterator[Row]:
     del mag
     yield from measure_epochs(graph.to_data(), graph.train_idx, graph.num_classes, name,
                               batches=48 if batch.x.is_cuda else 6)  # fmt: skip
+
+
+def rgat(scale: float) -> Iterator[Row]:
+    """Measure R-GAT of MLPerf Training over a graph of a 64th of IGBH-Full."""
+    yield from measure_rgat(scale / 64, f"igbh / {64 / scale:g}")
 
 
 def _make_graph(scale: float) -> NodeDataset:
@@ -415,6 +421,7 @@ LONG_CASES: dict[str, Case] = {
     "labor": labor,
     "accuracy": accuracy,
     "convolutions": convolutions,
+    "rgat": rgat,
     "link_share": link_share,
     "whole_graphs": whole_graphs,
     "inference": inference,

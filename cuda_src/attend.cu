@@ -23,7 +23,7 @@ template <class Index> struct Given {
     float *alpha;
     int num_edges, lanes;
     unsigned pieces, heads;
-    bool loops;
+    bool loops, to_fp32;
     float slope;
 };
 
@@ -103,9 +103,14 @@ __device__ __forceinline__ void attend_run(const Given<Index> &given, int e, int
             }
 #pragma unroll
             for (int i = 0; i < Kind::items; ++i) total[i] *= scale;
-            const u64 to = given.to + (u64)(unsigned)target * given.pieces * 16;
-            if constexpr (Kind::items == 4) store_fp32<4>(to, head * given.lanes + rank, total);
-            else store(Kind(), to, head * given.lanes + rank, total);
+            const int piece = head * given.lanes + rank;
+            const u64 to = given.to + (u64)(unsigned)target * given.pieces * (given.to_fp32 ? Kind::items * 4 : 16);
+            if constexpr (Kind::items == 4) {
+                store_fp32<4>(to, piece, total);
+            } else {
+                if (given.to_fp32) store_fp32<8>(to, piece, total);
+                else store(Kind(), to, piece, total);
+            }
             if (--count == 0) break;
             ++target, mine_at = next + rank;
             best = LEAST, sum = 0.0f;
@@ -119,7 +124,7 @@ __device__ __forceinline__ void attend_run(const Given<Index> &given, int e, int
 template <class Kind, class Index>
 __device__ __forceinline__ void attend_run_of(u64 to, u64 x, u64 ends, u64 row, u64 scores, u64 own, u64 alpha,
                                               int num_edges, int first, int last, int target, int count, int heads,
-                                              int lanes, int piece, int loops, float slope)
+                                              int lanes, int piece, int loops, float slope, bool to_fp32)
 {
     // A piece never spans two heads.
     const int head = heads == 1 ? 0 : piece / lanes, rank = piece - head * lanes;
@@ -127,7 +132,7 @@ __device__ __forceinline__ void attend_run_of(u64 to, u64 x, u64 ends, u64 row, 
         to, reinterpret_cast<const uint4 *>(x) + piece, reinterpret_cast<const Index *>(ends),
         reinterpret_cast<const Index *>(row), reinterpret_cast<const float *>(scores),
         reinterpret_cast<const float *>(own), reinterpret_cast<float *>(alpha),
-        num_edges, lanes, (unsigned)(heads * lanes), (unsigned)heads, loops != 0, slope};
+        num_edges, lanes, (unsigned)(heads * lanes), (unsigned)heads, loops != 0, to_fp32, slope};
     if (own == 0) attend_run<Kind, Index, true>(given, first, last, target, count, head, rank);
     else attend_run<Kind, Index, false>(given, first, last, target, count, head, rank);
 }
@@ -135,15 +140,15 @@ __device__ __forceinline__ void attend_run_of(u64 to, u64 x, u64 ends, u64 row, 
 // Piece `piece` of the sums for `count` targets from `target` on, and the weights of their edges, if `alpha` is not
 // null. The first target has edges [first, last). Scores are of sources, to which `own` of the targets are added, or of
 // edges, if `own` is null. With `loops` the last edge of each target is its loop, and other loops have weight 0. A head
-// has `lanes` pieces. Kind 0 is fp32, 1 fp16, 2 bfloat16. Rows, targets and edges, times heads, are fewer than 2^31.
+// has `lanes` pieces. Kind 0 is fp32, 1 fp16, 2 bfloat16; sums are of kind `to_kind`, that of rows or fp32. Rows, targets and edges, times heads, are fewer than 2^31.
 extern "C" __device__ int attend_run_16(int *, u64 to, u64 x, u64 ends, u64 row, int index_bytes, u64 scores, u64 own,
                                         u64 alpha, long long num_edges, long long first, long long last,
                                         long long target, int count, int heads, int lanes, int piece, int loops,
-                                        float slope, int kind)
+                                        float slope, int kind, int to_kind)
 {
 #define ATTEND(Kind, Index)                                                                                         \
     attend_run_of<Kind, Index>(to, x, ends, row, scores, own, alpha, num_edges, first, last, target, count, heads,  \
-                               lanes, piece, loops, slope)
+                               lanes, piece, loops, slope, to_kind == 0)
     if (index_bytes == 8) {
         if (kind == 0) ATTEND(Float32, long long);
         else if (kind == 1) ATTEND(Float16, long long);

@@ -91,6 +91,17 @@ __device__ __forceinline__ void store_fp32(u64 to, int piece, const float *value
         at[i] = make_float4(value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]);
 }
 
+// Piece of a row of fp32 that belongs to a piece of 16 bytes.
+template <int items> __device__ __forceinline__ void load_fp32(const float *from, float *value)
+{
+    const float4 *at = reinterpret_cast<const float4 *>(from);
+#pragma unroll
+    for (int i = 0; i < items / 4; ++i) {
+        const float4 part = at[i];
+        value[4 * i] = part.x, value[4 * i + 1] = part.y, value[4 * i + 2] = part.z, value[4 * i + 3] = part.w;
+    }
+}
+
 // Adds four items to a row of fp32, to which other threads may add at the same time.
 __device__ __forceinline__ void add_4(float *to, float a, float b, float c, float d)
 {

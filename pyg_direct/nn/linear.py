@@ -18,6 +18,10 @@ _DTYPES = (torch.float32, torch.float64)
 # Ones on a GPU, by device, stream and dtype: to make them again takes the host longer than the product with them.
 _ONES: dict[tuple[int, int, torch.dtype], Tensor] = {}
 _MOST_ONES = 1 << 20
+# Rows and columns of a tile of a product, tiles that keep a GPU busy, and the fewest rows of a piece.
+_TILE, _ENOUGH_TILES, _LEAST_PIECE = 128, 256, 2048
+# torch 2.8 and later.
+_has_wide_products = hasattr(torch.ops.aten.mm, "dtype")
 
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor | None = None,
@@ -43,6 +47,49 @@ def multiply_plainly(rows: Tensor, weight: Tensor, bias: Tensor | None, own: Ten
     """Compute the same, with gradients by torch."""
     out = F.linear(rows, weight, bias)
     return out if own is None or own_weight is None else out.addmm_(own, own_weight.t())
+
+
+def multiply_exactly(rows: Tensor, wide: Tensor) -> Tensor:
+    """Multiply rows `[N, K]` by a matrix `[K, M]` of their dtype or fp32, which is not rounded; the result has the
+    matrix's dtype.
+
+    The matrix is the sum of two of bfloat16, whose products fp32 adds up: exact to 16 bits of its numbers.
+    """
+    with torch.autocast(rows.device.type, enabled=False):
+        if rows.dtype == wide.dtype:
+            return rows @ wide
+        if not _has_wide_products or rows.dtype != torch.bfloat16 or not rows.is_cuda or torch.is_grad_enabled():
+            return rows.to(wide.dtype) @ wide
+        high = wide.to(rows.dtype)
+        both = torch.mm(rows, torch.cat([high, (wide - high).to(rows.dtype)], dim=1), out_dtype=torch.float32)
+    return both[:, : wide.shape[1]] + both[:, wide.shape[1] :]
+
+
+def multiply_tall(rows: Tensor, wide: Tensor) -> Tensor:
+    """Multiply the transpose of rows `[K, M]` by rows `[K, N]` of their dtype or fp32, as in the gradient of a matrix;
+    `[M, N]` in fp32 or wider.
+
+    The result has few tiles, and K is large. So a GPU adds up pieces of K in as many tiles as it has multiprocessors.
+    Each piece is rounded to the dtype of the rows, which an error of the sum hardly shows.
+    """
+    (count, width), work = rows.shape, torch.promote_types(wide.dtype, torch.float32)
+    tiles = -(-width // _TILE) * -(-wide.shape[1] // _TILE)
+    pieces = min(count // _LEAST_PIECE, -(-_ENOUGH_TILES // tiles))
+    is_split = rows.dtype != wide.dtype
+    # Numbers below the range of fp16 would be lost.
+    if not runs_on_gpu(rows) or pieces < 2 or torch.is_grad_enabled() or (is_split and rows.dtype == torch.float16):
+        return multiply_exactly(rows.t(), wide).to(work)
+    with torch.autocast(rows.device.type, enabled=False):
+        parts = [wide]
+        if is_split:
+            high = wide.to(rows.dtype)
+            parts = [high, (wide - high).to(rows.dtype)]
+        length = count // pieces
+        both = torch.cat(parts, dim=1) if is_split else wide
+        total = torch.bmm(rows[: length * pieces].reshape(pieces, length, width).transpose(1, 2),
+                          both[: length * pieces].reshape(pieces, length, -1)).sum(0, dtype=work)  # fmt: skip
+        total = total.view(width, len(parts), -1).sum(1)
+        return total + multiply_exactly(rows[length * pieces :].t(), wide[length * pieces :])
 
 
 def add_up(grad: Tensor) -> Tensor:

@@ -127,6 +127,10 @@ class SortedBatch:
         least_sources, least_targets = self._read_bounds(edge_index)
         return least_sources <= num_sources and least_targets <= num_targets <= sum(self._num_targets)
 
+    def count_targets(self, edge_index: Tensor) -> int:
+        """Return an upper bound of the targets of the first edges, the first nodes of their type."""
+        return self._read_bounds(edge_index)[1]
+
     def read_hops(self, edge_index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Return nodes and edges of each hop; None if `edge_index` does not hold all edges, or there are several
         types.
@@ -146,7 +150,7 @@ class SortedBatch:
             return self._indptr
         with ordinary_tensors():
             indptr = compress_ids(target, sum(self._num_targets))
-        if not _is_capturing(target):
+        if not is_capturing(target):
             self._indptr, self._indptr_edges = indptr, target.numel()
         return indptr
 
@@ -158,7 +162,7 @@ class SortedBatch:
             return self._made[key]
         with ordinary_tensors():
             made = make()
-        if not _is_capturing(made):
+        if not is_capturing(made):
             self._made[key] = made
         return made
 
@@ -193,7 +197,7 @@ class SortedBatch:
         return SortedEdges(*made[:3], least, num_targets, degree), made.weight
 
 
-def _is_capturing(made: Any) -> bool:
+def is_capturing(made: Any) -> bool:
     """Report whether a graph is being captured: its inputs are computed at replay."""
     tensor = made if isinstance(made, Tensor) else made[0]
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from pyg_direct.nn import linear
-from pyg_direct.nn.linear import add_up, multiply
+from pyg_direct.nn.linear import add_up, multiply, multiply_exactly, multiply_tall
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from tests.nn.convolutions import assert_near
 
@@ -86,3 +86,24 @@ def test_sums_in_inference_mode_serve_training():
 
     assert torch.autograd.gradgradcheck(multiply, parts)
     assert not any(ones.is_inference() for ones in linear._ONES.values())
+
+
+@pytest.mark.parametrize("rows", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [0, 5, 37])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_tall_products_take_pieces_and_are_not_rounded(real_device, rows, count, is_split, monkeypatch):
+    monkeypatch.setattr(linear, "_LEAST_PIECE", 4)
+    monkeypatch.setattr(linear, "runs_on_gpu", lambda rows: True)
+    wide = rows if rows == torch.float64 or not is_split else torch.float32
+    left, right = torch.randn(count, 6).to(real_device, rows), torch.randn(count, 3).to(real_device, wide)
+    expected = left.double().t() @ right.double()
+
+    with torch.no_grad():
+        got, exact = multiply_tall(left, right), multiply_exactly(left.t(), right)
+
+    assert got.dtype == (torch.float64 if rows == torch.float64 else torch.float32)
+    assert exact.dtype == wide
+    # A piece of 16 bits is rounded, a matrix in fp32 to 16 bits of its numbers.
+    tolerance = {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(rows, 1e-5)
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=5 * tolerance)
+    torch.testing.assert_close(exact.double(), expected, rtol=tolerance, atol=1e-4 if is_split else 5 * tolerance)

@@ -231,14 +231,14 @@ def pull_softmax_gpu(grad, alpha, source, target, edge, indptr, row, num_edges, 
 
 
 attend_run_16 = device_function(
-    "attend_run_16", "u8 u8 u8 u8 i4 u8 u8 u8 i8 i8 i8 i8 i4 i4 i4 i4 i4 f4 i4"
+    "attend_run_16", "u8 u8 u8 u8 i4 u8 u8 u8 i8 i8 i8 i8 i4 i4 i4 i4 i4 f4 i4 i4"
 )  # fmt: skip
 
 
-@gpu_kernel("u8 I[] u8 u8 i4 u8 u8 i8 i8 i8 i4 i4 i4 i4 f4 i4 u8 u8", I=("i4", "i8"), sources=("aggregate", "attend"),
-            resident_blocks=4)  # fmt: skip
+@gpu_kernel("u8 I[] u8 u8 i4 u8 u8 i8 i8 i8 i4 i4 i4 i4 f4 i4 i4 u8 u8", I=("i4", "i8"),
+            sources=("aggregate", "attend"), resident_blocks=4)  # fmt: skip
 def attend_rows_gpu(x, indptr, ends, row, index_bytes, scores, own, num_edges, num_targets, num_runs, run, lanes,
-                         heads, loops, slope, kind, alpha, out):  # fmt: skip
+                         heads, loops, slope, kind, to_kind, alpha, out):  # fmt: skip
     """For heads of `lanes` times 16 bytes, aligned; all but `indptr` by address.
 
     `scores` are the scores of sources and `own` of targets; or `scores` are of edges, and `own` is zero. The address of
@@ -253,4 +253,4 @@ def attend_rows_gpu(x, indptr, ends, row, index_bytes, scores, own, num_edges, n
         first, last = span_of(indptr, target, num_edges)
         count = np.int32(min(np.int64(run), num_targets - target))
         attend_run_16(out, x, ends, row, index_bytes, scores, own, alpha, num_edges, first, last, target, count, heads,
-                      lanes, piece, loops, slope, kind)  # fmt: skip
+                      lanes, piece, loops, slope, kind, to_kind)  # fmt: skip

@@ -12,19 +12,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 from torch_geometric.nn import aggr, conv
 
 from pyg_direct.nn.conv.spec import ConvSpec, Joined, Message
 from pyg_direct.nn.dispatch import find_narrow, find_reduce, is_plain, promote, propagate
+from pyg_direct.nn.hetero.attention import attend_pairs, attend_relations, can_attend, score_pairs, score_sources
 from pyg_direct.nn.hetero.joined_edges import (
+    Groups,
     JoinedEdges,
+    ReadSources,
     Relation,
     Used,
-    begin_apart,
-    join_edges,
+    is_tested,
     multiply_apart,
+    read_sources,
     split_apart,
+    sum_apart,
 )
 from pyg_direct.nn.linear import multiply
 from pyg_direct.nn.module_state import is_attached
@@ -47,7 +50,7 @@ def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: An
     if (edge_attr is None and not any(value is not None for value in (*args, *kwargs.values()))
             and type(self.aggr_module) is aggr.SumAggregation and is_plain(self, edge_index)
             and not is_watched(self)):  # fmt: skip
-        out = _attend(self, x, edge_index)
+        out = _attend_one(self, x, edge_index)
     return type(self).forward(self, x, edge_index, edge_attr, *args, **kwargs) if out is None else out
 
 
@@ -56,7 +59,7 @@ def is_watched(self: Any) -> bool:
     return any(getattr(self, name) for name in _HOOKS)
 
 
-def _attend(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
+def _attend_one(self: Any, x: Any, edge_index: Tensor) -> Tensor | None:
     rows, targets = x if isinstance(x, (tuple, list)) else (x, x)
     if not all(isinstance(part, Tensor) and part.dim() == 2 and part.dtype in DTYPES for part in (rows, targets)):
         return None
@@ -180,7 +183,8 @@ def _weigh_v2(self: Any, rows: Tensor, targets: Tensor, edges: SortedEdges, is_p
 
 
 def sum_weighted(made: Tensor, scores: _Given, edges: SortedEdges, *, num_targets: int, negative_slope: float,
-                 dropout: float, loops: bool = False, transposed: Transposed | None = None) -> Tensor:  # fmt: skip
+                 dropout: float, loops: bool = False, transposed: Transposed | None = None,
+                 widens: bool = False) -> Tensor:  # fmt: skip
     """Sum rows `[N, H, C]` over the edges of each target, times the softmax of scores, of which the share `dropout` is
     dropped.
 
@@ -190,10 +194,10 @@ def sum_weighted(made: Tensor, scores: _Given, edges: SortedEdges, *, num_target
     work = torch.promote_types(given.dtype, torch.float32)
     source, target, edge = (None if part is None else part.to(work) for part in scores)
     indptr, row, degree = edges.indptr, edges.row, edges.max_degree
-    if not dropout and made.dtype == given.dtype and not torch.is_autocast_enabled(made.device.type):
+    if not dropout and (widens or (made.dtype == given.dtype and not torch.is_autocast_enabled(made.device.type))):
         return attend(made, source, target, edge, indptr, row, target_of=edges.target, num_targets=num_targets,
                       negative_slope=negative_slope, loops=loops, max_degree=degree,
-                      transposed=transposed)  # fmt: skip
+                      transposed=transposed, widens=widens)  # fmt: skip
     alpha = softmax(source, target, edge, indptr, row, num_targets=num_targets, negative_slope=negative_slope,
                     loops=loops, max_degree=degree).to(given.dtype)  # fmt: skip
     alpha = F.dropout(alpha, dropout, True)
@@ -213,15 +217,17 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
     Loops are found by a source that is its target, which joined numbers do not show.
     """
     matrices, vectors = _matrices(module), _vectors(module)
+    given = (x, own, *vectors, *(part for matrix in matrices for part in matrix.parameters()))
+    dtype, casts = _find_dtype(module, x), torch.is_autocast_enabled(x.device.type)
     if (
         module.add_self_loops
         or type(module.aggr_module) is not aggr.SumAggregation
         or any(getattr(module, name) for name in _HOOKS)
         or not all(is_linear(matrix) for matrix in matrices)
-        or torch.is_autocast_enabled(x.device.type)
-        or x.dtype not in DTYPES
-        or not all(part.dtype == x.dtype and part.device == x.device
-                   for part in (own, *vectors, *(part for matrix in matrices for part in matrix.parameters())))
+        or not all(part.dtype in DTYPES and part.device == x.device for part in given)
+        # Autocast leaves float64 alone.
+        or any(part.dtype == torch.float64 if casts else part.dtype != dtype for part in given)
+        or (casts and not is_tested(x))
         # torch itself refuses shapes that do not fit.
         or (x.shape[1], own.shape[1]) != tuple(matrix.weight.shape[1] for matrix in matrices)
         or (isinstance(module, conv.GATConv) and (any(matrix.bias is not None for matrix in matrices)
@@ -229,7 +235,12 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
     ):  # fmt: skip
         return None
     dropout = module.dropout if module.training else 0.0
-    return module.heads, module.out_channels, x.dtype, module.negative_slope, dropout
+    return module.heads, module.out_channels, module.concat, dtype, vectors[0].dtype, module.negative_slope, dropout
+
+
+def _find_dtype(module: Any, x: Tensor) -> torch.dtype:
+    """Return the dtype of products with matrices."""
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
 
 
 def _matrices(module: Any) -> tuple[Any, Any]:
@@ -246,57 +257,144 @@ def _vectors(module: Any) -> tuple[Tensor, ...]:
 
 def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
     """Return the results of each GATConv."""
-    sources, matrices = [relation.sources for relation in relations], [_matrices(r.conv) for r in relations]
-    used = [True] * len(relations)
-    made = multiply_apart(sources, [matrix.weight for matrix, _ in matrices], used)
+    used, sizes = [True] * len(relations), [len(relation.own) for relation in relations]
+    pieces = split_apart(_attend(relations, *_project(relations, sizes, used), used), sizes, used)
+    return [_finish_joined(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
+
+
+def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
+    """Return the results of all GATConvs into each type, added up; None if each is made separately."""
+    if not is_tested(relations[0].sources):
+        return None
+    used, first = [True] * len(relations), relations[0].conv
+    plan, biases = _plan(relations, groups)
+    made, by_target, read = _project(relations, plan.sizes, used)
+    vectors = [relation.conv.att_src for relation in relations]
+    if _is_fused(first, made, read, vectors[0]):
+        outs = attend_relations(made, by_target, vectors, biases, read, plan, used, first.negative_slope)
+        return _add_residuals(relations, groups, outs)
+    return _add_up(relations, plan, _attend(relations, made, by_target, read, used), used, biases)
+
+
+def add_up_joined_v2(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
+    """Return the results of all GATv2Convs into each type, added up; None if each is faster separately."""
+    if _is_slow_v2(relations) or not is_tested(relations[0].sources):
+        return None
+    used, first = [True] * len(relations), relations[0].conv
+    plan, biases = _plan(relations, groups)
+    made, others, read = _project_v2(relations, plan.sizes, used)
+    vectors = [relation.conv.att for relation in relations]
+    if _is_fused(first, made, read, vectors[0]):
+        outs = attend_pairs(made, others, vectors, biases, read, plan, used, first.negative_slope)
+        return _add_residuals(relations, groups, outs)
+    return _add_up(relations, plan, _attend_v2(relations, made, others, read, used), used, biases)
+
+
+def _plan(relations: Sequence[Relation], groups: list[list[int]]) -> tuple[Groups, list[Tensor | None]]:
+    """Return the results to add up, for the targets that edges lead to, and the bias of each type, which others get."""
+    sizes = [relation.batch.count_targets(relation.edge_index) for relation in relations]
+    stacked = [[relations[i].conv.bias for i in group if relations[i].conv.bias is not None] for group in groups]
+    dtype = _vectors(relations[0].conv)[0].dtype
+    return (Groups(groups, [len(relations[group[0]].own) for group in groups], sizes, dtype),
+            [torch.stack(parts).sum(0) if parts else None for parts in stacked])  # fmt: skip
+
+
+def _is_fused(module: Any, made: Tensor, read: ReadSources, vector: Tensor) -> bool:
+    is_plain_sum = module.concat and not (module.training and module.dropout)
+    return is_plain_sum and vector.dtype == torch.float32 and can_attend(made, module.heads, read)
+
+
+def _add_up(relations: Sequence[Relation], plan: Groups, out: Tensor, used: Used, biases: list[Tensor | None]
+            ) -> list[Tensor]:  # fmt: skip
+    flat = out.flatten(1) if relations[0].conv.concat else out.mean(dim=1)
+    return _add_residuals(relations, plan.relations, sum_apart(flat, plan, used, biases))
+
+
+def _add_residuals(relations: Sequence[Relation], groups: Sequence[Sequence[int]], outs: list[Tensor]) -> list[Tensor]:
+    for number, group in enumerate(groups):
+        for relation in (relations[i] for i in group):
+            if relation.conv.res is not None:
+                outs[number] = outs[number] + relation.conv.res(relation.own)
+    return outs
+
+
+def _project(relations: Sequence[Relation], sizes: Sequence[int], used: Used) -> tuple[Tensor, Tensor, ReadSources]:
+    """Return the products of the sources that relations read `[U, H * C]`, the scores of the first targets of each
+    `[sum of sizes, H]`, and the edges in between.
+    """
+    first, matrices = relations[0].conv, [_matrices(relation.conv) for relation in relations]
+    sources, wide = [relation.sources for relation in relations], first.att_src.dtype
+    dtype, read = _find_dtype(first, sources[0]), read_sources(relations, sizes)
+    made = multiply_apart(sources, [matrix.weight for matrix, _ in matrices], used, rows=read.split(), dtype=dtype)
     # (x W) a = x (W a)
-    to_source, to_target = zip(*((_fold(source.weight, relation.conv.att_src), _fold(own.weight, relation.conv.att_dst))
-                                 for (source, own), relation in zip(matrices, relations, strict=True)),
-                               strict=True)  # fmt: skip
-    by_source = multiply_apart(sources, to_source, used)
-    by_target = multiply_apart([relation.own for relation in relations], to_target, used)
-    edges = join_edges(relations, *begin_apart(relations))
-    return _sum_joined(relations, made, (by_source, by_target, None), edges, relations[0].conv.negative_slope, used)
+    folded = [_fold(own.weight, relation.conv.att_dst) for (_, own), relation in zip(matrices, relations, strict=True)]
+    by_target = multiply_apart([relation.own for relation in relations], folded, used,
+                               rows=[slice(size) for size in sizes], dtype=dtype, out_dtype=wide)  # fmt: skip
+    return made, by_target, read
+
+
+def _attend(relations: Sequence[Relation], made: Tensor, by_target: Tensor, read: ReadSources, used: Used) -> Tensor:
+    """Return the weighted sums of all relations, `[sum of T, H, C]`."""
+    by_source = score_sources(made, [relation.conv.att_src for relation in relations], read, used)
+    first = relations[0].conv
+    return _sum_joined(made, (by_source, by_target, None), read.edges, first, first.negative_slope)
 
 
 def convolve_joined_v2(relations: Sequence[Relation]) -> list[Tensor] | None:
     """Return the results of each GATv2Conv; None if each is faster separately."""
-    first, used = relations[0].conv, [True] * len(relations)
-    counts = [relation.edge_index.shape[1] for relation in relations]
-    rows = relations[0].sources
-    if not runs_on_gpu(rows) and sum(counts) * first.heads * first.out_channels * rows.element_size() > _MOST_BYTES:
+    if _is_slow_v2(relations):
         return None
-    matrices = [_matrices(relation.conv) for relation in relations]
-    made, others = (
-        multiply_apart(rows, [matrix.weight for matrix in side], used, [matrix.bias for matrix in side])
-        for rows, side in zip(zip(*((r.sources, r.own) for r in relations), strict=True),
-                              zip(*matrices, strict=True), strict=True)
-    )  # fmt: skip
-    edges = join_edges(relations, *begin_apart(relations))
-    both = made.index_select(0, edges.row) + others.index_select(0, edges.target)
-    scores = _JoinedScores.apply(both.view(-1, first.heads, first.out_channels), used, counts, first.negative_slope,
-                           *(relation.conv.att for relation in relations))  # fmt: skip
-    # The addends of scores have passed leaky ReLU already.
-    return _sum_joined(relations, made, (None, None, scores), edges, 1.0, used)
-
-
-def _sum_joined(relations: Sequence[Relation], made: Tensor, scores: _Given, edges: JoinedEdges, slope: float,
-         used: Used) -> list[Tensor]:  # fmt: skip
-    """Compute the softmax and the sum of all relations, and the result of each from its part."""
-    first, num_targets = relations[0].conv, sum(edges.sizes)
-    known = SortedEdges(edges.indptr, edges.row, edges.target, edges.num_sources, num_targets, edges.max_degree)
-    out = sum_weighted(
-        made.view(-1, first.heads, first.out_channels), scores, known, num_targets=num_targets, negative_slope=slope,
-        dropout=first.dropout if first.training else 0.0,
-        transposed=edges.transpose(torch.is_grad_enabled() and made.requires_grad))  # fmt: skip
-    pieces = split_apart(out, edges.sizes, used)
+    used, sizes = [True] * len(relations), [len(relation.own) for relation in relations]
+    out = _attend_v2(relations, *_project_v2(relations, sizes, used), used)
+    pieces = split_apart(out, sizes, used)
     return [_finish_joined(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
+
+
+def _is_slow_v2(relations: Sequence[Relation]) -> bool:
+    first, rows = relations[0].conv, relations[0].sources
+    num_edges = sum(relation.edge_index.shape[1] for relation in relations)
+    return not runs_on_gpu(rows) and num_edges * first.heads * first.out_channels * rows.element_size() > _MOST_BYTES
+
+
+def _project_v2(relations: Sequence[Relation], sizes: Sequence[int], used: Used) -> tuple[Tensor, Tensor, ReadSources]:
+    """Return the products of the sources that relations read `[U, H * C]` and of the first targets of each
+    `[sum of sizes, H * C]`, and the edges in between.
+    """
+    first, read = relations[0].conv, read_sources(relations, sizes)
+    dtype, matrices = _find_dtype(first, relations[0].sources), [_matrices(relation.conv) for relation in relations]
+    left, right = zip(*matrices, strict=True)
+    made = multiply_apart([relation.sources for relation in relations], [matrix.weight for matrix in left], used,
+                          [matrix.bias for matrix in left], rows=read.split(), dtype=dtype)  # fmt: skip
+    others = multiply_apart([relation.own for relation in relations], [matrix.weight for matrix in right], used,
+                            [matrix.bias for matrix in right], rows=[slice(size) for size in sizes],
+                            dtype=dtype)  # fmt: skip
+    return made, others, read
+
+
+def _attend_v2(relations: Sequence[Relation], made: Tensor, others: Tensor, read: ReadSources, used: Used) -> Tensor:
+    """Return the weighted sums of all relations, `[sum of T, H, C]`."""
+    first = relations[0].conv
+    scores = score_pairs(made, others, [relation.conv.att for relation in relations], read, used, first.negative_slope)
+    # The addends of scores have passed leaky ReLU already.
+    return _sum_joined(made, (None, None, scores), read.edges, first, 1.0)
+
+
+def _sum_joined(made: Tensor, scores: _Given, edges: JoinedEdges, module: Any, slope: float) -> Tensor:
+    """Compute the softmax and the sum of all relations, `[sum of T, H, C]`."""
+    num_targets = sum(edges.sizes)
+    known = SortedEdges(edges.indptr, edges.row, edges.target, edges.num_sources, num_targets, edges.max_degree)
+    return sum_weighted(
+        made.view(-1, module.heads, module.out_channels), scores, known, num_targets=num_targets, negative_slope=slope,
+        dropout=module.dropout if module.training else 0.0,
+        transposed=edges.transpose(torch.is_grad_enabled() and made.requires_grad),
+        widens=made.dtype != pick_scores(*scores).dtype)  # fmt: skip
 
 
 def _fold(weight: Tensor, vector: Tensor) -> Tensor:
     """Multiply a matrix `[H * C, D]` by a vector of each head `[1, H, C]`: `[H, D]`."""
     _, heads, channels = vector.shape
-    return torch.bmm(vector.view(heads, 1, channels), weight.view(heads, channels, -1)).squeeze(1)
+    with torch.autocast(weight.device.type, enabled=False):
+        return torch.bmm(vector.view(heads, 1, channels), weight.view(heads, channels, -1)).squeeze(1)
 
 
 def _finish_joined(relation: Relation, out: Tensor) -> Tensor:
@@ -304,42 +402,6 @@ def _finish_joined(relation: Relation, out: Tensor) -> Tensor:
     out = out.flatten(1) if module.concat else out.mean(dim=1)
     out = out if module.res is None else out + module.res(relation.own)
     return out if module.bias is None else out + module.bias
-
-
-class _JoinedScores(Function):
-    """Scores of edges `[E, H]`: leaky ReLU of the sum of source and target `[E, H, C]`, times the vector of the
-    relation `[1, H, C]`.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, both: Tensor, used: Used, counts: Sequence[int], slope: float, *vectors: Tensor) -> Tensor:
-        ctx.save_for_backward(both, *vectors)
-        ctx.used, ctx.counts, ctx.slope = used, counts, slope
-        bent = F.leaky_relu(both, slope).split(list(counts))
-        return torch.cat([(part * vector).sum(-1) for part, vector in zip(bent, vectors, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        both, *vectors = ctx.saved_tensors
-        counts, wants, grad = list(ctx.counts), ctx.needs_input_grad[4:], grad.unsqueeze(-1)
-        to_both = None
-        if ctx.needs_input_grad[0] and torch.is_grad_enabled():
-            # By functions that torch can differentiate again; inputs that belong to no used result have no part in
-            # this.
-            live = [vector if used else vector.detach() for vector, used in zip(vectors, ctx.used, strict=True)]
-            spread = torch.cat([part * vector for part, vector in zip(grad.split(counts), live, strict=True)])
-            to_both = torch.where(both > 0, spread, spread * ctx.slope)
-        elif ctx.needs_input_grad[0]:
-            spread = torch.empty_like(both)
-            for part, vector, rows in zip(grad.split(counts), vectors, spread.split(counts), strict=True):
-                torch.mul(part, vector, out=rows)
-            to_both = torch.ops.aten.leaky_relu_backward(spread, both, ctx.slope, False)
-        found: list[Tensor | None] = [None] * len(vectors)
-        bent = F.leaky_relu(both, ctx.slope).split(counts)
-        for i, (part, rows) in enumerate(zip(grad.split(counts), bent, strict=True)):
-            if ctx.used[i] and wants[i]:
-                found[i] = (part * rows).sum(0, keepdim=True)
-        return to_both, None, None, None, *found
 
 
 def weigh_heads(self: Any, x: Tensor, edges: SortedEdges, kwargs: dict[str, Any]) -> Message:
@@ -367,5 +429,5 @@ def find_left(module: Any) -> str | None:
 
 _SHARED: dict[str, Any] = {"forward": forward, "propagate": propagate, "message": weigh_heads, "find_left": find_left,
                            "sees_neighbors_only": True}  # fmt: skip
-GAT = ConvSpec(conv.GATConv, joined=Joined(read_joined, convolve_joined), **_SHARED)
-GATV2 = ConvSpec(conv.GATv2Conv, joined=Joined(read_joined, convolve_joined_v2), **_SHARED)
+GAT = ConvSpec(conv.GATConv, joined=Joined(read_joined, convolve_joined, add_up=add_up_joined), **_SHARED)
+GATV2 = ConvSpec(conv.GATv2Conv, joined=Joined(read_joined, convolve_joined_v2, add_up=add_up_joined_v2), **_SHARED)

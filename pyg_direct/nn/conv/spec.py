@@ -29,14 +29,15 @@ class Joined:
             and the rows of edges; None if a relation is summed separately.
         convolve: Results of relations that share the key; None if each is faster separately.
         finish: Makes the result of the convolution from each of them.
-        add_up: Results of relations, added up by group, if these go together in one step.
+        add_up: Results of relations, added up by group, if these go together in one step; None if each is faster
+            separately.
         takes_attributes: True if edges have rows.
     """
 
     read: Callable[..., Hashable]
     convolve: Callable[[Sequence[Relation]], list[Tensor] | None]
     finish: Callable[[Any, Tensor], Tensor] | None = None
-    add_up: Callable[[Sequence[Relation], list[list[int]]], list[Tensor]] | None = None
+    add_up: Callable[[Sequence[Relation], list[list[int]]], list[Tensor] | None] | None = None
     takes_attributes: bool = False
 
     def __deepcopy__(self, memo: Any) -> Joined:

@@ -77,10 +77,10 @@ def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str 
     """Return rows of each target type, from the results of the relations into it; None if each relation is separate."""
     alike = _find_alike(calls)
     add_up = alike[0].kind.add_up if alike and aggr in ("sum", "mean") and _is_layer(alike, len(calls)) else None
-    if add_up is not None:
+    outs = None if add_up is None else add_up(alike[0].relations, list(groups.values()))
+    if outs is not None:
         for relation in alike[0].relations:
             relation.conv._paths.note()
-        outs = add_up(alike[0].relations, list(groups.values()))
         return {kind: out / len(groups[kind]) if aggr == "mean" and len(groups[kind]) > 1 else out
                 for kind, out in zip(groups, outs, strict=True)}  # fmt: skip
     results = _convolve_alike(calls, alike)

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pyg_direct.nn.sorted_edges import SortedBatch
+from pyg_direct.nn.linear import add_up, multiply_exactly, multiply_tall
+from pyg_direct.nn.sorted_edges import SortedBatch, is_capturing
 from pyg_direct.ops.aggregate.sum import Transposed, check_edges
 from pyg_direct.ops.local_ids.csr import compress_ids
-from pyg_direct.ops.run_kernel import runs_on_gpu
+from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
 
 
 class Relation(NamedTuple):
@@ -95,7 +96,7 @@ class JoinedEdges(NamedTuple):
 
     Attributes:
         indptr, row, target: Sources begin at the given starts; the targets of all relations are concatenated.
-        sizes: Targets of each relation.
+        sizes, counts: Targets and edges of each relation.
         num_sources: Rows that edges may come from.
         max_degree: Upper bound of the edges of a target, None if it is not known.
         batch, key: Batch that remembers results for them, and the key of these.
@@ -105,6 +106,7 @@ class JoinedEdges(NamedTuple):
     row: Tensor
     target: Tensor
     sizes: list[int]
+    counts: list[int]
     num_sources: int
     max_degree: int | None
     batch: SortedBatch
@@ -123,7 +125,8 @@ class JoinedEdges(NamedTuple):
 
 
 def join_edges(relations: Sequence[Relation], starts: Sequence[int], num_sources: int, *, name: str = "joined",
-               pairs: Sequence[tuple[Tensor, Tensor]] | None = None, more: int = 0) -> JoinedEdges:  # fmt: skip
+               pairs: Sequence[tuple[Tensor, Tensor]] | None = None, more: int = 0,
+               sizes: Sequence[int] | None = None) -> JoinedEdges:  # fmt: skip
     """Join the edges of relations, whose sources begin at `starts` among so many.
 
     Args:
@@ -133,8 +136,9 @@ def join_edges(relations: Sequence[Relation], starts: Sequence[int], num_sources
         name: Name of the joined edges, if they differ from the given ones.
         pairs: (source, target) of the edges of each relation, if they are others.
         more: Number of edges of a target that those may have in addition.
+        sizes: Targets of each relation, if they are not all own rows.
     """
-    sizes = [relation.own.shape[0] for relation in relations]
+    sizes = [relation.own.shape[0] for relation in relations] if sizes is None else list(sizes)
     batch, degrees = relations[0].batch, [relation.batch.max_degree for relation in relations]
     # Batches distinguish their edges from others that came to the same memory, and must not keep each other alive.
     key = (
@@ -150,7 +154,7 @@ def join_edges(relations: Sequence[Relation], starts: Sequence[int], num_sources
     )
     edges: _Edges = batch.remember(key, lambda: _join(given(), starts, sizes, num_sources))
     bound = None if None in degrees else max(degree for degree in degrees if degree is not None) + more
-    return JoinedEdges(*edges, sizes, num_sources, bound, batch, key)
+    return JoinedEdges(*edges, sizes, [len(row) for row, _ in given()], num_sources, bound, batch, key)
 
 
 def _join(pairs: Sequence[Any], starts: Sequence[int], sizes: Sequence[int], num_sources: int) -> _Edges:
@@ -164,6 +168,81 @@ def _join(pairs: Sequence[Any], starts: Sequence[int], sizes: Sequence[int], num
         # No wait for a GPU.
         check_edges(joined.indptr, row, num_sources, ends[-1])
     return joined
+
+
+class ReadSources(NamedTuple):
+    """Sources that edges read, and the edges from them, relation after relation.
+
+    Attributes:
+        rows: Rows of each relation's sources that have an edge, each once, ascending `[U]`; None for all rows.
+        sizes: Number of sources of each relation. In a captured graph it is an upper bound, and the remaining rows are
+            0.
+        edges: Edges that come from these sources.
+    """
+
+    rows: Tensor | None
+    sizes: list[int]
+    edges: JoinedEdges
+
+    def split(self) -> list[Tensor | None]:
+        """Return the rows of each relation; None for all rows."""
+        return [None] * len(self.sizes) if self.rows is None else list(self.rows.split(self.sizes))
+
+
+# True once `tests/nn/hetero/test_typed_attention.py` has passed on a GPU. Until then a GPU multiplies all sources, adds
+# up no attention in place, and leaves attention under autocast to each relation: these kernels have been measured on a
+# GPU, but compared with PyG on a CPU alone.
+ON_GPU = False
+
+
+def is_tested(rows: Tensor) -> bool:
+    """Report whether attention over relations has been tested on the device of rows."""
+    return ON_GPU or not runs_on_gpu(rows)
+
+
+# Sources over an upper bound of those with edges, from which on only these are multiplied: on a GPU the host waits for
+# their number.
+_SPARSE = 2
+
+
+def read_sources(relations: Sequence[Relation], sizes: Sequence[int]) -> ReadSources:
+    """Find the sources that the edges of each relation read, once for the layers that share the edges.
+
+    Most nodes of a batch are read by the relation that found them alone, so that others need no product with them.
+
+    Args:
+        relations: Relations of one launch.
+        sizes: Targets of each.
+    """
+    begins, num_sources = begin_apart(relations)
+    edges = join_edges(relations, begins, num_sources, sizes=sizes)
+    counts = [len(relation.sources) for relation in relations]
+    most = [min(r.edge_index.shape[1], count) for r, count in zip(relations, counts, strict=True)]
+    if num_sources < _SPARSE * sum(most) or is_heard(edges.row) or not is_tested(edges.row):
+        return ReadSources(None, counts, edges)
+    key = "read", *edges.key
+    made: ReadSources = edges.batch.remember(key, lambda: _find_read(edges, key, begins, most))
+    return made
+
+
+def _find_read(edges: JoinedEdges, key: tuple[Any, ...], begins: list[int], most: list[int]) -> ReadSources:
+    row, num_sources = edges.row, edges.num_sources
+    is_read = torch.zeros(num_sources, dtype=torch.bool, device=row.device).index_fill_(0, row, True)
+    # Sources with an edge before each source.
+    before = row.new_zeros(num_sources + 1)
+    torch.cumsum(is_read, 0, dtype=row.dtype, out=before[1:])
+    place = before.index_select(0, row)
+    if is_capturing(row):
+        # The host cannot know their number: each relation begins where it would with the most sources.
+        counts, starts = most, accumulate(most, initial=0)
+        parts = zip(place.split(edges.counts), begins, starts, strict=False)
+        place = torch.cat([part - before[begin] + start for part, begin, start in parts])
+    else:
+        bounds = torch.tensor([*begins, num_sources], device=row.device)
+        counts = before.index_select(0, bounds).diff().tolist()
+    rows = torch.cat(torch._foreach_sub(list(row.split(edges.counts)), begins))
+    rows = row.new_zeros(sum(counts)).scatter_(0, place, rows)
+    return ReadSources(rows, counts, edges._replace(row=place, num_sources=sum(counts), key=key))
 
 
 def begin_apart(relations: Sequence[Relation]) -> tuple[list[int], int]:
@@ -204,18 +283,45 @@ def join_apart(parts: Sequence[Tensor], serves: Sequence[Sequence[int]], used: U
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
+# Rows of a table that are multiplied: these, no row twice unless its gradient is zero; a range; None for all.
+Picked = Tensor | slice | None
+
+
 def multiply_apart(tables: Sequence[Tensor], weights: Sequence[Tensor], used: Used,
-                   biases: Sequence[Tensor | None] | None = None) -> Tensor:  # fmt: skip
+                   biases: Sequence[Tensor | None] | None = None, *, rows: Sequence[Picked] | None = None,
+                   dtype: torch.dtype | None = None, out_dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
     """Compute table @ weight.T + bias of each relation, one after the other, `[sum of N, O]`.
 
     Args:
         tables: Rows, `[N, C]` of any width each.
-        weights: A matrix for each, `[O, C]`, of the same dtype.
+        weights: A matrix for each, `[O, C]`.
         used: Is read in a backward pass.
         biases: `[O]` for each that has one; None if none has.
+        rows: Rows of each table that are multiplied.
+        dtype: Dtype in which rows are read, and weights too unless `out_dtype` is wider; None for the weights' own.
+        out_dtype: Dtype of the products; None for `dtype`.
     """
-    out: Tensor = _Products.apply(used, *tables, *weights, *(biases or [None] * len(tables)))
-    return out
+    dtype = weights[0].dtype if dtype is None else dtype
+    once = {id(table): table for table in tables}
+    places = {key: place for place, key in enumerate(once)}
+    plan = _Plan([places[id(table)] for table in tables], [None] * len(tables) if rows is None else list(rows), dtype,
+                 dtype if out_dtype is None else out_dtype, len(once))  # fmt: skip
+    made: Tensor = _Products.apply(used, plan, *once.values(), *weights, *(biases or [None] * len(tables)))
+    return made
+
+
+class _Plan(NamedTuple):
+    """Which rows of which table each product reads, and in which dtypes."""
+
+    places: list[int]
+    rows: list[Picked]
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    num_tables: int
+
+
+def _pick(table: Tensor, rows: Picked) -> Tensor:
+    return table.index_select(0, rows) if isinstance(rows, Tensor) else table if rows is None else table[rows]
 
 
 class _Split(Function):
@@ -250,30 +356,124 @@ class _Join(Function):
 
 class _Products(Function):
     @staticmethod
-    def forward(ctx: Any, used: Used, *given: Any) -> Tensor:
-        count = len(given) // 3
-        tables, weights, biases = given[:count], given[count : 2 * count], given[2 * count :]
-        ctx.save_for_backward(*tables, *weights)
-        ctx.used = used
-        sizes = [len(table) for table in tables]
-        out: Tensor = tables[0].new_empty(sum(sizes), len(weights[0]))
-        for part, table, weight, bias in zip(out.split(sizes), tables, weights, biases, strict=True):
-            if bias is None:
-                torch.mm(table, weight.t(), out=part)
+    def forward(ctx: Any, used: Used, plan: _Plan, *given: Any) -> Tensor:
+        count, num_tables, dtype = len(plan.places), plan.num_tables, plan.dtype
+        tables, weights, biases = given[:num_tables], given[num_tables : num_tables + count], given[-count:]
+        # Once for all relations that read a table.
+        read = [table.to(dtype) for table in tables]
+        picked = [_pick(read[place], rows) for place, rows in zip(plan.places, plan.rows, strict=True)]
+        ctx.used, ctx.plan, ctx.sizes = used, plan, [len(part) for part in picked]
+        ctx.save_for_backward(*tables, *weights, *picked)
+        out = torch.empty(sum(ctx.sizes), len(weights[0]), dtype=plan.out_dtype, device=tables[0].device)
+        for part, rows, weight, bias in zip(out.split(ctx.sizes), picked, weights, biases, strict=True):
+            if plan.out_dtype != dtype:
+                part.copy_(multiply_exactly(rows, weight.t()))
+            elif bias is None:
+                torch.mm(rows, weight.t().to(dtype), out=part)
             else:
-                torch.addmm(bias, table, weight.t(), out=part)
+                torch.addmm(bias.to(dtype), rows, weight.t().to(dtype), out=part)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # By functions that torch can differentiate again.
-        given, wants = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        count = len(given) // 2
-        tables, weights = given[:count], given[count:]
-        found: list[Tensor | None] = [None] * (3 * count)
-        for i, part in enumerate(grad.split([len(table) for table in tables])):
-            if ctx.used[i]:
-                found[i] = part @ weights[i] if wants[i] else None
-                found[count + i] = part.t() @ tables[i] if wants[count + i] else None
-                found[2 * count + i] = part.sum(0) if wants[2 * count + i] else None
-        return None, *found
+        plan, again, saved = ctx.plan, torch.is_grad_enabled(), ctx.saved_tensors
+        count, num_tables = len(plan.places), plan.num_tables
+        tables, weights, picked = saved[:num_tables], saved[num_tables:-count], saved[-count:]
+        wants = ctx.needs_input_grad[2:]
+        found: list[Tensor | None] = [None] * len(wants)
+        for i, (part, place) in enumerate(zip(grad.split(ctx.sizes), plan.places, strict=True)):
+            if not ctx.used[i]:
+                continue
+            weight, rows = weights[i], picked[i]
+            if again:
+                rows = _pick(tables[place].to(plan.dtype), plan.rows[i])
+            if wants[place]:
+                found[place] = _add_rows(found[place], tables[place], plan.rows[i], part @ weight.to(part.dtype), again)
+            if wants[num_tables + i]:
+                found[num_tables + i] = multiply_tall(rows, part).t().to(weight.dtype)
+            if wants[num_tables + count + i]:
+                found[num_tables + count + i] = part.sum(0, dtype=weight.dtype)
+        return None, None, *found
+
+
+def _add_rows(total: Tensor | None, table: Tensor, rows: Picked, grad: Tensor, again: bool) -> Tensor:
+    """Add gradients of rows of a table to the gradient of the table, in place unless torch differentiates again."""
+    grad = grad.to(table.dtype)
+    if rows is None:
+        return grad if total is None else total + grad if again else total.add_(grad)
+    if again and isinstance(rows, slice):
+        rows = torch.arange(len(table), device=table.device)[rows]
+    total = table.new_zeros(table.shape) if total is None else total
+    if isinstance(rows, slice):
+        total[rows] += grad
+        return total
+    return total.index_add(0, rows, grad) if again else total.index_add_(0, rows, grad)
+
+
+class Groups(NamedTuple):
+    """Relations whose results are added up.
+
+    Attributes:
+        relations: Relations of each group.
+        counts: Targets of each group.
+        sizes: Targets with a result of each relation, the first of its group.
+        dtype: Dtype of the sums.
+    """
+
+    relations: Sequence[Sequence[int]]
+    counts: Sequence[int]
+    sizes: Sequence[int]
+    dtype: torch.dtype
+
+    def add_up(self, out: Tensor, biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        """Return the sums of each group, `[count, F]`, from all results `[sum of sizes, F]`, and biases `[F]`."""
+        parts, totals = out.split(list(self.sizes)), []
+        for group, count, bias in zip(self.relations, self.counts, biases, strict=True):
+            total = torch.zeros(count, out.shape[1], dtype=self.dtype, device=out.device)
+            if bias is not None:
+                total.copy_(bias)
+            for i in group:
+                total[: self.sizes[i]] += parts[i]
+            totals.append(total)
+        return tuple(totals)
+
+    def note(self, grads: Sequence[Tensor | None], used: Used) -> None:
+        """Set the relations of the sums that received a gradient."""
+        for group, grad in zip(self.relations, grads, strict=True):
+            for i in group:
+                used[i] = grad is not None
+
+
+def sum_apart(out: Tensor, groups: Groups, used: Used, biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """Add results of relations up by group, `[count, F]` each.
+
+    Args:
+        out: Results `[sum of sizes, F]`, one relation after the other.
+        groups: The groups.
+        used: Is set in a backward pass.
+        biases: `[F]` for each group that has one.
+    """
+    return list(_SumApart.apply(out, groups, used, *biases))
+
+
+class _SumApart(Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, groups: Groups, used: Used, *biases: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.groups, ctx.used, ctx.like = groups, used, out.new_empty(0, out.shape[1])
+        return groups.add_up(out, biases)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        groups, parts = ctx.groups, [ctx.like] * len(ctx.groups.sizes)
+        groups.note(grads, ctx.used)
+        for group, grad in zip(groups.relations, grads, strict=True):
+            for i in group:
+                size = groups.sizes[i]
+                parts[i] = ctx.like.new_zeros(size, ctx.like.shape[1]) if grad is None else grad[:size]
+        biases = [add_up(grad) if grad is not None and wanted else None
+                  for grad, wanted in zip(grads, ctx.needs_input_grad[3:], strict=True)]  # fmt: skip
+        if not (ctx.needs_input_grad[0] and any(ctx.used)):
+            return None, None, None, *biases
+        return torch.cat([part.to(ctx.like.dtype) for part in parts]), None, None, *biases

@@ -113,6 +113,17 @@ class LongRows(NamedTuple):
             return _none(self.slices, dtype)
         return torch.empty(self.capacity * width, dtype=dtype, device=self.slices.device)
 
+    def add_partials(self, indptr: Tensor, num_edges: int, width: int, partials: Tensor, out: Tensor) -> None:
+        """Write the sums of long rows, from the sums of their slices."""
+        if self.capacity == 0:
+            return
+        given = self.hubs, self.counts, partials
+        if out.dtype == partials.dtype:
+            run_gpu(kernels.add_slices_gpu, self.grid_of_hubs(), indptr, num_edges, width, *given, out.view(-1))
+        else:
+            run_gpu(kernels.add_narrowed_slices_gpu, self.grid_of_hubs(), indptr, num_edges, width,
+                    WIDE_KINDS[out.dtype], *given, out.data_ptr())  # fmt: skip
+
     def grid_of_hubs(self) -> int:
         """Return blocks of a grid whose warps share the long rows."""
         return min(full_grid(self.hubs), max(1, self.hubs.numel() // 2 * 32 // THREADS))
@@ -192,12 +203,7 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
         run_gpu(kernels.sum_rows_gpu, grid_of(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
                 row, shares, num_edges, num_targets, width, width // heads, lane_bits, int(mean), slices.slices,
                 slices.counts, partials, out.view(-1))  # fmt: skip
-    if slices.capacity and out.dtype == work:
-        run_gpu(kernels.add_slices_gpu, slices.grid_of_hubs(), indptr, num_edges, width, slices.hubs, slices.counts,
-                partials, out.view(-1))  # fmt: skip
-    elif slices.capacity:
-        run_gpu(kernels.add_narrowed_slices_gpu, slices.grid_of_hubs(), indptr, num_edges, width,
-                WIDE_KINDS[out.dtype], slices.hubs, slices.counts, partials, out.data_ptr())  # fmt: skip
+    slices.add_partials(indptr, num_edges, width, partials, out)
     return out.to(x.dtype)
 
 

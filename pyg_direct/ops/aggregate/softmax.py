@@ -252,7 +252,7 @@ _register()
 
 _SCHEMA = (
     "attend_rows(Tensor x, Tensor? source, Tensor? target, Tensor? edge, Tensor indptr, Tensor row, SymInt num_targets,"
-    " bool loops, float slope, int max_degree, bool keeps_weights) -> (Tensor, Tensor)"
+    " bool loops, float slope, int max_degree, bool keeps_weights, bool widens=False) -> (Tensor, Tensor)"
 )
 _kernels = operators()
 
@@ -260,7 +260,7 @@ _kernels = operators()
 def attend(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor, row: Tensor, *,
            target_of: Tensor | None = None, num_targets: int | None = None, negative_slope: float = 1.0,
            loops: bool = False, max_degree: int | None = None, transposed: Transposed | None = None,
-           deterministic: bool | None = None) -> Tensor:  # fmt: skip
+           deterministic: bool | None = None, widens: bool = False) -> Tensor:  # fmt: skip
     """Sum the rows `row[e]` of `x` over the edges e of each target, times the weights that `softmax` makes of scores; 0
     for a target without edges.
 
@@ -276,9 +276,10 @@ def attend(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor
         max_degree: Upper bound of the edges of a target, if known; without it many edges take two launches.
         transposed: See `aggregate`; used if attention takes two launches.
         deterministic: See `aggregate`.
+        widens: Return the sums in the dtype of the scores, if it is wider than the dtype of `x`.
 
     Returns:
-        `[T, ...]` of the dtype of `x`.
+        `[T, ...]` of the dtype of `x`, unless it `widens`.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
@@ -296,14 +297,15 @@ def attend(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor
     if deterministic or not is_fused(flat, source, target, edge, row.numel(), num_targets, degree):
         alpha = softmax(source, target, edge, indptr, row, num_targets=num_targets, negative_slope=negative_slope,
                         loops=loops, max_degree=max_degree, deterministic=deterministic)  # fmt: skip
+        x = x.to(torch.promote_types(x.dtype, alpha.dtype)) if widens else x
         return aggregate(x, indptr, row, weight=alpha.to(x.dtype), target=target_of, num_targets=num_targets,
                          max_degree=max_degree, transposed=transposed, deterministic=deterministic)  # fmt: skip
     if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in (x, source, target, edge)):
         out = _Attend.apply(flat, source, target, edge, indptr, row, target_of, num_targets, loops, negative_slope,
-                            degree)  # fmt: skip
+                            degree, widens)  # fmt: skip
     else:
         out, _ = torch.ops.pyg_direct.attend_rows.default(flat, source, target, edge, indptr, row, num_targets, loops,
-                                                          negative_slope, degree, False)  # fmt: skip
+                                                          negative_slope, degree, False, widens)  # fmt: skip
     made: Tensor = out.reshape(num_targets, *x.shape[1:])
     return made
 
@@ -332,11 +334,11 @@ def is_fused(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tens
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor,
-                row: Tensor, target_of: Tensor | None, num_targets: int, loops: bool, slope: float, max_degree: int
-                ) -> Tensor:  # fmt: skip
+                row: Tensor, target_of: Tensor | None, num_targets: int, loops: bool, slope: float, max_degree: int,
+                widens: bool) -> Tensor:  # fmt: skip
         out: Tensor
         out, alpha = torch.ops.pyg_direct.attend_rows.default(x, source, target, edge, indptr, row, num_targets, loops,
-                                                              slope, max_degree, True)  # fmt: skip
+                                                              slope, max_degree, True, widens)  # fmt: skip
         ctx.save_for_backward(x, source, target, edge, indptr, row, target_of, alpha)
         ctx.options = num_targets, loops, slope, max_degree
         return out
@@ -346,8 +348,8 @@ class _Attend(torch.autograd.Function):
         x, source, target, edge, indptr, row, target_of, alpha = ctx.saved_tensors
         num_targets, _, slope, max_degree = ctx.options
         if torch.is_grad_enabled():
-            return *_differentiate_attention(grad, x, source, target, edge, indptr, row, ctx), *(None,) * 7
-        grad = grad.contiguous()
+            return *_differentiate_attention(grad, x, source, target, edge, indptr, row, ctx), *(None,) * 8
+        grad = grad.to(x.dtype).contiguous()
         if target_of is None:
             target_of = expand(indptr[: num_targets + 1], row.numel())
         to_x = to_source = to_target = to_edge = None
@@ -360,7 +362,7 @@ class _Attend(torch.autograd.Function):
                 ctx.needs_input_grad[1])  # fmt: skip
         made = to_x, to_source, to_target, to_edge
         wanted = [value if needs else None for value, needs in zip(made, ctx.needs_input_grad[:4], strict=True)]
-        return *wanted, *(None,) * 7
+        return *wanted, *(None,) * 8
 
 
 def _differentiate_attention(grad: Tensor, x: Tensor, source: Tensor | None, target: Tensor | None,
@@ -376,7 +378,8 @@ def _differentiate_attention(grad: Tensor, x: Tensor, source: Tensor | None, tar
     bound = None if max_degree < 0 else max_degree
     alpha = softmax(source, target, edge, indptr, row, num_targets=num_targets, negative_slope=slope, loops=loops,
                     max_degree=bound)  # fmt: skip
-    out = aggregate(x, indptr, row, weight=alpha, num_targets=num_targets, max_degree=bound)
+    out = aggregate(x.to(grad.dtype), indptr, row, weight=alpha.to(grad.dtype), num_targets=num_targets,
+                    max_degree=bound)  # fmt: skip
     needs = ctx.needs_input_grad[:4]
     wanted = [part for part, is_wanted in zip((x, source, target, edge), needs, strict=True) if is_wanted]
     made = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))  # type: ignore[arg-type]
@@ -384,20 +387,21 @@ def _differentiate_attention(grad: Tensor, x: Tensor, source: Tensor | None, tar
 
 
 def attend_rows(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor,
-                row: Tensor, num_targets: int, loops: bool, slope: float, max_degree: int, keeps_weights: bool
-                ) -> tuple[Tensor, Tensor]:  # fmt: skip
+                row: Tensor, num_targets: int, loops: bool, slope: float, max_degree: int, keeps_weights: bool,
+                widens: bool = False) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (sums `[T, F]` of rows `[N, F]`, weights of edges `[E, H]`, empty without `keeps_weights`)."""
     like, num_edges, width = pick_scores(source, target, edge), row.numel(), x.shape[1]
     heads = like.shape[1]
     if not is_fused(x, source, target, edge, num_edges, num_targets, max_degree):
         alpha = softmax_edges(source, target, edge, indptr, row, num_targets, loops, slope, max_degree)
+        x = x.to(alpha.dtype) if widens else x
         out = sum_rows(x, indptr, row, alpha, num_targets, False, max_degree)
         return out, alpha if keeps_weights else alpha.new_empty(0, heads)
     alpha = like.new_empty(num_edges if keeps_weights else 0, heads)
     indptr, x, row = indptr.contiguous(), x.detach().contiguous(), row.to(indptr.dtype).contiguous()
     # Scores of sources, or of edges.
     scores, own = like.detach().contiguous(), None if target is None else target.detach().contiguous()
-    out = torch.empty(num_targets, width, dtype=x.dtype, device=x.device)
+    out = torch.empty(num_targets, width, dtype=like.dtype if widens else x.dtype, device=x.device)
     lanes = width // heads * x.element_size() // 16
     pieces = lanes * heads
     run = length_of_run(num_targets * pieces, x)
@@ -405,15 +409,16 @@ def attend_rows(x: Tensor, source: Tensor | None, target: Tensor | None, edge: T
     run_gpu(kernels.attend_rows_gpu, grid_of(num_runs * pieces, 0), x.data_ptr(), indptr, indptr.data_ptr(),
             row.data_ptr(), row.element_size(), scores.data_ptr(), 0 if own is None else own.data_ptr(), num_edges,
             num_targets, num_runs, run, lanes, heads, int(loops), slope, WIDE_KINDS[x.dtype],
-            alpha.data_ptr() if keeps_weights else 0, out.data_ptr())  # fmt: skip
+            WIDE_KINDS[out.dtype], alpha.data_ptr() if keeps_weights else 0, out.data_ptr())  # fmt: skip
     return out, alpha
 
 
 def _shape(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor | None, indptr: Tensor, row: Tensor,
-           num_targets: int, loops: bool, slope: float, max_degree: int, keeps_weights: bool
+           num_targets: int, loops: bool, slope: float, max_degree: int, keeps_weights: bool, widens: bool = False
            ) -> tuple[Tensor, Tensor]:  # fmt: skip
     like = pick_scores(source, target, edge)
-    return x.new_empty(num_targets, x.shape[1]), like.new_empty(row.numel() if keeps_weights else 0, like.shape[1])
+    out = x.new_empty(num_targets, x.shape[1], dtype=like.dtype if widens else x.dtype)
+    return out, like.new_empty(row.numel() if keeps_weights else 0, like.shape[1])
 
 
 _library.define(_SCHEMA)

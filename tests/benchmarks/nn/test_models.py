@@ -7,6 +7,7 @@ from torch_geometric.data import Data
 from benchmarks.features.link_share import SHARES, measure_link_share
 from benchmarks.loader.typed_graphs import make_mag
 from benchmarks.nn.models import count_host_bytes, measure_pyg_epochs
+from benchmarks.nn.rgat import measure_rgat
 from benchmarks.nn.typed_steps import measure_typed_steps
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.loader.neighbor_loader import NeighborLoader
@@ -35,6 +36,16 @@ def test_steps_over_types_are_measured(real_device):
     assert [row.metric for row in rows] == [f"step with loader, {way}" for way in ways] + [
         f"PyG's kernels over {way}" for way in ways[1:]]  # fmt: skip
     assert all(row.p50 > 0 for row in rows)
+
+
+@pytest.mark.full
+def test_steps_of_rgat_are_measured(real_device):
+    rows = list(measure_rgat(1e-5, "tiny", sizes=(32,), batches=6, plain_sizes=(32,)))
+
+    found = {row.metric: row.p50 for row in rows}
+    assert {"nodes a seed", "edges a seed", "PyG's kernels", "accelerated"} <= found.keys()
+    assert all(value > 0 for value in found.values())
+    assert real_device.type == "cpu" or found["accelerated, peak memory"] > 0
 
 
 @pytest.mark.gpu

@@ -92,6 +92,29 @@ def test_any_dtype_matches_reference(device, given, dtype, index, channels):
 
 
 @pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("channels", [3, 16])
+def test_sums_of_16_bit_rows_may_be_wider(device, given, dtype, channels):
+    graph = Graph(device)
+    x, scores = make(graph, given, 2, channels, dtype)
+    expected, _ = expect(graph, x, scores)
+    for leaf in (x, *scores):
+        if leaf is not None:
+            leaf.requires_grad_()
+
+    got = attend(x, *scores, graph.indptr, graph.row, max_degree=degree_of(graph), widens=True)
+    wide = attend(x.float(), *scores, graph.indptr, graph.row, max_degree=degree_of(graph))
+
+    assert got.dtype == torch.float32
+    assert_near(got.flatten(1), expected, torch.float32)
+    leaves = [leaf for leaf in (x, *scores) if leaf is not None]
+    weight = torch.randn_like(got)
+    for one, other in zip(torch.autograd.grad((got * weight).sum(), leaves),
+                          torch.autograd.grad((wide * weight).sum(), leaves), strict=True):  # fmt: skip
+        assert_near(one.float(), other.float(), dtype)
+
+
+@pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("run", [1, 2, 4, 8])

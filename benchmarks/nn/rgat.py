@@ -1,0 +1,132 @@
+"""R-GAT of MLPerf Training over a graph of IGBH's shape: training steps with our loader, beside PyG's kernels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import GATConv, HeteroConv
+from torch_geometric.utils import trim_to_layer
+
+from pyg_direct.bench.limits import device_copy_rate
+from pyg_direct.bench.result_row import Row
+from pyg_direct.bench.steps import run_steps, without_end
+from pyg_direct.bench.timing import time_on_gpu
+from pyg_direct.datasets.synthetic_hetero import synthetic_igbh
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.nn.accelerate import accelerate
+
+FANOUTS = [15, 10, 5]
+_HIDDEN, _HEADS = 512, 4
+_GB = 1 << 30
+
+
+class RGAT(torch.nn.Module):
+    """Layers of a GATConv for each relation, and a matrix; each layer computes nodes that the next one reads."""
+
+    def __init__(self, data: HeteroData, num_classes: int, hidden: int = _HIDDEN, layers: int = len(FANOUTS)) -> None:
+        super().__init__()
+        widths = {kind: data[kind].x.shape[1] for kind in data.node_types}
+        self.layers = torch.nn.ModuleList()
+        for _ in range(layers):
+            self.layers.append(HeteroConv({
+                kind: GATConv((widths[kind[0]], widths[kind[-1]]), hidden // _HEADS, _HEADS, add_self_loops=False)
+                for kind in data.edge_types}))  # fmt: skip
+            widths = dict.fromkeys(widths, hidden)
+        self.last = torch.nn.Linear(hidden, num_classes)
+
+    def forward(self, batch: HeteroData, node_type: str = "paper") -> Tensor:
+        """Compute scores of classes of the seeds, `[B, C]`."""
+        x, edges = batch.x_dict, batch.edge_index_dict
+        for number, layer in enumerate(self.layers):
+            x, edges, _ = trim_to_layer(number, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x, edges)
+            x = layer({kind: rows.relu() for kind, rows in x.items()} if number else x, edges)
+        out: Tensor = self.last(x[node_type][: batch[node_type].batch_size].relu())
+        return out
+
+
+def make_step(model: torch.nn.Module) -> Callable[[HeteroData], None]:
+    """Make a training step in bfloat16 by autocast."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=next(model.parameters()).is_cuda)
+
+    def step(batch: HeteroData) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        store = batch["paper"]
+        with torch.autocast(store.x.device.type, torch.bfloat16):
+            loss = F.cross_entropy(model(batch), store.y[: store.batch_size])
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def count_batch(batch: HeteroData) -> tuple[int, int]:
+    """Return nodes and edges of a batch."""
+    return sum(len(store.x) for store in batch.node_stores), sum(s.edge_index.shape[1] for s in batch.edge_stores)
+
+
+def find_limit(batch: HeteroData, hidden: int = _HIDDEN) -> tuple[float, float]:
+    """Return seconds that a step on a batch takes at least: its products at the measured rate of bfloat16, and its rows
+    at the measured rate of copies.
+
+    Each sampled node is multiplied once in its first layer, forward and for the matrix's gradient; rows are read once
+    in each, and their products are written and read once in each. The layers after are left out.
+    """
+    num_nodes, _ = count_batch(batch)
+    width = batch["paper"].x.shape[1]
+    a, b = (torch.randn(8192, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    rate = 2 * 8192 * 8192 * width / median(time_on_gpu(lambda: a @ b.t()))
+    num_bytes = num_nodes * (2 * width * batch["paper"].x.element_size() + 2 * 2 * hidden * 2)
+    return 2 * 2 * num_nodes * width * hidden / rate, num_bytes / device_copy_rate()
+
+
+def measure_rgat(scale: float, name: str, *, sizes: tuple[int, ...] = (512, 1024, 2048), batches: int = 30,
+                 plain_sizes: tuple[int, ...] = (512,)) -> Iterator[Row]:  # fmt: skip
+    """Measure training steps with our loader, and the memory beyond the graph, its rows and the models.
+
+    Args:
+        scale: Factor on IGBH-Full.
+        name: Name of the graph.
+        sizes: Seeds of a batch.
+        batches: Steps measured for each way.
+        plain_sizes: Sizes for which PyG's kernels are measured too.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    num_features, num_classes = (1024, 2983) if device == "cuda" else (32, 19)
+    data = synthetic_igbh(scale, device=device, dtype=torch.bfloat16, num_features=num_features,
+                          num_classes=num_classes)  # fmt: skip
+    model = RGAT(data, num_classes, _HIDDEN if device == "cuda" else 32).to(device)
+    for size in sizes:
+        seeds = data["paper"].train_idx
+        size = min(size, len(seeds))
+        loader = NeighborLoader(data, FANOUTS, ("paper", seeds), batch_size=size, shuffle=True, drop_last=True, seed=0,
+                                placement="auto" if device == "cpu" else "cuda")  # fmt: skip
+        first = next(iter(loader))
+        case = f"models/{name}/R-GAT step, {size} seeds"
+        num_nodes, num_edges = count_batch(first)
+        yield Row.of(case, "nodes a seed", "", [num_nodes / size])
+        yield Row.of(case, "edges a seed", "", [num_edges / size])
+        limits = find_limit(first) if device == "cuda" else (0.0, 0.0)
+        for way in ("PyG's kernels", "accelerated") if size in plain_sizes else ("accelerated",):
+            fast = copy.deepcopy(model)
+            if way == "accelerated":
+                accelerate(fast)
+            step = make_step(fast)
+            run_steps(repeat(first), step, 2, 2)
+            held = torch.cuda.memory_allocated() if device == "cuda" else 0
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            alone = run_steps(repeat(first), step, batches)
+            times = run_steps(without_end(loader), step, batches)
+            yield Row.of(case, way, "k seeds/s", [size / ms for ms in times], size / 1e3 / max(sum(limits), 1e-9),
+                         "products and copies of the first layer alone")  # fmt: skip
+            yield Row.of(case, f"{way}, one batch", "ms", alone)
+            if device == "cuda":
+                yield Row.of(case, f"{way}, peak memory", "GiB", [(torch.cuda.max_memory_allocated() - held) / _GB])
+            del fast, step

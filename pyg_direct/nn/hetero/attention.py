@@ -1,0 +1,298 @@
+"""Attention over the relations of a layer in one launch a stage, forward and backward, added up by type.
+
+A score is leaky(x[source] . vector + score of the target), as in GATConv. For the way back no row of an edge is kept:
+only the products, the weights of edges, and the sums of each relation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_direct.kernels.aggregate.sum import LONG_ROW
+from pyg_direct.nn.hetero.joined_edges import Groups, ReadSources, Used, multiply_apart, sum_apart
+from pyg_direct.nn.linear import add_up, multiply_exactly, multiply_tall
+from pyg_direct.nn.sorted_edges import is_capturing
+from pyg_direct.ops.aggregate.operators import operators
+from pyg_direct.ops.aggregate.pull_attention import (
+    BySource,
+    attend_pairs as attend_pairs_of,
+    can_pull,
+    pull_attention,
+    pull_pairs,
+    sum_by_source,
+)
+from pyg_direct.ops.aggregate.softmax import attend, attend_rows
+
+
+def score_sources(made: Tensor, vectors: Sequence[Tensor], read: ReadSources, used: Used) -> Tensor:
+    """Return the products of rows with the vectors of their relations, `[U, H]` in the dtype of the vectors.
+
+    Args:
+        made: Rows of the sources of all relations, `[U, H * C]`.
+        vectors: `[1, H, C]` of each.
+        read: The number of sources of each, and their edges.
+        used: Is read in a backward pass.
+    """
+    ends = accumulate(read.sizes, initial=0)
+    return multiply_apart([made] * len(vectors), [_spread(vector) for vector in vectors], used,
+                          rows=[slice(*pair) for pair in pairwise(ends)], dtype=made.dtype,
+                          out_dtype=vectors[0].dtype)  # fmt: skip
+
+
+def _spread(vector: Tensor) -> Tensor:
+    """Return a matrix `[H, H * C]` that multiplies each head by its part of a vector `[1, H, C]`."""
+    heads = torch.eye(vector.shape[1], dtype=vector.dtype, device=vector.device).unsqueeze(-1)
+    return (heads * vector).flatten(1)
+
+
+def score_pairs(made: Tensor, others: Tensor, vectors: Sequence[Tensor], read: ReadSources, used: Used, slope: float
+                ) -> Tensor:  # fmt: skip
+    """Return the products of vectors with leaky(row of the source + row of the target), `[E, H]`, as of GATv2Conv.
+
+    Args:
+        made, others: Rows of the sources and targets of all relations, `[U, H * C]` and `[T, H * C]`.
+        vectors: `[1, H, C]` of each.
+        read: Edges of the sources.
+        used: Is read in a backward pass.
+        slope: Factor of negative addends.
+    """
+    edges = read.edges
+    both = made.index_select(0, edges.row) + others.index_select(0, edges.target)
+    scores: Tensor = _PairScores.apply(both.view(-1, *vectors[0].shape[1:]), used, edges.counts, slope, *vectors)
+    return scores
+
+
+def can_attend(made: Tensor, heads: int, read: ReadSources) -> bool:
+    """Report whether `attend_relations` and `attend_pairs` take rows `[U, H * C]` of sources."""
+    edges, num_edges, num_targets = read.edges, len(read.edges.row), sum(read.edges.sizes)
+    return (
+        can_pull(made, heads, max(len(made), num_edges, num_targets))
+        and min(num_edges, num_targets) > 0
+        # Targets with many edges would keep others waiting.
+        and (num_edges <= LONG_ROW or (0 <= (edges.max_degree or 0) <= LONG_ROW and edges.max_degree is not None))
+    )
+
+
+class _Layer(NamedTuple):
+    """Attention of a layer, without its tensors that get gradients."""
+
+    read: ReadSources
+    groups: Groups
+    used: Used
+    slope: float
+
+
+def attend_relations(made: Tensor, by_target: Tensor, vectors: Sequence[Tensor], biases: Sequence[Tensor | None],
+                     read: ReadSources, groups: Groups, used: Used, slope: float) -> list[Tensor]:  # fmt: skip
+    """Return the sums of each group, `[count, H * C]`: attention of each relation, added up, and biases.
+
+    Args:
+        made: Rows of the sources of all relations, `[U, H * C]`; see `can_attend`.
+        by_target: Scores of the targets of all relations, fp32 `[sum of sizes, H]`.
+        vectors: Vector of each relation for scores of sources, fp32 `[1, H, C]`.
+        biases: `[H * C]` for each group that has one.
+        read: Edges of the sources.
+        groups: Relations that are added up.
+        used: Is set and read in a backward pass.
+        slope: Factor of negative scores.
+    """
+    layer = _Layer(read, groups, used, slope)
+    return list(_Attend.apply(layer, made, by_target, *vectors, *biases))
+
+
+def _compose(layer: _Layer, made: Tensor, by_target: Tensor, *given: Any) -> list[Tensor]:
+    """Compute the same by functions that torch can differentiate again."""
+    read, groups, used, slope = layer
+    edges, vectors = read.edges, given[: len(read.sizes)]
+    by_source = score_sources(made, vectors, read, used)
+    rows = made.view(len(made), *vectors[0].shape[1:])
+    out = attend(rows, by_source, by_target, None, edges.indptr, edges.row, target_of=edges.target,
+                 num_targets=sum(edges.sizes), negative_slope=slope, max_degree=edges.max_degree,
+                 widens=True)  # fmt: skip
+    return sum_apart(out.flatten(1), groups, used, given[len(read.sizes) :])
+
+
+def attend_pairs(made: Tensor, others: Tensor, vectors: Sequence[Tensor], biases: Sequence[Tensor | None],
+                 read: ReadSources, groups: Groups, used: Used, slope: float) -> list[Tensor]:  # fmt: skip
+    """Compute `attend_relations` for scores of `score_pairs`.
+
+    Args:
+        others: Rows of the targets of all relations, `[sum of sizes, H * C]` of the dtype of `made`.
+    """
+    return list(_AttendPairs.apply(_Layer(read, groups, used, slope), made, others, *vectors, *biases))
+
+
+def _compose_pairs(layer: _Layer, made: Tensor, others: Tensor, *given: Any) -> list[Tensor]:
+    """Compute the same by functions that torch can differentiate again."""
+    read, groups, used, slope = layer
+    edges, vectors = read.edges, given[: len(read.sizes)]
+    scores = score_pairs(made, others, vectors, read, used, slope)
+    rows = made.view(len(made), *vectors[0].shape[1:])
+    out = attend(rows, None, None, scores.to(torch.float32), edges.indptr, edges.row, target_of=edges.target,
+                 num_targets=sum(edges.sizes), max_degree=edges.max_degree, widens=True)  # fmt: skip
+    return sum_apart(out.flatten(1), groups, used, given[len(read.sizes) :])
+
+
+class _Attend(Function):
+    @staticmethod
+    def forward(ctx: Any, layer: _Layer, made: Tensor, by_target: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        edges, vectors = layer.read.edges, given[: len(layer.read.sizes)]
+        parts = zip(made.split(layer.read.sizes), vectors, strict=True)
+        by_source = torch.cat([multiply_exactly(part, _spread(vector).t()) for part, vector in parts])
+        degree, tracked = -1 if edges.max_degree is None else edges.max_degree, any(ctx.needs_input_grad)
+        out, alpha = attend_rows(made, by_source, by_target, None, edges.indptr, edges.row, sum(edges.sizes), False,
+                                 layer.slope, degree, tracked, True)  # fmt: skip
+        return _finish(ctx, layer, (made, by_target, *given), (by_source, alpha, out))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        layer, (made, by_target, *given, by_source, alpha, out) = ctx.layer, ctx.saved_tensors
+        read, count, wants = layer.read, len(layer.read.sizes), ctx.needs_input_grad[1:]
+        layer.groups.note(grads, layer.used)
+        if torch.is_grad_enabled():
+            return None, *_differentiate(_compose, layer, [made, by_target, *given], grads, wants)
+        biases = _sum_biases(grads, wants[2 + count :])
+        if not (any(wants[: 2 + count]) and any(layer.used)):
+            return None, None, None, *(None,) * count, *biases
+        order, vectors = _order(layer), given[:count]
+        to_made, to_edges = pull_attention(made, _join_grads(layer, grads, made), out, alpha, by_source, by_target,
+                                           _stack(vectors), order, layer.slope)  # fmt: skip
+        degree = -1 if read.edges.max_degree is None else read.edges.max_degree
+        to_target = operators().sum_rows(to_edges, read.edges.indptr, None, None, len(out), False, degree)
+        to_vectors: list[Tensor | None] = [None] * count
+        if any(wants[2 : 2 + count]):
+            to_source = sum_by_source(to_edges, order, len(made))
+            for i, (rows, scores) in enumerate(zip(made.split(read.sizes), to_source.split(read.sizes), strict=True)):
+                if layer.used[i] and wants[2 + i]:
+                    heads = multiply_tall(rows, scores).view(*vectors[i].shape[1:], -1)
+                    to_vectors[i] = heads.diagonal(dim1=0, dim2=2).t().unsqueeze(0)
+        return None, to_made, to_target, *to_vectors, *biases
+
+
+class _AttendPairs(Function):
+    @staticmethod
+    def forward(ctx: Any, layer: _Layer, made: Tensor, others: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        edges, order, vectors = layer.read.edges, _order(layer), given[: len(layer.read.sizes)]
+        out, alpha = attend_pairs_of(made, others, _stack(vectors), vectors[0].shape[1], edges.indptr, order.row,
+                                     order.targets, layer.slope, any(ctx.needs_input_grad))  # fmt: skip
+        return _finish(ctx, layer, (made, others, *given), (alpha, out))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        layer, (made, others, *given, alpha, out) = ctx.layer, ctx.saved_tensors
+        edges, count, wants = layer.read.edges, len(layer.read.sizes), ctx.needs_input_grad[1:]
+        layer.groups.note(grads, layer.used)
+        if torch.is_grad_enabled():
+            return None, *_differentiate(_compose_pairs, layer, [made, others, *given], grads, wants)
+        biases = _sum_biases(grads, wants[2 + count :])
+        if not (any(wants[: 2 + count]) and any(layer.used)):
+            return None, None, None, *(None,) * count, *biases
+        order, vectors = _order(layer), given[:count]
+        to_made, to_others, along = pull_pairs(made, others, _stack(vectors), _join_grads(layer, grads, made), out,
+                                               alpha, edges.indptr, order.row, order, layer.slope)  # fmt: skip
+        assert along is not None
+        to_vectors = [rows.sum(0).view(vector.shape) if used and wanted else None for rows, vector, used, wanted
+                      in zip(along.split(edges.sizes), vectors, layer.used, wants[2:], strict=False)]  # fmt: skip
+        return None, to_made, to_others, *to_vectors, *biases
+
+
+def _finish(ctx: Any, layer: _Layer, given: tuple[Any, ...], made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Keep what the way back needs, and add up the sums, the last that were made."""
+    ctx.set_materialize_grads(False)
+    ctx.layer = layer
+    if any(ctx.needs_input_grad):
+        ctx.save_for_backward(*given, *made)
+    return layer.groups.add_up(made[-1], given[2 + len(layer.read.sizes) :])
+
+
+def _stack(vectors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([vector.flatten(1) for vector in vectors])
+
+
+def _join_grads(layer: _Layer, grads: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Return the gradients of the sums of each type that edges lead to, one after the other, in the dtype of rows."""
+    sizes = [max(layer.groups.sizes[i] for i in group) for group in layer.groups.relations]
+    joined = torch.empty(sum(sizes), like.shape[1], dtype=like.dtype, device=like.device)
+    for part, grad in zip(joined.split(sizes), grads, strict=True):
+        part.zero_() if grad is None else part.copy_(grad[: len(part)])
+    return joined
+
+
+def _sum_biases(grads: Sequence[Tensor | None], wants: Sequence[bool]) -> list[Tensor | None]:
+    return [add_up(grad) if grad is not None and wanted else None for grad, wanted in zip(grads, wants, strict=True)]
+
+
+def _order(layer: _Layer) -> BySource:
+    """Return the edges by source, sorted once for the layers that share them."""
+    read, groups = layer.read, layer.groups
+    edges = read.edges
+    begins = list(accumulate(edges.sizes, initial=0))
+    shifts, first = [0] * len(edges.sizes), 0
+    for group in groups.relations:
+        for i in group:
+            shifts[i] = first - begins[i]
+        first += max(groups.sizes[i] for i in group)
+
+    def make() -> BySource:
+        sources = list(accumulate(read.sizes, initial=0))
+        return BySource.of(edges.row, edges.target, sources, begins, shifts, is_capturing(edges.row))
+
+    made: BySource = edges.batch.remember(("order", *edges.key, *shifts), make)
+    return made
+
+
+def _differentiate(compose: Any, layer: _Layer, given: Sequence[Any], grads: Sequence[Tensor | None],
+                   wants: Sequence[bool]) -> list[Tensor | None]:  # fmt: skip
+    """Return the gradients by functions that torch can differentiate again, for callers that ask for their graph."""
+    # Aliases, because no path may lead from one to another.
+    aliases = [None if part is None else part.view_as(part) for part in given]
+    pairs = [pair for pair in zip(compose(layer, *aliases), grads, strict=True) if pair[1] is not None]
+    if not pairs:
+        return [None] * len(given)
+    outs, pulled = zip(*pairs, strict=True)
+    wanted = [part for part, is_wanted in zip(aliases, wants, strict=True) if is_wanted and part is not None]
+    found = iter(torch.autograd.grad(outs, wanted, pulled, create_graph=True, allow_unused=True))
+    return [next(found) if is_wanted else None for is_wanted in wants]
+
+
+class _PairScores(Function):
+    """Scores of edges `[E, H]`: leaky ReLU of the sum of source and target `[E, H, C]`, times the vector of the
+    relation `[1, H, C]`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, both: Tensor, used: Used, counts: Sequence[int], slope: float, *vectors: Tensor) -> Tensor:
+        ctx.save_for_backward(both, *vectors)
+        ctx.used, ctx.counts, ctx.slope = used, counts, slope
+        bent = F.leaky_relu(both, slope).split(list(counts))
+        return torch.cat([(part * vector).sum(-1) for part, vector in zip(bent, vectors, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        both, *vectors = ctx.saved_tensors
+        counts, wants, grad = list(ctx.counts), ctx.needs_input_grad[4:], grad.unsqueeze(-1)
+        to_both = None
+        if ctx.needs_input_grad[0] and torch.is_grad_enabled():
+            # By functions that torch can differentiate again; inputs that belong to no used result have no part in
+            # this.
+            live = [vector if used else vector.detach() for vector, used in zip(vectors, ctx.used, strict=True)]
+            spread = torch.cat([part * vector for part, vector in zip(grad.split(counts), live, strict=True)])
+            to_both = torch.where(both > 0, spread, spread * ctx.slope)
+        elif ctx.needs_input_grad[0]:
+            spread = torch.empty_like(both)
+            for part, vector, rows in zip(grad.split(counts), vectors, spread.split(counts), strict=True):
+                torch.mul(part, vector, out=rows)
+            to_both = torch.ops.aten.leaky_relu_backward(spread, both, ctx.slope, False)
+        found: list[Tensor | None] = [None] * len(vectors)
+        bent = F.leaky_relu(both, ctx.slope).split(counts)
+        for i, (part, rows) in enumerate(zip(grad.split(counts), bent, strict=True)):
+            if ctx.used[i] and wants[i]:
+                found[i] = (part * rows).sum(0, keepdim=True)
+        return to_both, None, None, None, *found

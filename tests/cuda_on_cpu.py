@@ -1,0 +1,157 @@
+"""GPU kernels with their functions of `cuda_src/` on a CPU, where numba-cuda's simulator has no such functions.
+
+g++ compiles the C++ with stand-ins for what CUDA adds, and Python runs the frame of each kernel, a thread for each lane
+of a group. Lanes of a group meet at its shuffles; groups come one after the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import subprocess
+import threading
+from types import FunctionType, SimpleNamespace
+
+import numpy as np
+import torch
+
+from pyg_direct.compiler.code_cache import source_folder
+from pyg_direct.compiler.jit import DeviceFunction
+
+_CUDA = r"""
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <pthread.h>
+#define __device__
+#define __forceinline__ inline
+#define __expf exp_of
+#define BITS(To, from) ({ To to_; memcpy(&to_, &from, sizeof(to_)); to_; })
+using std::max;
+using std::min;
+struct uint4 { unsigned x, y, z, w; };
+struct float4 { float x, y, z, w; };
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline float __uint_as_float(unsigned bits) { return BITS(float, bits); }
+static inline unsigned __float_as_uint(float value) { return BITS(unsigned, value); }
+static inline float exp_of(float value) { return std::exp(value); }
+static inline void atomicAdd(float *to, float value) { *to += value; }
+struct Lanes { pthread_barrier_t barrier; float value[32]; };
+static thread_local Lanes *lanes_;
+static thread_local int lane_;
+extern "C" void *make_lanes(int count)
+{
+    Lanes *lanes = new Lanes;
+    pthread_barrier_init(&lanes->barrier, nullptr, count);
+    return lanes;
+}
+extern "C" void enter(void *lanes, int lane) { lanes_ = (Lanes *)lanes, lane_ = lane; }
+static inline void __syncwarp(unsigned) { pthread_barrier_wait(&lanes_->barrier); }
+static inline float __shfl_xor_sync(unsigned, float value, int step)
+{
+    lanes_->value[lane_] = value;
+    pthread_barrier_wait(&lanes_->barrier);
+    const float other = lanes_->value[lane_ ^ step];
+    pthread_barrier_wait(&lanes_->barrier);
+    return other;
+}
+"""
+# PTX in C++, and the same for a CPU.
+_PTX = {
+    r'asm\("cvt\.f32\.f16 [^;]*;"[^;]*;': "unsigned short half = bits; value = (float)BITS(_Float16, half);",
+    r'asm\("cvt\.rn\.f16\.f32 [^;]*;"[^;]*;': "_Float16 half = (_Float16)value; bits = BITS(unsigned short, half);",
+}
+_TYPES = {
+    "u8": ctypes.c_uint64,
+    "i8": ctypes.c_int64,
+    "i4": ctypes.c_int32,
+    "u4": ctypes.c_uint32,
+    "f4": ctypes.c_float,
+}
+_SCALARS = {"u8": np.uint64, "i8": np.int64, "i4": np.int32, "f4": np.float32}
+# The size of blocks is of no matter here.
+_THREADS = 256
+_thread = threading.local()
+
+
+def load(names, folder):
+    """Compile sources of `cuda_src/` with g++ into a library."""
+    items = (source_folder() / "items.cuh").read_text().replace("#pragma once", "")
+    for ptx, plain in _PTX.items():
+        items = re.sub(ptx, plain, items)
+    parts = [f"namespace {name} {{\n{(source_folder() / f'{name}.cu').read_text()}\n}}" for name in names]
+    text = _CUDA + items + "\n".join(part.replace('#include "items.cuh"', "") for part in parts)
+    (folder / "all.cpp").write_text(text)
+    command = "g++ -std=c++20 -O1 -shared -fPIC -w -o all.so all.cpp -lpthread"
+    subprocess.run(command.split(), cwd=folder, check=True, timeout=300)
+    library = ctypes.CDLL(str(folder / "all.so"))
+    library.make_lanes.restype = ctypes.c_void_p
+    return library
+
+
+class _Cuda:
+    """Numbers of the thread, and atomics of one thread."""
+
+    threadIdx = property(lambda self: SimpleNamespace(x=_thread.number % _THREADS))  # noqa: N815
+    blockIdx = property(lambda self: SimpleNamespace(x=_thread.number // _THREADS))  # noqa: N815
+    gridDim = SimpleNamespace(x=1)  # noqa: N815
+    atomic = SimpleNamespace(add=lambda array, at, value: _add(array, at, value))
+
+
+def _add(array, at, value):
+    before = array[at].copy()
+    array[at] += value
+    return before
+
+
+def run(library, kernel, args, groups=None, lanes=1):
+    """Run a kernel for `groups` groups of so many consecutive threads; for None one block, whose threads loop."""
+    fn = FunctionType(kernel.fn.__code__, _bind(library, kernel.fn))
+    values = [arg.view(-1).numpy() if isinstance(arg, torch.Tensor) else _SCALARS[code](arg)
+              for arg, code in zip(args, kernel.signature, strict=True)]  # fmt: skip
+    place, errors = ctypes.c_void_p(library.make_lanes(lanes)), []
+
+    def run_thread(number, lane):
+        library.enter(place, lane)
+        _thread.number = number
+        try:
+            with np.errstate(over="ignore"):
+                fn(*values)
+        except Exception as error:
+            errors.append(error)
+
+    for group in range(_THREADS if groups is None else groups):
+        threads = [threading.Thread(target=run_thread, args=(group * lanes + lane, lane)) for lane in range(1, lanes)]
+        for thread in threads:
+            thread.start()
+        run_thread(group * lanes, 0)
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+
+def _bind(library, fn):
+    """Return the globals of a kernel, with functions of C++ in place of their declarations."""
+    bound = {**fn.__globals__, "cuda": _Cuda(), "THREADS": _THREADS}
+    for name, value in fn.__globals__.items():
+        if isinstance(value, DeviceFunction):
+            bound[name] = _SMALL.get(value.name) or functools.partial(_call, library, value)
+    return bound
+
+
+def _call(library, declared, *args):
+    codes = declared.signature.split()
+    given = [_TYPES[code](float(arg) if code == "f4" else int(arg)) for arg, code in zip(args, codes, strict=True)]
+    assert getattr(library, declared.name)(None, *given) == 0
+
+
+def _store_narrowed(to, at, value, kind):
+    bits = torch.tensor(float(value)).to(torch.float16 if kind == 1 else torch.bfloat16).view(torch.int16).item()
+    ctypes.c_int16.from_address(int(to) + 2 * int(at)).value = bits
+
+
+# Functions that return a number, or that are too small to compile a file for.
+_SMALL = {"quotient": lambda number, divisor: np.int32(int(number) // int(divisor)), "store_narrowed": _store_narrowed}

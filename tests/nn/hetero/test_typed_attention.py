@@ -1,0 +1,288 @@
+"""Attention over many relations: PyG's results and gradients, with products only of rows that a relation reads."""
+
+import copy
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch_geometric.nn import GATConv, HeteroConv
+
+from benchmarks.nn.rgat import RGAT
+from pyg_direct import NeighborLoader, accelerate
+from pyg_direct.datasets.synthetic_hetero import synthetic_igbh
+from pyg_direct.nn.hetero import attention, joined_edges
+from pyg_direct.ops.aggregate import operators, pull_attention, softmax
+from pyg_direct.ops.local_ids.csr import compress_ids
+from tests import cuda_on_cpu
+
+WIDTH, HIDDEN, CLASSES = 24, 32, 5
+
+
+@pytest.fixture(autouse=True)
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(joined_edges, "ON_GPU", True)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return synthetic_igbh(3e-6, num_features=WIDTH, num_classes=CLASSES, dtype=torch.float32)
+
+
+def draw_batch(graph, device, fanouts=(4, 3, 2), size=30):
+    device = "cuda" if str(device).startswith("cuda") else "cpu"
+    loader = NeighborLoader(graph, list(fanouts), ("paper", torch.arange(size)), batch_size=size, device=device)
+    return next(iter(loader))
+
+
+def differentiate(model, batch, dtype=None):
+    """Return the result and the gradients of all parameters, in float64."""
+    with torch.autocast(batch["paper"].x.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        out = model(batch)
+    found = torch.autograd.grad(out.double().pow(2).sum(), list(model.parameters()), allow_unused=True)
+    return out, found
+
+
+def convert(batch, dtype):
+    batch = copy.copy(batch)
+    for store in batch.node_stores:
+        store.x = store.x.to(dtype)
+    return batch
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Record (rows of all relations, rows that are read) of each join."""
+    made, plain = [], joined_edges._find_read
+
+    def note(edges, *args):
+        found = plain(edges, *args)
+        made.append((edges.num_sources, sum(found.sizes)))
+        return found
+
+    monkeypatch.setattr(joined_edges, "_find_read", note)
+    return made
+
+
+def test_trimmed_layers_multiply_what_relations_read_and_equal_pyg(real_device, graph, read):
+    batch = convert(draw_batch(graph, real_device), torch.float64)
+    model = RGAT(batch, CLASSES, HIDDEN).to(real_device, torch.float64)
+    expected, grads = differentiate(model, batch)
+
+    accelerate(model)
+    got, found = differentiate(model, batch)
+
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+    for one, other in zip(found, grads, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+    assert read
+    assert all(2 * few <= all_rows for all_rows, few in read)
+
+
+def test_gradients_in_fp32_are_those_of_pyg(real_device, graph):
+    batch = draw_batch(graph, real_device)
+    model = RGAT(batch, CLASSES, HIDDEN).to(real_device)
+    expected, grads = differentiate(model, batch)
+
+    accelerate(model)
+    got, found = differentiate(model, batch)
+
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    for one, other in zip(found, grads, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+def test_16_bits_are_as_near_float64_as_pyg(real_device, graph, stored):
+    batch = convert(draw_batch(graph, real_device), stored)
+    errors = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = RGAT(batch, CLASSES, HIDDEN).to(real_device)
+        exact, exact_grads = differentiate(copy.deepcopy(model).double(), convert(batch, torch.float64))
+        for fast in (False, True):
+            if fast:
+                accelerate(model)
+            out, grads = differentiate(model, batch, torch.bfloat16)
+            pairs = [(one, other) for one, other in zip(grads, exact_grads, strict=True) if one is not None]
+            missed = sum((one.double() - other).square().sum() for one, other in pairs)
+            errors += [(out.double() - exact).norm() / exact.norm(),
+                       (missed / sum(other.square().sum() for _, other in pairs)).sqrt()]  # fmt: skip
+
+    plain, fast = torch.stack(errors).view(4, 2, 2).mean(0)
+    assert (fast <= 1.1 * plain).all(), (fast, plain)
+
+
+@pytest.mark.parametrize("case", ["repeated edges and a hub", "no edges", "a single edge"])
+def test_edges_of_any_shape_equal_pyg(real_device, graph, case):
+    batch = draw_batch(graph, real_device, (-1, -1))
+    count = {"no edges": 0, "a single edge": 1}.get(case)
+    edges = {kind: pair[:, :count] for kind, pair in batch.edge_index_dict.items()}
+    if case == "repeated edges and a hub":
+        other = graph.clone()
+        for kind in other.edge_types:
+            pair = other[kind].edge_index
+            other[kind].edge_index = torch.cat([pair, pair, torch.stack([pair[0], pair[1] * 0])], dim=1)
+        batch = draw_batch(other, real_device, (-1, -1))
+        edges = batch.edge_index_dict
+    x = {kind: rows.double().requires_grad_() for kind, rows in batch.x_dict.items()}
+    model = HeteroConv({kind: GATConv((WIDTH, WIDTH), 4, 3, add_self_loops=False) for kind in edges})
+    model = model.to(real_device, torch.float64)
+    given = [*x.values(), *model.parameters()]
+
+    def run():
+        out = model(x, edges)
+        return [*out.values(), *torch.autograd.grad(sum(rows.pow(2).sum() for rows in out.values()), given)]
+
+    expected = run()
+    accelerate(model)
+
+    for one, other in zip(run(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_edges_are_searched_once_for_the_layers_that_share_them(graph, read):
+    batch = draw_batch(graph, "cpu")
+    x, edges = batch.x_dict, batch.edge_index_dict
+    layers = [HeteroConv({kind: GATConv((WIDTH, WIDTH), 4, 2, add_self_loops=False) for kind in edges}) for _ in "ab"]
+
+    for layer in layers:
+        accelerate(layer)
+        layer(x, edges)
+
+    assert len(read) == 1
+
+
+def make_edges(device, num_sources, num_targets, degree):
+    """Joined edges of relations, up to `degree` a target; few sources have many edges."""
+    draw = torch.Generator().manual_seed(0)
+    rows, targets, begin, first = [], [], 0, 0
+    for sources, count in zip(num_sources, num_targets, strict=True):
+        target = torch.arange(count).repeat_interleave(torch.randint(degree + 1, (count,), generator=draw))
+        target = target[: len(target) if sources else 0]
+        rows.append(begin + torch.randint(max(sources, 1), target.shape, generator=draw))
+        targets.append(first + target)
+        begin, first = begin + sources, first + count
+    row, target = torch.cat(rows).to(device), torch.cat(targets).to(device)
+    batch = SimpleNamespace(remember=lambda key, make: make())
+    return joined_edges.JoinedEdges(compress_ids(target, first), row, target, list(num_targets), [len(r) for r in rows],
+                                    begin, degree, batch, ())  # fmt: skip
+
+
+class Case:
+    """A layer of four relations into two types, one without sources; few sources of one have many edges."""
+
+    def __init__(self, kind, dtype, heads, channels, degree, sources, targets, device):
+        counts = targets[0] + 5, targets[1] + 2
+        self.read = joined_edges.ReadSources(None, sources, make_edges(device, sources, targets, degree))
+        self.groups = joined_edges.Groups([[0, 2], [1, 3]], counts, targets, torch.float32)
+        self.heads, draw = heads, torch.Generator().manual_seed(1)
+
+        def make(*shape):
+            return torch.randn(shape, generator=draw).to(device)
+
+        width = heads * channels
+        own = make(sum(targets), heads) if kind == "gat" else make(sum(targets), width).to(dtype)
+        vectors = [make(1, heads, channels) * channels**-0.5 for _ in range(4)]
+        self.given = [make(sum(sources), width).to(dtype), own, *vectors, make(width), make(width)]
+        self.weights = [make(count, width) for count in counts]
+
+    def run(self, function, again=False):
+        """Return results, gradients and gradients of these."""
+        leaves = [part.clone().requires_grad_() for part in self.given]
+        outs = function(attention._Layer(self.read, self.groups, [True] * 4, 0.2), *leaves)
+        loss = sum((out * weight).sum() for out, weight in zip(outs, self.weights, strict=True))
+        found = torch.autograd.grad(loss, leaves, create_graph=again)
+        more = torch.autograd.grad(found[1].float().square().sum(), leaves[:3]) if again else ()
+        return [*outs, *found, *more]
+
+
+PAIRS = {"gat": (attention._compose, attention._Attend.apply),
+         "gatv2": (attention._compose_pairs, attention._AttendPairs.apply)}  # fmt: skip
+
+
+def assert_close(got, expected, dtype):
+    exact = dtype == torch.float32
+    for one, other in zip(got, expected, strict=True):
+        scale = float(other.detach().float().abs().max())
+        torch.testing.assert_close(one, other, rtol=1e-4 if exact else 2e-2, atol=scale * (1e-5 if exact else 1e-2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "channels"), [(1, 8), (2, 16), (4, 128), (3, 64)])
+@pytest.mark.parametrize("degree", [3, 15])
+@pytest.mark.parametrize("kind", PAIRS)
+def test_one_launch_equals_operators_that_it_replaces(kind, dtype, heads, channels, degree):
+    case = Case(kind, dtype, heads, channels, degree, [500, 4, 0, 60], [400, 300, 20, 70], "cuda")
+
+    assert attention.can_attend(case.given[0], heads, case.read)
+    for again in (False, True):
+        expected, got = (case.run(function, again) for function in PAIRS[kind])
+        assert_close(got, expected, dtype)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return cuda_on_cpu.load(["attend", "pull_attention", "pair_attention"], tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def launches(library, monkeypatch):
+    """Run kernels of attention on a CPU, with their C++, and record their names."""
+    names = []
+
+    def run(kernel, grid, *args):
+        names.append(kernel.name)
+        at = {name: i for i, name in enumerate(kernel.fn.__code__.co_varnames[: len(args)])}
+        if "lanes" not in at:
+            cuda_on_cpu.run(library, kernel, args)
+            return
+        count = args[at["num_sources" if "num_sources" in at else "num_runs" if "num_runs" in at else "num_targets"]]
+        count += args[at["slices"]].numel() // 2 if "slices" in at else 0
+        cuda_on_cpu.run(library, kernel, args, count * args[at["heads"]], args[at["lanes"]])
+
+    for module in (pull_attention, operators, softmax):
+        monkeypatch.setattr(module, "run_gpu", run)
+    for module in (pull_attention, softmax):
+        monkeypatch.setattr(module, "runs_on_gpu", lambda rows: True)
+    monkeypatch.setattr(operators, "full_grid", lambda *_: 1)
+    monkeypatch.setattr(operators, "grid_for", lambda *_: 1)
+    monkeypatch.setattr(softmax, "length_of_run", lambda *_: 3)
+    return names
+
+
+SHAPES = {torch.float32: (2, 16), torch.float16: (1, 32), torch.bfloat16: (3, 8)}
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("dtype", SHAPES)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_code_of_gpus_equals_the_operators_on_a_cpu(kind, dtype, launches, monkeypatch):
+    case = Case(kind, dtype, *SHAPES[dtype], 15, [40, 3, 0, 15], [30, 150, 5, 10], "cpu")
+    compose, fused = PAIRS[kind]
+
+    got = case.run(fused)
+    names, _ = list(launches), monkeypatch.undo()
+    expected = case.run(compose)
+
+    assert_close(got, expected, dtype)
+    forward = "attend_rows_gpu" if kind == "gat" else "attend_pairs_gpu"
+    backward = ["pull_attention_gpu"] if kind == "gat" else ["pull_keys_gpu", "pull_queries_gpu"]
+    assert {forward, "find_slices_gpu", "total_gradients_gpu", *backward} < set(names)
+
+
+@pytest.mark.gpu
+def test_gradients_are_equal_to_the_last_bit(graph):
+    batch = convert(draw_batch(graph, "cuda"), torch.bfloat16)
+    model = RGAT(batch, CLASSES, HIDDEN).cuda()
+    accelerate(model)
+
+    (out, one), (again, other) = (differentiate(model, batch, torch.bfloat16) for _ in range(2))
+
+    assert torch.equal(out, again)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True) if a is not None)
