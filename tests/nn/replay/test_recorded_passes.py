@@ -13,9 +13,17 @@ from tests.nn.tape import TapeRecorder
 NODES, EDGES, CLASSES = 40, 160, 4
 
 
+class StillRecorder(TapeRecorder):
+    """Recorder that moves no statistics and draws no numbers, as a graph that is only recorded."""
+
+    def record(self, work):
+        with calls.left_as_it_was(work.__self__._model(), torch.device("cpu")):
+            return super().record(work)
+
+
 @pytest.fixture(autouse=True)
 def _tapes(monkeypatch):
-    monkeypatch.setattr(recorded_passes, "Recorder", TapeRecorder)
+    monkeypatch.setattr(recorded_passes, "Recorder", StillRecorder)
     monkeypatch.setattr(calls, "_can_record", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
@@ -81,13 +89,14 @@ def compare(ordinary, model, graph, **options):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", [Norms, Cached])
-def test_steps_and_evaluations_are_replayed(kind, graph):
+# Eight passes of each kind come before the one that is recorded; a layer that keeps edges changes in its first.
+@pytest.mark.parametrize(("kind", "replayed"), [(Norms, 6), (Cached, 5)])
+def test_steps_and_evaluations_are_replayed(kind, replayed, graph):
     ordinary, model, replay = make_pair(kind())
 
     compare(ordinary, model, graph)
 
-    assert (replay.replayed, replay.ordinary, replay.reason) == (8, 16, None)
+    assert (replay.replayed, replay.ordinary, replay.reason) == (replayed, 24 - replayed, None)
 
 
 def test_numbers_written_into_the_same_tensors_are_read(graph):
@@ -125,7 +134,7 @@ def test_tensors_that_are_new_in_each_pass_are_copied(graph):
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other)
 
-    assert replay.replayed == 6
+    assert replay.replayed == 5
 
 
 def test_settings_inside_a_dict_are_seen(graph):
@@ -174,7 +183,7 @@ def test_models_with_types():
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other)
 
-    assert replay.replayed == 4
+    assert replay.replayed == 3
 
 
 def test_a_pass_that_runs_backward_twice_draws_the_same(graph):
