@@ -35,6 +35,7 @@ def run(
     placement: Annotated[str, typer.Option(help="Where the graph lives: auto, cuda, unified, pinned, cpu.", autocompletion=lambda: _PLACEMENTS)] = "auto",  # noqa: E501
     feature_cache: Annotated[Optional[str], typer.Option(help="GPU memory for hot rows: 2G or 20%.")] = None,  # noqa: UP045
     accelerate: Annotated[bool, typer.Option(help="Let PyG's convolutions aggregate through our operators.")] = True,
+    replay: Annotated[bool, typer.Option(help="Replay passes of models as CUDA graphs, on a GPU.")] = False,
     verbose: Annotated[bool, typer.Option(help="Say what is replaced by name, and all reasons.")] = False,
 ) -> None:  # fmt: skip
     """Run a program for PyG, unedited, with loaders replaced and models accelerated, in processes that it starts too.
@@ -57,7 +58,7 @@ def run(
         why = "is a folder; a package is run by its name, with -m." if is_folder else "does not exist."
         raise typer.BadParameter(f"File '{program}' {why}", param_hint="'PROGRAM'")
     options = {"device": device, "placement": placement, "feature_cache": feature_cache, "accelerate": accelerate,
-               "verbose": verbose}  # fmt: skip
+               "replay": replay, "verbose": verbose}  # fmt: skip
     # torch is not imported before the options are read.
     from pyg_direct.noedit.install import hand_down, install
 

@@ -23,7 +23,7 @@ from pyg_direct.nn.dispatch import STEPS, find_obstacle, propagate, reduces
 from pyg_direct.nn.hetero.hetero_conv import forget_graph, forget_relations, watch_graph, watch_relations
 from pyg_direct.nn.module_state import attach, detach, is_attached
 from pyg_direct.nn.paths import ConvReport, Paths, Report, describe_left, make_paths
-from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, watch_passes
+from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, may_watch, watch_passes
 from pyg_direct.nn.sorted_edges import UnknownEdges
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
 from pyg_direct.object_text import one_line
@@ -106,7 +106,7 @@ _GO_ON = "`accelerate` changes the model in place: go on with `model`"
 _NO_PATHS = Paths()
 
 
-def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
+def accelerate(model: torch.nn.Module, *, replay: bool | str = False) -> Acceleration:
     """Make the convolutions of a PyG model aggregate batches of pyg_direct loaders with one fused kernel each.
 
     It finds SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv and HGTConv, also inside
@@ -136,31 +136,37 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
 
     For a small model the host takes longer to launch a step than a GPU to compute it. With `replay`, training passes of
     the model, forward and backward, are recorded as CUDA graphs after a few steps. They use places for batches that are
-    a little larger, and are replayed for batches of the same loader. The training loop stays unchanged.
+    a little larger, and are replayed for batches of the same loader. The training loop stays unchanged. With `"auto"`,
+    passes over a whole graph that comes back are replayed too, with and without gradients, also in `eval()`.
 
     Before that, a pass is tried over such places. No pass is replayed if the trial waits for the GPU, sets attributes
-    or writes to its arguments. The same holds if it draws random numbers of the host, or reads nodes other than
-    neighbors. A warning says why. Passes are also ordinary without gradients or in `eval()`, under checkpoints, and
-    under hooks of layers or explanations. The same holds for batches that do not fit, have types, or come from other
-    loaders, and while an earlier pass may still run backward.
+    or writes to its arguments. The same holds if it draws random numbers of the host, or if rows of a batch depend on
+    nodes other than neighbors. A warning says why, or with `"auto"` one line of the logger `pyg_direct`. Passes are
+    also ordinary under checkpoints, hooks of layers and explanations. The same holds for batches that do not fit, have
+    types, or come from other loaders, and while an earlier pass may still run backward.
 
-    Arguments of the model may be the edges of a batch, rows of its nodes or edges, counts of each hop, or constants. It
-    must return rows of nodes. It may keep settings, tensors and functions as attributes. State inside other objects, or
-    changed from outside, keeps its value at the recording. A replayed pass runs backward once, and without a graph of
-    its own; memory of a pass is held twice. Accelerate a model before DistributedDataParallel wraps it.
+    Over batches, arguments of the model may be the edges of a batch, rows of its nodes or edges, counts of each hop, or
+    constants, and it must return rows of nodes. Over a whole graph, arguments and results may be lists, tuples and
+    dicts of tensors and constants. The model may keep settings, tensors and functions as attributes. Globals and
+    objects that its code reads are compared in each pass, but not the objects that these hold. With `"auto"`, nothing
+    is replayed if forward reads other tensors, prints, or keeps more than an eighth of the GPU's free memory.
+
+    Results and gradients are in new memory, and memory of a pass is held twice. If a replayed pass runs backward again,
+    or with a graph of its own, it is computed anew, with the same draws. Accelerate a model before
+    DistributedDataParallel wraps it.
 
     Args:
         model: Any module; it is changed in place.
-        replay: Replay passes of the model as CUDA graphs, on a GPU; replays of models within it end.
+        replay: Replay passes of the model as CUDA graphs, on a GPU; replays of models within it end. `"auto"` replays
+            only what is known to be right, and never raises.
 
     Returns:
         The changes, with `report()` and `undo()`. The logger `pyg_direct` names convolutions that are left to PyG in
         their present state, once.
 
     Raises:
-        ArgumentTypeError: `model` is no module, or `replay` is not a bool.
-        ArgumentError: with `replay`, a norm of the model reads all nodes, the model is itself a convolution, or a
-            wrapper for several GPUs.
+        ArgumentTypeError: `model` is no module, or `replay` is neither a bool nor `"auto"`.
+        ArgumentError: `replay` is True, and the model is itself a convolution, or a wrapper for several GPUs.
 
     Example:
         >>> from torch_geometric.nn import GraphSAGE
@@ -172,8 +178,9 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    replay = check_flag("replay", replay)
-    if replay:
+    is_auto = isinstance(replay, str) and replay == "auto"
+    is_replayed = may_watch(model) if is_auto else check_flag("replay", replay)
+    if is_replayed and not is_auto:
         check(model)
     for module in model.modules():
         forget_replay(module)
@@ -184,7 +191,7 @@ def accelerate(model: torch.nn.Module, *, replay: bool = False) -> Acceleration:
         watch_relations(module)
         watch_graph(module)
     _tell_left(model)
-    return Acceleration(model, watch_passes(model) if replay else None)
+    return Acceleration(model, watch_passes(model, is_strict=is_auto) if is_replayed else None)
 
 
 def _tell_left(model: torch.nn.Module) -> None:
@@ -223,17 +230,21 @@ def find_why_left(module: Any) -> str | None:
     return find_obstacle(module) or spec.find_left(module)
 
 
-def accelerate_one(module: torch.nn.Module) -> None:
-    """Accelerate a convolution, but no module that it holds."""
+def accelerate_one(module: torch.nn.Module, paths: type[Paths] = Paths) -> None:
+    """Accelerate a convolution, but no module that it holds.
+
+    Args:
+        paths: Class that counts its calls.
+    """
     if not isinstance(module, conv.MessagePassing):
         return
     _strip(module)
     spec = find_spec(type(module))
     kind = type(module)
     if spec is None or not _is_untouched(module, spec):
-        _accelerate_any(module)
+        _accelerate_any(module, paths)
         return
-    attach(module, _spec=spec, _paths=make_paths(kind))
+    attach(module, _spec=spec, _paths=make_paths(kind, paths))
     if spec.propagate is propagate:
         any_convolution.accelerate_any(module)
         if not reduces(module):
@@ -248,12 +259,12 @@ def accelerate_one(module: torch.nn.Module) -> None:
         attach(module, forward=spec.forward, __prepare_scriptable__=copy.copy)
 
 
-def _accelerate_any(module: Any) -> None:
+def _accelerate_any(module: Any, paths: type[Paths]) -> None:
     """Accelerate a layer that has no `ConvSpec`, or does more than its `ConvSpec`."""
     if not _has_written_propagate(module) or "forward" in module.__dict__:
         # From a program, or from PyG for decomposed layers.
         return
-    attach(module, _paths=make_paths(type(module)), propagate=any_convolution.propagate,
+    attach(module, _paths=make_paths(type(module), paths), propagate=any_convolution.propagate,
            __prepare_scriptable__=any_convolution.prepare_scriptable)  # fmt: skip
     any_convolution.accelerate_any(module)
     any_convolution.watch_aggregation(module)

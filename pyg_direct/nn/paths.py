@@ -60,9 +60,9 @@ class Paths:
 _TOTALS: dict[str, Paths] = {}
 
 
-def make_paths(kind: type) -> Paths:
+def make_paths(kind: type, made: type[Paths] = Paths) -> Paths:
     """Make the paths of a convolution, which also count for all of its class."""
-    return Paths(_TOTALS.setdefault(kind.__name__, Paths()))
+    return made(_TOTALS.setdefault(kind.__name__, Paths()))
 
 
 def list_totals() -> dict[str, Paths]:
@@ -97,7 +97,7 @@ class Report(NamedTuple):
 
     Attributes:
         convolutions: Each convolution of the model, in the model's order.
-        replay: Training passes that were replayed, those that were not, and why; None unless replay was requested.
+        replay: Passes that were replayed, those that were not, and why; None unless the model is replayed.
     """
 
     convolutions: list[ConvReport]

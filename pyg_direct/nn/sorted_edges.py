@@ -15,13 +15,14 @@ a sort.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput
@@ -526,6 +527,11 @@ class WholeGraph(SortedBatch):
         """Return all edges, sorted."""
         return self._edges
 
+    def list_tensors(self) -> list[Tensor]:
+        """List the tensors of the edges and of what is remembered for them."""
+        leaves = tree_leaves(([*self._edges], self.order, self._indptr, list(self._made.values())))
+        return [part for part in leaves if isinstance(part, Tensor)]
+
     def fits(self, edge_index: Tensor, num_sources: int, num_targets: int) -> bool:
         """Report whether the edges lie among so many nodes."""
         edges = self._edges
@@ -573,7 +579,7 @@ class UnknownEdges:
         """Report whether these are the same edges, without a registration since, and with the same need of
         gradients.
         """
-        return self._edges() is edge_index and self._count == told and torch.is_grad_enabled()
+        return _keeper is None and self._edges() is edge_index and self._count == told and torch.is_grad_enabled()
 
     def note(self, edge_index: Any) -> None:
         """Keep the result for edges, for layers with gradients."""
@@ -614,7 +620,7 @@ def wins_on_cpu(rows: Tensor) -> bool:
 
 def _gains_at_any_size(edge_index: Tensor, saves_launches: bool) -> bool:
     """Report whether the host of a GPU has fewer launches, as in any layer without a gradient."""
-    return runs_on_gpu(edge_index) and (saves_launches or not torch.is_grad_enabled())
+    return _keeper is not None or (runs_on_gpu(edge_index) and (saves_launches or not torch.is_grad_enabled()))
 
 
 def _is_large(edge_index: Tensor, width: int) -> bool:
@@ -641,8 +647,11 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int, *, saves_launch
         or edge_index.shape[0] != 2
         or edge_index.dtype not in INDEX_DTYPES
         or edge_index.is_inference()
-        or (edge_index.is_cuda and torch.cuda.is_current_stream_capturing())
     ):
+        return None
+    if _keeper is not None:
+        return _keeper.find(edge_index, num_targets)
+    if edge_index.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
     is_large = _is_large(edge_index, width)
     if not is_large and not _gains_at_any_size(edge_index, saves_launches):
@@ -695,6 +704,46 @@ def is_static(edge_index: Tensor) -> bool:
     """Report whether `register_whole` sorted these edges."""
     met = _MET.get((edge_index.untyped_storage()._cdata, int(edge_index.storage_offset())))
     return met is not None and met.is_static
+
+
+class GraphKeeper:
+    """Whole graphs of a recording, sorted at once and kept alive with it; active in a `with` block.
+
+    Args:
+        edges: Tensors whose contents stay the same as long as the recording is used. Only these are sorted.
+    """
+
+    def __init__(self, edges: Iterable[Tensor]) -> None:
+        self._storages = {tensor.untyped_storage()._cdata for tensor in edges}
+        self._graphs: dict[tuple[Any, ...], WholeGraph | None] = {}
+        self._before: GraphKeeper | None = None
+
+    def find(self, edge_index: Tensor, num_targets: int) -> WholeGraph | None:
+        """Return the sorted edges of a graph; None for other edges."""
+        storage = edge_index.untyped_storage()
+        if storage._cdata not in self._storages:
+            return None
+        key = storage._cdata, edge_index.storage_offset(), edge_index.stride(), edge_index.shape, num_targets
+        if key not in self._graphs and not _is_capturing(edge_index):
+            self._graphs[key] = _sort(_read_form(edge_index), edge_index, num_targets)
+        return self._graphs.get(key)
+
+    def list_tensors(self) -> list[Tensor]:
+        """List the tensors of the sorted graphs, and of results that are remembered for them."""
+        graphs = [graph for graph in self._graphs.values() if graph is not None]
+        return [part for graph in graphs for part in graph.list_tensors()]
+
+    def __enter__(self) -> None:
+        global _keeper
+        self._before, _keeper = _keeper, self
+
+    def __exit__(self, *error: object) -> None:
+        global _keeper
+        _keeper, self._before = self._before, None
+
+
+# The one of the recording in progress.
+_keeper: GraphKeeper | None = None
 
 
 @ordinary_tensors()

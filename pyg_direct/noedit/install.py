@@ -31,10 +31,13 @@ from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate_one
 from pyg_direct.nn.conv.table import SPECS, find_spec
 from pyg_direct.nn.hetero.hetero_conv import watch_relations
+from pyg_direct.nn.paths import Paths
+from pyg_direct.nn.replay.model_replay import SearchingPaths
 from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.derived_loader import Filters
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, watch_left
 from pyg_direct.noedit.replaced_class import StandIn, give_back, replace, replace_function, show_batch
+from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -49,21 +52,26 @@ _METHODS = ("__init__", "__setstate__")
 _REPLACED: list[tuple[type, str, Callable[..., None] | None]] = []
 
 
-def accelerate_what_is_made() -> None:
-    """Accelerate every convolution and every PyG model that is made or loaded from now on."""
+def accelerate_what_is_made(*, replay: bool = False) -> None:
+    """Accelerate every convolution and every PyG model that is made or loaded from now on.
+
+    Args:
+        replay: Replay the models in which convolutions are called.
+    """
+    paths = SearchingPaths if replay else Paths
     for spec in SPECS:
-        _extend(spec.kind, accelerate_one)
-    _extend(MessagePassing, _accelerate_other)
+        _extend(spec.kind, partial(accelerate_one, paths=paths))
+    _extend(MessagePassing, partial(_accelerate_other, paths))
     _extend(BasicGNN, watch_trimming)
     _extend(HeteroConv, watch_relations)
 
 
-def _accelerate_other(module: Any) -> None:
+def _accelerate_other(paths: type[Paths], module: Any) -> None:
     """Accelerate a layer without `ConvSpec`: in layers with one, attributes are not set yet after
     `MessagePassing.__init__`.
     """
     if find_spec(type(module)) is None:
-        accelerate_one(module)
+        accelerate_one(module, paths)
 
 
 def leave_what_is_made() -> None:
@@ -185,7 +193,8 @@ _BOUND: list[tuple[Any, str, Any]] = []
 
 
 def install(*, device: Device = None, placement: str = "auto", feature_cache: int | str | None = None,
-            seed: int | None = None, accelerate: bool = True, verbose: bool = False) -> None:  # fmt: skip
+            seed: int | None = None, accelerate: bool = True, replay: bool = False, verbose: bool = False
+            ) -> None:  # fmt: skip
     """Make PyG's loader classes create our loaders, and accelerate models that are made, loaded or copied from now on.
 
     The classes keep PyG's names, arguments and form of batches, in every module that imported them. `n_id`, `e_id`,
@@ -207,6 +216,8 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         feature_cache: See `NeighborLoader`.
         seed: See `NeighborLoader`.
         accelerate: Accelerate PyG's convolutions at their creation; see `accelerate`.
+        replay: Replay the passes of models on a GPU, as `accelerate(model, replay="auto")`. A model is the outermost
+            module that the program calls, and that holds an accelerated convolution.
         verbose: Report every replaced name, and every kind of loader that is made.
 
     Raises:
@@ -230,7 +241,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         # Without an index it is the current GPU at the creation of a loader, which differs between processes.
         device = device if str(device) == place.type else place
     start(device=device, placement=placement, feature_cache=feature_cache, seed=seed, accelerate=accelerate,
-          verbose=verbose)  # fmt: skip
+          replay=check_flag("replay", replay), verbose=verbose)  # fmt: skip
     models = "models are accelerated" if accelerate else "models are left as they are"
     announce(f"{len(REPLACEMENTS)} loaders and samplers of PyG are replaced by ours; {models}")
     if verbose:
@@ -241,11 +252,11 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         announce(f"left to PyG: {left}")
 
 
-def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> None:
+def start(*, accelerate: bool = True, replay: bool = False, verbose: bool = False, **options: Any) -> None:
     """Install without checks and without a report, as in a process that another one has started.
 
     Args:
-        accelerate, verbose: See `install`.
+        accelerate, replay, verbose: See `install`.
         options: The other arguments of `install`.
     """
     uninstall()
@@ -263,7 +274,7 @@ def start(*, accelerate: bool = True, verbose: bool = False, **options: Any) -> 
     _BOUND.append((BasicGNN, "inference", inference))
     BasicGNN.inference = make_inference(inference)
     if accelerate:
-        accelerate_what_is_made()
+        accelerate_what_is_made(replay=replay)
 
 
 def hand_down(**options: Any) -> None:

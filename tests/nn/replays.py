@@ -8,7 +8,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.nn.replay import guards as calls, model_replay
+from pyg_direct.nn.replay import guards as calls, recorded_passes
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gin": GIN, "gat": GAT}
 
@@ -20,22 +20,33 @@ class CallsAgain:
         self.device = device
 
     def record(self, work):
-        work()
+        # Nothing is computed, drawn or written.
+        with calls.left_as_it_was(work.__self__._model(), self.device):
+            work()
         self.work, self.is_forward = work, work.__name__ == "_run"
         return copy.copy(self)
 
     def replay(self):
         recording = self.work.__self__
-        flat = recording._flat
+        model, flat = recording._model(), recording._flat
         if self.is_forward:
             # A graph keeps no result of the edges before.
-            recording._edges.register()
+            recording._prepare()
+            modes = [(part, part.training) for part in model.modules()]
+            for part, is_training in recording._modes:
+                part.training = is_training
             with (
-                torch.enable_grad(),
-                model_replay._own_leaves(recording._model(), recording._parameters) as recording._leaves,
+                torch.set_grad_enabled(recording._rules.is_graded),
+                torch.autocast("cpu", enabled=recording._autocast[0], dtype=recording._autocast[1]),
+                recording._keeper,
+                recorded_passes._own_leaves(model, recording._parameters) as leaves,
             ):
+                recording._leaves = [*leaves, *recording._learning]
                 self.work()
-            recording._out.copy_(recording._made.detach())
+            for part, is_training in modes:
+                part.training = is_training
+            for out, made in zip(recording._outs, recording._made, strict=True):
+                out.data.copy_(made.detach())
         else:
             self.work()
             if flat is not None:
@@ -46,9 +57,9 @@ class CallsAgain:
 def record_anywhere(device, monkeypatch):
     """Let passes over small batches be recorded, on a CPU as calls that are made again."""
     # Batches of few seeds differ more than batches of a thousand.
-    monkeypatch.setattr(model_replay, "_MARGIN", 0.15)
+    monkeypatch.setattr(recorded_passes, "_MARGIN", 0.15)
     if device.type == "cpu":
-        monkeypatch.setattr(model_replay, "Recorder", CallsAgain)
+        monkeypatch.setattr(recorded_passes, "Recorder", CallsAgain)
         monkeypatch.setattr(calls, "_can_record", lambda device: True)
         monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
         monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
@@ -91,7 +102,7 @@ def find_gradients(model, batch, run=run_trimmed):
 def make_pair(model):
     """Return the same model, accelerated and also replayed, and its handle."""
     ordinary = copy.deepcopy(model)
-    accelerate(ordinary)
+    accelerate(ordinary, replay=False)
     return ordinary, model, accelerate(model, replay=True).replay
 
 

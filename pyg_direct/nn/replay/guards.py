@@ -1,16 +1,20 @@
 """Guards of replay: the arguments and state on which a model's passes depend, so that equal ones can be replayed.
 
-`read_call` reads them. `Traces` finds, before a pass is recorded, effects besides its result; a recorded pass would
-not repeat them. `left_as_it_was` restores the model's buffers and the random numbers after a trial.
-`find_norm_over_nodes` finds norms that look at all nodes of a batch together.
+`read_call` reads them, and `Outside` finds the values that the model's code reads besides. `Traces` finds, before a
+pass is recorded, effects besides its result; a recorded pass would not repeat them. `ForeignReads` finds tensors of
+others, whose memory a recording would not keep. `left_as_it_was` restores the model's buffers and the random numbers
+after a trial. `find_norm_over_nodes` finds norms that look at all nodes of a batch together.
 """
 
 from __future__ import annotations
 
+import dis
+import inspect
 import random
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import BuiltinFunctionType, FunctionType
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as modules
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing, norm
 
 from pyg_direct.nn.replay.padded_batch import Sizes
@@ -26,29 +33,137 @@ from pyg_direct.nn.trimming import has_hooks
 
 # Attributes of modules that are compared by value.
 _SETTINGS = frozenset((bool, int, float, str, type(None)))
-_FUNCTIONS = frozenset((FunctionType, BuiltinFunctionType))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
-_MOST_ITEMS = 16
+_MOST_ITEMS = 256
 
 
-class Call(NamedTuple):
-    """Arguments of a model's call.
+class BatchCall(NamedTuple):
+    """Arguments of a model's call for a batch of a loader.
 
     Attributes:
         kind: Key that must be equal for passes that are recorded once.
         sizes: Nodes and edges of each hop of the batch.
         edge_index: Its edges.
         rows: Tensors of rows by the position of the argument.
+        args, kwargs: Arguments of the model.
     """
 
     kind: tuple[Any, ...]
     sizes: Sizes
     edge_index: Tensor
     rows: dict[int, Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def pack(self) -> tuple[Any, list[Tensor]]:
+        """Return the call without its tensors, and these."""
+        tensors: list[Tensor] = []
+        nest = take_tensors((self.args, self.kwargs), tensors)
+        return (self.kind, self.sizes, tuple(self.rows), nest), tensors
+
+    @staticmethod
+    def unpack(packed: Any, tensors: Sequence[Tensor] | None) -> BatchCall:
+        """Return the call of `pack`; without tensors it has the sizes alone."""
+        kind, sizes, places, nest = packed
+        if tensors is None:
+            return BatchCall(kind, sizes, _NOTHING, {}, (), {})
+        args, kwargs = fill_in(nest, iter(tensors))
+        values = [*args, *kwargs.values()]
+        edges = next(value for place, value in enumerate(values) if isinstance(value, Tensor) and place not in places)
+        return BatchCall(kind, sizes, edges, {place: values[place] for place in places}, args, kwargs)
 
 
-def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-    """Read the arguments of a model's call; None if its kind does not determine a pass."""
+class WholeCall(NamedTuple):
+    """Arguments of a model's call that may come back, such as a whole graph.
+
+    Attributes:
+        kind: Key that must be equal for passes that are recorded once.
+        nest: Arguments without their tensors; see `take_tensors`.
+        tensors: Tensors of the arguments.
+        addresses: Memory of each, and the count of writes of ids.
+    """
+
+    kind: tuple[Any, ...]
+    nest: Any
+    tensors: list[Tensor]
+    addresses: tuple[Any, ...]
+
+    def pack(self) -> tuple[Any, list[Tensor]]:
+        """Return the call without its tensors, and these."""
+        return (self.kind, self.nest, self.addresses), self.tensors
+
+    @staticmethod
+    def unpack(packed: Any, tensors: Sequence[Tensor] | None) -> WholeCall:
+        """Return the call of `pack`."""
+        kind, nest, addresses = packed
+        return WholeCall(kind, nest, [] if tensors is None else list(tensors), addresses)
+
+
+_NOTHING = torch.empty(0)
+# Stands for a tensor in a nest, and containers that may hold tensors.
+_TENSOR = "tensor"
+_CONTAINERS = frozenset((list, tuple, dict))
+
+
+def take_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """Move the tensors of nested lists, tuples and dicts to a list; return the nest without them.
+
+    Returns:
+        A hashable description; None if the value holds anything but tensors, containers and settings.
+    """
+    kind = type(value)
+    if kind in _TENSORS:
+        tensors.append(value)
+        return (_TENSOR,)
+    if kind in _SETTINGS:
+        return kind, value
+    if kind not in _CONTAINERS:
+        return None
+    parts = tuple([take_tensors(item, tensors) for item in (value.values() if kind is dict else value)])
+    if None in parts:
+        return None
+    return (kind, parts, tuple(value)) if kind is dict else (kind, parts)
+
+
+def fill_in(nest: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return what `take_tensors` was given, with these tensors."""
+    kind, *rest = nest
+    if kind is _TENSOR:
+        return next(tensors)
+    if kind not in _CONTAINERS:
+        return rest[0]
+    parts = [fill_in(part, tensors) for part in rest[0]]
+    return dict(zip(rest[1], parts, strict=True)) if kind is dict else kind(parts)
+
+
+def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outside: Outside
+              ) -> BatchCall | WholeCall | None:  # fmt: skip
+    """Read the arguments of a model's call; None if its kind does not determine a pass.
+
+    Args:
+        outside: Values that the model's code reads besides.
+    """
+    tensors: list[Tensor] = []
+    nest = take_tensors((args, kwargs), tensors)
+    if nest is None or not tensors or not _can_record(tensors[0].device):
+        return None
+    device = tensors[0].device
+    if any(find_batch(tensor) is not None for tensor in tensors):
+        return _read_batch(model, args, kwargs, outside)
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.device != device or tensor.is_inference():
+            return None
+    state = _read_state(model, device, outside)
+    if state is None:
+        return None
+    forms = [(tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad) for tensor in tensors]
+    # Orders of edges are remembered by their count of writes.
+    addresses = tuple([(tensor.data_ptr(), -1 if tensor.is_floating_point() else tensor._version)
+                       for tensor in tensors])  # fmt: skip
+    return WholeCall((nest, *forms, *state), nest, tensors, addresses)
+
+
+def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outside: Outside) -> BatchCall | None:
     values = [*args, *kwargs.values()]
     found = [(place, known) for place, value in enumerate(values)
              if isinstance(value, Tensor) and (known := find_batch(value)) is not None]  # fmt: skip
@@ -57,7 +172,7 @@ def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
     edges_at, known = found[0]
     edge_index = values[edges_at]
     sizes = known.read_hops(edge_index)
-    if sizes is None or not _can_record(edge_index.device):
+    if sizes is None:
         return None
     num_nodes, num_edges, rows = sum(sizes[0]), sum(sizes[1]), {}
     kinds: list[Any] = [len(args), *kwargs, len(sizes[1]), known.max_degree, edge_index.dtype]
@@ -85,24 +200,30 @@ def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
             kinds.append((type(value), value))
         else:
             return None
-    state = _read_state(model, edge_index.device)
-    return None if state is None else Call((*kinds, *state), Sizes(*sizes), edge_index, rows)
+    state = _read_state(model, edge_index.device, outside)
+    return None if state is None else BatchCall((*kinds, *state), Sizes(*sizes), edge_index, rows, args, kwargs)
 
 
 def _can_record(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
 
 
-def _read_state(model: Any, device: torch.device) -> tuple[Any, ...] | None:
-    """Read the state of a model and of torch on which recorded passes depend; None if a hook watches, or a tensor is on
-    another device.
+def _read_state(model: Any, device: torch.device, outside: Outside) -> tuple[Any, ...] | None:
+    """Read the state of a model and of torch on which recorded passes depend; None if a hook or a mode watches, or a
+    tensor is on another device.
     """
     # torch calls the second ones for each operation.
     if (modules._global_forward_pre_hooks or modules._global_forward_hooks or modules._global_backward_pre_hooks
-            or modules._global_backward_hooks or torch._C._len_torch_dispatch_stack() > 0):  # fmt: skip
+            or modules._global_backward_hooks or torch._C._len_torch_dispatch_stack() > 0
+            or torch.is_anomaly_enabled()):  # fmt: skip
         return None
-    state: list[Any] = [torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
+    # Also modes of functions; the default device is one.
+    functions = [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
+    if any(type(mode) is not DeviceContext for mode in functions):
+        return None
+    state: list[Any] = [torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type),
                         torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+                        torch.get_default_dtype(), *[mode.device for mode in functions],
                         device, torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0,
                         ]  # fmt: skip
     for part in model.modules():
@@ -110,22 +231,106 @@ def _read_state(model: Any, device: torch.device) -> tuple[Any, ...] | None:
         if (part is not model and has_hooks(part)) or (isinstance(part, MessagePassing) and _is_watched(part)):
             return None
         state += (id(part), part.__class__)
-        for value in part.__dict__.values():
-            kind = type(value)
-            if kind in _SETTINGS:
-                state.append(value)
-            elif kind in _FUNCTIONS:
-                state.append(id(value))
-            elif kind in (list, tuple) and len(value) <= _MOST_ITEMS and all(type(item) in _SETTINGS for item in value):
-                state.append(tuple(value))
-            elif kind in _TENSORS:
-                state.append((id(value), value._version if value.device != device else _read_memory(value)))
+        for name, value in part.__dict__.items():
+            if name not in _INTERNALS:
+                _read_value(value, device, state)
         for tensor in (*part._parameters.values(), *part._buffers.values()):
             if tensor is not None:
                 if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.device != device:
                     return None
                 state.append((id(tensor), *_read_memory(tensor)))
+    for read in outside.values:
+        _read_value(read(), device, state)
     return tuple(state)
+
+
+def _read_value(value: Any, device: torch.device, state: list[Any]) -> None:
+    """Append an attribute to a state: settings by value, tensors by their memory, and others by their identity."""
+    kind = type(value)
+    if kind in _SETTINGS:
+        state.append(value)
+    elif kind in _TENSORS:
+        state.append((id(value), value._version if value.device != device else _read_memory(value)))
+    elif kind in _CONTAINERS and len(value) <= _MOST_ITEMS:
+        for item in value.values() if kind is dict else value:
+            _read_value(item, device, state)
+    else:
+        state.append(id(value))
+
+
+# Attributes of every module, which are read in another way or change nothing.
+_INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"} | {"_paths", "_unknown", "_replay", "forward"}
+# Code of these packages reads no values of a program.
+_LIBRARIES = frozenset(("torch", "torch_geometric", "pyg_direct", "numpy", "math", "typing", "functools"))
+_SPEAKS = frozenset(("print", "input", "open"))
+# Methods of a program's class that torch or PyG calls.
+_ENTRIES = ("forward", "message", "aggregate", "update", "edge_update", "message_and_aggregate")
+
+
+class Outside:
+    """Values outside of a model that the program's own code in it reads, such as globals and settings in objects.
+
+    Attributes:
+        values: Functions that return the present values.
+        reason: Effect of that code which a replay would not repeat; None without one.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.values: list[Callable[[], Any]] = []
+        self.reason: str | None = None
+        self._seen: set[tuple[int, type | None]] = set()
+        for part in model.modules():
+            kind = type(part)
+            if not _is_library(kind.__module__):
+                for name in _ENTRIES:
+                    self._read_function(getattr(kind, name, None), kind)
+                for name, value in part.__dict__.items():
+                    if name not in _INTERNALS:
+                        self._read_object(value)
+
+    def _read_function(self, function: Any, kind: type | None) -> None:
+        """Add the values that a function reads, or a method of a class and the methods that it calls."""
+        function = inspect.unwrap(getattr(function, "fget", function)) if callable(function) else None
+        if not isinstance(function, FunctionType) or _is_library(function.__module__):
+            return
+        if (id(function), kind) in self._seen:
+            return
+        self._seen.add((id(function), kind))
+        for cell in function.__closure__ or ():
+            self._read_global(partial(getattr, cell, "cell_contents", None))
+        codes = [function.__code__]
+        for code in codes:
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+            for step in dis.get_instructions(code):
+                if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                    if step.argval in function.__globals__:
+                        self._read_global(partial(function.__globals__.get, step.argval))
+                    elif step.argval in _SPEAKS:
+                        self.reason = f"forward calls {step.argval}"
+                elif kind is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                    self._read_function(getattr(kind, step.argval, None), kind)
+
+    def _read_global(self, read: Callable[[], Any]) -> None:
+        value = read()
+        if isinstance(value, FunctionType):
+            self._read_function(value, None)
+        elif not isinstance(value, (type, ModuleType)):
+            self.values.append(read)
+            self._read_object(value)
+
+    def _read_object(self, value: Any) -> None:
+        """Add the attributes of an object that is neither of a library nor a module."""
+        own, kind = getattr(value, "__dict__", None), type(value)
+        if isinstance(value, FunctionType):
+            self._read_function(value, None)
+        elif (isinstance(own, dict) and not isinstance(value, (type, ModuleType, torch.nn.Module))
+                and not _is_library(kind.__module__) and (id(value), kind) not in self._seen):  # fmt: skip
+            self._seen.add((id(value), kind))
+            self.values.append(partial(list, own.values()))
+
+
+def _is_library(name: str | None) -> bool:
+    return (name or "").split(".")[0] in _LIBRARIES
 
 
 def _read_memory(tensor: Tensor) -> tuple[Any, ...]:
@@ -136,8 +341,20 @@ def _read_memory(tensor: Tensor) -> tuple[Any, ...]:
 
 def list_tensors(model: torch.nn.Module) -> list[Tensor]:
     """List tensors that passes of a model read; their ids identify them while they are held."""
-    own = [value for part in model.modules() for value in part.__dict__.values() if isinstance(value, Tensor)]
+    own: list[Tensor] = []
+    for part in model.modules():
+        for name, value in part.__dict__.items():
+            if name not in _INTERNALS:
+                _list_held(value, own)
     return [*model.parameters(), *model.buffers(), *own]
+
+
+def _list_held(value: Any, tensors: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        tensors.append(value)
+    elif type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS:
+        for item in value.values() if isinstance(value, dict) else value:
+            _list_held(item, tensors)
 
 
 def _is_watched(part: MessagePassing) -> bool:
@@ -162,9 +379,37 @@ def left_as_it_was(model: torch.nn.Module, device: torch.device) -> Iterator[Non
             np.random.set_state(drawn[1])
             for part, is_training in modes:
                 part.training = is_training
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+            for buffer, value in buffers:
+                # Not counted as a write: a pass may have kept the buffer for its backward.
+                buffer.data.copy_(value)
+
+
+class ForeignReads(TorchDispatchMode):
+    """Tensors that operations read while this is active, and that none of them made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: set[int] = set()
+        self._read: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                place = tensor.untyped_storage()._cdata
+                if place not in self._made:
+                    self._read[place] = tensor
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                place = tensor.untyped_storage()._cdata
+                if place not in self._read:
+                    self._made.add(place)
+        return out
+
+    def find(self, known: Iterable[Tensor]) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that was read and is none of these; None without one."""
+        places = {tensor.untyped_storage()._cdata for tensor in known if tensor.layout is torch.strided}
+        return next((tuple(tensor.shape) for place, tensor in self._read.items() if place not in places), None)
 
 
 class Traces:

@@ -1,316 +1,33 @@
-"""CUDA graphs of a model's forward and backward passes, replayed within an unchanged training loop.
+"""Replay of a model's passes within an unchanged training loop, as CUDA graphs of `recorded_passes.py`.
 
-`RecordedPasses` records passes over places for batches of up to some size. `Replay` replays them for a model. A loop
-must call `GraphedStep` to replay whole steps; this module serves existing loops.
+A loop must call `GraphedStep` to replay whole steps; this module serves existing loops.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 import threading
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch_geometric.nn import MessagePassing
 
 from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.nn.module_state import attach, detach, is_attached
-from pyg_direct.nn.replay.guards import Call, Traces, find_norm_over_nodes, left_as_it_was, list_tensors, read_call
-from pyg_direct.nn.replay.padded_batch import PaddedEdges, Sizes, copy_hops
-from pyg_direct.nn.sorted_edges import find_batch
+from pyg_direct.nn.paths import Paths
+from pyg_direct.nn.replay.guards import BatchCall, Outside, WholeCall, read_call
+from pyg_direct.nn.replay.padded_batch import Sizes
+from pyg_direct.nn.replay.recorded_passes import PaddedPasses, RecordedPasses, Rules, WholePasses
 from pyg_direct.object_text import one_line, show_options
-from pyg_direct.ops.run_kernel import is_ordinary
-from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
+from pyg_direct.ops.run_kernel import is_ordinary, is_recorded
+from pyg_direct.progress import announce
 
-# How much larger than the seen batches batches may be.
-_MARGIN = 0.02
-# Factor of a node's numbers in padding rows, for a test whether others read them. Then the allowed difference of
-# results, for float32 and for narrower dtypes.
-_LOUD = 100
-_APART, _APART_IF_NARROW = 1e-3, 3e-2
-
-
-@contextmanager
-def _own_leaves(model: torch.nn.Module, parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Replace parameters of a model by others of the same memory, which no graph of the caller leads to."""
-    others = {id(parameter): torch.nn.Parameter(parameter.detach()) for parameter in parameters}
-    places = [(part, name, parameter) for part in model.modules() for name, parameter in part._parameters.items()
-              if id(parameter) in others]  # fmt: skip
-    # Layers such as LSTM keep lists of their parameters, and move parameters that have changed.
-    recurrent = [part for part in model.modules() if isinstance(part, torch.nn.RNNBase)]
-    noted = [(part, part._flat_weight_refs) for part in recurrent]
-    try:
-        for part, name, parameter in places:
-            setattr(part, name, others[id(parameter)])
-        for part in recurrent:
-            part._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in part._flat_weights]
-        yield list(others.values())
-    finally:
-        for part, name, parameter in places:
-            setattr(part, name, parameter)
-        for part, references in noted:
-            part._flat_weight_refs = references
-
-
-def _leads_to(made: Tensor, leaves: Sequence[Tensor]) -> bool:
-    """Report whether gradients of a model's results go to these leaves and to no others."""
-    known, seen, nodes = {id(leaf) for leaf in leaves}, set(), [made.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) not in known:
-            return False
-        nodes += [following for following, _ in node.next_functions]
-    return True
-
-
-class RecordedPasses:
-    """Passes of a model over places of fixed size."""
-
-    def __init__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, largest: Sizes) -> None:
-        known = find_batch(call.edge_index)
-        assert known is not None, "read before"
-        self._edges = PaddedEdges(call.edge_index, largest, _MARGIN, largest.nodes[0], known.max_degree)
-        self._rows: dict[int, Tensor] = {}
-        self._of_edges = {place: rows.shape[0] == sum(call.sizes.edges) for place, rows in call.rows.items()}
-        values: list[Any] = [*args, *kwargs.values()]
-        for place, value in enumerate(values):
-            if place in call.rows:
-                count = sum(self._hops(place, self._edges.places))
-                # Padding holds values that a model is made for.
-                self._rows[place] = values[place] = value.detach()[:1].expand(count, *value.shape[1:]).clone()
-            elif isinstance(value, Tensor):
-                values[place] = self._edges.edge_index
-            elif isinstance(value, (list, tuple)):
-                values[place] = list(self._edges.places[len(value) != len(largest.nodes)])
-        self._args, self._kwargs = values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
-        # The module holds this.
-        self._model = weakref.ref(model)
-        self._held = list_tensors(model)
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._leaves: list[Tensor] = []
-        self._made: Tensor | None = None
-        self._out: Tensor | None = None
-        self._grad: Tensor | None = None
-        self._gradients: list[Tensor | None] = []
-        self._flat: Tensor | None = None
-        self._shapes: list[torch.Size | None] = []
-        self._num_hops = 0
-        self._turn: weakref.ref[_Turn] | None = None
-        self._graphs: tuple[Any, Any] | None = None
-
-    def _hops(self, place: int, sizes: Sizes) -> tuple[int, ...]:
-        return sizes.edges if self._of_edges[place] else sizes.nodes
-
-    def is_busy(self) -> bool:
-        """Report whether a forward pass may still run backward."""
-        return self._turn is not None and self._turn() is not None
-
-    def wait(self) -> None:
-        """Wait until the GPU has finished with its memory."""
-        if self._edges.edge_index.is_cuda:
-            torch.cuda.synchronize(self._edges.edge_index.device)
-
-    def fill(self, call: Call) -> bool:
-        """Copy a batch; False if it does not fit."""
-        if not self._edges.fill(call.edge_index, call.sizes):
-            return False
-        for place, rows in call.rows.items():
-            copy_hops(rows.detach(), self._rows[place], self._hops(place, call.sizes),
-                      self._hops(place, self._edges.places))  # fmt: skip
-        return True
-
-    def record(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Record both passes over a copied batch; return why they cannot be recorded, otherwise None.
-
-        Args:
-            args, kwargs: Arguments of the model for that batch.
-        """
-        model: Any = self._model()
-        reason = self._find_reason(model, call, args, kwargs)
-        self._made, self._gradients, self._flat, self._shapes = None, [], None, []
-        if reason is not None:
-            return reason
-        # Values computed from its edges must be computed within the graph.
-        self._edges.register()
-        recorder = Recorder(call.edge_index.device)
-        # New leaves: torch adds up a leaf's gradients on the stream of the living graph that met it first.
-        with _own_leaves(model, self._parameters) as self._leaves:
-            forward = recorder.record(self._run)
-            assert self._made is not None, "the model ran"
-            self._out = self._made.detach()
-            self._graphs = forward, recorder.record(self._return)
-        self._made, self._leaves = None, []
-        return None
-
-    def _find_reason(self, model: Any, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return why passes cannot be recorded, or would differ from ordinary ones; None if neither."""
-        if not self._parameters:
-            return "no parameter has a gradient"
-        found = find_norm_over_nodes(model)
-        if found is not None:
-            return f"the model has a norm over all nodes, {found}"
-        given = [*self._rows.values(), self._edges.edge_index]
-        self._edges.register()
-        with _own_leaves(model, self._parameters) as self._leaves, left_as_it_was(model, call.edge_index.device):
-            traces = Traces(model, given)
-            # Also results that depend on the model's arguments, which are others here.
-            return (find_wait(self._run, Exception) or traces.find() or self._find_misfit()
-                    or find_wait(self._return, Exception) or self._find_odd_gradient()
-                    or self._find_mixture(model, call, args, kwargs))  # fmt: skip
-
-    def _run(self) -> None:
-        model: Any = self._model()
-        self._made = type(model).forward(model, *self._args, **self._kwargs)
-
-    def _find_misfit(self) -> str | None:
-        """Return why the model's results cannot be cut to a batch; None if they can."""
-        made: Any = self._made
-        if not isinstance(made, Tensor) or made.dim() == 0 or not made.requires_grad:
-            return f"the model gives {type(made).__name__} without a gradient or without rows of nodes"
-        nodes = self._edges.places.nodes
-        ends = {sum(nodes[: hop + 1]): hop + 1 for hop in reversed(range(len(nodes)))}
-        if made.shape[0] not in ends:
-            return f"the model gives {made.shape[0]} rows, which are not those of the nodes of some hops"
-        if not _leads_to(made, self._leaves):
-            return "gradients are asked for by what is no parameter of the model"
-        self._num_hops, self._grad = ends[made.shape[0]], torch.zeros_like(made)
-        return None
-
-    def _find_odd_gradient(self) -> str | None:
-        """Return why gradients cannot be passed on; None if they can."""
-        dense = [part for part in self._gradients if part is not None]
-        if any(part.layout is not torch.strided for part in dense):
-            return "gradients are sparse"
-        # Rows that have no gradient give none to the parameters.
-        if not all(bool(part.isfinite().all()) for part in dense):
-            return "gradients of rows left over are not numbers"
-        return None
-
-    def _find_mixture(self, model: Any, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return why rows of nodes differ from those for the batch itself, in evaluation; None if they do not."""
-        for part in model.modules():
-            part.training = False
-        self._made = None
-        try:
-            with torch.no_grad():
-                expected = type(model).forward(model, *args, **kwargs)
-                self._fill_up(call, _LOUD)
-                self._run()
-                found = torch.cat(self._cut(self._made, call.sizes.nodes[: self._num_hops]))
-        except Exception as error:  # Any error of a model about its arguments.
-            return (str(error) or type(error).__name__).splitlines()[0]
-        finally:
-            self._made = None
-            self._fill_up(call, 1)
-        if not isinstance(expected, Tensor) or expected.shape != found.shape:
-            return "the model gives other rows for a batch that is filled up"
-        narrow = found.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(found.device.type)
-        is_rounded = narrow or torch.get_float32_matmul_precision() != "highest"
-        apart = (found.double() - expected.double()).norm()
-        if bool(apart <= (_APART_IF_NARROW if is_rounded else _APART) * expected.double().norm()):
-            return None
-        return "rows of nodes depend on nodes that are not their neighbors"
-
-    def _fill_up(self, call: Call, factor: int) -> None:
-        """Fill padding rows with the numbers of the batch's first rows, times a factor."""
-        for place, rows in call.rows.items():
-            first, begin = rows.detach()[:1], 0
-            if rows.is_floating_point():
-                first = first * factor
-            for count, room in zip(self._hops(place, call.sizes), self._hops(place, self._edges.places), strict=True):
-                if count < room and len(first):
-                    self._rows[place].narrow(0, begin + count, room - count).copy_(first)
-                begin += room
-
-    def _cut(self, rows: Any, counts: Sequence[int]) -> list[Tensor]:
-        """Select the rows of a batch from rows in their places."""
-        parts, begin = [], 0
-        for count, room in zip(counts, self._edges.places.nodes, strict=False):
-            parts.append(rows.narrow(0, begin, count))
-            begin += room
-        return parts
-
-    def _return(self) -> None:
-        """Run backward from the results of the last `_run`."""
-        assert self._made is not None, "the model ran"
-        # As without a caller's autocast, which is how a loop runs backward.
-        with torch.autocast(self._made.device.type, enabled=False):
-            found = torch.autograd.grad(self._made, self._leaves, self._grad, allow_unused=True)
-        dense = [part for part in found if part is not None and part.layout is torch.strided]
-        self._gradients, self._shapes = list(found), [None if part is None else part.shape for part in found]
-        if self._graphs is None and self._out is None:
-            # A trial, whose gradients are checked.
-            return
-        if dense and all(part.dtype == dense[0].dtype for part in dense):
-            # Returned by one copy.
-            self._flat, self._gradients = torch.cat([part.reshape(-1) for part in dense]), []
-
-    def replay(self, sizes: Sizes) -> Tensor:
-        """Return the result of the model for the copied batch."""
-        out: Tensor = _Replayed.apply(self, sizes.nodes[: self._num_hops], *self._parameters)
-        return out
-
-    def go_forth(self, counts: Sequence[int]) -> tuple[Tensor, _Turn]:
-        """Return results of so many nodes of each hop, in new memory."""
-        assert self._graphs is not None, "recorded"
-        assert self._out is not None, "recorded"
-        self._graphs[0].replay()
-        turn = _Turn()
-        self._turn = weakref.ref(turn)
-        parts = self._cut(self._out, counts)
-        return (parts[0].clone() if len(parts) == 1 else torch.cat(parts)), turn
-
-    def go_back(self, turn: _Turn, grad: Tensor, counts: Sequence[int]) -> list[Tensor | None]:
-        """Return gradients of the parameters, in new memory."""
-        assert self._turn is not None, "no other came in between"
-        assert self._turn() is turn, "no other came in between"
-        assert self._graphs is not None, "recorded"
-        assert self._grad is not None, "recorded"
-        self._turn = None
-        # Padding nodes get none.
-        self._grad.zero_()
-        copy_hops(grad, self._grad, counts, self._edges.places.nodes[: len(counts)])
-        self._graphs[1].replay()
-        if self._flat is None:
-            return [None if part is None else part.clone() for part in self._gradients]
-        sizes = [shape.numel() for shape in self._shapes if shape is not None]
-        flat = iter(self._flat.clone().split(sizes))
-        return [None if shape is None else next(flat).view(shape) for shape in self._shapes]
-
-
-class _Turn:
-    """One forward pass, alive as long as it may run backward."""
-
-
-class _Replayed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, recording: RecordedPasses, counts: Sequence[int], *parameters: Tensor) -> Tensor:
-        out, ctx.turn = recording.go_forth(counts)
-        ctx.recording, ctx.counts = recording, counts
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.turn is None or torch.is_grad_enabled():
-            raise RuntimeError("a replayed pass goes back once and without a graph of its own; call accelerate(model) "
-                               "without replay to use retain_graph or create_graph")  # fmt: skip
-        recording, turn = ctx.recording, ctx.turn
-        # A kept loss holds no memory of graphs.
-        ctx.recording = ctx.turn = None
-        return None, None, *recording.go_back(turn, grad, ctx.counts)
-
-
-# Ordinary passes before one is recorded, and consecutive batches that did not fit after which the places are enlarged.
+# Ordinary passes before one is recorded, and consecutive calls that did not fit after which places are made anew.
 _WARM_UP = 8
 _MISSES = 4
 # Consecutive calls of different kinds, after which no kind is expected to repeat.
@@ -319,31 +36,128 @@ _CHANGES = 32
 _SPREAD = (DataParallel, DistributedDataParallel, FullyShardedDataParallel)
 
 
+class _Calls:
+    """Calls of one kind so far: the largest batch, and tensors that do not come back."""
+
+    def __init__(self, kind: tuple[Any, ...]) -> None:
+        self.kind, self.times = kind, 0
+        self.largest: Sizes | None = None
+        self._addresses: tuple[Any, ...] = ()
+        self.moving: frozenset[int] = frozenset()
+
+    def add(self, call: BatchCall | WholeCall) -> None:
+        self.times += 1
+        if isinstance(call, BatchCall):
+            self.largest = call.sizes if self.largest is None else self.largest.join(call.sizes)
+            return
+        if self._addresses:
+            self.moving |= {place for place, pair in enumerate(zip(self._addresses, call.addresses, strict=True))
+                            if pair[0] != pair[1]}  # fmt: skip
+        self._addresses = call.addresses
+
+    def summarize(self) -> tuple[Any, ...]:
+        """Return the properties on which the places of a recording depend."""
+        return self.largest, self.moving, tuple(address for place, address in enumerate(self._addresses)
+                                                if place not in self.moving)  # fmt: skip
+
+
+class _Passes:
+    """Passes with a gradient or without, in training or in evaluation: their recording, and calls that come before.
+
+    Args:
+        rules: Conditions of a recording.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.recording: RecordedPasses | None = None
+        # For the recording, and consecutive calls of another kind that may be recorded next.
+        self._calls: _Calls | None = None
+        self._next: _Calls | None = None
+        self._recorded: tuple[Any, ...] = ()
+        self._changes = self._missed = 0
+
+    def find(self, call: BatchCall | WholeCall) -> RecordedPasses | None:
+        """Return the recording, filled with the arguments of a call; None if it cannot serve them."""
+        recording, calls = self.recording, self._calls
+        if recording is None or calls is None or call.kind != calls.kind or recording.is_busy():
+            return None
+        if not recording.fill(call):
+            return None
+        self._next, self._missed, self._changes = None, 0, 0
+        return recording
+
+    def note(self, model: Any, call: BatchCall | WholeCall) -> str | None:
+        """Learn from an ordinary pass, and record once enough are known; return why passes cannot be replayed."""
+        if self.recording is not None and self.recording.is_busy():
+            # The next pass would overwrite the tensors that a pass keeps for its backward.
+            return None
+        calls = self._calls
+        if self.recording is not None and calls is not None and call.kind == calls.kind:
+            calls.add(call)
+            self._missed += 1
+            if self._missed < _MISSES or self._recorded == calls.summarize():
+                return None
+        else:
+            if self._next is None or call.kind != self._next.kind:
+                self._next = _Calls(call.kind)
+                self._changes += 1
+                if self._changes > _CHANGES:
+                    return "what the model holds, or is called with besides a batch, changes again and again"
+            calls = self._next
+            calls.add(call)
+            if calls.times <= _WARM_UP:
+                return None
+        self._missed = 0
+        try:
+            return self._record(model, call, calls)
+        except Exception as error:  # Such as memory that runs out: the loop goes on without replay.
+            return (str(error) or type(error).__name__).splitlines()[0]
+
+    def _record(self, model: Any, call: BatchCall | WholeCall, calls: _Calls) -> str | None:
+        # The memory of an earlier one serves the next, once it is no longer read.
+        if self.recording is not None:
+            self.recording.wait()
+        self.recording = None
+        made: Any
+        if isinstance(call, BatchCall):
+            assert calls.largest is not None, "learned from this call"
+            made = PaddedPasses(model, self._rules, call, calls.largest)
+        else:
+            made = WholePasses(model, self._rules, call, calls.moving)
+        # A small batch leaves more padding than fits; the next may not.
+        if not made.fill(call):
+            return None
+        reason = made.record(call)
+        if reason is None:
+            self.recording, self._calls, self._recorded, self._next = made, calls, calls.summarize(), None
+        return reason
+
+
 class Replay:
-    """Replay of a model's passes; `accelerate(model, replay=True)` attaches one.
+    """Replay of a model's passes; `accelerate` attaches one.
+
+    Args:
+        is_strict: Replay whole graphs and evaluation too, only if results are known to be right, and log why not.
+            Otherwise training passes over batches are replayed, and a warning says why not.
 
     Attributes:
-        replayed, ordinary: Training passes of both kinds so far.
+        replayed, ordinary: Passes of both kinds so far; if not strict, training passes.
         reason: Why none is replayed, None if they may be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_strict: bool) -> None:
         self.replayed = self.ordinary = 0
         self.reason: str | None = None
+        self._is_strict = is_strict
         self._thread: int | None = None
-        self._recording: RecordedPasses | None = None
-        # For the recording, or for consecutive calls that may be recorded next.
-        self._kind: tuple[Any, ...] | None = None
-        self._largest: Sizes | None = None
-        self._recorded: Sizes | None = None
-        self._missed = 0
-        self._next: tuple[Any, ...] | None = None
-        self._next_largest: Sizes | None = None
-        self._seen = self._changes = 0
+        self._outside: Outside | None = None
+        # By: with a gradient, in training.
+        self._passes: dict[tuple[bool, bool], _Passes] = {}
 
     def __deepcopy__(self, memo: Any) -> Replay:
         # Graphs belong to the memory of one model: copies record their own.
-        return Replay()
+        return Replay(self._is_strict)
 
     @one_line
     def __repr__(self) -> Iterator[str]:
@@ -352,71 +166,68 @@ class Replay:
     def run(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of the model for its arguments."""
         plain = type(model).forward
-        if not (model.training and torch.is_grad_enabled() and is_ordinary()) or _is_repeated():
+        if not (self._is_strict or (model.training and torch.is_grad_enabled())):
+            return plain(model, *args, **kwargs)
+        if self.reason is not None or not is_ordinary() or _is_repeated() or _is_recording():
+            self.ordinary += 1
             return plain(model, *args, **kwargs)
         call = self._read(model, args, kwargs)
-        recording = self._recording
-        # The next pass would overwrite the tensors that a pass keeps for its backward.
-        if call is not None and not (recording is not None and recording.is_busy()):
-            if recording is not None and call.kind == self._kind and recording.fill(call):
-                self.replayed, self._missed, self._next, self._changes = self.replayed + 1, 0, None, 0
-                return recording.replay(call.sizes)
-            self._note(model, args, kwargs, call)
+        if call is not None and (self._is_strict or isinstance(call, BatchCall)):
+            key = torch.is_grad_enabled(), model.training
+            passes = self._passes.get(key)
+            if passes is None:
+                passes = self._passes[key] = _Passes(Rules(key[0], self._is_strict))
+            recording = passes.find(call)
+            if recording is not None:
+                self.replayed += 1
+                return recording.replay(call)
+            with _recording:
+                reason = passes.note(model, call)
+            if reason is not None:
+                self._refuse(reason)
         self.ordinary += 1
         return plain(model, *args, **kwargs)
 
-    def _read(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        if self.reason is None and self._thread not in (None, threading.get_ident()):
+    def _read(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchCall | WholeCall | None:
+        if self._thread not in (None, threading.get_ident()):
             self._refuse("the model is called in several threads")
-        self._thread = threading.get_ident()
-        return read_call(model, args, kwargs) if self.reason is None else None
-
-    def _note(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> None:
-        """Learn the size of a batch, and record once enough are known."""
-        if self._recording is not None and call.kind == self._kind:
-            assert self._largest is not None, "recorded for it"
-            self._largest = self._largest.join(call.sizes)
-            self._missed += 1
-            if self._missed < _MISSES or self._largest == self._recorded:
-                return
-        else:
-            if call.kind != self._next or self._next_largest is None:
-                self._next, self._next_largest, self._seen = call.kind, call.sizes, 0
-                self._changes += 1
-                if self._changes > _CHANGES:
-                    self._refuse("what the model holds, or is called with besides a batch, changes again and again")
-                    return
-            self._next_largest = self._next_largest.join(call.sizes)
-            self._seen += 1
-            if self._seen <= _WARM_UP:
-                return
-            self._kind, self._largest = call.kind, self._next_largest
-        self._missed = 0
-        try:
-            reason = self._record(model, args, kwargs, call, self._largest)
-        except Exception as error:  # Such as memory that runs out: the loop goes on without replay.
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-        if reason is not None:
-            self._refuse(reason)
-
-    def _record(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, largest: Sizes
-                ) -> str | None:  # fmt: skip
-        # The memory of an earlier one serves the next, once it is no longer read.
-        if self._recording is not None:
-            self._recording.wait()
-        self._recording = None
-        made = RecordedPasses(model, args, kwargs, call, largest)
-        # A small batch leaves more padding than fits; the next may not.
-        if not made.fill(call):
             return None
-        reason = made.record(call, args, kwargs)
-        if reason is None:
-            self._recording, self._recorded, self._next = made, largest, None
-        return reason
+        self._thread = threading.get_ident()
+        if self._outside is None:
+            self._outside = Outside(model)
+            if self._is_strict and self._outside.reason is not None:
+                self._refuse(self._outside.reason)
+                return None
+        return read_call(model, args, kwargs, self._outside)
 
     def _refuse(self, reason: str) -> None:
-        self.reason, self._recording = reason, None
-        warn(f"passes of the model are not replayed as CUDA graphs: {reason}", RuntimeWarning)
+        self.reason = reason
+        for passes in self._passes.values():
+            passes.recording = None
+        said = f"passes of the model are not replayed as CUDA graphs: {reason}"
+        if self._is_strict:
+            announce(said)
+        else:
+            warn(said, RuntimeWarning)
+
+
+class _Recording(threading.local):
+    """Block of a recording in this thread, in which models within the model run as before."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+
+
+_recording = _Recording()
+
+
+def _is_recording() -> bool:
+    return _recording.depth > 0
 
 
 def _is_repeated() -> bool:
@@ -435,11 +246,8 @@ def check(model: torch.nn.Module) -> None:
     """Check whether a model may be replayed.
 
     Raises:
-        ArgumentError: a norm reads all nodes, or the model is no module that holds convolutions.
+        ArgumentError: the model is itself a convolution, holds a wrapper, or has a `forward` that was replaced.
     """
-    found = find_norm_over_nodes(model)
-    if found is not None:
-        raise ArgumentError(f"model must have no norm over all nodes to be replayed, got {found}")
     method = getattr(model.__dict__.get("forward", forward), "__func__", forward)
     if isinstance(model, MessagePassing) or method not in (forward, type(model).forward):
         raise ArgumentError("model must be one that holds convolutions to be replayed, and not have a forward that was "
@@ -450,9 +258,22 @@ def check(model: torch.nn.Module) -> None:
                             "given to that")  # fmt: skip
 
 
-def watch_passes(model: torch.nn.Module) -> Replay:
-    """Let a model replay its passes, after `check`."""
-    replay = Replay()
+def may_watch(model: torch.nn.Module) -> bool:
+    """Report whether `check` finds nothing, and a convolution is in the model."""
+    try:
+        check(model)
+    except ArgumentError:
+        return False
+    return any(isinstance(part, MessagePassing) for part in model.modules())
+
+
+def watch_passes(model: torch.nn.Module, is_strict: bool) -> Replay:
+    """Let a model replay its passes, after `check`.
+
+    Args:
+        is_strict: See `Replay`.
+    """
+    replay = Replay(is_strict)
     # TorchScript compiles the `forward` of the instance.
     attach(model, forward=forward, _replay=replay, __prepare_scriptable__=copy.copy)
     return replay
@@ -468,4 +289,49 @@ def forget_replay(model: torch.nn.Module) -> None:
 @torch.jit.unused
 def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Override `forward` of a model that is replayed."""
+    if is_recorded():
+        return type(self).forward(self, *args, **kwargs)
     return self._replay.run(self, args, kwargs)
+
+
+class SearchingPaths(Paths):
+    """Paths of a convolution that was not called yet; its first call replays the model that the program called.
+
+    An unedited program names no model. It is the outermost module on the stack that `check` allows.
+    """
+
+    __slots__ = ()
+
+    def note(self) -> None:
+        """Count a call that accelerated operators served."""
+        self._watch_caller()
+        Paths.note(self)
+
+    def note_left(self, reason: str) -> None:
+        """Count a call that was left to PyG."""
+        self._watch_caller()
+        Paths.note_left(self, reason)
+
+    def _watch_caller(self) -> None:
+        self.__class__ = Paths  # type: ignore[assignment]
+        if _is_recording():
+            return
+        found = None
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code is _CALL:
+                model = frame.f_locals["self"]
+                if may_watch(model):
+                    found = model
+            frame = frame.f_back
+        if found is not None and not is_attached(found, "forward", forward):
+            for part in found.modules():
+                forget_replay(part)
+            watch_passes(found, is_strict=True)
+
+    def __deepcopy__(self, memo: Any) -> Paths:
+        return SearchingPaths(self._total)
+
+
+# Code of `Module.__call__`.
+_CALL = torch.nn.Module._call_impl.__code__

@@ -13,7 +13,7 @@ from torch_geometric.nn import GCN, GraphSAGE
 
 from pyg_direct import accelerate
 from pyg_direct.errors import ArgumentError
-from pyg_direct.nn.replay import guards as calls, model_replay, model_replay as replayed
+from pyg_direct.nn.replay import guards as calls, model_replay as replayed, recorded_passes
 from tests.nn.convolutions import assert_near
 from tests.nn.replays import find_gradients, make_graph, make_loader, run_whole
 from tests.nn.tape import TapeRecorder
@@ -23,8 +23,8 @@ WARM = 12
 
 @pytest.fixture(autouse=True)
 def _tapes(monkeypatch):
-    monkeypatch.setattr(model_replay, "_MARGIN", 0.15)
-    monkeypatch.setattr(model_replay, "Recorder", TapeRecorder)
+    monkeypatch.setattr(recorded_passes, "_MARGIN", 0.15)
+    monkeypatch.setattr(recorded_passes, "Recorder", TapeRecorder)
     monkeypatch.setattr(calls, "_can_record", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
@@ -44,7 +44,7 @@ def make_pair(graph, kind=GraphSAGE, **options):
     """Return PyG's model unchanged, the same replayed, and its handle."""
     torch.manual_seed(0)
     model = kind(graph.num_features, 32, 3, graph.num_classes, **options)
-    return copy.deepcopy(model), model, replayed.watch_passes(model)
+    return copy.deepcopy(model), model, replayed.watch_passes(model, is_strict=False)
 
 
 def compare(models, batches, run=run_whole):
@@ -197,7 +197,7 @@ CHANGES = "what the model holds, or is called with besides a batch, changes agai
 
 @pytest.mark.parametrize(("kind", "reason"), [
     (Keeps, CHANGES),
-    (Appends, "forward sets 'seen' of Appends ''"),
+    (Appends, CHANGES),
     (Throws, "forward draws random numbers of the host"),
     (Writes, "forward writes to its arguments"),
     (Mixes, "rows of nodes depend on nodes that are not their neighbors"),
@@ -214,8 +214,7 @@ def test_what_a_replayed_pass_would_not_do_is_told(graph, batches, kind, reason)
     assert (replay.replayed, replay.ordinary) == (0, 2 * len(batches))
     assert replay.reason.startswith(reason)
     if kind is Appends:
-        # One pass was tried.
-        assert len(model.seen) == 2 * len(batches) + 1
+        assert len(model.seen) == 2 * len(batches)
     if kind is Writes:
         # Also by a pass that is tried.
         assert_near([batch.x for batch in batches], [x * 0.25 for x in before])
@@ -233,10 +232,10 @@ class Once(GraphSAGE):
 def test_what_a_pass_sets_is_found_before_it_is_recorded(graph, batches):
     ordinary, model, replay = make_pair(graph, Once)
 
-    compare((ordinary, model), batches[:WARM])
+    compare((ordinary, model), [*batches, *batches])
 
     assert replay.replayed == 0
-    assert replay.reason == "forward sets 'norm' of Once ''"
+    assert replay.reason == CHANGES
 
 
 def test_rows_that_are_divided_by_their_norm_are_numbers(graph, batches):
@@ -321,9 +320,8 @@ def test_buffers_are_moved_by_no_trial(graph, batches):
 
 def test_sizes_that_alternate_are_recorded_once(graph, batches, monkeypatch):
     ordinary, model, replay = make_pair(graph)
-    made = []
-    monkeypatch.setattr(replayed.RecordedPasses, "record", lambda *args, real=replayed.RecordedPasses.record: (
-        made.append(1), real(*args))[1])  # fmt: skip
+    made, real = [], recorded_passes.PaddedPasses.record
+    monkeypatch.setattr(recorded_passes.PaddedPasses, "record", lambda *args: (made.append(1), real(*args))[1])
 
     def run(trained, batch):
         return trained(batch.x, batch.edge_index, batch_size=batch.batch_size)
@@ -349,17 +347,6 @@ def test_arguments_that_pyg_takes_are_taken(graph, batches):
 
     compare((ordinary, model), batches[:WARM], run)
     assert (replay.replayed, replay.reason) == (0, None)
-
-
-def test_a_graph_of_gradients_is_refused_in_words(graph, batches):
-    _, model, replay = make_pair(graph)
-    for batch in batches[:WARM]:
-        find_gradients(model, batch, run_whole)
-    assert replay.replayed > 0
-    out = run_whole(model, batches[WARM])
-
-    with pytest.raises(RuntimeError, match=r"goes back once and without a graph of its own; .* retain_graph or create"):
-        torch.autograd.grad(out.sum(), list(model.parameters()), create_graph=True)
 
 
 def test_distributed_data_parallel_holds_a_replayed_model(graph, batches, tmp_path):

@@ -67,6 +67,18 @@ def test_layers_without_one_of_ours_aggregate_through_offsets_as_they_are_made(m
     assert "_paths" not in Own().__dict__
 
 
+@pytest.mark.parametrize("replay", [False, True])
+def test_the_model_that_a_program_calls_is_replayed_if_requested(replay):
+    pyg_direct.install(device="cpu", replay=replay)
+    try:
+        model, data = GraphSAGE(8, 8, 2), make_data()
+        model(torch.rand(data.num_nodes, 8), data.edge_index)
+    finally:
+        pyg_direct.uninstall()
+
+    assert [name for name, part in model.named_modules() if "_replay" in part.__dict__] == ([""] if replay else [])
+
+
 @pytest.mark.usefixtures("_installed")
 def test_messages_of_a_subclass_that_sets_them_at_last_are_sent():
     class Squared(GCNConv):

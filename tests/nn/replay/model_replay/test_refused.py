@@ -7,7 +7,7 @@ import torch
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
 from pyg_direct import accelerate
-from pyg_direct.errors import ArgumentError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from tests.nn.convolutions import assert_near
 from tests.nn.replays import (
     find_gradients,
@@ -46,7 +46,10 @@ class Pooled(GraphSAGE):
         return super().forward(*args, **kwargs).mean(0, keepdim=True).expand(7, -1)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [(Pair, "the model gives tuple"), (Pooled, "the model gives 7 rows")])
+@pytest.mark.parametrize(("kind", "reason"), [
+    (Pair, "the model gives other results than one tensor"),
+    (Pooled, "the model gives 7 rows"),
+])  # fmt: skip
 def test_what_cannot_be_cut_to_a_batch_is_told_and_ordinary(graph, device, batches, kind, reason):
     model = kind(graph.num_features, 32, 3, graph.num_classes).to(device)
     replay = accelerate(model, replay=True).replay
@@ -103,9 +106,21 @@ def test_a_cpu_replays_nothing(graph):
     assert (replay.replayed, replay.ordinary, replay.reason) == (0, 12, None)
 
 
+def test_a_norm_over_all_nodes_of_a_batch_is_told(graph, device, batches):
+    model = make_model(graph, device, norm="batch_norm")
+    replay = accelerate(model, replay=True).replay
+
+    for number, batch in enumerate(batches[:12]):
+        told = pytest.warns(RuntimeWarning, match=r"the model has a norm over all nodes, BatchNorm at 'norms\.0'")
+        with told if number == 8 else nullcontext():
+            run_trimmed(model, batch)
+
+    assert replay.replayed == 0
+
+
 def test_arguments_are_checked(graph):
-    with pytest.raises(ArgumentError, match=r"no norm over all nodes to be replayed, got BatchNorm at 'norms\.0'"):
-        accelerate(make_model(graph, "cpu", norm="batch_norm"), replay=True)
+    with pytest.raises(ArgumentTypeError, match="replay must be True or False, got 'always'"):
+        accelerate(make_model(graph, "cpu"), replay="always")
     with pytest.raises(ArgumentError, match=r"one that holds convolutions to be replayed, .* got SAGEConv"):
         accelerate(SAGEConv(3, 3), replay=True)
 
@@ -129,11 +144,7 @@ def test_torchscript_takes_pygs_code():
 
 
 def test_what_is_refused_leaves_a_model_as_it_was():
-    model = GraphSAGE(4, 4, 2, norm="batch_norm")
-    with pytest.raises(ArgumentError, match="no norm over all nodes"):
-        accelerate(model, replay=True)
-    assert all("forward" not in part.__dict__ and "propagate" not in part.__dict__ for part in model.modules())
-
     held = torch.nn.DataParallel(GraphSAGE(4, 4, 2))
     with pytest.raises(ArgumentError, match="the one that DataParallel holds to be replayed"):
         accelerate(held, replay=True)
+    assert all("forward" not in part.__dict__ and "propagate" not in part.__dict__ for part in held.modules())

@@ -129,14 +129,50 @@ def test_results_and_gradients_keep_their_memory(graph, device, batches):
     assert_near([first.detach(), *found], kept)
 
 
-def test_a_pass_goes_back_once(graph, device, batches):
-    _, model, _ = make_pair(make_model(graph, device))
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_pass_goes_back_twice(graph, device, batches, dropout):
+    _, model, _ = make_pair(make_model(graph, device, dropout=dropout))
     record(model, batches)
+    model.zero_grad()
     loss = find_loss(model, batches[12])
     loss.backward(retain_graph=True)
+    once = [part.grad.clone() for part in model.parameters()]
+    # Another pass comes in between.
+    for batch in batches[13:15]:
+        run_trimmed(model, batch)
 
-    with pytest.raises(RuntimeError, match="a replayed pass goes back once"):
+    loss.backward()
+
+    assert_near([part.grad for part in model.parameters()], [2 * part for part in once])
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
+
+
+def test_gradients_of_gradients(graph, device, batches):
+    ordinary, model, replay = make_pair(make_model(graph, device))
+    record(model, batches)
+    before = replay.replayed
+    found = []
+    for trained in (model, ordinary):
+        trained.zero_grad()
+        parts = torch.autograd.grad(find_loss(trained, batches[12]), list(trained.parameters()), create_graph=True)
+        sum(part.square().sum() for part in parts).backward()
+        found.append([part.grad for part in trained.parameters() if part.grad is not None])
+
+    assert replay.replayed == before + 1
+    assert_near(*found)
+
+
+def test_parameters_that_change_between_are_told(graph, device, batches):
+    ordinary, model, _ = make_pair(make_model(graph, device))
+    record(model, batches)
+    for trained in (ordinary, model):
+        loss = find_loss(trained, batches[12])
+        with torch.no_grad():
+            trained.convs[2].lin_l.weight.mul_(2)
+
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
 
 
 def test_evaluation_is_ordinary(graph, device, batches):
@@ -152,6 +188,22 @@ def test_evaluation_is_ordinary(graph, device, batches):
     assert_near([run_trimmed(model, batches[12])], [run_trimmed(ordinary, batches[12])])
 
     assert (replay.replayed, replay.ordinary) == before
+
+
+def test_evaluation_is_replayed_where_that_is_left_to_us(graph, device, batches):
+    ordinary, model, _ = make_pair(make_model(graph, device, dropout=0.5))
+    replay = accelerate(model, replay="auto").replay
+    for trained in (model, ordinary):
+        trained.eval()
+    with torch.no_grad():
+        kept = []
+        for batch in batches[:16]:
+            kept.append((run_trimmed(model, batch), run_trimmed(ordinary, batch)))
+        for found, expected in kept:
+            assert_near([found], [expected])
+            assert not found.requires_grad
+
+    assert replay.replayed >= 6
 
 
 def test_new_values_are_seen_and_new_memory_is_recorded_anew(graph, device, batches):
@@ -351,7 +403,7 @@ def test_settings_that_change_are_seen(graph, device, batches):
 
     model.dropout.p = 0.0
     ordinary = copy.deepcopy(model)
-    accelerate(ordinary)
+    accelerate(ordinary, replay=False)
     assert_near(find_gradients(model, batches[12]), find_gradients(ordinary, batches[12]))
     assert replay.replayed == before
 
@@ -375,7 +427,7 @@ def test_copies_and_undo(graph, device, batches):
     assert "_replay" not in model.__dict__
     plain = make_model(graph, device)
     assert vars(model).keys() == vars(plain).keys()
-    assert accelerate(model).replay is None
+    assert accelerate(model, replay=False).replay is None
 
 
 def test_memory_goes_with_the_model(graph, device, batches):
@@ -383,7 +435,7 @@ def test_memory_goes_with_the_model(graph, device, batches):
     accelerate(model, replay=True)
     record(model, batches)
     died = []
-    weakref.finalize(model._replay._recording, died.append, 1)
+    weakref.finalize(model._replay._passes[True, True].recording, died.append, 1)
     del model
     gc.collect()
 

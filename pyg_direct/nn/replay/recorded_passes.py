@@ -1,0 +1,619 @@
+"""A model's forward and backward passes, recorded as CUDA graphs over places of fixed size.
+
+`PaddedPasses` has places for batches of up to some size. `WholePasses` reads the tensors of the program in place, if
+these come back in each pass, and has places for the others. Both return results and gradients in new memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.nn.replay.guards import (
+    BatchCall,
+    ForeignReads,
+    Traces,
+    WholeCall,
+    fill_in,
+    find_norm_over_nodes,
+    left_as_it_was,
+    list_tensors,
+    take_tensors,
+)
+from pyg_direct.nn.replay.padded_batch import PaddedEdges, Sizes, copy_hops
+from pyg_direct.nn.sorted_edges import GraphKeeper, find_batch
+from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
+
+# How much larger than the seen batches batches may be.
+_MARGIN = 0.02
+# Factor of a node's numbers in padding rows, for a test whether others read them. Then the allowed difference of
+# results, for float32 and for narrower dtypes.
+_LOUD = 100
+_APART, _APART_IF_NARROW = 1e-3, 3e-2
+# Share of the free memory that tensors kept for backward may take twice.
+_MOST_KEPT = 1 / 8
+
+
+@contextmanager
+def _own_leaves(model: torch.nn.Module, parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Replace parameters of a model by others of the same memory, which no graph of the caller leads to."""
+    others = {id(parameter): torch.nn.Parameter(parameter.detach()) for parameter in parameters}
+    places = [(part, name, parameter) for part in model.modules() for name, parameter in part._parameters.items()
+              if id(parameter) in others]  # fmt: skip
+    # Layers such as LSTM keep lists of their parameters, and move parameters that have changed.
+    recurrent = [part for part in model.modules() if isinstance(part, torch.nn.RNNBase)]
+    noted = [(part, part._flat_weight_refs) for part in recurrent]
+    try:
+        for part, name, parameter in places:
+            setattr(part, name, others[id(parameter)])
+        for part in recurrent:
+            part._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in part._flat_weights]
+        yield list(others.values())
+    finally:
+        for part, name, parameter in places:
+            setattr(part, name, parameter)
+        for part, references in noted:
+            part._flat_weight_refs = references
+
+
+def _leads_to(made: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
+    """Report whether gradients of a model's results go to these leaves and to no others."""
+    known, seen, nodes = {id(leaf) for leaf in leaves}, set(), [part.grad_fn for part in made]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in known:
+            return False
+        nodes += [following for following, _ in node.next_functions]
+    return True
+
+
+class Rules(NamedTuple):
+    """Conditions of a recording.
+
+    Attributes:
+        is_graded: True if passes run backward.
+        is_strict: True if results must be known to be right: forward reads no tensors of others, and the recording
+            takes a small part of the memory.
+    """
+
+    is_graded: bool
+    is_strict: bool
+
+
+class RecordedPasses:
+    """Passes of a model over places of fixed size; a subclass has the places."""
+
+    _is_padded = False
+
+    def __init__(self, model: Any, rules: Rules, device: torch.device) -> None:
+        # The module holds this.
+        self._model, self._rules, self._device = weakref.ref(model), rules, device
+        self._held = list_tensors(model)
+        self._parameters = [part for part in model.parameters() if part.requires_grad] if rules.is_graded else []
+        # Of the arguments, those that have a gradient; a list for each pass.
+        self._learning: list[Tensor] = []
+        self._keeper = GraphKeeper([])
+        self._leaves: list[Tensor] = []
+        # Results as the model makes them, those with a gradient, and their nest.
+        self._made: list[Tensor] = []
+        self._graded: list[int] = []
+        self._nest: Any = None
+        self._outs: list[Tensor] = []
+        self._grads: list[Tensor] = []
+        self._gradients: list[Tensor | None] = []
+        self._flat: Tensor | None = None
+        self._shapes: list[torch.Size | None] = []
+        self._saved: set[int] = set()
+        self._modes: list[tuple[Any, bool]] = []
+        self._autocast = (False, torch.float16)
+        self._turn: weakref.ref[_Turn] | None = None
+        self._graphs: list[Any] = []
+        self._is_trial = True
+
+    # What a subclass has.
+
+    def fill(self, call: Any) -> bool:
+        """Copy the arguments of a pass; False if they do not fit."""
+        raise NotImplementedError
+
+    def make_again(self, call: Any) -> RecordedPasses:
+        """Make other places for the arguments of a pass."""
+        raise NotImplementedError
+
+    def _compute(self) -> Any:
+        """Call the model over the places."""
+        raise NotImplementedError
+
+    def _prepare(self) -> None:
+        """Forget results for the arguments before."""
+
+    def _find_misfit(self) -> str | None:
+        """Return why the model's results cannot be returned; None if they can."""
+        raise NotImplementedError
+
+    def _find_difference(self, model: Any, call: Any) -> str | None:
+        """Return why the results differ from those of an ordinary pass; None if they do not."""
+        return None
+
+    def cut(self, made: Sequence[Tensor], call: Any) -> list[Tensor]:
+        """Return results of a pass in new memory."""
+        return [part.clone() for part in made]
+
+    def _spread(self, grads: Sequence[Tensor | None], call: Any) -> None:
+        """Copy gradients of the results to their places."""
+        for place, grad in zip(self._grads, grads, strict=True):
+            place.zero_() if grad is None else place.copy_(grad)
+
+    # For both.
+
+    def is_busy(self) -> bool:
+        """Report whether a forward pass may still run backward."""
+        return self._turn is not None and self._turn() is not None
+
+    def wait(self) -> None:
+        """Wait until the GPU has finished with its memory."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def record(self, call: Any) -> str | None:
+        """Record the passes over copied arguments; return why they cannot be recorded, otherwise None."""
+        model: Any = self._model()
+        reason = self._find_reason(model, call)
+        self._made, self._gradients, self._flat, self._shapes = [], [], None, []
+        if reason is not None:
+            return reason
+        self._is_trial = False
+        self._modes = [(part, part.training) for part in model.modules()]
+        self._autocast = torch.is_autocast_enabled(self._device.type), torch.get_autocast_dtype(self._device.type)
+        # Values computed from its edges must be computed within the graph.
+        self._prepare()
+        recorder = Recorder(self._device)
+        # New leaves: torch adds up a leaf's gradients on the stream of the living graph that met it first.
+        with self._keeper, _own_leaves(model, self._parameters) as leaves:
+            self._leaves = [*leaves, *self._learning]
+            self._graphs = [recorder.record(self._run)]
+            self._outs = [part.detach() for part in self._made]
+            if self._rules.is_graded:
+                self._graphs.append(recorder.record(self._return))
+        self._made, self._leaves = [], []
+        return None
+
+    def _find_reason(self, model: Any, call: Any) -> str | None:
+        """Return why passes cannot be recorded, or would differ from ordinary ones; None if neither."""
+        if self._rules.is_graded and not self._parameters:
+            return "no parameter has a gradient"
+        self._prepare()
+        with (
+            self._keeper,
+            _own_leaves(model, self._parameters) as leaves,
+            left_as_it_was(model, self._device),
+        ):
+            self._leaves = [*leaves, *self._learning]
+            foreign = self._find_foreign(model) if self._rules.is_strict else None
+            if foreign is not None:
+                return foreign
+            traces = Traces(model, self._list_given())
+            # Also results that depend on the model's arguments, which are others here.
+            return (find_wait(self._run, Exception) or traces.find() or self._find_misfit() or self._find_return()
+                    or self._find_difference(model, call))  # fmt: skip
+
+    def _find_foreign(self, model: Any) -> str | None:
+        """Return why the tensors that forward reads, or the memory it keeps, forbid a recording; None if neither."""
+        before = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
+        reads = ForeignReads()
+        try:
+            with reads:
+                self._run()
+        except Exception as error:  # Any error of a model about its arguments.
+            return (str(error) or type(error).__name__).splitlines()[0]
+        if self._device.type == "cuda":
+            kept = torch.cuda.memory_allocated(self._device) - before
+            free = torch.cuda.mem_get_info(self._device)[0]
+            if kept > _MOST_KEPT * free:
+                return f"a recording would take {kept / 2**30:.1f} GiB more of the GPU's memory"
+        known = [*list_tensors(model), *self._list_given(), *self._keeper.list_tensors()]
+        shape = reads.find(known)
+        return None if shape is None else (f"forward reads a tensor of shape {shape} that is neither an argument nor "
+                                           "held by the model")  # fmt: skip
+
+    def _list_given(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        if not self._rules.is_graded:
+            with torch.no_grad():
+                made = self._compute()
+        elif self._is_trial:
+            self._saved = set()
+            with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda kept: kept):
+                made = self._compute()
+        else:
+            made = self._compute()
+        self._made = []
+        self._nest = take_tensors(made, self._made)
+
+    def _note_saved(self, tensor: Tensor) -> Tensor:
+        if tensor.layout is torch.strided:
+            self._saved.add(tensor.untyped_storage()._cdata)
+        # A result that a hook returns as it is would keep itself alive.
+        return tensor.detach()
+
+    def _find_results(self) -> str | None:
+        """Find the results that have gradients; return why they cannot be returned, or None."""
+        if self._nest is None:
+            return "the model gives results of other kinds than tensors"
+        if any(part.layout is not torch.strided or type(part) is not Tensor for part in self._made):
+            return "the model gives tensors of another kind"
+        self._graded = [place for place, part in enumerate(self._made) if part.requires_grad]
+        if self._rules.is_graded and not self._graded:
+            return "the model gives nothing with a gradient"
+        if not _leads_to([self._made[place] for place in self._graded], self._leaves):
+            return "gradients are asked for by what is no parameter of the model"
+        self._grads = [torch.zeros_like(self._made[place]) for place in self._graded]
+        return None
+
+    def _find_return(self) -> str | None:
+        """Return why the backward pass cannot be recorded, or gives odd gradients; None if neither."""
+        if not self._rules.is_graded:
+            return None
+        reason = find_wait(self._return, Exception)
+        dense = [part for part in self._gradients if part is not None]
+        if reason is not None:
+            return reason
+        if any(part.layout is not torch.strided for part in dense):
+            return "gradients are sparse"
+        # Rows that have no gradient give none to the parameters.
+        if self._is_padded and not all(bool(part.isfinite().all()) for part in dense):
+            return "gradients of rows left over are not numbers"
+        return None
+
+    def _return(self) -> None:
+        """Run backward from the results of the last `_run`."""
+        made = [self._made[place] for place in self._graded]
+        # As without a caller's autocast, which is how a loop runs backward.
+        with torch.autocast(self._device.type, enabled=False):
+            found = torch.autograd.grad(made, self._leaves, self._grads, allow_unused=True)
+        dense = [part for part in found if part is not None and part.layout is torch.strided]
+        self._gradients, self._shapes = list(found), [None if part is None else part.shape for part in found]
+        # Gradients of a trial are checked.
+        if not self._is_trial and dense and all(part.dtype == dense[0].dtype for part in dense):
+            # Returned by one copy.
+            self._flat, self._gradients = torch.cat([part.reshape(-1) for part in dense]), []
+
+    def replay(self, call: Any) -> Any:
+        """Return the result of the model for the copied arguments."""
+        if self._rules.is_graded:
+            leaves = [*self._parameters, *self._list_learning(call)]
+            outs = iter(_Replayed.apply(self, call, *leaves))  # type: ignore[no-untyped-call]
+        else:
+            self._graphs[0].replay()
+            outs = iter(self.cut(self._outs, call))
+        return fill_in(self._nest, outs)
+
+    def _list_learning(self, call: Any) -> list[Tensor]:
+        """Return the arguments of a pass that have a gradient."""
+        return []
+
+    def go_forth(self, call: Any) -> tuple[list[Tensor], _Turn]:
+        """Return results of a pass in new memory."""
+        turn = _Turn(self._device, [part._version for part in self._parameters])
+        self._graphs[0].replay()
+        self._turn = weakref.ref(turn)
+        return self.cut(self._outs, call), turn
+
+    def go_back(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> list[Tensor | None]:
+        """Return gradients of the parameters and arguments, in new memory."""
+        self._check_versions(turn, self._saved)
+        self._turn = None
+        self._spread([grads[place] for place in self._graded], call)
+        self._graphs[1].replay()
+        if self._flat is None:
+            return [None if part is None else part.clone() for part in self._gradients]
+        sizes = [shape.numel() for shape in self._shapes if shape is not None]
+        flat = iter(self._flat.clone().split(sizes))
+        return [None if shape is None else next(flat).view(shape) for shape in self._shapes]
+
+    def is_at(self, turn: _Turn) -> bool:
+        """Report whether the memory of a pass is still its own."""
+        return self._turn is not None and self._turn() is turn
+
+    def _check_versions(self, turn: _Turn, storages: set[int] | None) -> None:
+        for parameter, version in zip(self._parameters, turn.versions, strict=True):
+            is_saved = storages is None or parameter.untyped_storage()._cdata in storages
+            if is_saved and parameter._version != version:
+                raise RuntimeError("one of the variables needed for gradient computation has been modified by an "
+                                   f"inplace operation: a parameter of shape {tuple(parameter.shape)} is at version "
+                                   f"{parameter._version}; expected version {version} instead")  # fmt: skip
+
+    def go_back_again(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> list[Tensor | None]:
+        """Return gradients by an ordinary pass with the same draws: for a second backward, or one with a graph."""
+        self._check_versions(turn, None)
+        model: Any = self._model()
+        if model is None:
+            raise RuntimeError("the model of a replayed pass is gone; keep it, or call accelerate(model, replay=False)")
+        again = self.make_again(call)
+        again.fill(call)
+        again._prepare()
+        learning = self._list_learning(call)
+        again._learning = learning
+        with left_as_it_was(model, self._device), torch.enable_grad():
+            for part, is_training in self._modes:
+                part.training = is_training
+            turn.draw_again()
+            with torch.autocast(self._device.type, enabled=self._autocast[0], dtype=self._autocast[1]), again._keeper:
+                again._is_trial = False
+                again._run_for(learning)
+            outs = again.cut(again._made, call)
+        pairs = [(outs[place], grads[place]) for place in self._graded if grads[place] is not None]
+        return list(torch.autograd.grad([out for out, _ in pairs], [*self._parameters, *learning],
+                                        [grad for _, grad in pairs], allow_unused=True,
+                                        create_graph=torch.is_grad_enabled()))  # fmt: skip
+
+    def _run_for(self, learning: Sequence[Tensor]) -> None:
+        """Run forward with these arguments in the places of those that have a gradient."""
+        self._run()
+
+
+class _Turn:
+    """One forward pass, alive as long as it may run backward, and the draws before it."""
+
+    __slots__ = ("__weakref__", "_drawn", "_generator", "versions")
+
+    def __init__(self, device: torch.device, versions: list[int]) -> None:
+        self.versions, self._generator = versions, None
+        self._drawn: Any
+        if device.type == "cuda":
+            self._generator = torch.cuda.default_generators[device.index]
+            self._drawn = self._generator.initial_seed(), self._generator.get_offset()
+        else:
+            self._drawn = torch.get_rng_state()
+
+    def draw_again(self) -> None:
+        """Set the random numbers of the GPU as they were before the pass."""
+        if self._generator is None:
+            torch.set_rng_state(self._drawn)
+            return
+        self._generator.manual_seed(self._drawn[0])
+        self._generator.set_offset(self._drawn[1])
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, recording: RecordedPasses, call: Any, *leaves: Tensor) -> tuple[Tensor, ...]:
+        outs, ctx.turn = recording.go_forth(call)
+        ctx.set_materialize_grads(False)
+        graded = recording._graded
+        ctx.mark_non_differentiable(*[out for place, out in enumerate(outs) if place not in graded])
+        # Released by torch after the last backward: a kept loss holds no arguments.
+        ctx.nest, tensors = call.pack()
+        ctx.save_for_backward(*tensors)
+        ctx.recording, ctx.kind, ctx.is_first = recording, type(call), True
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        recording, turn = ctx.recording, ctx.turn
+        is_first, ctx.is_first = ctx.is_first, False
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        if is_first and recording.is_at(turn) and not torch.is_grad_enabled():
+            found = recording.go_back(turn, grads, ctx.kind.unpack(ctx.nest, None))
+        else:
+            found = recording.go_back_again(turn, grads, ctx.kind.unpack(ctx.nest, ctx.saved_tensors))
+        return None, None, *found
+
+
+class PaddedPasses(RecordedPasses):
+    """Passes over places for batches of up to some size.
+
+    Args:
+        model: Model of the passes.
+        rules: Conditions of the recording.
+        call: Arguments like those to come.
+        largest: Nodes and edges of each hop of the largest batches known.
+    """
+
+    _is_padded = True
+
+    def __init__(self, model: Any, rules: Rules, call: BatchCall, largest: Sizes) -> None:
+        super().__init__(model, rules, call.edge_index.device)
+        known = find_batch(call.edge_index)
+        assert known is not None, "read before"
+        self._largest = largest
+        self._edges = PaddedEdges(call.edge_index, largest, _MARGIN, largest.nodes[0], known.max_degree)
+        self._rows: dict[int, Tensor] = {}
+        self._of_edges = {place: rows.shape[0] == sum(call.sizes.edges) for place, rows in call.rows.items()}
+        values: list[Any] = [*call.args, *call.kwargs.values()]
+        for place, value in enumerate(values):
+            if place in call.rows:
+                count = sum(self._hops(place, self._edges.places))
+                # Padding holds values that a model is made for.
+                self._rows[place] = values[place] = value.detach()[:1].expand(count, *value.shape[1:]).clone()
+            elif isinstance(value, Tensor):
+                values[place] = self._edges.edge_index
+            elif isinstance(value, (list, tuple)):
+                values[place] = list(self._edges.places[len(value) != len(largest.nodes)])
+        num_args = len(call.args)
+        self._args, self._kwargs = values[:num_args], dict(zip(call.kwargs, values[num_args:], strict=True))
+        self._num_hops = 0
+
+    def make_again(self, call: BatchCall) -> PaddedPasses:
+        """Make other places for the arguments of a pass."""
+        again = PaddedPasses(self._model(), self._rules, call, self._largest)
+        again._num_hops = self._num_hops
+        return again
+
+    def _hops(self, place: int, sizes: Sizes) -> tuple[int, ...]:
+        return sizes.edges if self._of_edges[place] else sizes.nodes
+
+    def _list_given(self) -> list[Tensor]:
+        return [*self._rows.values(), self._edges.edge_index]
+
+    def fill(self, call: BatchCall) -> bool:
+        """Copy the arguments of a pass; False if they do not fit."""
+        if not self._edges.fill(call.edge_index, call.sizes):
+            return False
+        for place, rows in call.rows.items():
+            copy_hops(rows.detach(), self._rows[place], self._hops(place, call.sizes),
+                      self._hops(place, self._edges.places))  # fmt: skip
+        return True
+
+    def _prepare(self) -> None:
+        self._edges.register()
+
+    def _compute(self) -> Any:
+        model: Any = self._model()
+        return type(model).forward(model, *self._args, **self._kwargs)
+
+    def _find_reason(self, model: Any, call: BatchCall) -> str | None:
+        found = find_norm_over_nodes(model)
+        if found is not None:
+            return f"the model has a norm over all nodes, {found}"
+        return super()._find_reason(model, call)
+
+    def _find_misfit(self) -> str | None:
+        made: Any = self._made[0] if len(self._made) == 1 and self._nest == _ONE else None
+        if made is None or made.dim() == 0 or made.requires_grad != self._rules.is_graded:
+            return "the model gives other results than one tensor of rows of nodes"
+        nodes = self._edges.places.nodes
+        ends = {sum(nodes[: hop + 1]): hop + 1 for hop in reversed(range(len(nodes)))}
+        if made.shape[0] not in ends:
+            return f"the model gives {made.shape[0]} rows, which are not those of the nodes of some hops"
+        self._num_hops = ends[made.shape[0]]
+        return self._find_results()
+
+    def _find_difference(self, model: Any, call: BatchCall) -> str | None:
+        """Return why rows of nodes differ from those for the batch itself, in evaluation; None if they do not."""
+        for part in model.modules():
+            part.training = False
+        graded, self._graded = self._graded, []
+        try:
+            with torch.no_grad():
+                expected = type(model).forward(model, *call.args, **call.kwargs)
+                self._fill_up(call, _LOUD)
+                self._run()
+                (found,) = self.cut(self._made, call)
+        except Exception as error:  # Any error of a model about its arguments.
+            return (str(error) or type(error).__name__).splitlines()[0]
+        finally:
+            self._made, self._graded = [], graded
+            self._fill_up(call, 1)
+        if not isinstance(expected, Tensor) or expected.shape != found.shape:
+            return "the model gives other rows for a batch that is filled up"
+        narrow = found.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(found.device.type)
+        is_rounded = narrow or torch.get_float32_matmul_precision() != "highest"
+        apart = (found.double() - expected.double()).norm()
+        if bool(apart <= (_APART_IF_NARROW if is_rounded else _APART) * expected.double().norm()):
+            return None
+        return "rows of nodes depend on nodes that are not their neighbors"
+
+    def _fill_up(self, call: BatchCall, factor: int) -> None:
+        """Fill padding rows with the numbers of the batch's first rows, times a factor."""
+        for place, rows in call.rows.items():
+            first, begin = rows.detach()[:1], 0
+            if rows.is_floating_point():
+                first = first * factor
+            for count, room in zip(self._hops(place, call.sizes), self._hops(place, self._edges.places), strict=True):
+                if count < room and len(first):
+                    self._rows[place].narrow(0, begin + count, room - count).copy_(first)
+                begin += room
+
+    def cut(self, made: Sequence[Tensor], call: BatchCall) -> list[Tensor]:
+        """Return the rows of a batch, in new memory."""
+        (rows,), parts, begin = made, [], 0
+        for count, room in zip(call.sizes.nodes[: self._num_hops], self._edges.places.nodes, strict=False):
+            parts.append(rows.narrow(0, begin, count))
+            begin += room
+        return [parts[0].clone() if len(parts) == 1 else torch.cat(parts)]
+
+    def _spread(self, grads: Sequence[Tensor | None], call: BatchCall) -> None:
+        (place,), (grad,) = self._grads, grads
+        assert grad is not None, "there is one result"
+        # Padding nodes get none.
+        place.zero_()
+        copy_hops(grad, place, call.sizes.nodes[: self._num_hops], self._edges.places.nodes[: self._num_hops])
+
+
+# Nest of a result that is one tensor.
+_ONE = take_tensors(torch.empty(0), [])
+
+
+class WholePasses(RecordedPasses):
+    """Passes over tensors of the program that come back in each pass, such as those of a whole graph.
+
+    Args:
+        model: Model of the passes.
+        rules: Conditions of the recording.
+        call: Arguments of a pass.
+        moving: Positions of tensors that are others in each pass; they are copied.
+    """
+
+    def __init__(self, model: Any, rules: Rules, call: WholeCall, moving: frozenset[int]) -> None:
+        super().__init__(model, rules, call.tensors[0].device)
+        self._moving, self._addresses, self._nest_of_args = moving, call.addresses, call.nest
+        self._places = []
+        for number, tensor in enumerate(call.tensors):
+            place = tensor.detach().clone(memory_format=torch.preserve_format) if number in moving else tensor.detach()
+            self._places.append(place.requires_grad_() if rules.is_graded and tensor.requires_grad else place)
+        self._learning = [place for place in self._places if place.requires_grad]
+        self._keeper = GraphKeeper([place for number, place in enumerate(self._places) if number not in moving])
+
+    def make_again(self, call: WholeCall) -> WholePasses:
+        """Make other places for the arguments of a pass."""
+        return WholePasses(self._model(), self._rules, call, self._moving)
+
+    def _list_given(self) -> list[Tensor]:
+        return self._places
+
+    def fill(self, call: WholeCall) -> bool:
+        """Copy the arguments of a pass; False if they do not fit."""
+        if any(call.addresses[number] != address for number, address in enumerate(self._addresses)
+               if number not in self._moving):  # fmt: skip
+            return False
+        with torch.no_grad():
+            for number in self._moving:
+                self._places[number].copy_(call.tensors[number])
+        return True
+
+    def _list_learning(self, call: WholeCall) -> list[Tensor]:
+        if not self._rules.is_graded:
+            return []
+        return [tensor for tensor, place in zip(call.tensors, self._places, strict=True) if place.requires_grad]
+
+    def _compute(self, tensors: Sequence[Tensor] | None = None) -> Any:
+        model: Any = self._model()
+        args, kwargs = fill_in(self._nest_of_args, iter(self._places if tensors is None else tensors))
+        return type(model).forward(model, *args, **kwargs)
+
+    def _run_for(self, learning: Sequence[Tensor]) -> None:
+        learning = list(learning)
+        self._places = [learning.pop(0) if place.requires_grad else place for place in self._places]
+        self._run()
+
+    def _find_misfit(self) -> str | None:
+        owned = [*self._list_given(), *self._held]
+        outside = {tensor.untyped_storage()._cdata for tensor in owned if tensor.layout is torch.strided}
+        if any(part.layout is torch.strided and part.untyped_storage()._cdata in outside for part in self._made):
+            return "the model gives an argument or a parameter back"
+        spans = sorted(_span(part) for part in self._made if part.layout is torch.strided and part.numel())
+        if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
+            return "the model gives tensors that share memory"
+        if not self._rules.is_graded and any(part.requires_grad for part in self._made):
+            return "forward asks for gradients by itself"
+        return self._find_results()
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor and the one after its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -1,0 +1,544 @@
+"""Whole graphs whose passes are replayed: steps and evaluations of an unedited loop, as in ordinary passes.
+
+Without a GPU, recordings are calls that are made again over the same memory.
+"""
+
+import copy
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric.nn import APPNP, GAT, GCN, BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
+
+from pyg_direct import accelerate
+from pyg_direct.nn.replay.model_replay import SearchingPaths
+from tests.nn.convolutions import assert_near
+from tests.nn.replays import record_anywhere
+
+NODES, EDGES, CLASSES = 60, 300, 5
+
+
+@pytest.fixture
+def device(real_device, monkeypatch):
+    record_anywhere(real_device, monkeypatch)
+    return real_device
+
+
+class Program(torch.nn.Module):
+    """As PyG's `gcn.py`."""
+
+    def __init__(self, dropout=0.5, kind=GCNConv):
+        super().__init__()
+        self.conv1, self.conv2 = kind(32, 16), kind(16, CLASSES)
+        self.norm, self.dropout = BatchNorm(16), dropout
+
+    def forward(self, x, edge_index, edge_weight=None):
+        x = F.dropout(x, self.dropout, self.training)
+        x = self.norm(self.conv1(x, edge_index, edge_weight)).relu()
+        x = F.dropout(x, self.dropout, self.training)
+        return self.conv2(x, edge_index, edge_weight)
+
+
+class Sage(SAGEConv):
+    def forward(self, x, edge_index, edge_weight=None):
+        return super().forward(x, edge_index)
+
+
+class Graph:
+    def __init__(self, device, seed=0):
+        draw = torch.Generator().manual_seed(seed)
+        # Rounding is amplified by Adam, less in double precision.
+        self.x = torch.randn(NODES, 32, generator=draw).double().to(device)
+        self.edge_index = torch.randint(NODES, (2, EDGES), generator=draw).to(device)
+        self.y = torch.randint(CLASSES, (NODES,), generator=draw).to(device)
+        self.mask = (torch.rand(NODES, generator=draw) < 0.5).to(device)
+
+
+@pytest.fixture
+def graph(device):
+    return Graph(device)
+
+
+def make_pair(model, device, replay="auto"):
+    ordinary = copy.deepcopy(model.double()).to(device)
+    accelerate(ordinary, replay=False)
+    return ordinary, model.to(device), accelerate(model, replay=replay).replay
+
+
+def find_loss(model, graph):
+    out = model(graph.x, graph.edge_index)
+    return F.cross_entropy(out[graph.mask], graph.y[graph.mask])
+
+
+def train(model, graph, optimizer):
+    model.train()
+    optimizer.zero_grad()
+    loss = find_loss(model, graph)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@torch.no_grad()
+def evaluate(model, graph):
+    model.eval()
+    return model(graph.x, graph.edge_index)
+
+
+def make_adam(model):
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def learn(model, graph, epochs=16, make_optimizer=make_adam, step=train):
+    """Train and evaluate; return all losses and results, from the same random numbers."""
+    torch.manual_seed(1)
+    optimizer = make_optimizer(model)
+    losses, results = [], []
+    for _ in range(epochs):
+        losses.append(step(model, graph, optimizer))
+        results.append(evaluate(model, graph))
+    return torch.tensor(losses), results
+
+
+def assert_learns_alike(ordinary, model, graph, **options):
+    expected, found = learn(ordinary, graph, **options), learn(model, graph, **options)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-8)
+    for one, other in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    for one, other in zip(model.state_dict().values(), ordinary.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+MODELS = {
+    "gcn": lambda: GCN(32, 16, 2, CLASSES, dropout=0.5),
+    # Dropout of attention draws numbers in another order, as in any accelerated layer.
+    "gat": lambda: GAT(32, 16, 2, CLASSES, heads=4),
+    "norm": Program,
+    "sage": lambda: Program(kind=Sage),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_and_evaluations_are_those_of_ordinary_passes(device, graph, name):
+    torch.manual_seed(0)
+    ordinary, model, replay = make_pair(MODELS[name](), device)
+
+    # Draws too, so also statistics of norms and every later loss.
+    assert_learns_alike(ordinary, model, graph)
+
+    assert replay.reason is None
+    assert replay.replayed >= 14
+    assert replay.replayed + replay.ordinary == 32
+
+
+def test_dropout_differs_in_every_pass(device, graph):
+    _, model, replay = make_pair(Program(), device)
+    learn(model, graph)
+    before = replay.replayed
+    model.train()
+
+    found = [model(graph.x, graph.edge_index).detach() for _ in range(3)]
+
+    assert replay.replayed == before + 3
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[2])
+    share = float((found[0] == 0).float().mean())
+    assert share < 0.2
+
+
+def _schedule(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.plan = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    return optimizer
+
+
+def step_by_schedule(model, graph, optimizer):
+    loss = train(model, graph, optimizer)
+    optimizer.plan.step()
+    return loss
+
+
+def step_with_clipping(model, graph, optimizer):
+    model.train()
+    optimizer.zero_grad(set_to_none=False)
+    loss = find_loss(model, graph)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return loss.item()
+
+
+def step_of_halves(model, graph, optimizers):
+    model.train()
+    loss = find_loss(model, graph)
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def _two(model):
+    return [torch.optim.Adam(model.conv1.parameters(), 0.01), torch.optim.SGD(model.conv2.parameters(), 0.1)]
+
+
+def step_with_penalty(model, graph, optimizer):
+    """Gradients of gradients."""
+    model.train()
+    optimizer.zero_grad()
+    loss = find_loss(model, graph)
+    parts = torch.autograd.grad(loss, list(model.conv2.parameters()), create_graph=True)
+    (loss + 0.1 * sum(part.square().sum() for part in parts)).backward()
+    optimizer.step()
+    return loss.item()
+
+
+def step_backward_twice(model, graph, optimizer):
+    model.train()
+    optimizer.zero_grad()
+    loss = find_loss(model, graph)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def step_of_two_passes(model, graph, optimizer):
+    model.train()
+    optimizer.zero_grad()
+    first, second = (model(graph.x, graph.edge_index) for _ in range(2))
+    loss = F.cross_entropy(first, graph.y) + F.mse_loss(first, second)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def step_of_learned_rows(model, graph, optimizer):
+    """Rows that are made for each pass, and have a gradient."""
+    model.train()
+    optimizer.zero_grad()
+    scale = torch.ones(32, device=graph.x.device, dtype=torch.float64, requires_grad=True)
+    loss = F.cross_entropy(model(graph.x * scale, graph.edge_index), graph.y)
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach() + scale.grad.sum())
+
+
+def step_that_writes(model, graph, optimizer):
+    """The same rows with other numbers."""
+    with torch.no_grad():
+        graph.x.copy_(graph.x.roll(1, 0))
+    return train(model, graph, optimizer)
+
+
+STEPS = {
+    "schedule": (step_by_schedule, _schedule),
+    "clipping": (step_with_clipping, make_adam),
+    "several optimizers": (step_of_halves, _two),
+    "gradients of gradients": (step_with_penalty, make_adam),
+    "backward twice": (step_backward_twice, make_adam),
+    "two passes": (step_of_two_passes, make_adam),
+    "learned rows": (step_of_learned_rows, make_adam),
+    "written rows": (step_that_writes, make_adam),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_loops_train_as_before(device, name):
+    step, make_optimizer = STEPS[name]
+    torch.manual_seed(0)
+    ordinary, model, replay = make_pair(Program(), device)
+    expected = learn(ordinary, Graph(device), 20, make_optimizer, step)
+
+    found = learn(model, Graph(device), 20, make_optimizer, step)
+
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found[1][-1], expected[1][-1], rtol=1e-6, atol=1e-8)
+    assert replay.reason is None
+    assert replay._passes[True, True].recording is not None
+
+
+def test_autocast_with_a_scaler(device, graph):
+    torch.manual_seed(0)
+    ordinary, model, replay = make_pair(Program(0.0), device)
+    found, x = [], graph.x.float()
+    for trained in (ordinary.float(), model.float()):
+        optimizer, scaler = make_adam(trained), torch.amp.GradScaler(device.type, init_scale=1024.0)
+        losses = []
+        for _ in range(16):
+            trained.train()
+            optimizer.zero_grad()
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                out = trained(x, graph.edge_index)
+                loss = F.cross_entropy(out[graph.mask], graph.y[graph.mask])
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+        found.append((torch.tensor(losses), out.dtype))
+
+    assert replay.replayed >= 7
+    assert found[0][1] == found[1][1]
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=5e-2, atol=5e-2)
+
+
+def test_results_are_kept_across_passes(device, graph):
+    _, model, replay = make_pair(Program(), device)
+    learn(model, graph)
+    before = replay.replayed
+    first = evaluate(model, graph)
+    kept = first.clone()
+    for part in model.parameters():
+        part.data.mul_(2)
+
+    second = evaluate(model, graph)
+
+    assert replay.replayed == before + 2
+    assert torch.equal(first, kept)
+    assert not torch.equal(first, second)
+
+
+def change_nothing(model):
+    pass
+
+
+def freeze(model):
+    model.conv1.requires_grad_(False)
+
+
+def replace_data(model):
+    for part in model.parameters():
+        part.data = part.data * 0.5
+
+
+def replace_parameter(model):
+    model.conv2.bias = torch.nn.Parameter(model.conv2.bias.detach() + 1)
+
+
+def load(model):
+    model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+
+
+def drop_less(model):
+    model.dropout = 0.1
+
+
+def put_a_hook(model):
+    model.conv2.register_forward_hook(lambda module, args, out: out * 2)
+
+
+def evaluate_a_part(model):
+    model.norm.eval()
+
+
+CHANGES = [change_nothing, freeze, replace_data, replace_parameter, load, drop_less, put_a_hook, evaluate_a_part]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_in_the_middle_are_seen(device, graph, change):
+    torch.manual_seed(0)
+    ordinary, model, replay = make_pair(Program(), device)
+    for trained in (ordinary, model):
+        learn(trained, graph, 12)
+        change(trained)
+    assert replay.replayed > 0
+
+    assert_learns_alike(ordinary, model, graph)
+
+
+def test_copies_that_follow_slowly(device, graph):
+    torch.manual_seed(0)
+    ordinary, model, _ = make_pair(Program(), device)
+    found = []
+    for trained in (ordinary, model):
+        follower = torch.optim.swa_utils.AveragedModel(trained, avg_fn=lambda old, new, _: 0.9 * old + 0.1 * new)
+        optimizer, results = make_adam(trained), []
+        torch.manual_seed(1)
+        for _ in range(14):
+            train(trained, graph, optimizer)
+            follower.update_parameters(trained)
+            results.append(evaluate(follower, graph))
+        found.append(results)
+
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    assert found[1][0].shape == (NODES, CLASSES)
+
+
+def test_edges_that_are_written_are_sorted_anew(device, graph):
+    torch.manual_seed(0)
+    ordinary, model, replay = make_pair(Program(0.0), device)
+    learn(model, graph, 12)
+    learn(ordinary, graph, 12)
+    assert replay.replayed > 0
+    graph.edge_index.copy_(Graph(device, seed=1).edge_index)
+
+    torch.testing.assert_close(evaluate(model, graph), evaluate(ordinary, graph), rtol=1e-6, atol=1e-8)
+    assert_learns_alike(ordinary, model, graph)
+
+
+def test_other_graphs_in_between(device, graph):
+    torch.manual_seed(0)
+    ordinary, model, replay = make_pair(Program(), device)
+    learn(model, graph, 12)
+    learn(ordinary, graph, 12)
+    other = Graph(device, seed=1)
+    other.x, other.edge_index = other.x[:50], other.edge_index[:, (other.edge_index < 50).all(0)]
+    other.y, other.mask = other.y[:50], other.mask[:50]
+
+    assert_learns_alike(ordinary, model, other, epochs=4)
+    assert_learns_alike(ordinary, model, graph, epochs=4)
+    assert replay.reason is None
+
+
+class Typed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = HeteroConv({("a", "to", "b"): SAGEConv((16, 16), 8), ("b", "of", "a"): SAGEConv((16, 16), 8),
+                                ("b", "on", "b"): GATConv(16, 8, add_self_loops=False)})  # fmt: skip
+        self.last = torch.nn.Linear(8, CLASSES)
+
+    def forward(self, x_dict, edge_index_dict):
+        x_dict = {kind: x.relu() for kind, x in self.conv(x_dict, edge_index_dict).items()}
+        return {kind: self.last(x) for kind, x in x_dict.items()}
+
+
+def test_models_with_types(device):
+    torch.manual_seed(0)
+    x_dict = {"a": torch.randn(60, 16, device=device).double(), "b": torch.randn(80, 16, device=device).double()}
+    sizes = {"a": 60, "b": 80}
+    edges = {kind: torch.stack([torch.randint(sizes[end], (300,)) for end in (kind[0], kind[2])]).to(device)
+             for kind in [("a", "to", "b"), ("b", "of", "a"), ("b", "on", "b")]}  # fmt: skip
+    ordinary, model, replay = make_pair(Typed(), device)
+    for _ in range(14):
+        gradients = []
+        for trained in (ordinary, model):
+            trained.zero_grad()
+            out = trained(x_dict, dict(edges))
+            (out["a"].square().sum() + out["b"].sum()).backward()
+            gradients.append([out["a"].detach(), out["b"].detach(), *(part.grad for part in trained.parameters())])
+            del out
+        assert_near(*gradients)
+
+    assert replay.replayed >= 5
+
+
+HIDDEN = {"scale": 1.0}
+TABLE = []
+
+
+class ReadsGlobals(Program):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * HIDDEN["scale"]
+
+
+def test_numbers_outside_of_the_model_are_seen(device, graph):
+    ordinary, model, replay = make_pair(ReadsGlobals(0.0), device)
+    learn(model, graph, 12)
+    learn(ordinary, graph, 12)
+    assert replay.replayed > 0
+    HIDDEN["scale"] = 2.0
+    try:
+        torch.testing.assert_close(evaluate(model, graph), evaluate(ordinary, graph), rtol=1e-6, atol=1e-8)
+    finally:
+        HIDDEN["scale"] = 1.0
+
+
+class ReadsTable(Program):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) + TABLE[0].rows
+
+
+class Table:
+    __slots__ = ("rows",)
+
+
+class Prints(Program):
+    def forward(self, x, edge_index):
+        print("forward")
+        return super().forward(x, edge_index)
+
+
+class GivesBack(Program):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index), x
+
+
+class Counts(Program):
+    def forward(self, x, edge_index):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x, edge_index)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [
+    (ReadsTable, r"forward reads a tensor of shape \(5,\) that is neither an argument nor held by the model"),
+    (Prints, "forward calls print"),
+    (GivesBack, "the model gives an argument or a parameter back"),
+    (Counts, "changes again and again"),
+])  # fmt: skip
+def test_what_cannot_be_replayed_is_said_once(device, graph, kind, reason, caplog):
+    TABLE[:] = [Table()]
+    TABLE[0].rows = torch.ones(CLASSES, device=device)
+    model = kind(0.0).double().to(device)
+    replay = accelerate(model, replay="auto").replay
+    with caplog.at_level("INFO"):
+        for _ in range(40):
+            model(graph.x, graph.edge_index)
+
+    assert replay.replayed == 0
+    said = [line for line in caplog.messages if "not replayed" in line]
+    assert len(said) <= 1
+    assert re.search(reason, replay.reason)
+
+
+def test_what_a_model_keeps_is_read_again(device, graph):
+    """PyG's layers may keep normalized edges, until they are told to forget them."""
+    torch.manual_seed(0)
+
+    class Cached(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.prop = torch.nn.Linear(32, CLASSES), APPNP(2, 0.1, cached=True)
+
+        def forward(self, x, edge_index):
+            return self.prop(self.lin(x), edge_index)
+
+    ordinary, model, replay = make_pair(Cached(), device)
+    assert_learns_alike(ordinary, model, graph)
+    assert replay.replayed > 0
+    other = Graph(device, seed=1)
+    for trained in (ordinary, model):
+        trained.prop.reset_parameters()
+    assert_learns_alike(ordinary, model, other)
+
+
+def test_a_model_is_found_on_the_stack(device, graph):
+    model = Program().double().to(device)
+    accelerate(model, replay=False)
+    for conv in (model.conv1, model.conv2):
+        conv.__dict__["_paths"] = SearchingPaths()
+    wrapped = torch.nn.Sequential()
+    wrapped.inner = model
+
+    learn(model, graph, 12)
+
+    assert model._replay.replayed > 0
+    assert "_replay" not in model.conv1.__dict__
+    assert type(model.conv1._paths) is not SearchingPaths
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_models_that_move(place):
+    torch.manual_seed(0)
+    graph = Graph("cuda")
+    ordinary, model, replay = make_pair(Program(), "cuda")
+    for trained in (ordinary, model):
+        learn(trained, graph, 12)
+        trained.to("cpu").to(place)
+    assert replay.replayed > 0
+
+    assert_learns_alike(ordinary, model, Graph(place))
