@@ -724,7 +724,7 @@ class GraphKeeper:
         if storage._cdata not in self._storages:
             return None
         key = storage._cdata, edge_index.storage_offset(), edge_index.stride(), edge_index.shape, num_targets
-        if key not in self._graphs and not _is_capturing(edge_index):
+        if key not in self._graphs and not is_capturing(edge_index):
             self._graphs[key] = _sort(_read_form(edge_index), edge_index, num_targets)
         return self._graphs.get(key)
 
