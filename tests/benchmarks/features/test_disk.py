@@ -13,10 +13,13 @@ def test_a_training_from_a_file_is_measured_beside_host_memory(tmp_path):
 
     assert [row.limit for row in rows[:2]] == [None, rows[0].p50]
     assert rows[2].limit > 0
+    cold = "step, features in a file, 10 % in memory, forgotten at every step"
     assert [row.metric for row in rows] == [
         "step, features in host memory",
         "step, features in a file, 10 % in memory",
-        "step, features in a file, 10 % in memory, forgotten at every step",
+        cold,
+        f"{cold}, planned ahead in memory for 100%, whole epoch",
+        f"{cold}, planned ahead in memory for 25%, whole epoch",
     ]
 
 
