@@ -391,7 +391,9 @@ class _Products(Function):
             if wants[place]:
                 found[place] = _add_rows(found[place], tables[place], plan.rows[i], part @ weight.to(part.dtype), again)
             if wants[num_tables + i]:
-                found[num_tables + i] = multiply_tall(rows, part).t().to(weight.dtype)
+                is_tall = ON_GPU or plan.out_dtype != plan.dtype
+                turned = multiply_tall(rows, part).t() if is_tall else part.t() @ rows
+                found[num_tables + i] = turned.to(weight.dtype)
             if wants[num_tables + count + i]:
                 found[num_tables + count + i] = part.sum(0, dtype=weight.dtype)
         return None, None, *found
