@@ -27,7 +27,6 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.hot_rows import Listing, check_hotness, choose_hottest, score_rows
 from pyg_direct.features.memory_rows import MemoryRows, Served, check_placing, place_rows
-from pyg_direct.features.packed_rows import check_order, invert
 from pyg_direct.features.process_sharing import Handle, handle_of, is_shared_out, open_handle, read_gpus, share_rows
 from pyg_direct.features.row_dtypes import check_narrow, check_store_dtype, narrow_rows
 from pyg_direct.features.row_files import DeviceConfig, RowFile, join_parts, open_array
@@ -455,6 +454,8 @@ class Feature:
             self.device_cache_size, self.hotness = kept
 
     def _from_disk(self, file: RowFile, order: Tensor | None = None) -> Feature:
+        from pyg_direct.features.packed_rows import check_order, invert
+
         shape, dtype = file.rows.shape, file.rows.dtype
         self._check_count(shape[0])
         if self.store_dtype not in (None, dtype):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +13,31 @@ from torch import Tensor
 from pyg_direct.features.memory_rows import MemoryRows, Served
 from pyg_direct.features.tier_report import TierReport
 from pyg_direct.features.tiers.base import Tier
-from pyg_direct.features.tiers.window import find_window
+
+# Windows of planned rows that this thread reads from, and the number of the window of batches.
+SERVED: Any = threading.local()
+
+
+@contextmanager
+def serving(windows: Mapping[int, Tier], number: int) -> Iterator[None]:
+    """Read rows of tiers from their windows in this thread, in this block.
+
+    Args:
+        windows: By the `id` of the tier.
+        number: Number of the window of batches whose rows are read.
+    """
+    before = getattr(SERVED, "windows", {}), getattr(SERVED, "number", -1)
+    SERVED.windows, SERVED.number = windows, number
+    try:
+        yield
+    finally:
+        SERVED.windows, SERVED.number = before
+
+
+def find_window(tier: Tier) -> Tier:
+    """Return the window that serves the rows of a tier in this thread; the tier itself if there is none."""
+    windows: Mapping[int, Tier] = getattr(SERVED, "windows", {})
+    return windows.get(id(tier), tier)
 
 
 class SpilledRows:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import count as count_from, islice
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from pyg_direct.loader.collate.stale_rows import FreshRows, are_current, were_wr
 from pyg_direct.loader.memory_placement import Placed, describe as describe_places
 from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.prefetch.cpu_threads import Background
-from pyg_direct.loader.prefetch.foresight import Foresight
 from pyg_direct.loader.prefetch.gpu_streams import Pipeline, take_memory
 from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.object_text import describe, show_count, show_options, show_parts
@@ -44,6 +43,9 @@ from pyg_direct.runtime.host.memory import check_size, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
 from pyg_direct.sampling.random_key import EpochKey, check_seed, draw_seed
 from pyg_direct.typing import Device
+
+if TYPE_CHECKING:
+    from pyg_direct.loader.prefetch.foresight import Foresight
 
 # A batch that shares no rows with others.
 ALONE: Mapping[str, SharedRows] = MappingProxyType({})

@@ -11,7 +11,6 @@ from weakref import WeakSet
 import torch
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.features.range_reader import DiskReads
 from pyg_direct.features.tier_report import LINKS, TIER_COLORS, TIER_HEADS, Report, list_tiers, tabulate_tiers
 from pyg_direct.graph.placed_topology import ListReads
 from pyg_direct.loader.profiler import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder
@@ -21,6 +20,8 @@ from pyg_direct.profiling import draw_shares, draw_spans, open_picture, quantile
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from pyg_direct.features.range_reader import DiskReads
 
 # Lanes of the time line, in the order in which a batch passes them, with their colors in a picture.
 LANES = {"sample": "#2b6cb0", "fetch": "#63b3ed", "wait": "#c53030", "train": "#9aa5b1"}

@@ -13,9 +13,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, HGTSampler, NeighborSam
 
 from pyg_direct.errors import ArgumentError, warn_unused
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.range_reader import DiskReads
 from pyg_direct.features.spilled_rows import SpilledRows
-from pyg_direct.features.tiers.window import RowWindow, can_plan, is_cached
 from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds, can_share
@@ -26,7 +24,6 @@ from pyg_direct.loader.collate.stores import StoreAttributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw, rank_sampled
 from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import GPU_ROOM, HOST_ROOM, GrowingTogether, SharedRows, Together, Work
-from pyg_direct.loader.prefetch.foresight import Foresight
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.nn.sorted_edges import register_batch
 from pyg_direct.object_text import show_fanouts
@@ -40,6 +37,11 @@ from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, is_own
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
+
+if TYPE_CHECKING:
+    from pyg_direct.features.range_reader import DiskReads
+    from pyg_direct.features.tiers.window import RowWindow
+    from pyg_direct.loader.prefetch.foresight import Foresight
 
 # Share of the free host memory for rows of planned batches, the most batches of a window, and the windows of an epoch
 # at least: only the first one is waited for.
@@ -171,6 +173,11 @@ class GeneralLoader(EpochLoader):
 
     def _open_foresight(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Foresight | None:
         stored = self._find_filed()
+        if not stored and not self.ahead:
+            return None
+        from pyg_direct.features.tiers.window import is_cached
+        from pyg_direct.loader.prefetch.foresight import Foresight
+
         # Other samplers, and orders of the program, may depend on when they are asked.
         if self.ahead is None and all(is_cached(rows.tier) for rows in stored):  # type: ignore[arg-type]
             # Batches read cached rows faster alone: on an H200 7.1 ms a step instead of 7.8.
@@ -199,13 +206,20 @@ class GeneralLoader(EpochLoader):
         if self.ahead == 0 or self.super_batch not in (None, 1) or not isinstance(self._general, StoreAttributes):
             return []
         tables = [table.stored for table in self._general.describe().values() if isinstance(table, Feature)]
-        return [stored for stored in tables if isinstance(stored, SpilledRows) and can_plan(stored.tier)]
+        filed = [stored for stored in tables if isinstance(stored, SpilledRows)]
+        if not filed:
+            return []
+        from pyg_direct.features.tiers.window import can_plan
+
+        return [stored for stored in filed if can_plan(stored.tier)]
 
     def _open_windows(self, stored: Sequence[SpilledRows]) -> list[RowWindow]:
         """Open a window over each table, with a share of the memory; this epoch holds their locks."""
         known = {id(rows): window for rows, window in self._row_windows or () if not window.is_broken}
         sizes = [rows.shape.numel() * rows.tier.dtype.itemsize for rows in stored]
         budget = parse_size(self.ahead) if isinstance(self.ahead, str) else int(_AHEAD_SHARE * available_bytes())
+        from pyg_direct.features.tiers.window import RowWindow
+
         windows = []
         for rows, size in zip(stored, sizes, strict=True):
             window = known.get(id(rows))

@@ -146,7 +146,7 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str = False) -> Acceler
     types, or come from other loaders, and while an earlier pass may still run backward.
 
     Over batches, arguments of the model may be the edges of a batch, rows of its nodes or edges, counts of each hop, or
-    constants, and it must return rows of nodes. Over a whole graph, arguments and results may be lists, tuples and
+    constants. It must return rows of nodes. Over a whole graph, arguments and results may be lists, tuples and
     dicts of tensors and constants. The model may keep settings, tensors and functions as attributes. Globals and
     objects that its code reads are compared in each pass, but not the objects that these hold. With `"auto"`, nothing
     is replayed if forward reads other tensors, prints, or keeps more than an eighth of the GPU's free memory.

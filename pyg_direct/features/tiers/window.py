@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from pyg_direct.features.host_link_blocks import blocks_for_rows, find_link_blocks
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, measure_disk
+from pyg_direct.features.spilled_rows import SERVED
 from pyg_direct.features.tiers.base import Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier
 from pyg_direct.kernels.rows.file_ranges import PAGE
@@ -27,31 +26,8 @@ from pyg_direct.ops.rows.gather import gather_rows, prepare_read, rows_in_units
 from pyg_direct.ops.rows.scatter import scatter_rows
 from pyg_direct.runtime.cuda.memory import allocate_or_fall_back
 
-_SERVED = threading.local()
 # Rows that are looked up in the page cache to learn if a file is in it.
 _PROBES = 256
-
-
-@contextmanager
-def serving(windows: Mapping[int, RowWindow], number: int) -> Iterator[None]:
-    """Read rows of tiers from their windows in this thread, in this block.
-
-    Args:
-        windows: By the `id` of the tier.
-        number: Number of the window of batches whose rows are read.
-    """
-    before = getattr(_SERVED, "windows", {}), getattr(_SERVED, "number", -1)
-    _SERVED.windows, _SERVED.number = windows, number
-    try:
-        yield
-    finally:
-        _SERVED.windows, _SERVED.number = before
-
-
-def find_window(tier: Tier) -> Tier:
-    """Return the window that serves the rows of a tier in this thread; the tier itself if there is none."""
-    windows: Mapping[int, Tier] = getattr(_SERVED, "windows", {})
-    return windows.get(id(tier), tier)
 
 
 class RowWindow(Tier):
@@ -212,7 +188,7 @@ class RowWindow(Tier):
         on_host = check_ids("ids", ids.cpu(), self.shape[0]).long()
         numbers = on_host.numpy()
         # A row that an earlier window claimed may be overwritten now.
-        is_here = (self._claims[numbers] >= _SERVED.number) & (self._slots[numbers] >= 0)
+        is_here = (self._claims[numbers] >= SERVED.number) & (self._slots[numbers] >= 0)
         if is_here.all():
             self._take_slots(self._slots[numbers], out, positions)
             return

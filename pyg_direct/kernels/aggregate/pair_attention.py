@@ -6,7 +6,7 @@ With keys k and values v of sources and queries q of targets, score(e, h) is, of
 - of products: k[row[e]] . q[t]; values follow the keys in each row.
 
 out[t] = sum over the edges e of t of alpha[e] * v[row[e]]; alpha is the softmax of `kernels/aggregate/softmax.py`. As
-in `pull_attention.py`, gradients of keys and values are made by source, then gradients of queries by target, and no row
+in `pull_attention.py`, gradients of keys and values are made by source, and then gradients of queries by target. No row
 of an edge is stored. `vectors` of zero stands for products.
 """
 

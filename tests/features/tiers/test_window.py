@@ -9,8 +9,9 @@ import torch
 from pyg_direct import save_rows
 from pyg_direct.errors import FileError, IdError
 from pyg_direct.features.row_files import RowFile
+from pyg_direct.features.spilled_rows import find_window, serving
 from pyg_direct.features.tiers.choice import open_file
-from pyg_direct.features.tiers.window import RowWindow, can_plan, find_window, serving
+from pyg_direct.features.tiers.window import RowWindow, can_plan
 from tests.features.contract import DTYPES, bytes_of, make_rows
 
 ROW_BYTES = 20
