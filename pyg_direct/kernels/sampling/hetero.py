@@ -227,9 +227,14 @@ def restrict_rows(entry, begin, end, base, work, excluded, last, starts, sizes):
 @body
 def count_run(item, end, work, indptr, indices, node_time, edge_time, edge_weight, rows, trees, seed_times, excluded,
               replace, last, strict, window, starts, sizes, counts):  # fmt: skip
-    """Find the edges that each of the items [item, end) picks from, and count its picks."""
+    """Find the edges that each of the items [item, end) picks from, and count its picks.
+
+    `edge_weight` is None if nothing is weighted, and `excluded` is None if nothing is excluded either.
+    """
     # If edges are excluded, the last ones are the last of the remaining.
-    last_now = last if excluded.shape[0] == 0 else 0
+    last_now = last
+    if excluded is not None and excluded.shape[0] > 0:
+        last_now = 0
     entry = find_entry(work, item)
     # Entry after entry: tests for each item alone take longer than its reads.
     while item < end:
@@ -239,9 +244,14 @@ def count_run(item, end, work, indptr, indices, node_time, edge_time, edge_weigh
             restrict_by_time(entry, begin, item, work, indices, node_time, edge_time, trees, seed_times, last_now,
                              strict, window, starts, sizes, counts)  # fmt: skip
         fanout, flags = work[entry + FANOUT], work[entry + FLAGS]
-        if excluded.shape[0] > 0:
-            base = work[entry + BATCH] * indices.shape[0]
+        base = work[entry + BATCH] * indices.shape[0]
+        if excluded is not None and excluded.shape[0] > 0:
             restrict_rows(entry, begin, item, base, work, excluded, last, starts, sizes)
+        # A loop without weights is compiled without all steps that read them.
+        if edge_weight is None:
+            for i in range(begin, item):
+                counts[i] = num_picks(sizes[i], fanout, replace)
+        elif excluded.shape[0] > 0:
             for i in range(begin, item):
                 counts[i] = count_picks_left(edge_weight, starts[i], sizes[i], fanout, flags, replace, excluded,
                                              base)  # fmt: skip
@@ -269,9 +279,9 @@ def pass_excluded(excluded, first, base, start, positions, begin, end):
 
 
 @body
-def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, excluded, rows,
-             trees, starts, sizes, offsets, scores, positions, sources, ids, targets):  # fmt: skip
-    """The edges that the items [item, end) pick."""
+def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, scores, excluded,
+             rows, trees, starts, sizes, offsets, positions, sources, ids, targets):  # fmt: skip
+    """The edges that the items [item, end) pick; `edge_weight` and `excluded` are as for `count_run`."""
     entry = find_entry(work, item)
     drawn, units = np.empty(SHORT_ROW, np.int64), np.empty(SHORT_ROW, np.float64)
     while item < end:
@@ -284,12 +294,12 @@ def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_
         type_start, type_base = work[entry + SOURCE_START], work[entry + SOURCE_BASE]
         for i in range(begin, item):
             at, start, size, place = offsets[i], starts[i], sizes[i], to_place + i
-            count, first = offsets[i + 1] - at, np.int64(0)
+            count, first, is_whole = offsets[i + 1] - at, np.int64(0), True
             # Of the first node of the type; the others follow it.
             own_first = identity(np.int64(0), tree_of(trees, place), tree_shift, type_start, type_base)
-            if excluded.shape[0] > 0:
+            if excluded is not None and excluded.shape[0] > 0:
                 first = first_excluded(excluded, base + start)
-            is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
+                is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
             if count == size and not replace and not (work[entry + FLAGS] & WEIGHTED):
                 # Taken whole, in order, which needs no draws.
                 for slot in range(count):
@@ -297,7 +307,7 @@ def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_
                     sources[at + slot] = own_first
             elif count > 0:
                 own_key = tree_key(key_of_relation, trees, place)
-                if is_weighted(work, entry, size, replace):
+                if edge_weight is not None and is_weighted(work, entry, size, replace):
                     if replace or not is_whole:
                         pick_weighted_row(own_key, rows[place], start, size, count, replace, edge_weight,
                                           weight_before, excluded, base, start, scores, positions, at)  # fmt: skip
@@ -309,7 +319,7 @@ def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_
                                       positions, at)  # fmt: skip
                 for e in range(at, at + count):
                     targets[e], sources[e] = to_target + i, own_first
-            if not is_whole:
+            if excluded is not None and not is_whole:
                 pass_excluded(excluded, first, base, start, positions, at, at + count)
         # Separate loops over all edges: many cache misses in flight instead of one after each draw, or row.
         begin_edges, end_edges = offsets[begin], offsets[item]
@@ -326,13 +336,13 @@ def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_
 
 
 @cpu_kernel
-def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, excluded, rows, trees,
-                   starts, sizes, offsets, chunks, scores, positions, sources, ids, targets):  # fmt: skip
+def pick_items_cpu(hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, scores, excluded,
+                   rows, trees, starts, sizes, offsets, chunks, positions, sources, ids, targets):  # fmt: skip
     share = (starts.shape[0] + chunks - 1) // chunks
     for c in prange(chunks):
         item, end = min(c * share, starts.shape[0]), min((c + 1) * share, starts.shape[0])
-        pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, excluded,
-                 rows, trees, starts, sizes, offsets, scores, positions, sources, ids, targets)  # fmt: skip
+        pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_weight, weight_before, scores,
+                 excluded, rows, trees, starts, sizes, offsets, positions, sources, ids, targets)  # fmt: skip
 
 
 @gpu_kernel("i8[] i8[] I[] i8[] i8[] W[] i8[] i8[] i8[] i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[]", I=("i4", "i8"),

@@ -106,11 +106,13 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
     entries = upload(work, device) if entries is None else entries
     replace = int(rules.replace)
     places = frontier.rows if frontier.places is None else frontier.places
-    excluded = frontier.rows[:0] if excluded is None else excluded
-    counted = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time, rows.edge_weight, places,
-               frontier.trees, frontier.seed_times, excluded, replace, int(rules.last), int(rules.strict),
-               rules.window)  # fmt: skip
-    if not runs_on_gpu(frontier.rows):
+    weights, is_on_gpu = rows.edge_weight, runs_on_gpu(frontier.rows)
+    if excluded is None and (is_on_gpu or weights.numel() > 0):
+        excluded = frontier.rows[:0]
+    counted = (entries, rows.indptr, rows.indices, rows.node_time, rows.edge_time,
+               weights if is_on_gpu or weights.numel() > 0 else None, places, frontier.trees, frontier.seed_times,
+               excluded, replace, int(rules.last), int(rules.strict), rules.window)  # fmt: skip
+    if not is_on_gpu:
         return _pick_on_cpu(rows, work, frontier, counted, hop, replace, entries, excluded)
     starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
     run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *counted, starts, sizes, counts, starts[:0])
@@ -140,8 +142,11 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
 
 
 def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tuple[Any, ...], hop: int, replace: int,
-                 entries: Tensor, excluded: Tensor) -> Picked:  # fmt: skip
-    """Pick edges as `pick_edges` does; `counted` are the arguments of the loop that counts the edges of each item."""
+                 entries: Tensor, excluded: Tensor | None) -> Picked:  # fmt: skip
+    """Pick edges as `pick_edges` does; `counted` are the arguments of the loop that counts the edges of each item.
+
+    `excluded` may only be None without weights.
+    """
     num_items = int(work[-COLUMNS])
     starts, sizes, counts = np.empty((3, num_items), np.int64)
     run_cpu(kernels.count_items_cpu, *counted, cpu_chunks(), starts, sizes, counts)
@@ -150,10 +155,12 @@ def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tupl
     np.cumsum(counts, out=offsets[1:])
     capacity = int(offsets[-1])
     positions, *made = np.empty((4, capacity), np.int64)
-    scores = np.empty(capacity if rows.edge_weight.numel() > 0 else 0, np.float64)
+    weighted = (None, None, None)
+    if rows.edge_weight.numel() > 0:
+        weighted = (rows.edge_weight, rows.weight_before, np.empty(capacity, np.float64))
     run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
-            rows.edge_weight, rows.weight_before, excluded, frontier.rows, frontier.trees, starts, sizes, offsets,
-            cpu_chunks(), scores, positions, *made)  # fmt: skip
+            *weighted, excluded, frontier.rows, frontier.trees, starts, sizes, offsets,
+            cpu_chunks(), positions, *made)  # fmt: skip
     return Picked(*(torch.from_numpy(part) for part in (*made, offsets[work[::COLUMNS]], offsets)))
 
 
