@@ -1,7 +1,7 @@
 """Run by a Python that has the wheel installed, from the checkout: the wheel holds what belongs to it, and all of it.
 
 PTX of every specialisation of every GPU kernel is found for all architectures, current with the sources, without a
-compiler. Its commands run, too.
+compiler. The CPU loops of common programs are not compiled. Its commands run, too.
 """
 
 import importlib
@@ -52,6 +52,7 @@ import pyg_direct
 import pyg_direct.kernels
 from pyg_direct.compiler.code_cache import ARCHIVE, _open_archive, source_digest, source_folder
 from pyg_direct.compiler.jit import GPU_KERNELS, GpuKernel
+from pyg_direct.compiler.shipped_loops import ARCHIVE as LOOPS
 from pyg_direct.compiler.targets import PTX_VERSIONS
 
 installed = Path(pyg_direct.__file__).parent
@@ -101,6 +102,12 @@ parts = sorted(Path(folder.name, "parts").glob("part-*"))
 assert len(parts) == 4, parts
 assert sum(len(np.load(part / "node-0.ids.npy")) for part in parts) == 3
 print(f"doctor, cache, bench, run and partition work: {len(facts['findings'])} findings")
+
+warm = subprocess.run([bin_folder / "pyg-direct", "warm", "--no-gpu", "--json"], capture_output=True, text=True,
+                      env={**kept, "PYG_DIRECT_CACHE": f"{folder.name}/warm"}, check=True, timeout=600)  # fmt: skip
+warmed = json.loads(warm.stdout)
+assert warmed["compiled"] == 0, f"not in the wheel: {warmed}; run .ci/list_cpu_loops.py"
+print(f"common CPU loops are in the wheel: {LOOPS.stat().st_size / 1e6:.2f} MB, read in {warmed['seconds']} s")
 
 told = metadata.metadata("pyg_direct")
 assert (told["Version"], told["License-Expression"]) == (pyg_direct.__version__, "MIT"), told

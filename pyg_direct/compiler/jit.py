@@ -43,6 +43,7 @@ from pyg_direct.compiler.code_cache import (
 )
 from pyg_direct.compiler.link_once import linked_once, readable_is_enough, replaced
 from pyg_direct.compiler.nvrtc import compile_source, link_pieces
+from pyg_direct.compiler.shipped_loops import spell_type, with_shipped
 from pyg_direct.compiler.targets import PTX_VERSIONS, nearest_target, stamp_version
 from pyg_direct.errors import ArgumentError, needs_extra
 from pyg_direct.progress import announce, show_wait
@@ -166,6 +167,8 @@ class SystemFunction(Deferred):
         self.signature = signature
 
 
+# Kernels of the package, whose compiled code is kept by name.
+_PACKAGE = f"{__name__.partition('.')[0]}.kernels."
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") == "1"
 # The simulator starts one Python thread per CUDA thread.
 THREADS = 8 if SIMULATED else 256
@@ -309,6 +312,9 @@ def inlined(fn: Callable[..., Any], **steps: Callable[..., Any]) -> Callable[...
     return copy
 
 
+CPU_KERNELS: list[CpuKernel] = []
+
+
 class CpuKernel:
     """A loop over arrays, compiled by Numba for this machine when first called and cached on disk."""
 
@@ -317,7 +323,9 @@ class CpuKernel:
         self._fn, self._any_order, self._one_thread = fn, any_order, one_thread
         self._alone: Callable[..., Any] | None = None
         self._parallel: Callable[..., Any] | None = None
+        self.title = f"{fn.__module__.removeprefix(_PACKAGE)}.{fn.__name__}"
         _FUNCTIONS.append(fn)
+        CPU_KERNELS.append(self)
 
     def __call__(self, *args: Any) -> Any:
         """Run the loop."""
@@ -327,6 +335,24 @@ class CpuKernel:
         # One parallel region at a time: Numba's portable thread pool is not re-entrant, and cores are shared once.
         with _LOCK:
             return (self._parallel or self._make(True))(*args)
+
+    def list_compiled(self) -> list[str]:
+        """List the types it has code for by now, as lines of `cpu_loops.txt`."""
+        lines = []
+        for threads, made in (("one", self._alone), ("all", self._parallel)):
+            for args in [] if made is None else made.overloads:  # type: ignore[attr-defined]
+                codes = [spell_type(arg) for arg in args]
+                if None not in codes:
+                    lines.append(" ".join([self.title, threads, *map(str, codes)]))
+        return lines
+
+    def compile(self, threads: str, args: Sequence[Any]) -> bytes:
+        """Compile it for Numba's types of arguments, and return the code as Numba keeps it."""
+        from numba.core.serialize import dumps
+
+        made: Any = self._make(threads == "all")
+        made.compile(tuple(args))
+        return bytes(dumps(made._cache._impl.reduce(made.overloads[tuple(args)])))
 
     def _make(self, parallel: bool) -> Callable[..., Any]:
         """Make Numba's dispatcher, which compiles for types that are new to it, or reads code of another process."""
@@ -351,7 +377,9 @@ class CpuKernel:
             fn = place_source(self._fn, folder)
             made = numba.njit(fn, parallel=parallel, nogil=True, cache=True, error_model="numpy",
                               fastmath={"reassoc", "nsz", "contract"} if self._any_order else False)  # fmt: skip
-        # Numba calls it if the disk has no code for these types.
+        if self._fn.__module__.startswith(_PACKAGE):
+            made._cache.load_overload = with_shipped(made._cache, self.title, "all" if parallel else "one")
+        # Numba calls it if neither disk nor wheel has code for these types.
         make, name = made._compiler.compile, self._fn.__name__
 
         def compile_loop(*args: Any) -> Any:
@@ -529,8 +557,6 @@ class GpuKernel(Declaration):
             numba_cuda.jit(self.fn)[grid, block](*typed)
 
 
-# Kernels of the package, whose compiled code is kept by name.
-_PACKAGE = f"{__name__.partition('.')[0]}.kernels."
 GPU_KERNELS: list[GpuKernel] = []
 
 

@@ -297,8 +297,9 @@ def pick_run(item, end, hop, replace, tree_shift, work, indices, edge_ids, edge_
             count, first, is_whole = offsets[i + 1] - at, np.int64(0), True
             # Of the first node of the type; the others follow it.
             own_first = identity(np.int64(0), tree_of(trees, place), tree_shift, type_start, type_base)
-            if excluded is not None and excluded.shape[0] > 0:
-                first = first_excluded(excluded, base + start)
+            if excluded is not None:
+                if excluded.shape[0] > 0:
+                    first = first_excluded(excluded, base + start)
                 is_whole = first == excluded.shape[0] or excluded[first] >= base + start + size
             if count == size and not replace and not (work[entry + FLAGS] & WEIGHTED):
                 # Taken whole, in order, which needs no draws.

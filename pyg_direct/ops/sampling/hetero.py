@@ -155,7 +155,7 @@ def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tupl
     np.cumsum(counts, out=offsets[1:])
     capacity = int(offsets[-1])
     positions, *made = np.empty((4, capacity), np.int64)
-    weighted = (None, None, None)
+    weighted: tuple[Any, ...] = (None, None, None)
     if rows.edge_weight.numel() > 0:
         weighted = (rows.edge_weight, rows.weight_before, np.empty(capacity, np.float64))
     run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
