@@ -93,7 +93,7 @@ def compile_family(family: str, folder: str) -> None:
     from pyg_direct.compiler.shipped_loops import name_entry, read_type
 
     kernels = {kernel.title: kernel for kernel in CPU_KERNELS}
-    for line in (ROOT / "cpu_loops.txt").read_text().splitlines():
+    for line in (ROOT / "pyg_direct/compiler/cpu_loops.txt").read_text().splitlines():
         title, threads, *codes = line.split()
         args = [read_type(code) for code in codes]
         entry = name_entry(family, title, threads, args)

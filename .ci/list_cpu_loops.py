@@ -17,4 +17,4 @@ warnings.simplefilter("ignore")
 for name in CASES:
     run_case(name)
 lines = sorted(line for kernel in CPU_KERNELS for line in kernel.list_compiled())
-(ROOT / "cpu_loops.txt").write_text("\n".join([*lines, ""]))
+(ROOT / "pyg_direct/compiler/cpu_loops.txt").write_text("\n".join([*lines, ""]))

@@ -3,7 +3,7 @@
 The machine code is Numba's, in the form of its own cache. Only the same versions of Python, Numba and llvmlite can load
 it, on a processor with all instructions of the family. Otherwise a loop is compiled at its first call.
 
-`cpu_loops.txt`, beside `hatch_build.py`, lists the loops: name, threads (`one` or `all`) and types of the arguments.
+`cpu_loops.txt` lists the loops: name, threads (`one` or `all`) and types of the arguments.
 `.ci/list_cpu_loops.py` writes it. Types are dtypes as NumPy writes them, `i8[]` for an array, with a comma for each
 further dimension and `r` for an array that is not written, and `none`.
 """

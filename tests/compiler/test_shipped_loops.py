@@ -15,7 +15,7 @@ from pyg_direct.kernels.local_ids.csr import count_rows_cpu
 from tests.interpreter import run_python
 
 TITLE, CODES = "local_ids.csr.count_rows_cpu", ("i8[]", "i8", "i8[]")
-LISTED = (Path(__file__).parents[2] / "cpu_loops.txt").read_text().splitlines()
+LISTED = (Path(shipped_loops.__file__).with_name("cpu_loops.txt")).read_text().splitlines()
 # Counts the rows of four edges, and how often Numba compiles.
 PROGRAM = """
 import sys

@@ -70,9 +70,9 @@ def pull_attention_gpu(x, grad, indptr, target, edge, alpha, totals, by_source, 
                        to_x):  # fmt: skip
     """Gradients of rows of sources, and of scores of edges before `leaky`, for heads of `lanes` times 16 bytes.
 
-    All but arrays are addresses. `indptr` has the offsets of the sources in the order of edges by source. In this
-    order `target` and `edge` give the target and the number of each edge, int32. The sources of relation r begin at bounds[r]; its
-    vector is row r of `vectors`. A thread computes one piece of a source or of a slice of its edges.
+    All but arrays are addresses. `indptr` has the offsets of the sources in the order of edges by source. In this order
+    `target` and `edge` give the target and the number of each edge, int32. The sources of relation r begin at
+    bounds[r]; its vector is row r of `vectors`. A thread computes one piece of a source or of a slice of its edges.
     """
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     pieces = heads * lanes
