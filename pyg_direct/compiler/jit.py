@@ -43,7 +43,6 @@ from pyg_direct.compiler.code_cache import (
 )
 from pyg_direct.compiler.link_once import linked_once, readable_is_enough, replaced
 from pyg_direct.compiler.nvrtc import compile_source, link_pieces
-from pyg_direct.compiler.shipped_loops import spell_type, with_shipped
 from pyg_direct.compiler.targets import PTX_VERSIONS, nearest_target, stamp_version
 from pyg_direct.errors import ArgumentError, needs_extra
 from pyg_direct.progress import announce, show_wait
@@ -338,6 +337,8 @@ class CpuKernel:
 
     def list_compiled(self) -> list[str]:
         """List the types it has code for by now, as lines of `cpu_loops.txt`."""
+        from pyg_direct.compiler.shipped_loops import spell_type
+
         lines = []
         for threads, made in (("one", self._alone), ("all", self._parallel)):
             for args in [] if made is None else made.overloads:  # type: ignore[attr-defined]
@@ -370,6 +371,8 @@ class CpuKernel:
 
     def _declare(self, parallel: bool, folder: Path) -> Callable[..., Any]:
         import numba
+
+        from pyg_direct.compiler.shipped_loops import with_shipped
 
         _choose_threading_layer()
         _bind(on_gpu=False)

@@ -4,8 +4,8 @@ The machine code is Numba's, in the form of its own cache. Only the same version
 it, on a processor with all instructions of the family. Otherwise a loop is compiled at its first call.
 
 `cpu_loops.txt` lists the loops: name, threads (`one` or `all`) and types of the arguments.
-`.ci/list_cpu_loops.py` writes it. Types are dtypes as NumPy writes them, `i8[]` for an array, and `none`. An array has a
-comma for each further dimension, and `r` if it is not written.
+`.ci/list_cpu_loops.py` writes it. Types are dtypes as NumPy writes them, `i8[]` for an array, and `none`. An array has
+a comma for each further dimension, and `r` if it is not written.
 """
 
 from __future__ import annotations

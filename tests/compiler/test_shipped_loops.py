@@ -8,7 +8,7 @@ import pytest
 from numba import typeof, types
 
 from pyg_direct.cli.compile_ahead import _import_kernels
-from pyg_direct.compiler import shipped_loops
+from pyg_direct.compiler import jit, shipped_loops
 from pyg_direct.compiler.jit import CPU_KERNELS
 from pyg_direct.compiler.shipped_loops import FAMILIES, name_entry, read_type, spell_type, write_archive
 from pyg_direct.kernels.local_ids.csr import count_rows_cpu
@@ -35,10 +35,12 @@ print(counts.tolist(), made)
 
 
 @pytest.fixture
-def entries():
-    """The code of a loop for this processor, under the name of a family."""
+def entries(tmp_path, monkeypatch):
+    """The code of a loop for this processor, compiled now, under the name of a family."""
+    monkeypatch.setattr(jit, "cache_folder", lambda kind: tmp_path)
+    monkeypatch.setattr(jit, "CPU_KERNELS", [])
     args = [read_type(code) for code in CODES]
-    return {name_entry("here", TITLE, "one", args): count_rows_cpu.compile("one", args)}
+    return {name_entry("here", TITLE, "one", args): jit.CpuKernel(count_rows_cpu._fn).compile("one", args)}
 
 
 def count_elsewhere(archive, tmp_path, **environment):
