@@ -102,7 +102,8 @@ def test_memory_of_a_window_is_bounded(path, device):
 
 
 @pytest.mark.parametrize("options", [{"transform": lambda batch: batch}, {"replace": True}, {"disjoint": True},
-                                     {"subgraph_type": "induced"}, {"drop_last": True}], ids=str)  # fmt: skip
+                                     {"subgraph_type": "induced"}, {"drop_last": True}],
+                         ids=lambda options: next(iter(options)))  # fmt: skip
 def test_other_options_keep_their_batches(path, device, options):
     assert look(open_loader(path, device, 5, **options)) == look(open_loader(path, device, 0, **options))
 
