@@ -45,7 +45,7 @@ def options_of(function, *without):
 
 def test_options_by_name_are_those_of_the_constructors():
     own = options_of(NeighborLoader.__init__, "data", "num_neighbors", "input_nodes")
-    rows = {"feature_cache", "store_dtype", "cache_policy", "cold_policy", "hotness", "presample"}
+    rows = {"feature_cache", "store_dtype", "cache_policy", "cold_policy", "hotness", "presample", "ahead"}
     dist = options_of(DistNeighborLoader.__init__, "graph", "num_neighbors", "input_nodes", "subgraph_type")
 
     named = {name: set(get_type_hints(kind)) for name, kind in vars(option_types).items() if name.endswith("Options")}

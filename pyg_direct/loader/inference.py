@@ -77,7 +77,7 @@ def inference_loader(
     for name in ("num_neighbors", "input_nodes", "shuffle"):
         if name in given:
             raise ArgumentError(f"{name} is settled by layer-wise inference, got {given[name]!r}")
-    for name in ("store_dtype", "feature_cache", "cache_policy", "cold_policy", "hotness", "presample"):
+    for name in ("store_dtype", "feature_cache", "cache_policy", "cold_policy", "hotness", "presample", "ahead"):
         if name in given:
             raise ArgumentError(f"{name} is one of attributes, which batches of layer-wise inference have none of, got "
                                 f"{given[name]!r}")  # fmt: skip
