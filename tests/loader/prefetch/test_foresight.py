@@ -32,6 +32,12 @@ def path(tmp_path, monkeypatch):
     return save_rows(tmp_path / "x.npy", X)
 
 
+@pytest.fixture
+def device(real_device):
+    """CPU and GPU: threads launch kernels at once here, which the simulator cannot."""
+    return real_device
+
+
 def open_store(path, device, kind=None):
     store = FeatureStore(device=device)
     store[kind, "x", None] = Feature(device=device, host_cache_size="10%").from_file(path)
