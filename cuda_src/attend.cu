@@ -140,7 +140,8 @@ __device__ __forceinline__ void attend_run_of(u64 to, u64 x, u64 ends, u64 row, 
 // Piece `piece` of the sums for `count` targets from `target` on, and the weights of their edges, if `alpha` is not
 // null. The first target has edges [first, last). Scores are of sources, to which `own` of the targets are added, or of
 // edges, if `own` is null. With `loops` the last edge of each target is its loop, and other loops have weight 0. A head
-// has `lanes` pieces. Kind 0 is fp32, 1 fp16, 2 bfloat16; sums are of kind `to_kind`, that of rows or fp32. Rows, targets and edges, times heads, are fewer than 2^31.
+// has `lanes` pieces. Kind 0 is fp32, 1 fp16, 2 bfloat16; sums are of kind `to_kind`: the kind of the rows, or fp32.
+// Rows, targets and edges, times heads, are fewer than 2^31.
 extern "C" __device__ int attend_run_16(int *, u64 to, u64 x, u64 ends, u64 row, int index_bytes, u64 scores, u64 own,
                                         u64 alpha, long long num_edges, long long first, long long last,
                                         long long target, int count, int heads, int lanes, int piece, int loops,

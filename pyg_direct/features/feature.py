@@ -143,6 +143,8 @@ class Feature:
         self._order: Tensor | None = None
         # The same of a file whose rows lie in another order, before `set_local_order`.
         self._places: Tensor | None = None
+        # True if these are all rows of a file, read into memory.
+        self.holds_file = False
         # State for other processes; a lazy handle is opened on the current GPU.
         self._handle: Handle | None = None
         self._is_lazy = False
@@ -467,7 +469,9 @@ class Feature:
         host_bytes = min(parse_size(self.host_cache_size, num_bytes, "host_cache_size"), num_bytes)
         if num_bytes == max(hot_bytes, host_bytes):
             rows = file.stream() if num_bytes > 0 else file.rows.clone()
-            return self.from_cpu_tensor(rows if order is None else rows[invert(order)])
+            self.from_cpu_tensor(rows if order is None else rows[invert(order)])
+            self.holds_file = True
+            return self
         count = shape[0] * max(hot_bytes, host_bytes) // num_bytes
         scores = score_rows(self.hotness, self.csr_topo, shape[0]) if count > 0 else None
         if scores is not None and order is not None:
@@ -571,6 +575,7 @@ class Feature:
         if self.stored is not None:
             forget_reader(self.stored)
         self.stored = self._order = self._places = self._handle = None
+        self.holds_file = False
 
     def _hold(self, stored: MemoryRows | SpilledRows) -> None:
         self.stored = stored

@@ -285,6 +285,27 @@ def test_foresight_and_groups_exclude_each_other(path, device):
         open_loader(path, device, 3, super_batch=4)
 
 
+@pytest.mark.parametrize("kept", ["on disk, order of the program", "rows of a tensor"])
+def test_a_plan_that_cannot_be_made_is_told(path, device, kept):
+    store, options = open_store(path, device), {"batch_sampler": [[0, 1], [2]]}
+    if kept == "rows of a tensor":
+        store, options = FeatureStore(device=device), {"batch_size": 2}
+        store[None, "x", None] = Feature(device=device).from_cpu_tensor(X.clone())
+    graph = store, Data(edge_index=EDGES, num_nodes=NODES)
+    loader = NeighborLoader(graph, [2], torch.arange(9), device=device, ahead=3, **options)
+
+    with pytest.warns(LoaderWarning, match="ahead=3: not used, as it needs rows in a file"):
+        next(iter(loader))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_file_that_memory_holds_whole_needs_no_plan(path, device):
+    store = open_store(path, device)
+    store[None, "x", None] = Feature(device=device, host_cache_size="100%").from_file(path)
+
+    assert look(open_loader(path, device, 3, store=store)) == look(open_loader(path, device, 0))
+
+
 def test_a_number_that_has_no_use_is_told(path, device):
     loader = NeighborLoader(Data(x=X, edge_index=EDGES), [2], torch.arange(9), device=device, ahead=3)
 
