@@ -138,14 +138,19 @@ def _bind(library, fn):
     bound = {**fn.__globals__, "cuda": _Cuda(), "THREADS": _THREADS}
     for name, value in fn.__globals__.items():
         if isinstance(value, DeviceFunction):
-            bound[name] = _SMALL.get(value.name) or functools.partial(_call, library, value)
+            codes = value.signature.split()
+        elif (signature := getattr(value, "sig", None)) is not None:
+            # A test that compiled kernels in this process has declared the function to the compiler.
+            codes = [np.dtype(str(kind)).str[1:] for kind in signature.args]
+        else:
+            continue
+        bound[name] = _SMALL.get(value.name) or functools.partial(_call, library, value.name, codes)
     return bound
 
 
-def _call(library, declared, *args):
-    codes = declared.signature.split()
+def _call(library, name, codes, *args):
     given = [_TYPES[code](float(arg) if code == "f4" else int(arg)) for arg, code in zip(args, codes, strict=True)]
-    assert getattr(library, declared.name)(None, *given) == 0
+    assert getattr(library, name)(None, *given) == 0
 
 
 def _store_narrowed(to, at, value, kind):
