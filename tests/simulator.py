@@ -7,13 +7,16 @@ every living thread of the block is at it, and an exception of one ends all.
 
 Numba wraps arrays twice, for fields of structures, which no kernel here has: half of the time of a kernel that reads
 element by element.
+
+Two threads of Numba's block that ask for a shared array at the same moment are given an array each.
 """
 
+import sys
 import threading
 from typing import Any
 
 import numpy as np
-from numba.cuda.simulator import kernel
+from numba.cuda.simulator import kernel, kernelapi
 
 from pyg_direct.dynamic import snapshot_plan
 from pyg_direct.dynamic.group_tuner import Speeds
@@ -75,8 +78,22 @@ class Block(kernel.BlockManager):
             self.condition.notify_all()
 
 
+_SHARING = threading.Lock()
+
+
+def make_shared(shared: Any, shape: Any, dtype: Any) -> Any:
+    """Return the shared array of a line of a kernel, one for all threads of the block."""
+    frame = sys._getframe(1)
+    place = frame.f_code, frame.f_lineno
+    with _SHARING:
+        if place not in shared._allocations:
+            shared._allocations[place] = np.empty(shape, dtype)
+        return shared._allocations[place]
+
+
 def install() -> None:
     """Run simulated kernels in such blocks, on plain arrays, and choose groups of snapshots by these speeds."""
     kernel.BlockManager = Block
     kernel.FakeWithinKernelCUDAArray = lambda array: array._ary
+    kernelapi.FakeCUDAShared.array = make_shared
     snapshot_plan.find_speeds = lambda device: SPEEDS
