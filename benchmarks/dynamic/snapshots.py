@@ -19,7 +19,7 @@ from pyg_direct.dynamic.conv_operators import Factors, Sum
 from pyg_direct.dynamic.matrix_group import FORMS, build_group
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices, aggregate_snapshots, choose_kernel
-from pyg_direct.ops.snapshots.overlap import measure_overlap, unite
+from pyg_direct.ops.snapshots.slice_csr import measure_overlap, unite
 
 WIDTHS = (2, 4, 8, 16, 64)
 

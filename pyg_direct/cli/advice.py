@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from pyg_direct.cli.plan import Plan
-from pyg_direct.compiler.targets import PTX_VERSIONS
+from pyg_direct.compiler.nvrtc import PTX_VERSIONS
 from pyg_direct.profiling import show_bytes
 
 # Reading from one kind of memory must be this much faster to be worth a word.

@@ -21,7 +21,7 @@ from pyg_direct.cache_folder import cache_root
 from pyg_direct.compiler.code_cache import _open_archive
 from pyg_direct.compiler.jit import get_cpu_threads
 from pyg_direct.errors import PygDirectError
-from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.runtime.cuda.device import abilities, free_bytes
 from pyg_direct.runtime.cuda.driver import call, load_driver
 from pyg_direct.runtime.cuda.peer_memory import p2pCliqueTopo, read_link

@@ -24,7 +24,7 @@ from pyg_direct.features.feature import Feature
 from pyg_direct.features.process_sharing import PARTS
 from pyg_direct.graph.placed_topology import PlacedTopology, interleave, spread_over_peers
 from pyg_direct.graph.relation import EdgeType
-from pyg_direct.ops.sampling.hetero import Rows, sum_weights
+from pyg_direct.ops.sampling.sample_hetero import Rows, sum_weights
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.cuda.peer_memory import GRANULE
 from pyg_direct.runtime.host.memory import parse_size

@@ -18,7 +18,7 @@ from pyg_direct.dynamic.sequence_edges import Parts, SequenceEdges, find_alike
 from pyg_direct.dynamic.speed_probe import find_speeds
 from pyg_direct.dynamic.timeline import Timeline
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
-from pyg_direct.ops.snapshots.overlap import MAX_GROUP
+from pyg_direct.ops.snapshots.slice_csr import MAX_GROUP
 
 # The form of snapshots that lie beside each other and share no edges.
 APART = "apart"

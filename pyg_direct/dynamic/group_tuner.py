@@ -19,7 +19,7 @@ from pyg_direct.dynamic.conv_operators import Factors
 from pyg_direct.dynamic.device_speeds import Speeds
 from pyg_direct.kernels.snapshots.sliced_csr import SLICE
 from pyg_direct.ops.snapshots.aggregate import is_summed_over_csr, leaves_bits
-from pyg_direct.ops.snapshots.overlap import EdgeUnion, merge_unions
+from pyg_direct.ops.snapshots.slice_csr import EdgeUnion, merge_unions
 
 
 class Option(NamedTuple):

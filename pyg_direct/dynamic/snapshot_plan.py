@@ -28,7 +28,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.rows.upload import upload_large
 from pyg_direct.ops.snapshots.aggregate import Part, SnapshotMatrices, aggregate_snapshots, multiply_parts
-from pyg_direct.ops.snapshots.overlap import MAX_GROUP
+from pyg_direct.ops.snapshots.slice_csr import MAX_GROUP
 from pyg_direct.profiling import trace
 
 

@@ -28,8 +28,7 @@ from pyg_direct.dynamic.device_speeds import (
 from pyg_direct.dynamic.group_tuner import expect_options
 from pyg_direct.dynamic.matrix_group import GROUP_SIZES, build_group
 from pyg_direct.ops.snapshots.aggregate import SMALL, SnapshotMatrices, aggregate_snapshots
-from pyg_direct.ops.snapshots.overlap import MAX_GROUP, unite
-from pyg_direct.ops.snapshots.sliced_csr import slice_keys
+from pyg_direct.ops.snapshots.slice_csr import MAX_GROUP, slice_keys, unite
 from pyg_direct.profiling import time_call, time_on_stream
 
 # Most nodes; rows of few numbers stay below the largest of these sizes. Least edges, and least products of them: so

@@ -37,8 +37,8 @@ from pyg_direct.features.tiers.disk import DiskTier
 from pyg_direct.features.tiers.sharded import ShardedTier, open_exchange, range_of
 from pyg_direct.object_text import describe, show_parts, show_place
 from pyg_direct.ops.argument_checks import as_ids, check_ids, checks_keywords
-from pyg_direct.ops.local_ids.bitmap import locate_ids
-from pyg_direct.ops.rows.gather import Directory, gather_rows
+from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
+from pyg_direct.ops.rows.gather_rows import Directory, gather_rows
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.profiling import show_bytes
 from pyg_direct.progress import show_wait

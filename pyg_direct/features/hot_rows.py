@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, PlacementWarning, warn
 from pyg_direct.ops.argument_checks import check_fanouts, check_ids, check_topology, check_topology_kinds
-from pyg_direct.ops.sampling.expected_reads import spread_values
+from pyg_direct.ops.sampling.sample_uniform import spread_values
 from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.memory import parse_size

@@ -28,9 +28,16 @@ from pyg_direct.features.tiers.base import ReadErrors, TableTier
 from pyg_direct.features.tiers.choice import open_table
 from pyg_direct.features.tiers.peer import STRANDS, PeerTier
 from pyg_direct.kernels.batch_counters import NO_POSITION
-from pyg_direct.ops.local_ids.bitmap import locate_ids
-from pyg_direct.ops.rows.gather import Directory, RowReader, gather_rows, select_rows, unread_errors
-from pyg_direct.ops.rows.scatter import keep_last, scatter_rows
+from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
+from pyg_direct.ops.rows.gather_rows import (
+    Directory,
+    RowReader,
+    gather_rows,
+    keep_last,
+    scatter_rows,
+    select_rows,
+    unread_errors,
+)
 from pyg_direct.runtime.cuda.host_memory_probe import check_filled
 from pyg_direct.runtime.cuda.memory import move
 from pyg_direct.runtime.cuda.sm_budget import note_reader

@@ -25,7 +25,7 @@ from pyg_direct.graph.relation import LINKS, NODES, EdgeType, Relation, name_par
 from pyg_direct.object_text import one_line, show_count, show_place
 from pyg_direct.ops.argument_checks import check_integers
 from pyg_direct.ops.run_kernel import check_below
-from pyg_direct.ops.sampling.hetero import Rows, sum_weights
+from pyg_direct.ops.sampling.sample_hetero import Rows, sum_weights
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.memory import Block
 from pyg_direct.runtime.host.pages import use_large_pages

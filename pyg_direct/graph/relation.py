@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.ops.argument_checks import check_edge_list, check_ids, check_integers
-from pyg_direct.ops.local_ids.csr import compress
+from pyg_direct.ops.local_ids.build_csr import compress
 
 EdgeType = tuple[str, str, str]
 # Names of the only node type and relation of a graph without types.

@@ -20,8 +20,8 @@ from pyg_direct.loader.option_types import WalkOptions
 from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.loader.walk_loader import WalkLoader
 from pyg_direct.ops.argument_checks import as_ids, check_edge_list, check_flag, check_ids
-from pyg_direct.ops.sampling.random import draw_below
-from pyg_direct.ops.sampling.walks import check_bias
+from pyg_direct.ops.sampling.draw_random import draw_below
+from pyg_direct.ops.sampling.draw_walks import check_bias
 from pyg_direct.sampler.keyed_sampler import take_key, under_key
 from pyg_direct.sampling.random_key import call_key, check_seed
 from pyg_direct.sampling.random_walks import MetapathWalks, check_nodes, find_rows

@@ -25,7 +25,7 @@ from pyg_direct.nn.sorted_edges import (
     may_find,
     wins_on_cpu,
 )
-from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_ordinary, is_recorded, runs_on_gpu
 
 _REDUCES = {

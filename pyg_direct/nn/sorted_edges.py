@@ -29,14 +29,14 @@ from torch_geometric.sampler import HeteroSamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.argument_checks import INDEX_DTYPES
-from pyg_direct.ops.local_ids.csr import compress_ids, mark_edges, read_hops
+from pyg_direct.ops.local_ids.build_csr import compress_ids, mark_edges, read_hops
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
 if TYPE_CHECKING:
     # Imported by convolutions that ask: a loader only registers.
-    from pyg_direct.ops.aggregate.self_loops import Looped
-    from pyg_direct.ops.aggregate.sum import Transposed
+    from pyg_direct.ops.aggregate.build_edge_layout import Looped
+    from pyg_direct.ops.aggregate.sum_rows import Transposed
 
 
 class SortedEdges(NamedTuple):
@@ -171,7 +171,7 @@ class SortedBatch:
         """Return the same edges by source. `edges` are a view of this batch, or made of it and remembered."""
 
         def make() -> Transposed:
-            from pyg_direct.ops.aggregate.sum import Transposed
+            from pyg_direct.ops.aggregate.sum_rows import Transposed
 
             return Transposed.of(edges.row, edges.target, num_rows)
 
@@ -187,7 +187,7 @@ class SortedBatch:
         edges = self.view(edge_index)
 
         def make() -> Looped:
-            from pyg_direct.ops.aggregate.self_loops import add_loops
+            from pyg_direct.ops.aggregate.build_edge_layout import add_loops
 
             return add_loops(*edges[:3], num_targets, dtype)
 

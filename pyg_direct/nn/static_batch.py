@@ -23,7 +23,7 @@ from pyg_direct.nn.sorted_edges import (
     is_plain_tensor,
     is_static,
 )
-from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import runs_on_gpu
 
 # Layers that process each row on its own, wherever the dimensions of nodes and signals are.

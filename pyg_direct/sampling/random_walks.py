@@ -15,9 +15,9 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.argument_checks import as_ids, check_ids, check_topology
-from pyg_direct.ops.content_hash import glance_only, has_content, read_content
-from pyg_direct.ops.sampling.induced import NeighborLists
-from pyg_direct.ops.sampling.walks import walk, walk_along
+from pyg_direct.ops.compute_content_hash import glance_only, has_content, read_content
+from pyg_direct.ops.sampling.draw_walks import walk, walk_along
+from pyg_direct.ops.sampling.find_induced import NeighborLists
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.induced_plan import list_neighbors
 from pyg_direct.sampling.random_key import check_seed, draw_seed

@@ -6,7 +6,7 @@ import torch
 from pyg_direct.datasets.synthetic_dynamic import DynamicShape, draw_snapshots, synthetic_dtdg
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.ops.snapshots.overlap import measure_overlap, unite
+from pyg_direct.ops.snapshots.slice_csr import measure_overlap, unite
 
 
 @pytest.mark.parametrize("change", [0.0, 0.1, 1.0])

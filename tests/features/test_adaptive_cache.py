@@ -6,7 +6,7 @@ import torch
 from pyg_direct import Feature
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.adaptive_cache import ReadCounts
-from pyg_direct.ops.rows.gather import Directory
+from pyg_direct.ops.rows.gather_rows import Directory
 from tests.features.contract import bytes_of, make_rows
 from tests.poison import poisoned_memory
 

@@ -15,7 +15,7 @@ from torch_geometric.nn import GCNConv
 
 from pyg_direct.dynamic.conv_operators import GCN
 from pyg_direct.dynamic.nn.sparse_conv import convolve, locate
-from pyg_direct.ops.snapshots.recurrent_cells import (
+from pyg_direct.ops.snapshots.run_recurrent_cells import (
     fold_features,
     fold_gates,
     fold_states,

@@ -39,7 +39,7 @@ from pyg_direct.nn.sorted_edges import (
 )
 from pyg_direct.nn.static_batch import open_signals
 from pyg_direct.nn.trimming import Kept, is_linear
-from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 
 

@@ -18,9 +18,17 @@ from pyg_direct.nn.dispatch import find_narrow_first, find_reduce, promote, prop
 from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_apart, join_edges, split_apart
 from pyg_direct.nn.sorted_edges import SortedEdges, wins_on_cpu
 from pyg_direct.nn.trimming import is_linear
-from pyg_direct.ops.aggregate.gine_messages import is_fused, pull_fused, sum_fused, unpack_kept
 from pyg_direct.ops.aggregate.operators import GATHERED_BYTES
-from pyg_direct.ops.aggregate.sum import DTYPES, aggregate, spread_known, sum_known
+from pyg_direct.ops.aggregate.sum_rows import (
+    DTYPES,
+    aggregate,
+    is_fused,
+    pull_fused,
+    spread_known,
+    sum_fused,
+    sum_known,
+    unpack_kept,
+)
 from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
 
 

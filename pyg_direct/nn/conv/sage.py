@@ -34,7 +34,7 @@ from pyg_direct.nn.sorted_edges import (
 )
 from pyg_direct.nn.static_batch import open_signals
 from pyg_direct.nn.trimming import Kept, is_accelerated, is_linear
-from pyg_direct.ops.aggregate.sum import DTYPES, Transposed, aggregate, spread_known, sum_known
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate, spread_known, sum_known
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)

@@ -10,7 +10,7 @@ from pyg_direct.dynamic.matrix_group import FORMS, build_group
 from pyg_direct.dynamic.row_cache import Budget
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.snapshots.packed import PackedCSR
-from pyg_direct.ops.snapshots.sliced_csr import SlicedCSR
+from pyg_direct.ops.snapshots.slice_csr import SlicedCSR
 from tests.snapshots import make_snapshots
 
 NODES = 40
