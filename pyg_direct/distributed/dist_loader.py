@@ -23,7 +23,7 @@ from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.graph_part import PartTopo
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.loader.base_loader import ALONE, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several

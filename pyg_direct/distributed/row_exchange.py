@@ -22,7 +22,7 @@ from pyg_direct.distributed.segment_rows import RowsOfKind, SegmentRows
 from pyg_direct.distributed.shared_arrays import tell
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
-from pyg_direct.graph.relation import tell_apart
+from pyg_direct.graph.hetero_topo import tell_apart
 from pyg_direct.kernels.sampling.frontier_segments import MOST_BUCKETS
 from pyg_direct.ops.rows.gather_rows import gather_rows, scatter_rows
 from pyg_direct.ops.sampling.join_remote_edges import group_keys, make_keys

@@ -44,7 +44,7 @@ from pyg_direct.profiling import show_bytes
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.sm_budget import forget_reader
-from pyg_direct.runtime.host.memory import check_size, parse_size
+from pyg_direct.runtime.host.memory_sizes import check_size, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.typing import Device
 

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.csr_topo import CSRTopo
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.kernels.batch_counters import WALK_ANYWHERE_DRAW
 from pyg_direct.loader.base_loader import is_said_anew
 from pyg_direct.loader.induced_loader import check_count

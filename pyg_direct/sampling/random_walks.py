@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentTypeError, IdError
 from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.graph.placed_topology import PlacedTopology
-from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.argument_checks import as_ids, check_ids, check_topology
 from pyg_direct.ops.compute_content_hash import glance_only, has_content, read_content
 from pyg_direct.ops.sampling.draw_walks import walk, walk_along
