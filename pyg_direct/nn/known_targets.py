@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch_geometric.utils import scatter as pyg_scatter, softmax as pyg_softmax
 
-from pyg_direct.nn.sorted_edges import SortedBatch, WholeGraph
+from pyg_direct.nn.sorted_edges import SortedBatch
+from pyg_direct.nn.whole_graphs import WholeGraph
 from pyg_direct.ops.aggregate import operators
 from pyg_direct.ops.aggregate.compute_softmax import softmax as fused_softmax
 from pyg_direct.ops.aggregate.sum_rows import DTYPES

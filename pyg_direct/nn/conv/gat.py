@@ -32,8 +32,9 @@ from pyg_direct.nn.hetero.joined_edges import (
 from pyg_direct.nn.linear import multiply
 from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
-from pyg_direct.nn.sorted_edges import SortedEdges, find_batch, find_whole, may_find
+from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
 from pyg_direct.nn.trimming import Kept, is_linear
+from pyg_direct.nn.whole_graphs import find_whole, may_find
 from pyg_direct.ops.aggregate.compute_softmax import attend, pick_scores, softmax
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu

@@ -16,8 +16,9 @@ from pyg_direct.nn.conv.gin import MOST_BYTES, finish_joined
 from pyg_direct.nn.conv.spec import ConvSpec, Joined
 from pyg_direct.nn.dispatch import find_narrow_first, find_reduce, promote, propagate
 from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_apart, join_edges, split_apart
-from pyg_direct.nn.sorted_edges import SortedEdges, wins_on_cpu
+from pyg_direct.nn.sorted_edges import SortedEdges
 from pyg_direct.nn.trimming import is_linear
+from pyg_direct.nn.whole_graphs import wins_on_cpu
 from pyg_direct.ops.aggregate.operators import GATHERED_BYTES
 from pyg_direct.ops.aggregate.sum_rows import (
     DTYPES,

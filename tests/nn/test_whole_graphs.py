@@ -9,15 +9,16 @@ import torch
 from torch_geometric.nn import GAT, GCN, GIN, GATv2Conv, GCNConv, GINConv, GraphConv, GraphSAGE, SAGEConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn import sorted_edges
+from pyg_direct.nn import whole_graphs
 from pyg_direct.nn.conv import sage
-from pyg_direct.nn.sorted_edges import find_whole, register_sorted
+from pyg_direct.nn.sorted_edges import register_sorted
+from pyg_direct.nn.whole_graphs import find_whole
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.runtime.cuda.graph_capture import waits_refused
 from tests.nn.convolutions import OUT, WIDTH, assert_near, mlp, run
 
 NUM_NODES, NUM_EDGES = 40, 300
-OFTEN = sorted_edges._OFTEN
+OFTEN = whole_graphs._OFTEN
 CONVOLUTIONS = {
     "sage": lambda: SAGEConv(WIDTH, OUT),
     "sage max": lambda: SAGEConv(WIDTH, OUT, aggr="max"),
@@ -43,7 +44,7 @@ def make_edges(device="cpu"):
 
 @pytest.fixture(autouse=True)
 def _small_graphs(monkeypatch):
-    monkeypatch.setattr(sorted_edges, "_WORTH", {"cpu": 0, "gpu": 0})
+    monkeypatch.setattr(whole_graphs, "_WORTH", {"cpu": 0, "gpu": 0})
 
 
 def meet(edge_index, times=OFTEN, num_targets=NUM_NODES):
@@ -112,7 +113,7 @@ def test_edges_of_few_layers_are_not_sorted():
 
 def test_narrow_rows_of_few_edges_are_left_to_pyg(monkeypatch):
     edge_index = make_edges()
-    monkeypatch.setitem(sorted_edges._WORTH, "gpu" if runs_on_gpu(edge_index) else "cpu", NUM_EDGES * WIDTH)
+    monkeypatch.setitem(whole_graphs._WORTH, "gpu" if runs_on_gpu(edge_index) else "cpu", NUM_EDGES * WIDTH)
     meet(edge_index)
 
     assert find_whole(edge_index, NUM_NODES, WIDTH - 1) is None
@@ -215,9 +216,9 @@ def test_graphs_are_forgotten_with_their_edges():
     for _ in range(100):
         meet(make_edges(), 1)
 
-    alive = sum(not met.storage.expired() for met in sorted_edges._MET.values())
-    assert len(sorted_edges._MET) <= 2 * alive + 2
-    assert not any(met.graph is not None and met.storage.expired() for met in sorted_edges._MET.values())
+    alive = sum(not met.storage.expired() for met in whole_graphs._MET.values())
+    assert len(whole_graphs._MET) <= 2 * alive + 2
+    assert not any(met.graph is not None and met.storage.expired() for met in whole_graphs._MET.values())
 
 
 # SAGE and GIN take as many launches as PyG's layers if there are gradients.
@@ -225,18 +226,18 @@ def test_graphs_are_forgotten_with_their_edges():
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("has_gradient", [False, True])
 def test_a_small_graph_is_sorted_where_that_saves_a_gpu_launches(device, name, has_gradient, calls, monkeypatch):
-    monkeypatch.setattr(sorted_edges, "_WORTH", {"cpu": 1 << 40, "gpu": 1 << 40})
+    monkeypatch.setattr(whole_graphs, "_WORTH", {"cpu": 1 << 40, "gpu": 1 << 40})
     edge_index, conv = make_edges(device), CONVOLUTIONS[name]().to(device)
     x = torch.randn(NUM_NODES, WIDTH, device=device)
     expected = conv(x, edge_index)
     accelerate(conv)
 
     with torch.set_grad_enabled(has_gradient):
-        for _ in range(sorted_edges._OFTEN_IF_SMALL // 2):
+        for _ in range(whole_graphs._OFTEN_IF_SMALL // 2):
             conv(x, edge_index)
         before = len(calls)
         # Most layers ask once, some twice.
-        for _ in range(sorted_edges._OFTEN_IF_SMALL // 2 + 1):
+        for _ in range(whole_graphs._OFTEN_IF_SMALL // 2 + 1):
             got = conv(x, edge_index)
 
     saves = not has_gradient or name.startswith("gat") or name == "gcn"
@@ -245,13 +246,13 @@ def test_a_small_graph_is_sorted_where_that_saves_a_gpu_launches(device, name, h
 
 
 def test_small_edges_that_come_back_are_not_looked_at_again_until_they_are_told_of(calls, monkeypatch):
-    monkeypatch.setattr(sorted_edges, "_WORTH", {"cpu": 1 << 40, "gpu": 1 << 40})
+    monkeypatch.setattr(whole_graphs, "_WORTH", {"cpu": 1 << 40, "gpu": 1 << 40})
     layer, x = SAGEConv(WIDTH, OUT), torch.randn(6, WIDTH)
     edge_index = torch.tensor([[5, 4, 3, 2], [0, 0, 1, 2]])
     expected = layer(x, edge_index)
     accelerate(layer)
     looked = []
-    monkeypatch.setattr(sage, "may_find", lambda *args: looked.append(args) or sorted_edges.may_find(*args))
+    monkeypatch.setattr(sage, "may_find", lambda *args: looked.append(args) or whole_graphs.may_find(*args))
 
     for _ in range(3):
         assert torch.equal(layer(x, edge_index), expected)
