@@ -10,6 +10,6 @@
 - `packed_rows.py`: tables rewritten in another order.
 - `range_reader.py`: many rows of a file by large requests.
 - `tier_report.py`: rows that each tier holds and has served.
-- `process_sharing.py`: one feature for several processes of a host.
+- `process_sharing.py`, `feature_copies.py`: one feature for several processes of a host; copies and pickles.
 - `unified_tensor.py`, `unified_device.py`: `UnifiedTensor`, and the device `unified` in torch.
 """
