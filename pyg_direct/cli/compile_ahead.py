@@ -28,7 +28,7 @@ from pyg_direct.errors import DeviceError
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import abilities
 from pyg_direct.runtime.cuda.launch import load_function
-from pyg_direct.runtime.host.memory import count_cores
+from pyg_direct.runtime.host.memory_sizes import count_cores
 
 # Bytes that must be free: a file of compiled code is shorter.
 _LEAST_ROOM = 1 << 20

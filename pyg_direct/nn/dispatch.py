@@ -118,7 +118,7 @@ def _may_find(edge_index: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def find_reduce(self: Any) -> str:
-    """Return how an accelerated convolution reduces, in the words of `ops.aggregate.sum`."""
+    """Return how an accelerated convolution reduces, in the words of `ops.aggregate.sum_rows`."""
     return _REDUCES[type(self.aggr_module)]
 
 

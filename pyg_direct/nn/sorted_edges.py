@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class SortedEdges(NamedTuple):
-    """Edges sorted by target, in the words of `ops.aggregate.sum`.
+    """Edges sorted by target, in the words of `ops.aggregate.sum_rows`.
 
     Attributes:
         indptr: Offsets of the targets, `[M + 1]` for the M nodes of the batch that edges may lead to; offsets above E

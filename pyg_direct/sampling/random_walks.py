@@ -126,7 +126,7 @@ class WalkRows:
             self._read(topology)
 
     def walk(self, start: Tensor, walk_length: int, p: float, q: float, *, key: int) -> Tensor:
-        """Draw the walks from `start`, on the device of the rows; see `ops.sampling.walks.walk`."""
+        """Draw the walks from `start`, on the device of the rows; see `ops.sampling.draw_walks.walk`."""
         with glance_only():
             self.renew()
         is_biased = not (p == 1 and q == 1)
@@ -194,5 +194,7 @@ class MetapathWalks:
         self._num_nodes = num_nodes
 
     def walk(self, start: Tensor, *, key: int) -> Tensor:
-        """Draw the walks from `start`, nodes of the first type on the device; see `ops.sampling.walks.walk_along`."""
+        """Draw the walks from `start`, nodes of the first type on the device; see
+        `ops.sampling.draw_walks.walk_along`.
+        """
         return walk_along(self._lists, start, self._rows, self._num_nodes, key=key)

@@ -42,7 +42,7 @@ def sum_messages(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, targ
         edge_rows: Rows of edges, `[E, C]` of the same dtype.
         indptr, row, target: Edges that are known to fit, sorted by target; `indptr` may be longer.
         num_targets: T.
-        reduce: See `ops.aggregate.sum`.
+        reduce: See `ops.aggregate.sum_rows`.
         max_degree: Upper bound of the edges of a target, None if it is not known.
     """
     if reduce not in ("sum", "mean"):

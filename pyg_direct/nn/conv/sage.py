@@ -275,8 +275,8 @@ class TypedEdges(NamedTuple):
     """Edges of all relations of a layer, sorted by relation, then target, and known to fit.
 
     Attributes:
-        indptr, row, target: In the words of `ops.aggregate.sum`; sources of all types are concatenated, and so are the
-            targets of all relations.
+        indptr, row, target: In the words of `ops.aggregate.sum_rows`; sources of all types are concatenated, and so
+            are the targets of all relations.
         sizes: Targets of each relation.
         sources: Table with the rows of each relation's sources.
         own: Table with the own rows of each relation's targets.

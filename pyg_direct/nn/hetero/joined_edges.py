@@ -92,7 +92,7 @@ class _Edges(NamedTuple):
 
 
 class JoinedEdges(NamedTuple):
-    """Edges of all relations, sorted by relation, then target, in the words of `ops.aggregate.sum`.
+    """Edges of all relations, sorted by relation, then target, in the words of `ops.aggregate.sum_rows`.
 
     Attributes:
         indptr, row, target: Sources begin at the given starts; the targets of all relations are concatenated.
