@@ -1,6 +1,6 @@
 """Feature rows at rest: their memory, their hot rows, and `Feature` over both.
 
-- `feature.py`, `feature_store.py`: `Feature`, and PyG's interface to it.
+- `feature.py`, `feature_arguments.py`, `feature_store.py`: `Feature`, the checks of its arguments, and PyG's interface.
 - `memory_rows.py`, `spilled_rows.py`: hot rows over a tier that kernels read in place, and over other tiers.
 - `tiers/`: places that rows lie in, chosen in `tiers/choice.py`. They are memory of the GPU, of its peers
     and of the host, files, and parts of several processes.

@@ -23,6 +23,14 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.feature_arguments import (
+    check_dense,
+    check_following,
+    check_options,
+    check_update,
+    find_places,
+    read_disk_map,
+)
 from pyg_direct.features.feature_copies import (
     copy_feature,
     deepcopy_feature,
@@ -30,12 +38,12 @@ from pyg_direct.features.feature_copies import (
     send_feature,
     share_feature,
 )
-from pyg_direct.features.hot_rows import Listing, check_hotness, score_rows
-from pyg_direct.features.memory_rows import MemoryRows, Served, check_dense, check_placing, place_rows
+from pyg_direct.features.hot_rows import Listing, score_rows
+from pyg_direct.features.memory_rows import MemoryRows, Served, check_placing, place_rows
 from pyg_direct.features.process_sharing import Handle, is_shared_out, open_handle, read_gpus, share_rows
-from pyg_direct.features.row_dtypes import check_narrow, check_store_dtype, narrow_rows
+from pyg_direct.features.row_dtypes import check_narrow, narrow_rows
 from pyg_direct.features.row_files import DeviceConfig, RowFile, join_parts, open_array
-from pyg_direct.features.spilled_rows import SpilledRows, read_disk_map, shard_rows, spill_file
+from pyg_direct.features.spilled_rows import SpilledRows, shard_rows, spill_file
 from pyg_direct.features.tier_report import Report, TierReport
 from pyg_direct.features.tiers.choice import open_file
 from pyg_direct.object_text import describe, show_parts, show_place
@@ -110,18 +118,7 @@ class Feature:
                  device_group_list: Sequence[Any] | None = None, cold_policy: str = "auto") -> None:  # fmt: skip
         self.device_list, self.device_group_list = read_gpus(device_list, cache_policy, cold_policy, device_group_list)
         self.cache_policy, self.cold_policy = cache_policy, cold_policy
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-            raise ArgumentTypeError(f"rank must be the index of a GPU, got {rank!r}")
-        if csr_topo is not None and not hasattr(csr_topo, "node_count"):
-            raise ArgumentTypeError(f"csr_topo must be a CSRTopo, got {type(csr_topo).__name__}")
-        if placement not in ("unified", "pinned"):
-            raise ArgumentError(f"placement must be 'unified' or 'pinned', got {placement!r}")
-        check_store_dtype(store_dtype)
-        check_hotness(hotness)
-        if link_blocks is not None and (isinstance(link_blocks, bool) or not isinstance(link_blocks, int)):
-            raise ArgumentTypeError(f"link_blocks must be an int or None, got {link_blocks!r}")
-        if link_blocks is not None and link_blocks < 1:
-            raise ArgumentError(f"link_blocks must be at least 1, got {link_blocks}")
+        check_options(rank, csr_topo, placement, store_dtype, hotness, link_blocks)
         if device is None and torch.cuda.is_available():
             device = rank
         self.rank = rank
@@ -548,12 +545,7 @@ class Feature:
             raise ArgumentError(f"rows of {self.placement!r} cannot be updated: {self.stored.tier.refusal}")
         if self._handle is not None:
             raise ArgumentError("rows that several processes share cannot be updated: they are read-only")
-        if not isinstance(rows, Tensor):
-            raise ArgumentTypeError(f"rows must be a tensor, got {type(rows).__name__}")
-        ids = check_ids("ids", as_ids("ids", ids), shape[0])
-        if rows.shape != (ids.numel(), *shape[1:]) or rows.dtype != self._dtype:
-            raise ArgumentError(f"rows must be {(ids.numel(), *shape[1:])} of {self._dtype}, got {tuple(rows.shape)} "
-                                f"of {rows.dtype}")  # fmt: skip
+        ids = check_update(ids, rows, shape, self._dtype)
         stored = self.stored
         assert stored is not None
         stored.check()
@@ -580,10 +572,7 @@ class Feature:
             ArgumentError: named argument, rule and value, or no rows yet.
         """
         self._filled()
-        if isinstance(period, bool) or not isinstance(period, int) or period < 0:
-            raise ArgumentError(f"period must be an integer of at least 0, got {period!r}")
-        if not 0 <= fade <= 1:
-            raise ArgumentError(f"fade must lie in [0, 1], got {fade!r}")
+        check_following(period, fade)
         if isinstance(self.stored, MemoryRows):
             self.stored.follow(0 if self._handle is not None else period, fade)
 
@@ -596,14 +585,7 @@ class Feature:
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value, or there are no rows yet.
         """
-        order, num_rows = check_ids("local_order", local_order, self._filled()[0]).cpu().long(), self._filled()[0]
-        seen = torch.zeros(num_rows, dtype=torch.bool, device="cpu")
-        seen[order] = True
-        if len(order) != num_rows or not bool(seen.all()):
-            raise ArgumentError(f"local_order must hold each of 0 to {num_rows - 1} once, got {len(order)} ids, "
-                                f"{int(seen.sum())} of them different")  # fmt: skip
-        place = torch.empty(num_rows, dtype=torch.int64, device="cpu")
-        place[order] = torch.arange(1, num_rows + 1, device="cpu") if self._places is None else self._places
+        place = find_places(local_order, self._filled()[0], self._places)
         self._order = place.to(self.device)
 
     # Other processes, copies and files.
@@ -706,10 +688,10 @@ class Feature:
         shape, is_counted = self._filled(), self._served is not None
         # Rows that the CPU collects come over the same link.
         link = "PCIe" if self.device.type == "cuda" else None
-        if self.stored is not None:
-            tiers = self.stored.describe(self.stored.num_read, is_counted, link)
-        else:
+        if self.stored is None:
             tiers = [TierReport(f"host memory ({self.placement})", shape[0], 0 if is_counted else None, link)]
+        else:
+            tiers = self.stored.describe(self.stored.num_read, is_counted, link)
         dtype = self.stored.tier.dtype if isinstance(self.stored, MemoryRows) else self._dtype
         return Report(tiers, shape[1:].numel() * dtype.itemsize)
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.host_link_blocks import blocks_beside_hot, blocks_for_rows, find_link_blocks
 from pyg_direct.features.hot_rows import (
     Listing,
@@ -305,21 +303,6 @@ class MemoryRows:
             if num_rows > 0:
                 lines += tier.describe(num_rows, tier_read if is_counted else None, link)
         return lines
-
-
-def check_dense(cpu_tensor: Any) -> None:
-    """Refuse rows that are no dense tensor of at least one dimension.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
-    if not isinstance(cpu_tensor, Tensor) or cpu_tensor.layout != torch.strided or cpu_tensor.is_meta:
-        kind = getattr(cpu_tensor, "layout", type(cpu_tensor).__name__)
-        raise ArgumentTypeError(
-            f"cpu_tensor must be a dense tensor, got {'one on device meta' if kind is torch.strided else kind}"
-        )
-    if cpu_tensor.dim() == 0:
-        raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
 
 
 def check_placing(rows: Tensor, device: torch.device, dtype: torch.dtype, asked: int | str, *, hotness: str | Tensor,

@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.features.hot_rows import choose_hottest
 from pyg_direct.features.memory_rows import MemoryRows, Served
 from pyg_direct.features.row_files import RowFile
@@ -26,7 +24,6 @@ from pyg_direct.features.tiers.base import Tier
 from pyg_direct.features.tiers.choice import open_file
 from pyg_direct.features.tiers.disk import DiskTier
 from pyg_direct.features.tiers.sharded import ShardedTier, open_exchange, range_of
-from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
 from pyg_direct.ops.rows.gather_rows import Directory
 from pyg_direct.progress import show_wait
@@ -193,26 +190,3 @@ def shard_rows(rows: Tensor, device: torch.device, cache_size: int | str, rank: 
                  "hot rows; in %.1f s", len(rows), exchange.size, end - first, num_bytes / exchange.size / 1e9,
                  count, time.perf_counter() - begin)  # fmt: skip
     return SpilledRows(ShardedTier(len(rows), own, exchange), locate, hot)
-
-
-def read_disk_map(path: str | PathLike[str], disk_map: Tensor, held: torch.Size, dtype: torch.dtype
-                  ) -> tuple[RowFile, Tensor]:  # fmt: skip
-    """Return the file of `Feature.set_mmap_file`, and the place of each of its ids among the rows held, int64 `[N]`.
-
-    Raises:
-        FileError, ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-    """
-    file = RowFile(path)
-    if file.order is not None:
-        raise ArgumentError(f"path must name a table in the order of ids, got {path}, which pack_rows wrote: call "
-                            "from_file")  # fmt: skip
-    places = check_ids("disk_map", disk_map).cpu().long()
-    if len(places) != len(file.rows):
-        raise ArgumentError(f"disk_map must have a place for each of the {len(file.rows)} rows of {path}, got "
-                            f"{len(places)}")  # fmt: skip
-    if len(places) and int(places.max()) >= held[0]:
-        raise IdError(f"disk_map must hold places below {held[0]}, got {int(places.max())}")
-    if file.rows.shape[1:] != held[1:] or file.rows.dtype != dtype:
-        raise ArgumentError(f"path must hold rows {tuple(held[1:])} of {dtype}, {path} holds "
-                            f"{tuple(file.rows.shape[1:])} of {file.rows.dtype}")  # fmt: skip
-    return file, places
