@@ -55,7 +55,7 @@ class PtxHook(BuildHookInterface):
 def compile_kernel(number: int) -> dict[str, str]:
     """PTX of all specialisations of a kernel for all architectures, by file name."""
     from pyg_direct.compiler.jit import GPU_KERNELS
-    from pyg_direct.compiler.targets import PTX_VERSIONS
+    from pyg_direct.compiler.nvrtc import PTX_VERSIONS
 
     kernel, texts = GPU_KERNELS[number], {}
     for choice in kernel.specialisations():

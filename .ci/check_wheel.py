@@ -52,8 +52,8 @@ import pyg_direct
 import pyg_direct.kernels
 from pyg_direct.compiler.code_cache import ARCHIVE, _open_archive, source_digest, source_folder
 from pyg_direct.compiler.jit import GPU_KERNELS, GpuKernel
+from pyg_direct.compiler.nvrtc import PTX_VERSIONS
 from pyg_direct.compiler.shipped_loops import ARCHIVE as LOOPS
-from pyg_direct.compiler.targets import PTX_VERSIONS
 
 installed = Path(pyg_direct.__file__).parent
 assert installed.is_relative_to(sys.prefix), f"{installed} is not the installed wheel"

@@ -4,7 +4,7 @@
 
 typedef unsigned long long u64;
 
-// Kinds of items, as in pyg_direct/ops/aggregate/sum.py.
+// Kinds of items, as in pyg_direct/ops/aggregate/sum_rows.py.
 struct Float32 { static const int items = 4; };
 struct Float16 { static const int items = 8; };
 struct Bfloat16 { static const int items = 8; };

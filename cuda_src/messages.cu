@@ -1,6 +1,6 @@
 // Sum and ReLU of rows of sources and of edges in 16-byte pieces, which Numba cannot express.
 //
-// Called from pyg_direct/kernels/aggregate/gine_messages.py. Functions follow Numba's calling convention: the first
+// Called from pyg_direct/kernels/aggregate/sum.py. Functions follow Numba's calling convention: the first
 // parameter is the address for a result, and the return value 0 means success.
 
 #include "items.cuh"

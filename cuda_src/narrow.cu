@@ -1,6 +1,6 @@
 // One item of each of up to four tables, 1 to 16 bytes long, which Numba cannot read by address.
 //
-// Called from pyg_direct/kernels/rows/multi_gather.py, by Numba's calling convention (see rows.cu).
+// Called from pyg_direct/kernels/rows/gather.py, by Numba's calling convention (see rows.cu).
 
 typedef unsigned long long u64;
 

@@ -1,6 +1,6 @@
 // Attention whose scores are made of rows of both ends of an edge, in 16-byte pieces, and its gradients.
 //
-// Called from pyg_direct/kernels/aggregate/pair_attention.py, which has the formulas; see aggregate.cu for the calling
+// Called from pyg_direct/kernels/aggregate/typed_attention.py, which has the formulas; see aggregate.cu for the calling
 // convention.
 
 #include "items.cuh"

@@ -1,6 +1,6 @@
 // Gradients of sums of table rows in 16-byte pieces, weighted by a softmax over the edges of targets.
 //
-// Called from pyg_direct/kernels/aggregate/pull_attention.py, which has the formulas; see aggregate.cu for the calling
+// Called from pyg_direct/kernels/aggregate/typed_attention.py, which has the formulas; see aggregate.cu for the calling
 // convention.
 
 #include "items.cuh"

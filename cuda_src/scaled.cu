@@ -1,6 +1,6 @@
 // Sums over CSR of fp32 rows that several snapshots hold side by side, scaled before and after, in pieces of 16 bytes.
 //
-// Called from pyg_direct/kernels/snapshots/scaled_csr.py, which has the formula; see aggregate.cu for the calling
+// Called from pyg_direct/kernels/snapshots/sliced_csr.py, which has the formula; see aggregate.cu for the calling
 // convention.
 
 typedef unsigned long long u64;

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from model import above_zero, at_least_one
 
-from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
-from pyg_direct.datasets.temporal import load_temporal
+from pyg_direct.datasets.dynamic_graphs import load_temporal, synthetic_dtdg
 from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.nn import TGCN  # was: from torch_geometric_temporal.nn.recurrent import TGCN
 

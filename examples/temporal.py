@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 from pyg_direct import LinkNeighborLoader  # was: from torch_geometric.loader import LinkNeighborLoader
-from pyg_direct.datasets.synthetic_dynamic import DynamicShape, draw_snapshots
+from pyg_direct.datasets.dynamic_graphs import DynamicShape, draw_snapshots
 
 NUM_TIMES = 16
 

@@ -18,7 +18,7 @@ from typing import Any
 _PACKAGE = "pyg_direct."
 # Old modules that held public names, and their new homes.
 MOVED = {
-    "datasets.dynamic": "datasets.synthetic_dynamic",
+    "datasets.dynamic": "datasets.dynamic_graphs",
     "datasets.features": "datasets.synthetic",
     "datasets.presets": "datasets.synthetic",
     "distributed.client": "distributed.server.client_graph",
@@ -29,13 +29,13 @@ MOVED = {
     "distributed.partition": "distributed.partitioning.partition_graph",
     "distributed.replicas": "distributed.partitioning.replicas",
     "distributed.sampler": "distributed.dist_neighbor_sampler",
-    "dynamic.nn.attention": "dynamic.nn.a3t_gcn",
+    "dynamic.nn.attention": "dynamic.nn.t_gcn",
     "dynamic.nn.diffusion": "dynamic.nn.dcrnn",
     "dynamic.nn.evolve": "dynamic.nn.evolve_gcn",
     "dynamic.nn.mpnn": "dynamic.nn.mpnn_lstm",
     "dynamic.nn.plain": "dynamic.nn.accelerate_snapshots",
     "dynamic.nn.tgcn": "dynamic.nn.t_gcn",
-    "dynamic.swap": "dynamic.pyg_temporal_patch",
+    "dynamic.swap": "dynamic.nn.accelerate_snapshots",
     "dynamic.trainer": "dynamic.frame_trainer",
     "features.expected": "features.hot_rows",
     "features.hotness": "features.hot_rows",

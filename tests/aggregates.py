@@ -5,7 +5,7 @@ import torch
 
 from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.kernels.aggregate.sum import LONG_ROW
-from pyg_direct.ops.local_ids.csr import compress_ids
+from pyg_direct.ops.local_ids.build_csr import compress_ids
 
 NUM_ROWS, NUM_TARGETS = 12, 9
 TOLERANCE = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-4, 1e-5), torch.float16: (2e-2, 2e-2),

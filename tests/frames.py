@@ -3,7 +3,7 @@
 import torch
 from torch_geometric.nn import BatchNorm, GCNConv, Sequential
 
-from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
+from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.dynamic import FrameTrainer
 from pyg_direct.dynamic.frame_trainer import run_stateless
 from pyg_direct.dynamic.nn import DCRNN, GCLSTM, MPNNLSTM, TGCN, EvolveGCNH, EvolveGCNO, GConvGRU

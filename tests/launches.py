@@ -2,9 +2,9 @@
 
 from contextlib import contextmanager
 
-from pyg_direct.ops.aggregate import operators, softmax
+from pyg_direct.ops.aggregate import compute_softmax, operators
 
-_MODULES = (operators, softmax)
+_MODULES = (operators, compute_softmax)
 # Of attention that is not one launch: the softmax, and the sum. On a CPU the softmax is three loops.
 TWO_LAUNCHES = {
     "gpu": ["softmax_edges_gpu", "sum_rows_gpu"],

@@ -19,7 +19,7 @@ except ModuleNotFoundError:
 import pyg_direct
 from pyg_direct.cli.app import app, main
 from pyg_direct.cli.warm import read_architecture
-from pyg_direct.compiler.targets import PTX_VERSIONS
+from pyg_direct.compiler.nvrtc import PTX_VERSIONS
 
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"

@@ -146,7 +146,7 @@ print([name for name in new if not name.startswith("pyg_direct")])
     assert len(with_loader) <= 200
     # Of other rooms, of programs of several processes, and of convolutions.
     for room in ("bench", "cli", "datasets", "distributed", "dynamic", "nn.accelerate", "nn.dispatch", "noedit",
-                 "ops.aggregate.sum", "ops.aggregate.self_loops", "runtime.comm.communicator"):  # fmt: skip
+                 "ops.aggregate.sum_rows", "ops.aggregate.build_edge_layout", "runtime.comm.communicator"):  # fmt: skip
         assert f"pyg_direct.{room}" not in with_loader
 
 

@@ -24,7 +24,7 @@ from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_grap
 from pyg_direct.graph.metis import assign_by_metis
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.runtime.comm.communicator import Communicator
-from pyg_direct.runtime.comm.gloo_sockets import stay_on_host
+from pyg_direct.runtime.comm.formation import stay_on_host
 
 FANOUTS, BATCH = [15, 10, 5], 512
 _BATCHES, _EXCHANGES = 12, 20

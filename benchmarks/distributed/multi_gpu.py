@@ -25,11 +25,11 @@ from pyg_direct.bench.gather import SkewedListing
 from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.tiers.peer import STRANDS
+from pyg_direct.features.tiers.in_memory import STRANDS
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.neighbor_loader import NeighborLoader
-from pyg_direct.ops.rows.gather import RowReader, unread_errors
-from pyg_direct.runtime.comm.gloo_sockets import stay_on_host
+from pyg_direct.ops.rows.gather_rows import RowReader, unread_errors
+from pyg_direct.runtime.comm.formation import stay_on_host
 
 _NUM_ROWS, _WIDTH, _NUM_READS = 1 << 21, 128, 1 << 19
 CACHES = ("20%", "40%", "60%")

@@ -19,8 +19,7 @@ from benchmarks.dynamic.sweeps import check_forms, measure_overlap_sweep, measur
 from benchmarks.dynamic.tuner import measure_tuner
 from benchmarks.dynamic.ways import WAYS
 from pyg_direct.bench.result_row import Row
-from pyg_direct.datasets.synthetic_dynamic import PRESETS, DynamicShape, synthetic_dtdg
-from pyg_direct.datasets.temporal import load_temporal
+from pyg_direct.datasets.dynamic_graphs import PRESETS, DynamicShape, load_temporal, synthetic_dtdg
 from pyg_direct.runtime.cuda.device import resolve_device
 
 

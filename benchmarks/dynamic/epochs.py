@@ -18,7 +18,7 @@ from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic import FrameTrainer, nn, stream
 from pyg_direct.dynamic.frame_trainer import run_recurrent
-from pyg_direct.dynamic.timeline import LANES
+from pyg_direct.dynamic.overlapped_work import LANES
 from pyg_direct.errors import needs_extra
 
 # Number of `FrameTrainer` objects for the time of preparation.

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_direct.bench.limits import device_copy_rate
 from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
-from pyg_direct.ops.snapshots.recurrent_cells import is_narrow, step_folded, step_folded_by_torch, step_gated
+from pyg_direct.ops.snapshots.run_recurrent_cells import is_narrow, step_folded, step_folded_by_torch, step_gated
 
 
 def measure_gated_steps(num_nodes: int, name: str, channels: int, features: int = 4,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.snapshots.sliced_csr import SlicedCSR
+from pyg_direct.ops.snapshots.slice_csr import SlicedCSR
 
 _WARP, _SECTOR = 32, 8
 # Slices that the narrow kernel processes at once, and numbers that a thread of the wide kernel reads.

@@ -14,12 +14,12 @@ from benchmarks.dynamic.ge_spmm import multiply_csr
 from pyg_direct.bench.limits import device_copy_rate, random_read_rate
 from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
-from pyg_direct.datasets.synthetic_dynamic import DynamicShape, draw_snapshots
+from pyg_direct.datasets.dynamic_graphs import DynamicShape, draw_snapshots
 from pyg_direct.dynamic.conv_operators import Factors, Sum
 from pyg_direct.dynamic.matrix_group import FORMS, build_group
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices, aggregate_snapshots, choose_kernel
-from pyg_direct.ops.snapshots.overlap import measure_overlap, unite
+from pyg_direct.ops.snapshots.slice_csr import measure_overlap, unite
 
 WIDTHS = (2, 4, 8, 16, 64)
 

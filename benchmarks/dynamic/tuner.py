@@ -18,7 +18,7 @@ from pyg_direct.dynamic.group_tuner import Option, choose_groups, find_values
 from pyg_direct.dynamic.matrix_group import FORMS, GROUP_SIZES, build_group
 from pyg_direct.dynamic.speed_probe import find_speeds, run_group
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
-from pyg_direct.ops.snapshots.overlap import MAX_GROUP
+from pyg_direct.ops.snapshots.slice_csr import MAX_GROUP
 
 WIDTHS = (2, 8, 32, 64)
 # Seconds for which two plans take turns, and the limit of turns.

@@ -26,7 +26,7 @@ from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.features.tiers.disk import DiskTier
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.neighbor_loader import NeighborLoader
-from pyg_direct.ops.rows.gather import rows_in_units
+from pyg_direct.ops.rows.gather_rows import rows_in_units
 from pyg_direct.runtime.cuda.device import resolve_device
 
 # Rows per read.

@@ -14,8 +14,14 @@ from torch_geometric.data import Data
 from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.steps import make_step, run_steps, without_end
 from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
-from pyg_direct.features.adaptive_cache import ReadCounts
-from pyg_direct.features.hot_rows import blend_reads, choose_hottest, count_listings, count_reads, expected_reads
+from pyg_direct.features.hot_rows import (
+    ReadCounts,
+    blend_reads,
+    choose_hottest,
+    count_listings,
+    count_reads,
+    expected_reads,
+)
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.hot_row_ranking import score_nodes
 from pyg_direct.loader.neighbor_loader import NeighborLoader

@@ -17,7 +17,7 @@ from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.nn.sorted_edges import SortedEdges
-from pyg_direct.ops.aggregate.sum import aggregate
+from pyg_direct.ops.aggregate.sum_rows import aggregate
 
 
 def measure_first_layer(x: Tensor, n_id: Tensor, edges: SortedEdges, num_targets: int, name: str) -> Iterator[Row]:

@@ -17,7 +17,7 @@ from pyg_direct.compiler.code_cache import COMPILER
 from pyg_direct.compiler.jit import THREADS
 from pyg_direct.kernels.sampling.random import draw_bits_gpu
 from pyg_direct.ops.run_kernel import _DISPATCHES, prepare_gpu, run_gpu
-from pyg_direct.runtime.cuda.driver import load_driver
+from pyg_direct.runtime.cuda.device import load_driver
 from pyg_direct.runtime.cuda.launch import OPEN
 
 # Fewer launches than the GPU queues, after which one waits for the GPU.

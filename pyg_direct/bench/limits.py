@@ -10,7 +10,7 @@ import torch
 
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.kernels.sampling.random import draw_bits_gpu
-from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.ops.run_kernel import run_gpu
 from pyg_direct.runtime.cuda.graph_capture import CapturedGraph
 from pyg_direct.runtime.cuda.memory import allocate

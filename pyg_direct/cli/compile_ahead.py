@@ -23,12 +23,12 @@ from pyg_direct.cli.cache import Kind, list_kept
 from pyg_direct.cli.small_programs import run_case
 from pyg_direct.compiler.code_cache import find_shipped
 from pyg_direct.compiler.jit import GPU_KERNELS, GpuKernel
-from pyg_direct.compiler.targets import nearest_target
+from pyg_direct.compiler.nvrtc import nearest_target
 from pyg_direct.errors import DeviceError
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import abilities
 from pyg_direct.runtime.cuda.launch import load_function
-from pyg_direct.runtime.host.memory import count_cores
+from pyg_direct.runtime.host.memory_sizes import count_cores
 
 # Bytes that must be free: a file of compiled code is shorter.
 _LEAST_ROOM = 1 << 20

@@ -21,11 +21,10 @@ from pyg_direct.cache_folder import cache_root
 from pyg_direct.compiler.code_cache import _open_archive
 from pyg_direct.compiler.jit import get_cpu_threads
 from pyg_direct.errors import PygDirectError
-from pyg_direct.ops.rows.gather import gather_rows
-from pyg_direct.runtime.cuda.device import abilities, free_bytes
-from pyg_direct.runtime.cuda.driver import call, load_driver
+from pyg_direct.ops.rows.gather_rows import gather_rows
+from pyg_direct.runtime.cuda.device import abilities, call, free_bytes, load_driver
 from pyg_direct.runtime.cuda.peer_memory import p2pCliqueTopo, read_link
-from pyg_direct.runtime.host.memory import available_bytes, count_cores, page_lock_limit, total_bytes
+from pyg_direct.runtime.host.memory_sizes import available_bytes, count_cores, page_lock_limit, total_bytes
 
 Facts = dict[str, Any]
 REQUIRED = ("torch", "torch_geometric", "numba", "numpy", "cuda-bindings")

@@ -9,14 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pyg_direct.cli.advice import Finding, find_faults, judge_plan, judge_rates
+from pyg_direct.cli.advice import Finding, Graph, find_faults, judge_plan, judge_rates, plan_placement
 from pyg_direct.cli.machine import OPTIONAL, collect_facts, measure_host_memory
-from pyg_direct.cli.plan import Graph, plan_placement
 from pyg_direct.errors import PygDirectError
 from pyg_direct.loader.memory_placement import describe
 from pyg_direct.profiling import show_bytes
 from pyg_direct.progress import show_wait
-from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
+from pyg_direct.runtime.cuda.memory import choose_host_memory
 
 _STYLES = {"fix": "bold red", "hint": "yellow", "note": "dim"}
 

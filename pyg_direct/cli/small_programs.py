@@ -19,9 +19,9 @@ from torch_geometric.nn import GAT, GCN, GIN, GATConv, GraphSAGE, HeteroConv, SA
 import pyg_direct
 from pyg_direct.compiler.jit import run_alone
 from pyg_direct.compiler.link_once import replaced
-from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
+from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.ops import run_kernel
-from pyg_direct.ops.rows.gather import FEW_BYTES, gather_rows
+from pyg_direct.ops.rows.gather_rows import FEW_BYTES, gather_rows
 
 _NODES, _EDGES, _WIDTH = 60, 400, 64
 _FANOUTS = [3, 2]

@@ -42,8 +42,7 @@ from pyg_direct.compiler.code_cache import (
     source_folder,
 )
 from pyg_direct.compiler.link_once import linked_once, readable_is_enough, replaced
-from pyg_direct.compiler.nvrtc import compile_source, link_pieces
-from pyg_direct.compiler.targets import PTX_VERSIONS, nearest_target, stamp_version
+from pyg_direct.compiler.nvrtc import PTX_VERSIONS, compile_source, link_pieces, nearest_target, stamp_version
 from pyg_direct.errors import ArgumentError, needs_extra
 from pyg_direct.progress import announce, show_wait
 

@@ -4,14 +4,12 @@
 - `synthetic_igbh` draws a graph with types in the shape of IGBH-Full.
 - `load_folder` reads a graph from a local folder.
 - `load_ogb` reads a graph of the Open Graph Benchmark.
-- `synthetic_dynamic.py` and `temporal.py` generate and read dynamic graphs.
+- `dynamic_graphs.py` generates and reads dynamic graphs.
 """
 
 from pyg_direct.datasets.dataset import NodeDataset
-from pyg_direct.datasets.folder import load_folder
-from pyg_direct.datasets.ogb import load_ogb
-from pyg_direct.datasets.synthetic import PRESETS, Preset, fill_features, synthetic_graph
-from pyg_direct.datasets.synthetic_hetero import synthetic_igbh
+from pyg_direct.datasets.folder import load_folder, load_ogb
+from pyg_direct.datasets.synthetic import PRESETS, Preset, fill_features, synthetic_graph, synthetic_igbh
 
 __all__ = ["PRESETS", "NodeDataset", "Preset", "fill_features", "load_folder", "load_ogb", "synthetic_graph",
            "synthetic_igbh"]  # fmt: skip

@@ -12,7 +12,7 @@ from torch_geometric.sampler import HeteroSamplerOutput
 
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.row_exchange import Wanted
-from pyg_direct.graph.relation import LINKS, NODES
+from pyg_direct.graph.hetero_topo import LINKS, NODES
 from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.sampling_options import Sample

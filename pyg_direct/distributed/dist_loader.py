@@ -23,7 +23,7 @@ from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.graph_part import PartTopo
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.loader.base_loader import ALONE, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
@@ -35,7 +35,7 @@ from pyg_direct.loader.prefetch.lockstep_ranks import Steps
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
-from pyg_direct.ops.sampling.random import derive_key
+from pyg_direct.ops.sampling.draw_random import derive_key
 from pyg_direct.runtime.comm.host_group import count_processes, gather, has_group
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.host.tensor_views import as_bytes

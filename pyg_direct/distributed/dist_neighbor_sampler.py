@@ -21,7 +21,7 @@ from torch_geometric.sampler.base import SubgraphType
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.edge_queries import EdgesOfAll
 from pyg_direct.errors import ArgumentError
-from pyg_direct.graph.relation import LINKS, NODES, EdgeType
+from pyg_direct.graph.hetero_topo import LINKS, NODES, EdgeType
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.sampler.graph_reader import Parts

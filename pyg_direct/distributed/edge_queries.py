@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.row_exchange import Unpacker, pack
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.sampling.negative_links import Balance, Draw, EdgeSet, Pairs
 

@@ -17,9 +17,8 @@ from pyg_direct.distributed.graph_part import GraphPart, PlacedPart
 from pyg_direct.distributed.row_exchange import Unpacker, pack
 from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.sampling.hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges, sort_pairs
-from pyg_direct.ops.sampling.remote_edges import Asked, Layout, Wire, join_edges, pack_edges
-from pyg_direct.ops.sampling.split_by_owner import group_keys, make_keys
+from pyg_direct.ops.sampling.join_remote_edges import Asked, Layout, Wire, group_keys, join_edges, make_keys, pack_edges
+from pyg_direct.ops.sampling.sample_hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges, sort_pairs
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampling.hetero_plan import GeneralPlan, list_works

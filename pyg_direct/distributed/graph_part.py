@@ -17,13 +17,12 @@ from pyg_direct.distributed.partitioning.files import read_array
 from pyg_direct.distributed.partitioning.manifest import Manifest, part_folder
 from pyg_direct.distributed.partitioning.partition_book import Book
 from pyg_direct.errors import ArgumentError, IdError, PartitionError
-from pyg_direct.graph.hetero_topo import ALIGNMENT
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import ALIGNMENT, EdgeType
 from pyg_direct.object_text import one_line, show_sizes
-from pyg_direct.ops.local_ids.bitmap import locate_ids
-from pyg_direct.ops.local_ids.csr import order_rows
-from pyg_direct.ops.rows.gather import Directory
-from pyg_direct.ops.sampling.hetero import Rows, sum_weights
+from pyg_direct.ops.local_ids.build_csr import order_rows
+from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
+from pyg_direct.ops.rows.gather_rows import Directory
+from pyg_direct.ops.sampling.sample_hetero import Rows, sum_weights
 from pyg_direct.sampling.negative_links import EdgeSet
 
 

@@ -22,11 +22,10 @@ from pyg_direct.distributed.segment_rows import RowsOfKind, SegmentRows
 from pyg_direct.distributed.shared_arrays import tell
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.feature import Feature
-from pyg_direct.graph.relation import tell_apart
+from pyg_direct.graph.hetero_topo import tell_apart
 from pyg_direct.kernels.sampling.frontier_segments import MOST_BUCKETS
-from pyg_direct.ops.rows.gather import gather_rows
-from pyg_direct.ops.rows.scatter import scatter_rows
-from pyg_direct.ops.sampling.split_by_owner import group_keys, make_keys
+from pyg_direct.ops.rows.gather_rows import gather_rows, scatter_rows
+from pyg_direct.ops.sampling.join_remote_edges import group_keys, make_keys
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.host_group import identify_host
 from pyg_direct.runtime.host.shared_memory import SharedMemory, open_shared, share

@@ -19,7 +19,7 @@ from pyg_direct.distributed.partitioning.partition_book import Book
 from pyg_direct.errors import IdError
 from pyg_direct.kernels.batch_counters import STATE
 from pyg_direct.kernels.sampling import frontier_segments
-from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_gpu
 from pyg_direct.runtime.comm.nccl_segments import Transport

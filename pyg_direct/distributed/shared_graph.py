@@ -22,12 +22,12 @@ from pyg_direct.distributed.shared_arrays import Shape, share_arrays
 from pyg_direct.errors import PartitionError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.process_sharing import PARTS
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.graph.placed_topology import PlacedTopology, interleave, spread_over_peers
-from pyg_direct.graph.relation import EdgeType
-from pyg_direct.ops.sampling.hetero import Rows, sum_weights
+from pyg_direct.ops.sampling.sample_hetero import Rows, sum_weights
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.cuda.peer_memory import GRANULE
-from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.memory_sizes import parse_size
 from pyg_direct.sampling.negative_links import EdgeSet
 
 

@@ -1,16 +1,15 @@
 """Discrete-time dynamic graphs: sequences of snapshots, several aggregated at a time (PiPAD, PPoPP 2023).
 
 - `sequence.py`, `snapshot.py`: snapshots from their sources, and one snapshot's edges in order.
-- `matrix_group.py`, `matrix_cache.py`, `row_cache.py`: matrices of groups of snapshots, and caches on the device.
+- `matrix_group.py`, `device_caches.py`: matrices of groups of snapshots, and caches on the device.
 - `snapshot_plan.py`: matrices and first aggregation of a sequence; `group_tuner.py`: the group sizes.
 - `frame_trainer.py`, `frame_plan.py`, `fixed_slots.py`: training over sliding windows, replayed as a CUDA graph.
-- `stream.py`, `pyg_temporal_patch.py`: an unchanged training loop, and replaced layers of PyG Temporal.
-- `nn/`: recurrent layers, and acceleration of PyG's convolutions.
+- `stream.py`, `overlapped_work.py`: an unchanged training loop, and work in parallel with it.
+- `nn/`: recurrent layers, and acceleration of PyG's convolutions and of PyG Temporal's layers.
 """
 
 from pyg_direct.dynamic.frame_trainer import FrameTrainer
-from pyg_direct.dynamic.nn.accelerate_snapshots import accelerate
-from pyg_direct.dynamic.pyg_temporal_patch import patch, unpatch
+from pyg_direct.dynamic.nn.accelerate_snapshots import accelerate, patch, unpatch
 from pyg_direct.dynamic.sequence import discretize
 from pyg_direct.dynamic.stream import SnapshotStream, stream
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from pyg_direct.dynamic.conv_operators import Factors
-from pyg_direct.ops.local_ids.csr import repeat_each
+from pyg_direct.ops.local_ids.build_csr import repeat_each
 from pyg_direct.ops.snapshots.aggregate import multiply_slices
-from pyg_direct.ops.snapshots.sliced_csr import SlicedCSR, count_slices, flag_rows, place_slices
+from pyg_direct.ops.snapshots.slice_csr import SlicedCSR, count_slices, flag_rows, place_slices
 
 # A snapshot that no frame has: its slices are skipped.
 _NONE = 255

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_direct.dynamic.frame_plan import FramePlan
+from pyg_direct.dynamic.overlapped_work import LANES, Timeline
 from pyg_direct.dynamic.stream import SnapshotStream, stream
-from pyg_direct.dynamic.timeline import LANES, Timeline
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.nn.replay.graphed_step import check_optimizes, steps_on_gpu
 from pyg_direct.object_text import one_line, show_count

@@ -10,15 +10,13 @@ from functools import partial
 import torch
 
 from pyg_direct.dynamic.conv_operators import Factors, Operator
-from pyg_direct.dynamic.device_speeds import Speeds
-from pyg_direct.dynamic.group_tuner import Option, choose_groups, find_values
-from pyg_direct.dynamic.host_thread import Ahead
+from pyg_direct.dynamic.group_tuner import Option, Speeds, choose_groups, find_values
 from pyg_direct.dynamic.matrix_group import build_group
+from pyg_direct.dynamic.overlapped_work import Ahead, Timeline
 from pyg_direct.dynamic.sequence_edges import Parts, SequenceEdges, find_alike
 from pyg_direct.dynamic.speed_probe import find_speeds
-from pyg_direct.dynamic.timeline import Timeline
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
-from pyg_direct.ops.snapshots.overlap import MAX_GROUP
+from pyg_direct.ops.snapshots.slice_csr import MAX_GROUP
 
 # The form of snapshots that lie beside each other and share no edges.
 APART = "apart"

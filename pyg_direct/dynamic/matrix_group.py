@@ -14,8 +14,15 @@ from torch import Tensor
 from pyg_direct.dynamic.conv_operators import Factors
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
-from pyg_direct.ops.snapshots.overlap import EdgeUnion, unite
-from pyg_direct.ops.snapshots.sliced_csr import SlicedCSR, slice_apart, slice_exclusives, slice_keys, slice_union
+from pyg_direct.ops.snapshots.slice_csr import (
+    EdgeUnion,
+    SlicedCSR,
+    slice_apart,
+    slice_exclusives,
+    slice_keys,
+    slice_union,
+    unite,
+)
 
 GROUP_SIZES = (1, 2, 4, 8)
 FORMS = ("split", "mask")

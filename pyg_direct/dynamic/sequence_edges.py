@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from pyg_direct.dynamic.conv_operators import Factors, Operator, Walk
-from pyg_direct.dynamic.device_speeds import Speeds
-from pyg_direct.dynamic.host_thread import Ahead
-from pyg_direct.dynamic.row_cache import Budget
+from pyg_direct.dynamic.device_caches import Budget
+from pyg_direct.dynamic.group_tuner import Speeds
+from pyg_direct.dynamic.overlapped_work import Ahead
 from pyg_direct.dynamic.snapshot import Joined, Snapshot, join_edges, order_edges
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError, PygDirectError
 from pyg_direct.ops.rows.upload import upload_large
-from pyg_direct.ops.snapshots.sliced_csr import slice_keys
+from pyg_direct.ops.snapshots.slice_csr import slice_keys
 from pyg_direct.runtime.host.threads import one_thread
 
 # Share of the free memory of a GPU that ordered edges may take. Then the kept bytes of an edge, and the temporary bytes

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_ids, check_same_device
-from pyg_direct.ops.local_ids.csr import compress_ids, repeat_each
+from pyg_direct.ops.local_ids.build_csr import compress_ids, repeat_each
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,20 +15,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_direct.dynamic.conv_operators import Factors, Operator
-from pyg_direct.dynamic.copy_stream import CopyStream
+from pyg_direct.dynamic.device_caches import (
+    Budget,
+    MatrixCache,
+    RowCache,
+    choose_among,
+    choose_kept,
+    count_bytes,
+    count_entries,
+)
 from pyg_direct.dynamic.group_choice import APART, GroupChoice, name_matrices
 from pyg_direct.dynamic.group_tuner import Option
-from pyg_direct.dynamic.host_thread import Ahead, take_turns
-from pyg_direct.dynamic.matrix_cache import MatrixCache, count_bytes
 from pyg_direct.dynamic.matrix_group import build_group, check_groups, lay_apart, tell_weights
-from pyg_direct.dynamic.row_cache import Budget, RowCache, choose_among, choose_kept, count_entries
+from pyg_direct.dynamic.overlapped_work import Ahead, CopyStream, Timeline, take_turns
 from pyg_direct.dynamic.sequence_edges import Parts, SequenceEdges, check_limit, is_weighted
-from pyg_direct.dynamic.timeline import Timeline
 from pyg_direct.errors import ArgumentError
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.rows.upload import upload_large
 from pyg_direct.ops.snapshots.aggregate import Part, SnapshotMatrices, aggregate_snapshots, multiply_parts
-from pyg_direct.ops.snapshots.overlap import MAX_GROUP
+from pyg_direct.ops.snapshots.slice_csr import MAX_GROUP
 from pyg_direct.profiling import trace
 
 

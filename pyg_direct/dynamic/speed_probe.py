@@ -1,4 +1,4 @@
-"""Speeds of a device (see `dynamic/device_speeds.py`), measured once and kept on disk."""
+"""Speeds of a device (see `dynamic/group_tuner.py`), measured once and kept on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_direct.cache_folder import recall
 from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.dynamic.conv_operators import Factors
-from pyg_direct.dynamic.device_speeds import (
+from pyg_direct.dynamic.group_tuner import (
     FOOTPRINTS,
     LACKING,
     SCANNED,
@@ -24,12 +24,11 @@ from pyg_direct.dynamic.device_speeds import (
     TRIED_VALUES,
     WIDTHS,
     Speeds,
+    expect_options,
 )
-from pyg_direct.dynamic.group_tuner import expect_options
 from pyg_direct.dynamic.matrix_group import GROUP_SIZES, build_group
 from pyg_direct.ops.snapshots.aggregate import SMALL, SnapshotMatrices, aggregate_snapshots
-from pyg_direct.ops.snapshots.overlap import MAX_GROUP, unite
-from pyg_direct.ops.snapshots.sliced_csr import slice_keys
+from pyg_direct.ops.snapshots.slice_csr import MAX_GROUP, slice_keys, unite
 from pyg_direct.profiling import time_call, time_on_stream
 
 # Most nodes; rows of few numbers stay below the largest of these sizes. Least edges, and least products of them: so

@@ -20,7 +20,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
-from pyg_direct.runtime.host.memory import keep_blocks, parse_size
+from pyg_direct.runtime.host.memory_sizes import keep_blocks, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
 from pyg_direct.typing import Device
 

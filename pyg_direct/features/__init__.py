@@ -1,15 +1,15 @@
 """Feature rows at rest: their memory, their hot rows, and `Feature` over both.
 
-- `feature.py`, `feature_store.py`: `Feature`, and PyG's interface to it.
+- `feature.py`, `feature_arguments.py`, `feature_store.py`: `Feature`, the checks of its arguments, and PyG's interface.
 - `memory_rows.py`, `spilled_rows.py`: hot rows over a tier that kernels read in place, and over other tiers.
-- `tiers/`: places that rows lie in, one a file, chosen in `tiers/choice.py`. They are memory of the GPU, of its peers
+- `tiers/`: places that rows lie in, chosen in `tiers/choice.py`. They are memory of the GPU, of its peers
     and of the host, files, and parts of several processes.
-- `hot_rows.py`, `adaptive_cache.py`: rows that are read most, ranked once or continuously.
+- `hot_rows.py`: rows that are read most, ranked once or continuously.
 - `host_link_blocks.py`, `multi_read.py`: how many blocks read over the link, and features read in one launch.
 - `row_files.py`, `row_dtypes.py`: tables in files, and rows stored in fewer bits.
 - `packed_rows.py`: tables rewritten in another order.
 - `range_reader.py`: many rows of a file by large requests.
 - `tier_report.py`: rows that each tier holds and has served.
-- `process_sharing.py`: one feature for several processes of a host.
+- `process_sharing.py`, `feature_copies.py`: one feature for several processes of a host; copies and pickles.
 - `unified_tensor.py`, `unified_device.py`: `UnifiedTensor`, and the device `unified` in torch.
 """

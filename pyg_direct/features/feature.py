@@ -5,15 +5,13 @@ hot rows lie over it in one of two ways. Kernels read the tiers of `MemoryRows` 
 reads hot rows in GPU memory and the others on the host. The tier of `SpilledRows` (`spilled_rows.py`), a file or the
 parts of several processes, is asked for the rows that are not in memory.
 
-`process_sharing.py` puts rows in memory that several processes and GPUs read, and `row_files.py` reads files.
+`process_sharing.py` puts rows in memory that several processes and GPUs read, `feature_copies.py` copies and pickles
+features, and `row_files.py` reads files.
 """
 
 from __future__ import annotations
 
-import copy
-import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -24,33 +22,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.features.hot_rows import Listing, check_hotness, choose_hottest, score_rows
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.features.feature_arguments import (
+    check_dense,
+    check_following,
+    check_options,
+    check_update,
+    find_places,
+    read_disk_map,
+)
+from pyg_direct.features.feature_copies import (
+    copy_feature,
+    deepcopy_feature,
+    reduce_feature,
+    send_feature,
+    share_feature,
+)
+from pyg_direct.features.hot_rows import Listing, score_rows
 from pyg_direct.features.memory_rows import MemoryRows, Served, check_placing, place_rows
-from pyg_direct.features.process_sharing import Handle, handle_of, is_shared_out, open_handle, read_gpus, share_rows
-from pyg_direct.features.row_dtypes import check_narrow, check_store_dtype, narrow_rows
+from pyg_direct.features.process_sharing import Handle, is_shared_out, open_handle, read_gpus, share_rows
+from pyg_direct.features.row_dtypes import check_narrow, narrow_rows
 from pyg_direct.features.row_files import DeviceConfig, RowFile, join_parts, open_array
-from pyg_direct.features.spilled_rows import SpilledRows
+from pyg_direct.features.spilled_rows import SpilledRows, shard_rows, spill_file
 from pyg_direct.features.tier_report import Report, TierReport
 from pyg_direct.features.tiers.choice import open_file
-from pyg_direct.features.tiers.disk import DiskTier
-from pyg_direct.features.tiers.sharded import ShardedTier, open_exchange, range_of
 from pyg_direct.object_text import describe, show_parts, show_place
 from pyg_direct.ops.argument_checks import as_ids, check_ids, checks_keywords
-from pyg_direct.ops.local_ids.bitmap import locate_ids
-from pyg_direct.ops.rows.gather import Directory, gather_rows
+from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.profiling import show_bytes
-from pyg_direct.progress import show_wait
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.sm_budget import forget_reader
-from pyg_direct.runtime.host.memory import check_size, parse_size
+from pyg_direct.runtime.host.memory_sizes import check_size, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.typing import Device
-
-_LOGGER = logging.getLogger(__name__)
-# Arguments that a saved feature is made with again.
-_SAVED_OPTIONS = ("device_cache_size", "cache_policy", "link_blocks", "store_dtype")
 
 
 class Feature:
@@ -113,18 +118,7 @@ class Feature:
                  device_group_list: Sequence[Any] | None = None, cold_policy: str = "auto") -> None:  # fmt: skip
         self.device_list, self.device_group_list = read_gpus(device_list, cache_policy, cold_policy, device_group_list)
         self.cache_policy, self.cold_policy = cache_policy, cold_policy
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-            raise ArgumentTypeError(f"rank must be the index of a GPU, got {rank!r}")
-        if csr_topo is not None and not hasattr(csr_topo, "node_count"):
-            raise ArgumentTypeError(f"csr_topo must be a CSRTopo, got {type(csr_topo).__name__}")
-        if placement not in ("unified", "pinned"):
-            raise ArgumentError(f"placement must be 'unified' or 'pinned', got {placement!r}")
-        check_store_dtype(store_dtype)
-        check_hotness(hotness)
-        if link_blocks is not None and (isinstance(link_blocks, bool) or not isinstance(link_blocks, int)):
-            raise ArgumentTypeError(f"link_blocks must be an int or None, got {link_blocks!r}")
-        if link_blocks is not None and link_blocks < 1:
-            raise ArgumentError(f"link_blocks must be at least 1, got {link_blocks}")
+        check_options(rank, csr_topo, placement, store_dtype, hotness, link_blocks)
         if device is None and torch.cuda.is_available():
             device = rank
         self.rank = rank
@@ -152,7 +146,7 @@ class Feature:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        ForkingPickler.register(cls, _send)
+        ForkingPickler.register(cls, send_feature)
 
     @property
     def shape(self) -> torch.Size:
@@ -365,7 +359,9 @@ class Feature:
         rows = cpu_tensor.detach().resolve_conj().resolve_neg()
         self._shape, self._dtype = rows.shape, rows.dtype if dtype is None else dtype
         if self.device_list == "group" and is_shared_out(self.cold_policy, rows):
-            self._shard(rows)
+            rank = partial(score_rows, self.hotness, self.csr_topo, len(rows))
+            self._hold(shard_rows(rows, self.device, self.device_cache_size, rank,
+                                  partial(self._keep, store_dtype=self.store_dtype)))  # fmt: skip
             return
         if self.store_dtype is not None and self.store_dtype != rows.dtype:
             rows, exponents = narrow_rows(rows, self.store_dtype)
@@ -382,28 +378,10 @@ class Feature:
         self._hold(place_rows(cpu_tensor, self.device, self._dtype, self.device_cache_size, self._placement, rank,
                               exponents=exponents, link_blocks=self.link_blocks))  # fmt: skip
 
-    def _shard(self, rows: Tensor) -> None:
-        """Put rows on all processes of the group, each a part and copies of the hot ones."""
-        begin, num_bytes = time.perf_counter(), rows.numel() * rows.element_size()
-        exchange = open_exchange(self.device)
-        first, end = range_of(exchange.rank, exchange.size, len(rows))
-        options: Any = {"store_dtype": self.store_dtype, "link_blocks": self.link_blocks}
-        own = type(self)(device=self.device, placement=self._placement, **options)
-        with show_wait("reading the rows of this process", items=rows[first:end].numel()):
-            own.from_cpu_tensor(rows[first:end].clone())
-        hot = locate = None
-        count = len(rows) * min(num_bytes, parse_size(self.device_cache_size, num_bytes)) // max(1, num_bytes)
-        if count > 0:
-            scores = score_rows(self.hotness, self.csr_topo, len(rows))
-            ids = choose_hottest(scores, len(rows), count).ids
-            hot = type(self)(device=self.device, device_cache_size="100%", **options)
-            hot.from_cpu_tensor(rows[ids])
-            locate = self._list_places(ids, len(rows))
-        tier = ShardedTier(len(rows), own._open_memory(), exchange)
-        self._hold(SpilledRows(tier, locate, None if hot is None else hot._open_memory()))
-        _LOGGER.info("%d rows shared out over %d processes: %d of them here, %.3f GB of host memory, and copies of %d "
-                     "hot rows; in %.1f s", len(rows), exchange.size, end - first, num_bytes / exchange.size / 1e9,
-                     count, time.perf_counter() - begin)  # fmt: skip
+    def _keep(self, rows: Tensor, **options: Any) -> MemoryRows:
+        """Put rows into memory, by a feature with the place of this one."""
+        made = type(self)(device=self.device, placement=self._placement, link_blocks=self.link_blocks, **options)
+        return made.from_cpu_tensor(rows)._open_memory()
 
     def _is_for_many(self) -> bool:
         """Report whether several processes or GPUs read the rows."""
@@ -478,31 +456,12 @@ class Feature:
             scores = scores[order.to(scores.device)]
         with self._replacing():
             self._shape, self._dtype = shape, dtype
-            self._hold(self._spill(file, scores, count, hot_bytes))
+            keep = partial(self._keep, rank=self.rank, device_list=self.device_list)
+            self._hold(spill_file(file, self.device, scores, count, hot_bytes, keep))
         if order is not None:
             self._places = invert(order) + 1
             self._order = self._places.to(self.device)
         return self
-
-    def _spill(self, file: RowFile, scores: Tensor | None, count: int, hot_bytes: int) -> SpilledRows:
-        """Return rows of a file, of which the `count` with the highest scores are read into memory."""
-        shape, tier = file.rows.shape, open_file(file, self.device)
-        if count == 0:
-            return SpilledRows(tier)
-        ids = choose_hottest(scores, shape[0], count).ids
-        rows = torch.empty((count, *shape[1:]), dtype=file.rows.dtype, device="cpu")
-        with show_wait("reading hot rows of a file"):
-            DiskTier(file).read(ids, rows)
-        hotness: Any = "degree" if scores is None else scores[ids.to(scores.device)]
-        memory = type(self)(self.rank, self.device_list, hot_bytes, device=self.device, hotness=hotness,
-                            placement=self._placement, link_blocks=self.link_blocks)  # fmt: skip
-        memory.from_cpu_tensor(rows)
-        return SpilledRows(tier, self._list_places(ids, shape[0]), memory._open_memory())
-
-    def _list_places(self, ids: Tensor, num_rows: int) -> Callable[[Tensor], Tensor]:
-        """Make the function that finds places of ids among those that are hot, ascending; -1 for others."""
-        directory = Directory.of(ids.to(self.device), num_rows).wait()
-        return partial(locate_ids, directory=directory, num_ids=num_rows)
 
     def set_mmap_file(self, path: str | PathLike[str], disk_map: Tensor) -> None:
         """Read rows that are not in memory from a file, as Quiver does.
@@ -515,20 +474,7 @@ class Feature:
         Raises:
             FileError, ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
-        held = self._filled()
-        file = RowFile(path)
-        if file.order is not None:
-            raise ArgumentError(f"path must name a table in the order of ids, got {path}, which pack_rows wrote: call "
-                                "from_file")  # fmt: skip
-        places = check_ids("disk_map", disk_map).cpu().long()
-        if len(places) != len(file.rows):
-            raise ArgumentError(f"disk_map must have a place for each of the {len(file.rows)} rows of {path}, got "
-                                f"{len(places)}")  # fmt: skip
-        if len(places) and int(places.max()) >= held[0]:
-            raise IdError(f"disk_map must hold places below {held[0]}, got {int(places.max())}")
-        if file.rows.shape[1:] != held[1:] or file.rows.dtype != self._dtype:
-            raise ArgumentError(f"path must hold rows {tuple(held[1:])} of {self._dtype}, {path} holds "
-                                f"{tuple(file.rows.shape[1:])} of {file.rows.dtype}")  # fmt: skip
+        file, places = read_disk_map(path, disk_map, self._filled(), self._dtype)
         memory = self._open_memory()
         self._clear()
         self._shape = file.rows.shape
@@ -538,13 +484,7 @@ class Feature:
 
     def _check_rows(self, cpu_tensor: Any) -> None:
         """Refuse the arguments that `from_cpu_tensor` refuses, before any row is freed."""
-        if not isinstance(cpu_tensor, Tensor) or cpu_tensor.layout != torch.strided or cpu_tensor.is_meta:
-            kind = getattr(cpu_tensor, "layout", type(cpu_tensor).__name__)
-            raise ArgumentTypeError(
-                f"cpu_tensor must be a dense tensor, got {'one on device meta' if kind is torch.strided else kind}"
-            )
-        if cpu_tensor.dim() == 0:
-            raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
+        check_dense(cpu_tensor)
         self._check_count(len(cpu_tensor))
         if self._shape is None:
             # No row would be lost here, and other errors are found as the rows are taken.
@@ -605,12 +545,7 @@ class Feature:
             raise ArgumentError(f"rows of {self.placement!r} cannot be updated: {self.stored.tier.refusal}")
         if self._handle is not None:
             raise ArgumentError("rows that several processes share cannot be updated: they are read-only")
-        if not isinstance(rows, Tensor):
-            raise ArgumentTypeError(f"rows must be a tensor, got {type(rows).__name__}")
-        ids = check_ids("ids", as_ids("ids", ids), shape[0])
-        if rows.shape != (ids.numel(), *shape[1:]) or rows.dtype != self._dtype:
-            raise ArgumentError(f"rows must be {(ids.numel(), *shape[1:])} of {self._dtype}, got {tuple(rows.shape)} "
-                                f"of {rows.dtype}")  # fmt: skip
+        ids = check_update(ids, rows, shape, self._dtype)
         stored = self.stored
         assert stored is not None
         stored.check()
@@ -637,10 +572,7 @@ class Feature:
             ArgumentError: named argument, rule and value, or no rows yet.
         """
         self._filled()
-        if isinstance(period, bool) or not isinstance(period, int) or period < 0:
-            raise ArgumentError(f"period must be an integer of at least 0, got {period!r}")
-        if not 0 <= fade <= 1:
-            raise ArgumentError(f"fade must lie in [0, 1], got {fade!r}")
+        check_following(period, fade)
         if isinstance(self.stored, MemoryRows):
             self.stored.follow(0 if self._handle is not None else period, fade)
 
@@ -653,14 +585,7 @@ class Feature:
         Raises:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value, or there are no rows yet.
         """
-        order, num_rows = check_ids("local_order", local_order, self._filled()[0]).cpu().long(), self._filled()[0]
-        seen = torch.zeros(num_rows, dtype=torch.bool, device="cpu")
-        seen[order] = True
-        if len(order) != num_rows or not bool(seen.all()):
-            raise ArgumentError(f"local_order must hold each of 0 to {num_rows - 1} once, got {len(order)} ids, "
-                                f"{int(seen.sum())} of them different")  # fmt: skip
-        place = torch.empty(num_rows, dtype=torch.int64, device="cpu")
-        place[order] = torch.arange(1, num_rows + 1, device="cpu") if self._places is None else self._places
+        place = find_places(local_order, self._filled()[0], self._places)
         self._order = place.to(self.device)
 
     # Other processes, copies and files.
@@ -674,15 +599,7 @@ class Feature:
             ArgumentError: there are no rows yet, or they are in a file, which each process can open itself, or shared
                 out over processes.
         """
-        rows = self._find_stored()
-        if self._handle is None:
-            assert isinstance(self.stored, MemoryRows)
-            devices = [[index] for index in range(torch.cuda.device_count())]
-            self._handle = handle_of(self, rows.cpu().contiguous(), self.stored.exponents, devices)
-            if not self.stored.is_on_gpu:
-                self.stored.use_table(self._handle.rows)
-        self._handle.order = None if self._order is None else self._order.cpu()
-        return self._handle
+        return share_feature(self)
 
     @classmethod
     def new_from_ipc_handle(cls, rank: int, ipc_handle: Handle) -> Feature:
@@ -720,63 +637,18 @@ class Feature:
         feature._shape, feature._dtype = ipc_handle.shape, ipc_handle.dtype
         return feature
 
-    def _find_stored(self) -> Tensor:
-        """Return all rows as they are stored, `[N, ...]`, on the host unless all are in GPU memory; refused if they
-        cannot be sent.
-        """
-        self._filled()
-        if isinstance(self.stored, SpilledRows):
-            self.stored.tier.check_sending()
-        if self._handle is not None:
-            return self._handle.rows
-        assert isinstance(self.stored, MemoryRows)
-        return self.stored.list_stored()
-
     def __copy__(self) -> Feature:
         """Return another feature over the same rows."""
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made._served = copy.deepcopy(self._served)
-        if isinstance(self.stored, MemoryRows):
-            made.stored = self.stored.copy()
-            made.stored.served = made._served
-        return made
+        return copy_feature(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Feature:
         """Return a feature with a copy of the rows. Rows of a file, of several processes or on the host of a GPU are
         shared instead, and cannot be updated then.
         """
-        if isinstance(self.stored, SpilledRows) and not self.stored.tier.is_collective:
-            return self.__copy__()
-        stored = self.stored if isinstance(self.stored, MemoryRows) and self._handle is None else None
-        if self._shape is not None and (stored is None or stored.tier.block is not None):
-            make, arguments = _send(self)
-            return make(*arguments)  # type: ignore[no-any-return]
-        made = self.__copy__()
-        made._order = None if self._order is None else self._order.clone()
-        if isinstance(made.stored, MemoryRows):
-            made.stored.own_rows()
-        return made
+        return deepcopy_feature(self)
 
     def __reduce__(self) -> Any:
-        if self._shape is None:
-            raise ArgumentError("a Feature without rows cannot be sent: call from_cpu_tensor first")
-        rows = self._find_stored()
-        # Rows that were written on a GPU are there.
-        self.synchronize()
-        options: dict[str, Any] = {name: getattr(self, name) for name in _SAVED_OPTIONS}
-        scores = score_rows(self.hotness, self.csr_topo, len(rows))
-        options.update(placement=self._placement, hotness="degree" if scores is None else scores.cpu())
-        exponents, order = None, self._order
-        if self._handle is not None:
-            # A handle that is not opened yet has them too.
-            exponents, order = self._handle.exponents, self._handle.order
-        elif isinstance(self.stored, MemoryRows):
-            exponents = self.stored.exponents
-        # Bytes, as torch's tensors of float8 do not come out of a pickle.
-        parts = [_detach(rows).view(-1).view(torch.uint8), None if exponents is None else _detach(exponents),
-                 None if order is None else _detach(order)]  # fmt: skip
-        return _open_saved, (type(self), options, self.dtype, rows.dtype, rows.shape, *parts)
+        return reduce_feature(self)
 
     # Reports.
 
@@ -816,10 +688,10 @@ class Feature:
         shape, is_counted = self._filled(), self._served is not None
         # Rows that the CPU collects come over the same link.
         link = "PCIe" if self.device.type == "cuda" else None
-        if self.stored is not None:
-            tiers = self.stored.describe(self.stored.num_read, is_counted, link)
-        else:
+        if self.stored is None:
             tiers = [TierReport(f"host memory ({self.placement})", shape[0], 0 if is_counted else None, link)]
+        else:
+            tiers = self.stored.describe(self.stored.num_read, is_counted, link)
         dtype = self.stored.tier.dtype if isinstance(self.stored, MemoryRows) else self._dtype
         return Report(tiers, shape[1:].numel() * dtype.itemsize)
 
@@ -854,30 +726,4 @@ class Feature:
         yield show_place(placement, self.device)
 
 
-def _send(feature: Feature) -> Any:
-    """Let `multiprocessing` send a feature by a handle. A receiver that is no process, such as a file, gets the
-    rows.
-    """
-    return type(feature).lazy_from_ipc_handle, (feature.share_ipc(),)
-
-
-ForkingPickler.register(Feature, _send)
-
-
-def _detach(part: Tensor) -> Tensor:
-    """Return a tensor on the CPU that owns all of its memory, because all of that memory is written."""
-    part = part.cpu().contiguous()
-    is_whole = part.untyped_storage().nbytes() == part.numel() * part.element_size()
-    return part if is_whole else part.clone()
-
-
-@ordinary_tensors()
-def _open_saved(kind: type[Feature], options: dict[str, Any], dtype: torch.dtype, stored: torch.dtype,
-                shape: torch.Size, content: Tensor, exponents: Tensor | None, order: Tensor | None
-                ) -> Feature:  # fmt: skip
-    """Return the feature of a file, on the current GPU, or on the CPU if there is no GPU."""
-    feature = kind(device=resolve_device(None), **options)
-    with feature._replacing():
-        feature._take(content.view(stored).view(shape), dtype, exponents)
-        feature._order = None if order is None else order.to(feature.device)
-    return feature
+ForkingPickler.register(Feature, send_feature)

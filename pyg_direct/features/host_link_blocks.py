@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_direct.cache_folder import recall
 from pyg_direct.kernels.rows.gather import PIECE, WIDE
-from pyg_direct.ops.rows.gather import gather_rows, group_bits
+from pyg_direct.ops.rows.gather_rows import gather_rows, group_bits
 from pyg_direct.profiling import time_on_stream
 from pyg_direct.runtime.cuda.device import abilities
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyg_direct.features.adaptive_cache import ReadCounts
 from pyg_direct.features.host_link_blocks import blocks_beside_hot, blocks_for_rows, find_link_blocks
 from pyg_direct.features.hot_rows import (
     Listing,
+    ReadCounts,
     check_scores,
     choose_hottest,
     copy_to_gpu,
@@ -26,15 +26,21 @@ from pyg_direct.features.row_dtypes import narrow_rows
 from pyg_direct.features.tier_report import TierReport
 from pyg_direct.features.tiers.base import ReadErrors, TableTier
 from pyg_direct.features.tiers.choice import open_table
-from pyg_direct.features.tiers.peer import STRANDS, PeerTier
+from pyg_direct.features.tiers.in_memory import STRANDS, PeerTier
 from pyg_direct.kernels.batch_counters import NO_POSITION
-from pyg_direct.ops.local_ids.bitmap import locate_ids
-from pyg_direct.ops.rows.gather import Directory, RowReader, gather_rows, select_rows, unread_errors
-from pyg_direct.ops.rows.scatter import keep_last, scatter_rows
-from pyg_direct.runtime.cuda.host_memory_probe import check_filled
-from pyg_direct.runtime.cuda.memory import move
+from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
+from pyg_direct.ops.rows.gather_rows import (
+    Directory,
+    RowReader,
+    gather_rows,
+    keep_last,
+    scatter_rows,
+    select_rows,
+    unread_errors,
+)
+from pyg_direct.runtime.cuda.memory import check_filled, move
 from pyg_direct.runtime.cuda.sm_budget import note_reader
-from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.memory_sizes import parse_size
 
 
 class Served:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.memory_rows import MemoryRows
-from pyg_direct.ops.rows.multi_gather import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow
+from pyg_direct.ops.rows.gather_rows import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow
 from pyg_direct.ops.rows.upload import upload
 
 # One Python step for all features, in every batch.

@@ -22,12 +22,12 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, CudaError, Place
 from pyg_direct.features.hot_rows import choose_hottest, copy_rows, fit_budget, score_rows
 from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.features.tiers.choice import open_table
-from pyg_direct.ops.rows.gather import Directory
+from pyg_direct.ops.rows.gather_rows import Directory
 from pyg_direct.runtime.comm.host_group import count_processes, gather, give_to_host, has_group, identify_host
 from pyg_direct.runtime.cuda.device import abilities, resolve_device
 from pyg_direct.runtime.cuda.memory import Block, allocate, fill
 from pyg_direct.runtime.cuda.peer_memory import GRANULE, DeviceGroup, Spread, check_devices, p2pCliqueTopo
-from pyg_direct.runtime.host.memory import HOST_SHARE, available_bytes, parse_size
+from pyg_direct.runtime.host.memory_sizes import HOST_SHARE, available_bytes, parse_size
 from pyg_direct.runtime.host.shared_memory import SharedMemory, find_shared, pin, share
 
 POLICIES = ("device_replicate", "p2p_clique_replicate")

@@ -23,7 +23,7 @@ from pyg_direct.features.row_files import Layout, RowFile
 from pyg_direct.kernels.rows.file_ranges import PAGE, read_file_ranges_cpu
 from pyg_direct.object_text import show_count
 from pyg_direct.profiling import show_bytes
-from pyg_direct.runtime.host.memory import available_bytes
+from pyg_direct.runtime.host.memory_sizes import available_bytes
 from pyg_direct.runtime.host.threads import Pool
 
 # A request costs a disk as long as 14 KB of a large one (10 us at 1.4 GB/s), so gaps of that size are read along.

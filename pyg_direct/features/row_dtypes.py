@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.ops.rows.gather import STORED
+from pyg_direct.ops.rows.gather_rows import STORED
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.host.pages import use_large_pages
 

@@ -1,18 +1,35 @@
-"""Rows of a tier that kernels do not read in place, such as a file; some of the rows are in memory too."""
+"""Rows of a tier that kernels do not read in place; some of the rows are in memory too.
+
+`spill_file` makes them of a file, and `shard_rows` of rows that the processes of a group share out.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_direct.features.hot_rows import choose_hottest
 from pyg_direct.features.memory_rows import MemoryRows, Served
+from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tier_report import TierReport
 from pyg_direct.features.tiers.base import Tier
+from pyg_direct.features.tiers.choice import open_file
+from pyg_direct.features.tiers.disk import DiskTier
+from pyg_direct.features.tiers.sharded import ShardedTier, open_exchange, range_of
+from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
+from pyg_direct.ops.rows.gather_rows import Directory
+from pyg_direct.progress import show_wait
+from pyg_direct.runtime.host.memory_sizes import parse_size
+
+_LOGGER = logging.getLogger(__name__)
 
 # Windows of planned rows that this thread reads from, and the number of the window of batches.
 SERVED: Any = threading.local()
@@ -115,3 +132,61 @@ class SpilledRows:
             held = self.memory.shape[0]
             lines = self.memory.describe(num_read - self.num_missed, is_counted, link)
         return lines + self.tier.describe(self.shape[0] - held, self.num_missed if is_counted else None, link)
+
+
+def _find_places(ids: Tensor, num_rows: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Make the function that finds places of ids among those that are hot, ascending; -1 for others."""
+    directory = Directory.of(ids.to(device), num_rows).wait()
+    return partial(locate_ids, directory=directory, num_ids=num_rows)
+
+
+def spill_file(file: RowFile, device: torch.device, scores: Tensor | None, count: int, hot_bytes: int,
+               keep: Callable[..., MemoryRows]) -> SpilledRows:  # fmt: skip
+    """Return rows of a file, of which the `count` with the highest scores are read into memory.
+
+    Args:
+        file: The file, of N rows.
+        device: Device of the results.
+        scores: A score for each row, `[N]`; None for the first rows.
+        count: Rows that are read into memory.
+        hot_bytes: GPU memory for rows.
+        keep: Puts rows into memory, with these options of `Feature`.
+    """
+    shape, tier = file.rows.shape, open_file(file, device)
+    if count == 0:
+        return SpilledRows(tier)
+    ids = choose_hottest(scores, shape[0], count).ids
+    rows = torch.empty((count, *shape[1:]), dtype=file.rows.dtype, device="cpu")
+    with show_wait("reading hot rows of a file"):
+        DiskTier(file).read(ids, rows)
+    hotness: Any = "degree" if scores is None else scores[ids.to(scores.device)]
+    memory = keep(rows, device_cache_size=hot_bytes, hotness=hotness)
+    return SpilledRows(tier, _find_places(ids, shape[0], device), memory)
+
+
+def shard_rows(rows: Tensor, device: torch.device, cache_size: int | str, rank: Callable[[], Tensor | None],
+               keep: Callable[..., MemoryRows]) -> SpilledRows:  # fmt: skip
+    """Put rows on all processes of the group, each a part and copies of the hot ones.
+
+    Args:
+        rows: `[N, ...]`, equal in all processes.
+        device: Device of the results.
+        cache_size: GPU memory for hot rows.
+        rank: Returns a score for each row, `[N]`, or None for the first rows.
+        keep: Puts rows into memory, with these options of `Feature`.
+    """
+    begin, num_bytes = time.perf_counter(), rows.numel() * rows.element_size()
+    exchange = open_exchange(device)
+    first, end = range_of(exchange.rank, exchange.size, len(rows))
+    with show_wait("reading the rows of this process", items=rows[first:end].numel()):
+        own = keep(rows[first:end].clone())
+    hot = locate = None
+    count = len(rows) * min(num_bytes, parse_size(cache_size, num_bytes)) // max(1, num_bytes)
+    if count > 0:
+        ids = choose_hottest(rank(), len(rows), count).ids
+        hot = keep(rows[ids], device_cache_size="100%")
+        locate = _find_places(ids, len(rows), device)
+    _LOGGER.info("%d rows shared out over %d processes: %d of them here, %.3f GB of host memory, and copies of %d "
+                 "hot rows; in %.1f s", len(rows), exchange.size, end - first, num_bytes / exchange.size / 1e9,
+                 count, time.perf_counter() - begin)  # fmt: skip
+    return SpilledRows(ShardedTier(len(rows), own, exchange), locate, hot)

@@ -1,8 +1,7 @@
 """`UnifiedTensor`: a tensor in host memory that the CPU and GPUs read in place (PyTorch-Direct, section 4).
 
 `choose_place` chooses the device that runs an operation on unified tensors, and the memory of its result; it is Table 3
-of PyTorch-Direct as code. `run_to` serves `Tensor.to`, from a unified tensor to other memory or back. `UnifiedBytes`
-are the bytes behind unified tensors; the CPU and the streams of a GPU take turns on them.
+of PyTorch-Direct as code. `run_to` serves `Tensor.to`, from a unified tensor to other memory or back.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
 from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
-from pyg_direct.features.tiers.host import HostTier
+from pyg_direct.features.tiers.in_memory import HostTier
 from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_flag
-from pyg_direct.runtime.cuda.device import bind_thread, resolve_device
-from pyg_direct.runtime.cuda.driver import advise as advise_driver
-from pyg_direct.runtime.cuda.launch import current_stream
-from pyg_direct.runtime.cuda.memory import POOL, Block, move
+from pyg_direct.runtime.cuda.device import advise as advise_driver, bind_thread, resolve_device
+from pyg_direct.runtime.cuda.memory import POOL, UnifiedBytes, move
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.typing import Device
 
@@ -302,52 +299,6 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return grads[0] if ctx.device is None else grads[0].to(ctx.device), None, None
-
-
-class UnifiedBytes:
-    """The bytes that a unified tensor and its views share."""
-
-    def __init__(self, block: Block, device: torch.device | None) -> None:
-        self.block = block
-        # The GPU that reads them; None without one.
-        self.device = device if block.placement in ("unified", "pinned") else None
-        self.gpu = None if self.device is None else self.device.index
-        self._flat: Tensor | None = None
-        self._is_dirty = False
-
-    def on_gpu(self) -> Tensor:
-        """Return all bytes as the GPU sees them, for use on its current stream."""
-        if self._flat is None:
-            self._flat = self.block.view_on_gpu(torch.uint8, (self.block.num_bytes,), self.device)
-        self.join()
-        return self._flat
-
-    def join(self) -> None:
-        """Make the GPU's current stream wait for the writes of others to the bytes."""
-        block = self.block
-        block.check_process()
-        number = torch._C._cuda_getCurrentRawStream(self.gpu)  # type: ignore[arg-type]
-        if number in block.streams and not self._is_dirty:
-            return
-        stream, streams = current_stream(self.gpu), block.streams  # type: ignore[arg-type]
-        if self._is_dirty and streams.keys() != {stream.cuda_stream} and not torch.cuda.is_current_stream_capturing():
-            # Autograd regards them as CPU memory, and orders no streams for them.
-            for other in streams.values():
-                stream.wait_stream(other)
-        streams[stream.cuda_stream] = stream
-
-    def mark_written(self) -> None:
-        """Record a write of the GPU to these bytes."""
-        self._is_dirty = True
-
-    def wait(self, for_write: bool) -> None:
-        """Wait until the CPU may read bytes that the GPU writes, or write bytes that the GPU reads or writes."""
-        self.block.check_process()
-        if self.device is not None and self.block.streams and (for_write or self._is_dirty):
-            for stream in self.block.streams.values():
-                stream.synchronize()
-            self.block.streams.clear()
-            self._is_dirty = False
 
 
 class MemAdvise(enum.IntEnum):

@@ -30,9 +30,9 @@ from pyg_direct.graph.placed_topology import (
 from pyg_direct.graph.pyg_edges import Rows, read_array, read_edges
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import check_topology
-from pyg_direct.ops.local_ids.csr import compress
+from pyg_direct.ops.local_ids.build_csr import compress
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
-from pyg_direct.runtime.host.memory import check_size, has_room, parse_size
+from pyg_direct.runtime.host.memory_sizes import check_size, has_room, parse_size
 from pyg_direct.runtime.host.shared_memory import SharedMemory, share
 from pyg_direct.typing import Device
 

@@ -23,8 +23,7 @@ from pyg_direct.ops.argument_checks import check_topology
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.comm.host_group import give_to_host, has_group
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes
-from pyg_direct.runtime.cuda.host_memory_probe import check_filled, choose_host_memory
-from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back, move
+from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back, check_filled, choose_host_memory, move
 from pyg_direct.runtime.cuda.peer_memory import GRANULE, Spread, p2pCliqueTopo
 from pyg_direct.runtime.host.shared_memory import find_shared, pin
 

@@ -3,6 +3,6 @@
 - `sampling/`, `local_ids/`: picks of neighbors, and the new nodes of a batch with their local ids.
 - `rows/`: gather and scatter.
 - `aggregate/`, `snapshots/`: operations over the edges of each target, and over several snapshots at once.
-- `temporal/`: streams of events.
+- `last_events.py`: streams of events.
 - `batch_counters.py`, `content_hash.py`: the state of one batch, and sums of contents.
 """

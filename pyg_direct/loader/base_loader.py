@@ -39,7 +39,7 @@ from pyg_direct.object_text import describe, show_count, show_options, show_part
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.host.memory import check_size, parse_size
+from pyg_direct.runtime.host.memory_sizes import check_size, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors, version_of
 from pyg_direct.sampling.random_key import EpochKey, check_seed, draw_seed
 from pyg_direct.typing import Device

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.ops.sampling.random import permute
+from pyg_direct.ops.sampling.draw_random import permute
 from pyg_direct.runtime.comm.host_group import gather, has_group
 from pyg_direct.sampling.random_key import EpochKey
 

@@ -24,9 +24,9 @@ from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.induced_loader import InducedLoader, check_count, load_saved, save_whole
 from pyg_direct.loader.option_types import ShuffledOptions
 from pyg_direct.ops.argument_checks import check_flag
-from pyg_direct.ops.sampling.induced import NeighborLists
-from pyg_direct.ops.sampling.random import draw_below
-from pyg_direct.ops.sampling.walks import check_walk_length, walk
+from pyg_direct.ops.sampling.draw_random import draw_below
+from pyg_direct.ops.sampling.draw_walks import check_walk_length, walk
+from pyg_direct.ops.sampling.find_induced import NeighborLists
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.graph_reader import compress_edges, count_nodes, describe_other, read_topology

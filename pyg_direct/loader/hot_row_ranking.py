@@ -30,16 +30,15 @@ from pyg_direct.features.hot_rows import (
     warn_of_frequency,
 )
 from pyg_direct.graph.csr_topo import CSRTopo
-from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.graph.hetero_topo import NODES, HeteroTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
-from pyg_direct.graph.relation import NODES
 from pyg_direct.loader.collate.data import Ranking
 from pyg_direct.loader.collate.hetero_data import TypeRanking
 from pyg_direct.ops.argument_checks import check_topology
 from pyg_direct.ops.run_kernel import check_below
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.host.memory import available_bytes
+from pyg_direct.runtime.host.memory_sizes import available_bytes
 from pyg_direct.sampler.keyed_sampler import is_own
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.random_key import batch_key

@@ -15,8 +15,8 @@ from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.row_dtypes import check_store_dtype
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.graph.placed_topology import ListReads
-from pyg_direct.graph.relation import EdgeType
 from pyg_direct.loader.arguments import check_custom_cls, check_stores, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds

@@ -40,10 +40,10 @@ from pyg_direct.loader.sampler_loader import note_sample, read_positions
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.object_text import show_fanouts
 from pyg_direct.ops.argument_checks import check_callables, check_fanouts, check_flag, check_ids, checks_keywords
-from pyg_direct.ops.content_hash import glance_only
-from pyg_direct.ops.sampling.uniform import check_sampling
-from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
-from pyg_direct.runtime.host.memory import check_size
+from pyg_direct.ops.compute_content_hash import glance_only
+from pyg_direct.ops.sampling.sample_uniform import check_sampling
+from pyg_direct.runtime.cuda.memory import choose_host_memory
+from pyg_direct.runtime.host.memory_sizes import check_size
 from pyg_direct.sampler.argument_types import FanoutsOf, Graph, Ids, InputNodes, Subgraph
 from pyg_direct.sampler.graph_reader import check_graph, count_nodes, read_topology, settle_filter
 from pyg_direct.sampler.keyed_sampler import (

@@ -28,9 +28,9 @@ from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.nn.sorted_edges import register_batch
 from pyg_direct.object_text import show_fanouts
 from pyg_direct.ops.argument_checks import as_ids, check_ids
-from pyg_direct.ops.content_hash import glance_only
+from pyg_direct.ops.compute_content_hash import glance_only
 from pyg_direct.runtime.cuda.device import free_bytes
-from pyg_direct.runtime.host.memory import available_bytes, parse_size
+from pyg_direct.runtime.host.memory_sizes import available_bytes, parse_size
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampler.argument_types import Ids
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, is_own

@@ -26,7 +26,7 @@ from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.object_text import show_count, show_options
 from pyg_direct.ops.argument_checks import checks_keywords
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.sampling.random import draw_below
+from pyg_direct.ops.sampling.draw_random import draw_below
 from pyg_direct.profiling import show_bytes
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes, resolve_device
 from pyg_direct.sampling.random_key import EpochKey

@@ -30,9 +30,8 @@ from pyg_direct.loader.induced_loader import check_count
 from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import check_ids, check_integers, in_short
+from pyg_direct.ops.keep_last_events import LastNeighbors, MessageLog, check_events, insert_events, read_rows
 from pyg_direct.ops.run_kernel import runs_on_gpu
-from pyg_direct.ops.temporal.last_messages import MessageLog
-from pyg_direct.ops.temporal.last_neighbors import LastNeighbors, check_events, insert_events, read_rows
 from pyg_direct.progress import announce
 
 

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.csr_topo import CSRTopo
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.kernels.batch_counters import WALK_ANYWHERE_DRAW
 from pyg_direct.loader.base_loader import is_said_anew
 from pyg_direct.loader.induced_loader import check_count
@@ -20,8 +20,8 @@ from pyg_direct.loader.option_types import WalkOptions
 from pyg_direct.loader.saved_as_pyg import SavedAsPyg
 from pyg_direct.loader.walk_loader import WalkLoader
 from pyg_direct.ops.argument_checks import as_ids, check_edge_list, check_flag, check_ids
-from pyg_direct.ops.sampling.random import draw_below
-from pyg_direct.ops.sampling.walks import check_bias
+from pyg_direct.ops.sampling.draw_random import draw_below
+from pyg_direct.ops.sampling.draw_walks import check_bias
 from pyg_direct.sampler.keyed_sampler import take_key, under_key
 from pyg_direct.sampling.random_key import call_key, check_seed
 from pyg_direct.sampling.random_walks import MetapathWalks, check_nodes, find_rows

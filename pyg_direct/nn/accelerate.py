@@ -24,8 +24,8 @@ from pyg_direct.nn.hetero.hetero_conv import forget_graph, forget_relations, wat
 from pyg_direct.nn.module_state import attach, detach, is_attached
 from pyg_direct.nn.paths import ConvReport, Paths, Report, describe_left, make_paths
 from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, may_watch, watch_passes
-from pyg_direct.nn.sorted_edges import UnknownEdges
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
+from pyg_direct.nn.whole_graphs import UnknownEdges
 from pyg_direct.object_text import one_line
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.progress import announce

@@ -28,7 +28,8 @@ from torch_geometric.utils import scatter as pyg_scatter, softmax as pyg_softmax
 from pyg_direct.nn import known_targets, paths
 from pyg_direct.nn.known_targets import KnownTargets, gather, is_known, know, reduce_known
 from pyg_direct.nn.module_state import attach, detach, is_attached
-from pyg_direct.nn.sorted_edges import find_batch, find_whole, is_plain_tensor, may_find
+from pyg_direct.nn.sorted_edges import find_batch, is_plain_tensor
+from pyg_direct.nn.whole_graphs import find_whole, may_find
 from pyg_direct.ops.run_kernel import is_ordinary, is_recorded, runs_on_gpu
 
 # Aggregations that reduce only by `reduce`, `scatter` or `softmax`.

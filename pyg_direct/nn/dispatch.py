@@ -15,17 +15,9 @@ from pyg_direct.nn import any_convolution, paths
 from pyg_direct.nn.any_convolution import is_routed
 from pyg_direct.nn.conv.spec import ConvSpec, Message
 from pyg_direct.nn.module_state import is_attached
-from pyg_direct.nn.sorted_edges import (
-    SortedEdges,
-    WholeGraph,
-    find_batch,
-    find_whole,
-    is_plain_tensor,
-    is_registered,
-    may_find,
-    wins_on_cpu,
-)
-from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
+from pyg_direct.nn.sorted_edges import SortedEdges, find_batch, is_plain_tensor, is_registered
+from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find, wins_on_cpu
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_ordinary, is_recorded, runs_on_gpu
 
 _REDUCES = {
@@ -126,7 +118,7 @@ def _may_find(edge_index: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def find_reduce(self: Any) -> str:
-    """Return how an accelerated convolution reduces, in the words of `ops.aggregate.sum`."""
+    """Return how an accelerated convolution reduces, in the words of `ops.aggregate.sum_rows`."""
     return _REDUCES[type(self.aggr_module)]
 
 

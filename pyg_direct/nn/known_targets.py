@@ -29,12 +29,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch_geometric.utils import scatter as pyg_scatter, softmax as pyg_softmax
 
-from pyg_direct.nn.sorted_edges import SortedBatch, WholeGraph
+from pyg_direct.nn.sorted_edges import SortedBatch
+from pyg_direct.nn.whole_graphs import WholeGraph
 from pyg_direct.ops.aggregate import operators
-from pyg_direct.ops.aggregate.softmax import softmax as fused_softmax
-from pyg_direct.ops.aggregate.sum import DTYPES
-from pyg_direct.ops.double_backward import is_asked_again, pull_by_torch
-from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
+from pyg_direct.ops.aggregate.compute_softmax import softmax as fused_softmax
+from pyg_direct.ops.aggregate.sum_rows import DTYPES
+from pyg_direct.ops.run_kernel import is_asked_again, is_heard, pull_by_torch, runs_on_gpu
 
 # For sums on a CPU: least and most numbers in a row, and least numbers in all. For means: most numbers in a row.
 _NARROWEST, _WIDEST, _LEAST = 8, 32, 1 << 18

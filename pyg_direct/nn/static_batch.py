@@ -14,16 +14,9 @@ from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 
 from pyg_direct.nn.dispatch import find_reduce, is_plain
-from pyg_direct.nn.sorted_edges import (
-    SortedBatch,
-    SortedEdges,
-    WholeGraph,
-    find_batch,
-    find_whole,
-    is_plain_tensor,
-    is_static,
-)
-from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
+from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, find_batch, is_plain_tensor
+from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, is_static
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import runs_on_gpu
 
 # Layers that process each row on its own, wherever the dimensions of nodes and signals are.

@@ -21,7 +21,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdE
 from pyg_direct.loader.base_loader import EpochLoader
 from pyg_direct.noedit.program_record import note_left, note_made
 from pyg_direct.noedit.replaced_class import find_device, show_batch
-from pyg_direct.ops.content_hash import glance_only
+from pyg_direct.ops.compute_content_hash import glance_only
 
 _REFUSALS = (ArgumentError, ArgumentTypeError, DeviceError, IdError, NotImplementedError)
 _NAMES = "data", "transform", "transform_sampler_output", "node_sampler", "link_sampler", "neg_sampling"

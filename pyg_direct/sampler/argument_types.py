@@ -14,7 +14,7 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType
 
 # A graph in tensors, or in stores, of which the second may be None beside a sampler that has the edges.
 Graph: TypeAlias = Data | HeteroData | tuple[FeatureStore, GraphStore | None]

@@ -27,10 +27,9 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.feature_store import FeatureStore as OwnStore
 from pyg_direct.graph.csr_topo import CSRTopo
-from pyg_direct.graph.hetero_topo import HeteroTopo
+from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 from pyg_direct.graph.pyg_edges import as_rows, check_adjacency, derive, find_edges
-from pyg_direct.graph.relation import EdgeType
-from pyg_direct.ops.content_hash import Content, has_content, read_content
+from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.sampling.negative_links import Edges, EdgeSet

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
-from pyg_direct.graph.relation import LINKS, NODES, EdgeType
+from pyg_direct.graph.hetero_topo import LINKS, NODES, EdgeType
 from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.random_key import call_key
 from pyg_direct.sampling.sampling_options import Sample

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NegativeSampling, SamplerOutput
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn
-from pyg_direct.graph.relation import LINKS, EdgeType
+from pyg_direct.graph.hetero_topo import LINKS, EdgeType
 from pyg_direct.ops.argument_checks import check_ids
-from pyg_direct.ops.content_hash import has_content, read_content
+from pyg_direct.ops.compute_content_hash import has_content, read_content
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.runtime.cuda.launch import current_stream, is_current
 from pyg_direct.runtime.host.tensor_views import version_of

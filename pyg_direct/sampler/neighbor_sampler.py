@@ -24,14 +24,14 @@ from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.typing import EdgeTypeStr
 
 from pyg_direct.errors import ArgumentError, LoaderWarning, warn, warn_unused
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.graph.placed_topology import PLACES, check_place
-from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.object_text import one_line, show_fanouts, show_options
 from pyg_direct.ops.argument_checks import check_fanouts, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload_parts
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.host.memory import check_size
+from pyg_direct.runtime.host.memory_sizes import check_size
 from pyg_direct.sampler.argument_types import FanoutsOf, Graph, Subgraph
 from pyg_direct.sampler.graph_reader import Parts, read_parts, read_topology
 from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output, to_output

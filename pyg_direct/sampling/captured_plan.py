@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.errors import MemoryLimitError, PlacementWarning, warn
-from pyg_direct.runtime.cuda.driver import tolerate_captures
+from pyg_direct.runtime.cuda.device import tolerate_captures
 from pyg_direct.runtime.cuda.graph_capture import CapturedGraph
 from pyg_direct.runtime.cuda.launch import current_stream, is_current, kept_stream, set_stream
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors

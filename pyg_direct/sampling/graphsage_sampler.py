@@ -13,8 +13,8 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.object_text import one_line
 from pyg_direct.ops.argument_checks import as_ids, check_fanouts, check_ids, check_key, checks_keywords
-from pyg_direct.ops.local_ids.relabel import relabel
-from pyg_direct.ops.sampling.uniform import sample_neighbors
+from pyg_direct.ops.local_ids.relabel_nodes import relabel
+from pyg_direct.ops.sampling.sample_uniform import sample_neighbors
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.random_key import call_key, check_seed

@@ -43,10 +43,10 @@ from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import captured_hops, captured_subgraph, hetero, weighted_gpu, worklist
 from pyg_direct.kernels.sampling.worklist import COLUMNS
 from pyg_direct.object_text import one_line, show_count
-from pyg_direct.ops.local_ids.relabel import num_words
+from pyg_direct.ops.local_ids.relabel_nodes import num_words
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import full_grid, grid_for, run_gpu
-from pyg_direct.ops.sampling.hetero import PairList, Rows, Rules, write_edges
+from pyg_direct.ops.sampling.sample_hetero import PairList, Rows, Rules, write_edges
 from pyg_direct.runtime.cuda.graph_capture import fill_words
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending

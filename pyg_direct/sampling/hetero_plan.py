@@ -38,10 +38,10 @@ from pyg_direct.kernels.sampling.worklist import (
 )
 from pyg_direct.object_text import one_line, show_fanouts
 from pyg_direct.ops.argument_checks import check_key
-from pyg_direct.ops.local_ids.csr import Piece, regroup
+from pyg_direct.ops.local_ids.build_csr import Piece, regroup
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import runs_on_gpu, threads_for
-from pyg_direct.ops.sampling.hetero import (
+from pyg_direct.ops.sampling.sample_hetero import (
     Frontier,
     PairList,
     Picked,

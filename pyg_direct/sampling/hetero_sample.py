@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import LoaderWarning, warn
-from pyg_direct.graph.hetero_topo import HeteroTopo
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 
 
 @dataclass

@@ -26,8 +26,8 @@ from pyg_direct.object_text import one_line
 from pyg_direct.ops.argument_checks import check_fanouts, check_key
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu
-from pyg_direct.ops.sampling.hetero import Frontier, Rules, pick_edges
-from pyg_direct.ops.sampling.random import derive_key, draw_bits
+from pyg_direct.ops.sampling.draw_random import derive_key, draw_bits
+from pyg_direct.ops.sampling.sample_hetero import Frontier, Rules, pick_edges
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling import hetero_gpu
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.graph.hetero_topo import PlacedHetero
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType, PlacedHetero
 from pyg_direct.ops.rows.upload import upload
 
 # Sources and targets by relation, ids within their types, int64 `[2, P]`; pairs need not be edges.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_direct.kernels.batch_counters import FAR
 from pyg_direct.kernels.local_ids import new_nodes, sorted_sources
-from pyg_direct.ops.local_ids.relabel import num_words
+from pyg_direct.ops.local_ids.relabel_nodes import num_words
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import cpu_chunks, run_cpu
 

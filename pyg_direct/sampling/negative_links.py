@@ -19,7 +19,7 @@ from pyg_direct.graph.pyg_edges import EdgeList, read_edges
 from pyg_direct.kernels.batch_counters import NEGATIVE_DRAW
 from pyg_direct.object_text import one_line, show_count, show_options
 from pyg_direct.ops.argument_checks import check_ids
-from pyg_direct.ops.sampling.random import derive_key, draw_below, draw_bits, draw_until
+from pyg_direct.ops.sampling.draw_random import derive_key, draw_below, draw_bits, draw_until
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.random_key import call_key, check_seed
 from pyg_direct.typing import Device

@@ -8,7 +8,7 @@ import torch
 
 from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.graph.placed_topology import PlacedTopology
-from pyg_direct.ops.local_ids.relabel import choose_method
+from pyg_direct.ops.local_ids.relabel_nodes import choose_method
 from pyg_direct.sampling.sampling_options import Recipe
 from pyg_direct.sampling.uniform_cpu import CpuPlan
 from pyg_direct.sampling.uniform_gpu import GpuPlan, SortingPlan

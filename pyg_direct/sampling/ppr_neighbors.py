@@ -18,8 +18,8 @@ from torch import Tensor
 from pyg_direct.errors import ArgumentError
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.sampling.induced import NeighborLists
-from pyg_direct.ops.sampling.walks import walk
+from pyg_direct.ops.sampling.draw_walks import walk
+from pyg_direct.ops.sampling.find_induced import NeighborLists
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.induced_plan import InducedPlan
 from pyg_direct.sampling.sampling_options import Sample

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pyg_direct.errors import ArgumentTypeError
-from pyg_direct.ops.sampling.random import derive_key
+from pyg_direct.ops.sampling.draw_random import derive_key
 
 _WORD = 2**64
 # Takes the place of an epoch, for calls outside any epoch.

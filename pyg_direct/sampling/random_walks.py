@@ -12,12 +12,12 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentTypeError, IdError
 from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.graph.placed_topology import PlacedTopology
-from pyg_direct.graph.relation import EdgeType
 from pyg_direct.ops.argument_checks import as_ids, check_ids, check_topology
-from pyg_direct.ops.content_hash import glance_only, has_content, read_content
-from pyg_direct.ops.sampling.induced import NeighborLists
-from pyg_direct.ops.sampling.walks import walk, walk_along
+from pyg_direct.ops.compute_content_hash import glance_only, has_content, read_content
+from pyg_direct.ops.sampling.draw_walks import walk, walk_along
+from pyg_direct.ops.sampling.find_induced import NeighborLists
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.induced_plan import list_neighbors
 from pyg_direct.sampling.random_key import check_seed, draw_seed
@@ -126,7 +126,7 @@ class WalkRows:
             self._read(topology)
 
     def walk(self, start: Tensor, walk_length: int, p: float, q: float, *, key: int) -> Tensor:
-        """Draw the walks from `start`, on the device of the rows; see `ops.sampling.walks.walk`."""
+        """Draw the walks from `start`, on the device of the rows; see `ops.sampling.draw_walks.walk`."""
         with glance_only():
             self.renew()
         is_biased = not (p == 1 and q == 1)
@@ -194,5 +194,7 @@ class MetapathWalks:
         self._num_nodes = num_nodes
 
     def walk(self, start: Tensor, *, key: int) -> Tensor:
-        """Draw the walks from `start`, nodes of the first type on the device; see `ops.sampling.walks.walk_along`."""
+        """Draw the walks from `start`, nodes of the first type on the device; see
+        `ops.sampling.draw_walks.walk_along`.
+        """
         return walk_along(self._lists, start, self._rows, self._num_nodes, key=key)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
-from pyg_direct.graph.hetero_topo import HeteroTopo
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 from pyg_direct.ops.argument_checks import check_fanouts
 from pyg_direct.sampling.link_endpoints import PlacedEnds
 

@@ -17,7 +17,7 @@ from benchmarks.loader import startup, typed_batches
 from benchmarks.nn import whole_graphs
 from pyg_direct.bench import contest
 from pyg_direct.datasets import synthetic_graph
-from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
+from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.errors import DeviceError
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 

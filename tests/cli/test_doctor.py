@@ -15,10 +15,9 @@ from torch_geometric.data import Data
 from typer.testing import CliRunner
 
 from pyg_direct.cli import machine, machine_report
-from pyg_direct.cli.advice import find_faults, judge_plan, judge_rates
+from pyg_direct.cli.advice import Graph, find_faults, judge_plan, judge_rates, plan_placement
 from pyg_direct.cli.app import app
 from pyg_direct.cli.machine import can_write, collect_facts, list_outdated
-from pyg_direct.cli.plan import Graph, plan_placement
 from pyg_direct.errors import DeviceError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.memory_placement import describe

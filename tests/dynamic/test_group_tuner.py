@@ -9,11 +9,10 @@ from hypothesis import given, strategies as st
 
 from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.conv_operators import Factors
-from pyg_direct.dynamic.device_speeds import Speeds
-from pyg_direct.dynamic.group_tuner import choose_groups, expect_options, find_values
+from pyg_direct.dynamic.group_tuner import Speeds, choose_groups, expect_options, find_values
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.ops.snapshots import aggregate
-from pyg_direct.ops.snapshots.overlap import unite
+from pyg_direct.ops.snapshots.slice_csr import unite
 from tests.dynamic.stream.test_stream import make_list
 
 # An edge costs as much as its row is wide from 16 numbers on, and launches little.

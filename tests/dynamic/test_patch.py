@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyg_direct.dynamic import nn
-from pyg_direct.dynamic.pyg_temporal_patch import patch, unpatch
+from pyg_direct.dynamic.nn.accelerate_snapshots import patch, unpatch
 from tests.compat.suite import run
 from tests.compat.temporal import FILES
 

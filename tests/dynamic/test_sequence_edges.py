@@ -5,9 +5,9 @@ import torch
 
 from pyg_direct.dynamic import sequence_edges, stream
 from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Mean
-from pyg_direct.dynamic.device_speeds import Speeds
+from pyg_direct.dynamic.device_caches import Budget
 from pyg_direct.dynamic.fixed_slots import Slots
-from pyg_direct.dynamic.row_cache import Budget
+from pyg_direct.dynamic.group_tuner import Speeds
 from tests.frames import NODES, TIMES, make_signal, make_trainer
 
 
@@ -95,7 +95,7 @@ def test_slots_are_made_where_edges_are():
 def make_edges(monkeypatch, limit=None, free=10**9, few=0):
     """Make the edges of two snapshots of the same 1,000 edges, for a GPU that does not exist."""
     monkeypatch.setattr(sequence_edges, "FEW", few)
-    monkeypatch.setattr("pyg_direct.dynamic.row_cache.free_bytes", lambda number: free)
+    monkeypatch.setattr("pyg_direct.dynamic.device_caches.free_bytes", lambda number: free)
     part = sequence_edges.Parts(None, torch.zeros(2, 1000, dtype=torch.int64), None, 1)
     gpu = torch.device("cuda", 1)
     return sequence_edges.SequenceEdges([part, part], 1, gpu, Budget(limit, gpu), None)

@@ -6,7 +6,7 @@ import torch
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.memory_rows import MemoryRows, Served, check_placing
 from pyg_direct.features.tiers.choice import open_table
-from pyg_direct.ops.rows.gather import Directory
+from pyg_direct.ops.rows.gather_rows import Directory
 from tests.features.contract import bytes_of, make_rows
 
 HOT = torch.tensor([0, 7, 21, 39])

@@ -7,9 +7,9 @@ from random import Random
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.aggregate.softmax import attend, softmax
-from pyg_direct.ops.aggregate.sum import Transposed, aggregate
-from pyg_direct.ops.local_ids.csr import compress_ids
+from pyg_direct.ops.aggregate.compute_softmax import attend, softmax
+from pyg_direct.ops.aggregate.sum_rows import Transposed, aggregate
+from pyg_direct.ops.local_ids.build_csr import compress_ids
 from tests.fuzz.space import Row, Space
 from tests.poison import poisoned_memory
 from tests.reference import aggregate as reference

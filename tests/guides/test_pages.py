@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GraphSAGE
 
 import pyg_direct
-from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
+from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.dynamic.nn import TGCN
 
 ROOT = Path(__file__).parents[2]

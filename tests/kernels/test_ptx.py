@@ -10,8 +10,7 @@ import pyg_direct.kernels
 from benchmarks.dynamic import ge_spmm
 from pyg_direct.compiler.code_cache import COMPILER, source_folder
 from pyg_direct.compiler.jit import GPU_KERNELS
-from pyg_direct.compiler.nvrtc import compile_source
-from pyg_direct.compiler.targets import PTX_VERSIONS
+from pyg_direct.compiler.nvrtc import PTX_VERSIONS, compile_source
 
 for module in pkgutil.walk_packages(pyg_direct.kernels.__path__, "pyg_direct.kernels."):
     importlib.import_module(module.name)

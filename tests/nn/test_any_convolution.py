@@ -170,7 +170,7 @@ def test_a_whole_graph_in_any_order_equals_pyg(device, name, everywhere, monkeyp
     args = [edge_index[:, order].contiguous(), *(part[order] for part in more)]
     expected = run(layer, x, args)
     accelerated = accelerate(layer)
-    monkeypatch.setattr("pyg_direct.nn.sorted_edges._WORTH", {"cpu": 0, "gpu": 0})
+    monkeypatch.setattr("pyg_direct.nn.whole_graphs._WORTH", {"cpu": 0, "gpu": 0})
 
     for _ in range(12):
         got = run(layer, x, args)

@@ -8,8 +8,9 @@ from torch.nn import BatchNorm1d, Linear, ReLU, Sequential
 from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, SAGEConv, TAGConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn import sorted_edges
-from pyg_direct.nn.sorted_edges import register_sorted, register_whole
+from pyg_direct.nn import whole_graphs
+from pyg_direct.nn.sorted_edges import register_sorted
+from pyg_direct.nn.whole_graphs import register_whole
 from tests.nn.convolutions import assert_near
 
 NODES, SIGNALS, WIDTH = 30, 4, 16
@@ -29,7 +30,7 @@ CONVS = {
 @pytest.fixture(autouse=True)
 def _any_size(monkeypatch):
     """On a CPU these graphs are too small to gain."""
-    monkeypatch.setitem(sorted_edges._WORTH, "cpu", 1)
+    monkeypatch.setitem(whole_graphs._WORTH, "cpu", 1)
 
 
 def make_edges(device, count=200):
@@ -172,4 +173,4 @@ def test_edges_that_do_not_fit_are_not_registered(real_device):
     for given in (torch.tensor([[0, 1], [1, NODES]]), torch.tensor([[0, -1], [1, 2]]), torch.empty(2, 0).long()):
         edges = given.to(real_device)
         register_whole(edges, NODES)
-        assert sorted_edges.find_whole(edges, NODES, 1 << 20) is None
+        assert whole_graphs.find_whole(edges, NODES, 1 << 20) is None

@@ -11,7 +11,7 @@ from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.kernels.sampling.random import draw_bits_gpu
 from pyg_direct.ops import run_kernel as ops
 from pyg_direct.ops.run_kernel import prepare_gpu
-from pyg_direct.ops.sampling.random import draw_bits
+from pyg_direct.ops.sampling.draw_random import draw_bits
 from pyg_direct.runtime.cuda.launch import OPEN
 from pyg_direct.runtime.cuda.memory import allocate
 

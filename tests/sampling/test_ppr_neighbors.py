@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from torch_geometric.utils import get_ppr
 
 from pyg_direct.errors import ArgumentError, IdError
-from pyg_direct.ops.sampling.induced import NeighborLists
+from pyg_direct.ops.sampling.find_induced import NeighborLists
 from pyg_direct.sampling.ppr_neighbors import PPRRecipe, score_nodes
 from tests.graphs import make_random_graph
 from tests.reference.ppr import find_neighbors, find_pagerank

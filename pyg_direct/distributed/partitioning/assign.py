@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from pyg_direct.graph.metis import Stream, is_even
-from pyg_direct.kernels.sampling.split_by_owner import cluster_edges_cpu, count_ties_cpu
+from pyg_direct.kernels.sampling.remote_edges import cluster_edges_cpu, count_ties_cpu
 from pyg_direct.ops.run_kernel import cpu_chunks, run_cpu
 
 METHODS = ("hash", "range", "metis", "streaming")

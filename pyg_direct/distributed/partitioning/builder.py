@@ -27,11 +27,11 @@ from pyg_direct.distributed.partitioning.inputs import Inputs
 from pyg_direct.distributed.partitioning.manifest import EdgeEntry, Manifest, NodeEntry, part_folder
 from pyg_direct.distributed.partitioning.partition_book import Book, table_dtype
 from pyg_direct.errors import IdError, needs_extra
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.graph.metis import assign_by_metis
-from pyg_direct.graph.relation import EdgeType
 from pyg_direct.kernels.local_ids.csr import count_rows_cpu
-from pyg_direct.kernels.sampling.split_by_owner import group_buckets_cpu
-from pyg_direct.ops.local_ids.csr import order_rows
+from pyg_direct.kernels.sampling.remote_edges import group_buckets_cpu
+from pyg_direct.ops.local_ids.build_csr import order_rows
 from pyg_direct.ops.run_kernel import cpu_chunks, run_cpu
 from pyg_direct.progress import Bar
 

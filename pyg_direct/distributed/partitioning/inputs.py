@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, strided
 
 from pyg_direct.errors import NPY, PARQUET, ArgumentError, ArgumentTypeError, needs_extra, whole_file
-from pyg_direct.graph.relation import LINKS, NODES, EdgeType, as_weights
+from pyg_direct.graph.hetero_topo import LINKS, NODES, EdgeType, as_weights
 
 # Rows read from a parquet file at a time.
 _ROWS = 1 << 20

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.ops.sampling.split_by_owner import find_buckets
+from pyg_direct.ops.sampling.join_remote_edges import find_buckets
 
 # Constants of splitmix64's finaliser, as signed words.
 _MIX_0 = -0x40A7B892E31B1A47
@@ -89,7 +89,7 @@ class Book:
         return (((mixed >> 32) & 0x7FFFFFFF) * self.num_parts) >> 31
 
     def find_buckets(self, ids: Tensor, own: int, scale: int, add: int, keys: Tensor) -> None:
-        """Write the bucket keys of requested nodes (see `ops/sampling/split_by_owner.py`)."""
+        """Write the bucket keys of requested nodes (see `ops/sampling/join_remote_edges.py`)."""
         find_buckets(ids, self.num_parts, *self.find_arrays(ids.device), own, scale, add, keys)
 
     def find_arrays(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.distributed.partitioning.partition_book import check_num_parts
 from pyg_direct.errors import ArgumentError
 from pyg_direct.progress import announce
-from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.host.memory_sizes import parse_size
 
 _LEAST_MEMORY = 1 << 24
 

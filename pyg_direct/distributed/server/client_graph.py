@@ -23,10 +23,10 @@ from pyg_direct.distributed.partitioning.partition_book import Book
 from pyg_direct.distributed.row_exchange import Asked as RowsAsked, Parcel, RowExchange, Wanted
 from pyg_direct.distributed.server.part_server import ALL_EDGES, as_tensor
 from pyg_direct.errors import ArgumentError
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.object_text import one_line, show_count, show_sizes
-from pyg_direct.ops.sampling.hetero import Picked, Rows
-from pyg_direct.ops.sampling.remote_edges import Asked, Layout, join_edges
+from pyg_direct.ops.sampling.join_remote_edges import Asked, Layout, join_edges
+from pyg_direct.ops.sampling.sample_hetero import Picked, Rows
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.threads import Pool
 from pyg_direct.typing import Device

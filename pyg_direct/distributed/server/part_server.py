@@ -23,7 +23,7 @@ from pyg_direct.distributed.row_exchange import Parcel, RowExchange
 from pyg_direct.distributed.server.client_connections import Offer, Sent, Switchboard
 from pyg_direct.distributed.server.local_channel import Channel, go_over
 from pyg_direct.errors import IdError, PartitionError
-from pyg_direct.graph.relation import EdgeType
+from pyg_direct.graph.hetero_topo import EdgeType
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.sampling_options import GeneralRecipe

@@ -13,7 +13,7 @@ from torch_geometric.nn.inits import glorot, zeros
 
 from pyg_direct.dynamic.conv_operators import Chebyshev
 from pyg_direct.dynamic.nn.sparse_conv import check_rows, expand_chebyshev
-from pyg_direct.ops.snapshots.recurrent_cells import mix
+from pyg_direct.ops.snapshots.run_recurrent_cells import mix
 
 
 def make_chebyshev(normalization: str | None, lambda_max: Tensor | float | None) -> Chebyshev:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_direct.dynamic.conv_operators import Walk, walk_against, walk_along
 from pyg_direct.dynamic.nn.sparse_conv import Located, add_messages, convolve_located, locate
-from pyg_direct.ops.snapshots.recurrent_cells import mix
+from pyg_direct.ops.snapshots.run_recurrent_cells import mix
 
 _Step = Callable[[Tensor], Tensor]
 _WALKS = Walk(), Walk(is_against=True)

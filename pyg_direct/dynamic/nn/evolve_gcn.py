@@ -18,7 +18,7 @@ from torch_geometric.nn.inits import glorot
 from pyg_direct.dynamic.conv_operators import GCN
 from pyg_direct.dynamic.nn.recurrent_step import get_parameters, set_apart, step_gates, step_gates_backward, step_gru
 from pyg_direct.dynamic.nn.sparse_conv import check_rows, convolve, convolve_located, convolve_plain, locate
-from pyg_direct.ops.double_backward import is_asked_again, pull_by_torch
+from pyg_direct.ops.run_kernel import is_asked_again, pull_by_torch
 
 
 class EvolveTogether(torch.autograd.Function):

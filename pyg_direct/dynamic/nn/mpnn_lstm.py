@@ -29,12 +29,17 @@ from pyg_direct.dynamic.nn.recurrent_step import (
 )
 from pyg_direct.dynamic.nn.sparse_conv import Located, convolve, locate
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
-from pyg_direct.ops.aggregate.batch_norm import normalise, normalise_on_gpu, pull_normalised, suits_grid, suits_loop
-from pyg_direct.ops.aggregate.matmul import multiply, multiply_columns
-from pyg_direct.ops.double_backward import is_asked_again, pull_by_torch
-from pyg_direct.ops.run_kernel import is_transformed, runs_on_gpu
+from pyg_direct.ops.aggregate.apply_batch_norm import (
+    normalise,
+    normalise_on_gpu,
+    pull_normalised,
+    suits_grid,
+    suits_loop,
+)
+from pyg_direct.ops.aggregate.products import multiply, multiply_columns
+from pyg_direct.ops.run_kernel import is_asked_again, is_transformed, pull_by_torch, runs_on_gpu
 from pyg_direct.ops.snapshots.aggregate import multiply_snapshots
-from pyg_direct.ops.snapshots.recurrent_cells import open_gates, open_two, pull_two, suits_two
+from pyg_direct.ops.snapshots.run_recurrent_cells import open_gates, open_two, pull_two, suits_two
 
 
 class _Multiply(torch.autograd.Function):

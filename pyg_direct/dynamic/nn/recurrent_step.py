@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_direct.ops.aggregate.matmul import multiply
-from pyg_direct.ops.double_backward import is_asked_again, pull_by_torch
-from pyg_direct.ops.run_kernel import is_ordinary
-from pyg_direct.ops.snapshots.recurrent_cells import open_gates, pull_gates, pull_gru, step_gru as step_small_gru
+from pyg_direct.ops.aggregate.products import multiply
+from pyg_direct.ops.run_kernel import is_asked_again, is_ordinary, pull_by_torch
+from pyg_direct.ops.snapshots.run_recurrent_cells import open_gates, pull_gates, pull_gru, step_gru as step_small_gru
 
 _BACK = torch.ops.aten
 # Numbers of a state up to which products in a loop take no longer than calls that would compute them.

@@ -15,8 +15,7 @@ from pyg_direct.features.tier_report import TierReport
 from pyg_direct.kernels.batch_counters import NO_POSITION
 from pyg_direct.kernels.rows.gather import PIECE
 from pyg_direct.ops.argument_checks import check_ids
-from pyg_direct.ops.rows.gather import Gather, choose_gather, gather_rows
-from pyg_direct.ops.rows.scatter import scatter_rows
+from pyg_direct.ops.rows.gather_rows import Gather, choose_gather, gather_rows, scatter_rows
 from pyg_direct.runtime.cuda.memory import Block
 from pyg_direct.runtime.host.pages import use_large_pages
 

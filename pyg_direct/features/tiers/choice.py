@@ -9,10 +9,8 @@ from torch import Tensor
 
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tiers.base import TableTier, Tier
-from pyg_direct.features.tiers.device import DeviceTier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier
-from pyg_direct.features.tiers.host import HostTier
-from pyg_direct.features.tiers.peer import PeerTier
+from pyg_direct.features.tiers.in_memory import DeviceTier, HostTier, PeerTier
 from pyg_direct.runtime.cuda.memory import Block
 from pyg_direct.runtime.cuda.peer_memory import Spread
 

@@ -16,7 +16,7 @@ from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tiers.base import Tier
 from pyg_direct.ops.argument_checks import check_ids
-from pyg_direct.ops.rows.gather import prepare_read, rows_in_units
+from pyg_direct.ops.rows.gather_rows import prepare_read, rows_in_units
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
 from pyg_direct.runtime.host.threads import Pool
 

@@ -16,8 +16,8 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.features.tier_report import TierReport
 from pyg_direct.features.tiers.base import HeldRows, Tier
-from pyg_direct.ops.rows.scatter import scatter_rows
-from pyg_direct.ops.sampling.split_by_owner import find_buckets, group_keys, make_keys
+from pyg_direct.ops.rows.gather_rows import scatter_rows
+from pyg_direct.ops.sampling.join_remote_edges import find_buckets, group_keys, make_keys
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.host.tensor_views import as_bytes
 

@@ -1,1 +1,1 @@
-"""Kernels that move rows of tables: `gather.py`, `scatter.py`, and `multi_gather.py` for several tables."""
+"""Kernels that move rows of tables: `gather.py` for tables in memory, and `file_ranges.py` for files."""

@@ -3,8 +3,7 @@
 - `random.py`: Philox, the source of all draws.
 - `uniform.py`, `weighted.py`, `weighted_gpu.py`, `labor.py`, `hgt_budget.py`: one sampling rule each.
 - `hetero.py`, `worklist.py`: picks over many relations; `captured_hops.py`: hops whose counts stay on a GPU.
-- `split_by_owner.py`, `remote_edges.py`: picks over parts of a graph; `frontier_segments.py`: the same with counts that
-  stay on a GPU.
-- `excluded_edges.py`, `expected_reads.py`: edges that a batch leaves out, and the reads that sampling expects.
+- `remote_edges.py`: picks over parts of a graph; `frontier_segments.py`: the same with counts that stay on a GPU.
+- `excluded_edges.py`: edges that a batch leaves out.
 - `induced.py`, `walks.py`: edges among the nodes of a set, and random walks.
 """

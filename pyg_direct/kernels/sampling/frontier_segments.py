@@ -28,7 +28,7 @@ from pyg_direct.kernels.batch_counters import HEADER, NEEDED_EDGES, NEEDED_ITEMS
 from pyg_direct.kernels.local_ids.bitmap import find_place
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_block
 from pyg_direct.kernels.sampling.captured_hops import find_below
-from pyg_direct.kernels.sampling.split_by_owner import find_owner
+from pyg_direct.kernels.sampling.remote_edges import find_owner
 from pyg_direct.kernels.sampling.worklist import (
     COLUMNS,
     FANOUT,

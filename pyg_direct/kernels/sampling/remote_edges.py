@@ -3,6 +3,13 @@
 An answer is three runs of numbers: the edges of each item, the neighbors, the edge ids. Answers lie in one memory, one
 after the other, of which `counts` and `words` are views. `table` holds their positions, int64 `[(P + 1) * PLACES]`: a
 row for each answer, and one more with the numbers of all items and edges.
+
+Nodes are requested from the parts that own them, in buckets. Buckets are the other parts, ascending, then the asking
+part, so that data to send is contiguous. `own` is the asking part, or -1 for a process that holds none. If a bucket has
+several kinds, it is one bucket for each: the key of a node of kind `add` is `bucket * scale + add`.
+
+`group_buckets_cpu` groups items by bucket. `cluster_edges_cpu` finds communities in one pass over a stream of
+edges.
 """
 
 from __future__ import annotations
@@ -10,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
-from pyg_direct.kernels.sampling.uniform import find_row
+from pyg_direct.kernels.sampling.uniform import LOW_WORD, find_row
 from pyg_direct.kernels.sampling.worklist import (
     FIRST,
     LOCAL,
@@ -149,3 +156,132 @@ def join_edges_gpu(table, before, offsets, items, work, trees, tree_shift, words
         sources[at], ids[at] = source, own_id
         targets[at] = work[entry + LOCAL] + item - work[entry + FIRST]
         e += np.int64(cuda.gridDim.x) * THREADS
+
+
+# The factors of splitmix64's finalizer by halves, because 64-bit constants do not compile everywhere, and the 31 bits
+# that choose a part.
+_HIGH_0, _LOW_0 = np.uint64(0xBF58476D), np.uint64(0x1CE4E5B9)
+_HIGH_1, _LOW_1 = np.uint64(0x94D049BB), np.uint64(0x133111EB)
+_SHIFT_0, _SHIFT_1, _HALF, _LAST = np.uint64(30), np.uint64(27), np.uint64(32), np.uint64(31)
+_BITS = np.uint64(0x7FFFFFFF)
+
+
+@body
+def multiply(a, b_high, b_low):
+    """Low 64 bits of a product, by halves: NumPy, which the simulator runs on, warns of overflow."""
+    low = np.uint64((a & LOW_WORD) * b_low)
+    first = np.uint64(((a >> _HALF) * b_low) & LOW_WORD)
+    second = np.uint64(((a & LOW_WORD) * b_high) & LOW_WORD)
+    high = np.uint64(np.uint64((low >> _HALF) + first + second) & LOW_WORD)
+    return np.uint64((high << _HALF) | (low & LOW_WORD))
+
+
+@body
+def find_owner(item, num_parts, bounds, table):
+    """The part of a node: by a table, by the first nodes of all parts but the first, or by a hash of its id."""
+    if table.shape[0] > 0:
+        return np.int64(table[item]) if np.uint64(item) < np.uint64(table.shape[0]) else np.int64(0)
+    if bounds.shape[0] > 0:
+        low, high = np.int64(0), np.int64(bounds.shape[0])
+        while low < high:
+            middle = (low + high) >> 1
+            if bounds[middle] <= item:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+    word = np.uint64(item)
+    word = multiply(np.uint64(word ^ (word >> _SHIFT_0)), _HIGH_0, _LOW_0)
+    word = multiply(np.uint64(word ^ (word >> _SHIFT_1)), _HIGH_1, _LOW_1)
+    return np.int64(np.uint64(np.uint64((word >> _HALF) & _BITS) * np.uint64(num_parts)) >> _LAST)
+
+
+@body
+def bucket_key(owner, own, num_parts, scale, add):
+    """Key of a node of kind `add` that `owner` has."""
+    bucket = owner
+    if own >= 0 and owner >= own:
+        bucket = num_parts - 1 if owner == own else owner - 1
+    return bucket * scale + add
+
+
+@cpu_kernel
+def find_buckets_cpu(items, num_parts, bounds, table, own, scale, add, keys):
+    for i in prange(items.shape[0]):
+        keys[i] = bucket_key(find_owner(items[i], num_parts, bounds, table), own, num_parts, scale, add)
+
+
+@gpu_kernel("i8[] i8 i8[] T[] i8 i8 i8 K[]", T=("u1", "i2"), K=("u1", "i4"))
+def find_buckets_gpu(items, num_parts, bounds, table, own, scale, add, keys):
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < items.shape[0]:
+        keys[i] = bucket_key(find_owner(items[i], num_parts, bounds, table), own, num_parts, scale, add)
+        i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@cpu_kernel
+def group_buckets_cpu(buckets, counts, order):
+    """Positions of items, bucket after bucket, in the given order within each; counts `[chunks, B]` starts as zeros."""
+    chunks, num_buckets = counts.shape
+    share = (buckets.shape[0] + chunks - 1) // chunks
+    for c in prange(chunks):
+        for i in range(c * share, min((c + 1) * share, buckets.shape[0])):
+            counts[c, buckets[i]] += 1
+    # Each count becomes the position of its first item.
+    running = 0
+    for b in range(num_buckets):
+        for c in range(chunks):
+            count = counts[c, b]
+            counts[c, b] = running
+            running += count
+    for c in prange(chunks):
+        for i in range(c * share, min((c + 1) * share, buckets.shape[0])):
+            at = counts[c, buckets[i]]
+            counts[c, buckets[i]] = at + 1
+            order[at] = i
+
+
+@body
+def join_ends(a, b, degree, community, volume, largest):
+    """Count an edge; the end in the smaller community joins the larger one, unless one has more than `largest`."""
+    degree[a] += 1
+    degree[b] += 1
+    own, other = community[a], community[b]
+    volume[own] += 1
+    volume[other] += 1
+    if own == other or volume[own] > largest or volume[other] > largest:
+        return
+    if volume[own] <= volume[other]:
+        volume[other] += degree[a]
+        volume[own] -= degree[a]
+        community[a] = other
+    else:
+        volume[own] += degree[b]
+        volume[other] -= degree[b]
+        community[b] = own
+
+
+@cpu_kernel
+def cluster_edges_cpu(sources, targets, degree, community, volume, largest):
+    """One pass of streaming clustering over edges (Hollocou et al., arXiv:1703.02955, algorithm 1).
+
+    `community` starts as the ids of the nodes, `degree` and `volume` as zeros.
+    """
+    # Sequential: an edge depends on the results of those before it.
+    for _ in prange(1):
+        for e in range(sources.shape[0]):
+            if sources[e] != targets[e]:
+                join_ends(sources[e], targets[e], degree, community, volume, largest)
+
+
+@cpu_kernel
+def count_ties_cpu(sources, targets, table, labels, chunks, ties):
+    """ties[label of a, part of b] += 1 and likewise for the other end, over edges that join two labels."""
+    for c in prange(chunks):
+        for e in range(sources.shape[0]):
+            a, b = sources[e], targets[e]
+            if labels[a] != labels[b]:
+                if labels[a] % chunks == c:
+                    ties[labels[a], table[b]] += 1
+                if labels[b] % chunks == c:
+                    ties[labels[b], table[a]] += 1

@@ -4,6 +4,16 @@ out[i, t, f] += scale[i, t] * sum over the edges e of i that snapshot t has of w
 `z` and `out` hold the S snapshots of a node side by side. So a shared edge is read once for all of them. `weight` has 0
 (ones), 1 or S numbers an edge, `presence` one bit a snapshot, and `snapshot` is the snapshot of a slice. Empty arrays
 stand for ones and for all. `low` is the first snapshot of the group that `z` holds.
+
+`sum_scaled_*` sum over CSR instead, with rows scaled before and after in the same pass:
+out[i, t] = rest[i, t] + scale[i, t] * sum over the edges e of i of weight(e, t) * column[row[e], t] * x[row[e], t].
+`rest` is diagonal[i, t] * own[i, t], or with `adds` the old `out`. Only edges of snapshot t count: with a `shift`, bit
+`shift` + `low` + t of an entry of `row` marks them. Rows are fp32, aligned, a multiple of 16 bytes wide. Addresses of
+zero stand for ones, a `diagonal` of zero for zeros. Equal calls give equal results; see `kernels/aggregate/sum.py` for
+long rows.
+
+The union of two ascending lists of edges has a byte for each edge that marks the snapshots in which it is present.
+Edges are keys target * N + source. Lists are cut into blocks at equal keys, so that blocks are merged in parallel.
 """
 
 from __future__ import annotations
@@ -11,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS, body, cpu_kernel, cuda, device_function, gpu_kernel, prange
-from pyg_direct.kernels.aggregate.sum import add_share
+from pyg_direct.kernels.aggregate.sum import add_share, find_hub, find_item, quotient, span_of, sum_slices
 
 SLICE = 32
 # Threads that stage the edges of their slices together.
@@ -290,3 +300,132 @@ def spread_slices_gpu(grad, rows, offsets, cols, weight, num_weights, snapshot, 
                         cuda.atomic.add(out, source * (size * channels) + f, value * share)
                 f += lanes
         slice_id += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
+
+
+@body
+def find_key(keys, key):
+    """Number of `keys` below `key`."""
+    low, high = 0, keys.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@body
+def cut_block(first, second, block, num_blocks):
+    """First position of a block in both lists; block `num_blocks` begins at their ends."""
+    if block == 0:
+        return 0, 0
+    if block == num_blocks or first.shape[0] == 0:
+        return first.shape[0], second.shape[0]
+    at = first.shape[0] * block // num_blocks
+    return at, find_key(second, first[at])
+
+
+@cpu_kernel
+def count_union_cpu(first, second, sizes):
+    """sizes[b] = keys of the union in block b."""
+    num_blocks = sizes.shape[0]
+    for b in prange(num_blocks):
+        i, j = cut_block(first, second, b, num_blocks)
+        i_end, j_end = cut_block(first, second, b + 1, num_blocks)
+        size = 0
+        while i < i_end and j < j_end:
+            left, right = first[i], second[j]
+            i += left <= right
+            j += right <= left
+            size += 1
+        sizes[b] = size + (i_end - i) + (j_end - j)
+
+
+@cpu_kernel
+def merge_union_cpu(first, first_presence, second, second_presence, shift, begins, keys, presence):
+    """Union of two lists; the bits of the second list's snapshots are shifted by `shift`."""
+    num_blocks = begins.shape[0] - 1
+    for b in prange(num_blocks):
+        i, j = cut_block(first, second, b, num_blocks)
+        i_end, j_end = cut_block(first, second, b + 1, num_blocks)
+        for at in range(begins[b], begins[b + 1]):
+            from_first = i < i_end and (j >= j_end or first[i] <= second[j])
+            from_second = j < j_end and (i >= i_end or second[j] <= first[i])
+            bits = np.uint8(0)
+            if from_first:
+                keys[at] = first[i]
+                bits |= first_presence[i]
+            else:
+                keys[at] = second[j]
+            if from_second:
+                bits |= np.uint8(second_presence[j] << shift)
+            presence[at] = bits
+            i += from_first
+            j += from_second
+
+
+sum_scaled_16 = device_function(
+    "sum_scaled_16", "u8 u8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4 i4"
+)
+
+
+@gpu_kernel("u8 i4[] u8 u8 u8 i4 u8 u8 u8 u8 i4 i4 i8 i8 i8 i4 i4 i4 i4 i4 i4 i4[] i4[] i4 u8 u8",
+            sources=("aggregate", "scaled"), resident_blocks=4)  # fmt: skip
+def sum_scaled_rows_gpu(x, indptr, ends, row, weight, num_weights, column, scale, own, diagonal, shift, low,
+                        num_edges, num_targets, num_runs, run, size, channels, pieces, longest, adds, slices, counts,
+                        helpers, partials, out):  # fmt: skip
+    """`x`, `ends` (of `indptr`), `row` and all factors are addresses, `out` and `partials` too.
+
+    A thread computes one piece of `run` consecutive targets. `helpers` more for each piece share the slices of rows of
+    more than `longest` edges, whose plain sums go to `partials`. `weight` begins at the first snapshot that `x` holds.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    group = np.int64(quotient(np.uint64(thread), pieces))
+    piece = np.int32(thread - group * pieces)
+    if group < num_runs + helpers:
+        # A slice's number, below zero for runs.
+        place = np.int32(group - num_runs)
+        while place < 0 or (helpers > 0 and place < counts[0]):
+            if place < 0:
+                target = np.int64(place + num_runs) * run
+                first, last = span_of(indptr, target, num_edges)
+                count = np.int32(min(np.int64(run), num_targets - target))
+            else:
+                item = num_targets + place
+                target, first, last, _, _ = find_item(indptr, num_edges, num_targets, slices, counts, item)
+                count = np.int32(1)
+            sum_scaled_16(out, partials, x, own, ends, row, weight, column, scale, diagonal, num_weights, size,
+                          channels, pieces, piece, longest, adds, shift, low, place, np.int32(target), np.int32(first),
+                          np.int32(last), count)  # fmt: skip
+            if place < 0:
+                break
+            place += np.int32(helpers)
+
+
+@gpu_kernel("f4[] i4[] f4[] f4[] i8 i4 i4 i4 i4[] i4[] f4[] f4[]")
+def add_scaled_slices_gpu(own, indptr, scale, diagonal, num_edges, size, channels, adds, hubs, counts, partials,
+                          out):  # fmt: skip
+    """The result of every long row from the sums of its slices, in their order; a warp shares a row. Empty arrays stand
+    for ones, an empty `diagonal` for zeros.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    lanes = min(THREADS, 32)
+    width = size * channels
+    hub = thread // lanes
+    while hub < counts[1]:
+        target, place, end = find_hub(indptr, num_edges, hubs, hub)
+        f = np.int64(thread % lanes)
+        while f < width:
+            total = sum_slices(partials, np.float32(0), place, end, width, f)
+            factor = target * size + f // channels
+            at = target * width + f
+            if scale.shape[0] > 0:
+                total *= scale[factor]
+            if adds != 0:
+                total += out[at]
+            elif diagonal.shape[0] > 0:
+                total += diagonal[factor] * own[at]
+            out[at] = total
+            f += lanes
+        hub += np.int64(cuda.gridDim.x) * THREADS // lanes

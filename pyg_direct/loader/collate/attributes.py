@@ -25,10 +25,10 @@ from pyg_direct.features.row_files import as_tensor, slice_along
 from pyg_direct.graph.pyg_edges import as_rows
 from pyg_direct.loader.memory_placement import Choice, Placed, Rows, choose_places
 from pyg_direct.loader.prefetch.gpu_streams import parts_of_frame
-from pyg_direct.ops.content_hash import Content, has_content, read_content
+from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes
-from pyg_direct.runtime.cuda.host_memory_probe import choose_host_memory
-from pyg_direct.runtime.host.memory import parse_size
+from pyg_direct.runtime.cuda.memory import choose_host_memory
+from pyg_direct.runtime.host.memory_sizes import parse_size
 from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.sampler.graph_reader import remember
 

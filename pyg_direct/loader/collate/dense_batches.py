@@ -28,7 +28,7 @@ from pyg_direct.loader.collate.graph_collation import (
 )
 from pyg_direct.loader.collate.graph_columns import move_all, to_device
 from pyg_direct.loader.collate.graph_sources import Leaf, Source
-from pyg_direct.nn.sorted_edges import register_whole
+from pyg_direct.nn.whole_graphs import register_whole
 
 _WAY_OUT = "add it there, or delete it from all"
 

@@ -20,7 +20,7 @@ from torch_geometric.data import Batch, Data, Dataset, HeteroData, InMemoryDatas
 from torch_geometric.data.separate import separate
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.ops.content_hash import Content, has_content, read_content
+from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
 
 # Graphs whose content is compared at the start of an epoch, to find writes that torch does not count.
 _COMPARED = 32

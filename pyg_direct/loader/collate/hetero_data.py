@@ -17,8 +17,7 @@ from torch_geometric.sampler import HeteroSamplerOutput
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hot_rows import Listing
 from pyg_direct.features.multi_read import TypedRows
-from pyg_direct.graph.hetero_topo import HeteroTopo
-from pyg_direct.graph.relation import tell_apart
+from pyg_direct.graph.hetero_topo import HeteroTopo, tell_apart
 from pyg_direct.loader.collate.attributes import (
     PlacedRows,
     Slicer,

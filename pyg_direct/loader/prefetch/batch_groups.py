@@ -19,8 +19,8 @@ from pyg_direct.errors import PlacementWarning, warn
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.prefetch.gpu_streams import parts_of
-from pyg_direct.ops.local_ids.bitmap import Union, unite
-from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.ops.local_ids.relabel_nodes import Union, unite
+from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.sampler.keyed_sampler import Drawn
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput

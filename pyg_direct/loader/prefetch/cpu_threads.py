@@ -12,7 +12,7 @@ from typing import Any
 
 from pyg_direct.compiler.jit import get_cpu_threads, set_cpu_threads
 from pyg_direct.errors import ForkedProcessError
-from pyg_direct.runtime.host.memory import give_back_now_and_then
+from pyg_direct.runtime.host.memory_sizes import give_back_now_and_then
 from pyg_direct.runtime.host.threads import Pool
 
 Work = tuple[int, Any]

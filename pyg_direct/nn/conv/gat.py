@@ -32,10 +32,11 @@ from pyg_direct.nn.hetero.joined_edges import (
 from pyg_direct.nn.linear import multiply
 from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
-from pyg_direct.nn.sorted_edges import SortedEdges, find_batch, find_whole, may_find
+from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
 from pyg_direct.nn.trimming import Kept, is_linear
-from pyg_direct.ops.aggregate.softmax import attend, pick_scores, softmax
-from pyg_direct.ops.aggregate.sum import DTYPES, Transposed, aggregate
+from pyg_direct.nn.whole_graphs import find_whole, may_find
+from pyg_direct.ops.aggregate.compute_softmax import attend, pick_scores, softmax
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 
 _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
@@ -255,39 +256,41 @@ def _vectors(module: Any) -> tuple[Tensor, ...]:
     return (module.att,) if isinstance(module, conv.GATv2Conv) else (module.att_src, module.att_dst)
 
 
-def convolve_joined(relations: Sequence[Relation]) -> list[Tensor]:
-    """Return the results of each GATConv."""
+def convolve_joined(relations: Sequence[Relation]) -> list[Tensor] | None:
+    """Return the results of each GATConv or GATv2Conv; None if each is faster separately."""
+    if _is_slow(relations):
+        return None
     used, sizes = [True] * len(relations), [len(relation.own) for relation in relations]
     pieces = split_apart(_attend(relations, *_project(relations, sizes, used), used), sizes, used)
     return [_finish_joined(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
 
 
 def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
-    """Return the results of all GATConvs into each type, added up; None if each is made separately."""
-    if not is_tested(relations[0].sources):
+    """Return the results of all GATConvs or GATv2Convs into each type, added up; None if each is made separately."""
+    if _is_slow(relations) or not is_tested(relations[0].sources):
         return None
     used, first = [True] * len(relations), relations[0].conv
     plan, biases = _plan(relations, groups)
-    made, by_target, read = _project(relations, plan.sizes, used)
-    vectors = [relation.conv.att_src for relation in relations]
+    made, of_targets, read = _project(relations, plan.sizes, used)
+    vectors = [_vectors(relation.conv)[0] for relation in relations]
     if _is_fused(first, made, read, vectors[0]):
-        outs = attend_relations(made, by_target, vectors, biases, read, plan, used, first.negative_slope)
+        fused = attend_pairs if _adds_rows(first) else attend_relations
+        outs = fused(made, of_targets, vectors, biases, read, plan, used, first.negative_slope)
         return _add_residuals(relations, groups, outs)
-    return _add_up(relations, plan, _attend(relations, made, by_target, read, used), used, biases)
+    return _add_up(relations, plan, _attend(relations, made, of_targets, read, used), used, biases)
 
 
-def add_up_joined_v2(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
-    """Return the results of all GATv2Convs into each type, added up; None if each is faster separately."""
-    if _is_slow_v2(relations) or not is_tested(relations[0].sources):
-        return None
-    used, first = [True] * len(relations), relations[0].conv
-    plan, biases = _plan(relations, groups)
-    made, others, read = _project_v2(relations, plan.sizes, used)
-    vectors = [relation.conv.att for relation in relations]
-    if _is_fused(first, made, read, vectors[0]):
-        outs = attend_pairs(made, others, vectors, biases, read, plan, used, first.negative_slope)
-        return _add_residuals(relations, groups, outs)
-    return _add_up(relations, plan, _attend_v2(relations, made, others, read, used), used, biases)
+def _adds_rows(module: Any) -> bool:
+    """Report whether scores add rows of both ends of an edge, as those of GATv2Conv, instead of two numbers."""
+    return isinstance(module, conv.GATv2Conv)
+
+
+def _is_slow(relations: Sequence[Relation]) -> bool:
+    """Report whether each relation is faster separately."""
+    first, rows = relations[0].conv, relations[0].sources
+    num_edges = sum(relation.edge_index.shape[1] for relation in relations)
+    num_bytes = num_edges * first.heads * first.out_channels * rows.element_size()
+    return _adds_rows(first) and not runs_on_gpu(rows) and num_bytes > _MOST_BYTES
 
 
 def _plan(relations: Sequence[Relation], groups: list[list[int]]) -> tuple[Groups, list[Tensor | None]]:
@@ -319,62 +322,32 @@ def _add_residuals(relations: Sequence[Relation], groups: Sequence[Sequence[int]
 
 
 def _project(relations: Sequence[Relation], sizes: Sequence[int], used: Used) -> tuple[Tensor, Tensor, ReadSources]:
-    """Return the products of the sources that relations read `[U, H * C]`, the scores of the first targets of each
-    `[sum of sizes, H]`, and the edges in between.
-    """
-    first, matrices = relations[0].conv, [_matrices(relation.conv) for relation in relations]
-    sources, wide = [relation.sources for relation in relations], first.att_src.dtype
-    dtype, read = _find_dtype(first, sources[0]), read_sources(relations, sizes)
-    made = multiply_apart(sources, [matrix.weight for matrix, _ in matrices], used, rows=read.split(), dtype=dtype)
-    # (x W) a = x (W a)
-    folded = [_fold(own.weight, relation.conv.att_dst) for (_, own), relation in zip(matrices, relations, strict=True)]
-    by_target = multiply_apart([relation.own for relation in relations], folded, used,
-                               rows=[slice(size) for size in sizes], dtype=dtype, out_dtype=wide)  # fmt: skip
-    return made, by_target, read
-
-
-def _attend(relations: Sequence[Relation], made: Tensor, by_target: Tensor, read: ReadSources, used: Used) -> Tensor:
-    """Return the weighted sums of all relations, `[sum of T, H, C]`."""
-    by_source = score_sources(made, [relation.conv.att_src for relation in relations], read, used)
-    first = relations[0].conv
-    return _sum_joined(made, (by_source, by_target, None), read.edges, first, first.negative_slope)
-
-
-def convolve_joined_v2(relations: Sequence[Relation]) -> list[Tensor] | None:
-    """Return the results of each GATv2Conv; None if each is faster separately."""
-    if _is_slow_v2(relations):
-        return None
-    used, sizes = [True] * len(relations), [len(relation.own) for relation in relations]
-    out = _attend_v2(relations, *_project_v2(relations, sizes, used), used)
-    pieces = split_apart(out, sizes, used)
-    return [_finish_joined(relation, piece) for relation, piece in zip(relations, pieces, strict=True)]
-
-
-def _is_slow_v2(relations: Sequence[Relation]) -> bool:
-    first, rows = relations[0].conv, relations[0].sources
-    num_edges = sum(relation.edge_index.shape[1] for relation in relations)
-    return not runs_on_gpu(rows) and num_edges * first.heads * first.out_channels * rows.element_size() > _MOST_BYTES
-
-
-def _project_v2(relations: Sequence[Relation], sizes: Sequence[int], used: Used) -> tuple[Tensor, Tensor, ReadSources]:
-    """Return the products of the sources that relations read `[U, H * C]` and of the first targets of each
-    `[sum of sizes, H * C]`, and the edges in between.
+    """Return the products of the sources that relations read `[U, H * C]`, the first targets of each, and the edges in
+    between. Targets are scores `[sum of sizes, H]`, or with `_adds_rows` products too, `[sum of sizes, H * C]`.
     """
     first, read = relations[0].conv, read_sources(relations, sizes)
-    dtype, matrices = _find_dtype(first, relations[0].sources), [_matrices(relation.conv) for relation in relations]
-    left, right = zip(*matrices, strict=True)
+    left, right = zip(*(_matrices(relation.conv) for relation in relations), strict=True)
+    dtype, out_dtype = _find_dtype(first, relations[0].sources), None
+    weights, biases = [matrix.weight for matrix in right], [matrix.bias for matrix in right]
+    if not _adds_rows(first):
+        # (x W) a = x (W a)
+        weights = [_fold(weight, relation.conv.att_dst) for weight, relation in zip(weights, relations, strict=True)]
+        out_dtype = first.att_src.dtype
     made = multiply_apart([relation.sources for relation in relations], [matrix.weight for matrix in left], used,
                           [matrix.bias for matrix in left], rows=read.split(), dtype=dtype)  # fmt: skip
-    others = multiply_apart([relation.own for relation in relations], [matrix.weight for matrix in right], used,
-                            [matrix.bias for matrix in right], rows=[slice(size) for size in sizes],
-                            dtype=dtype)  # fmt: skip
-    return made, others, read
+    of_targets = multiply_apart([relation.own for relation in relations], weights, used, biases,
+                                rows=[slice(size) for size in sizes], dtype=dtype, out_dtype=out_dtype)  # fmt: skip
+    return made, of_targets, read
 
 
-def _attend_v2(relations: Sequence[Relation], made: Tensor, others: Tensor, read: ReadSources, used: Used) -> Tensor:
-    """Return the weighted sums of all relations, `[sum of T, H, C]`."""
-    first = relations[0].conv
-    scores = score_pairs(made, others, [relation.conv.att for relation in relations], read, used, first.negative_slope)
+def _attend(relations: Sequence[Relation], made: Tensor, of_targets: Tensor, read: ReadSources, used: Used
+            ) -> Tensor:  # fmt: skip
+    """Return the weighted sums of all relations, `[sum of T, H, C]`; see `_project`."""
+    first, vectors = relations[0].conv, [_vectors(relation.conv)[0] for relation in relations]
+    if not _adds_rows(first):
+        by_source = score_sources(made, vectors, read, used)
+        return _sum_joined(made, (by_source, of_targets, None), read.edges, first, first.negative_slope)
+    scores = score_pairs(made, of_targets, vectors, read, used, first.negative_slope)
     # The addends of scores have passed leaky ReLU already.
     return _sum_joined(made, (None, None, scores), read.edges, first, 1.0)
 
@@ -427,7 +400,8 @@ def find_left(module: Any) -> str | None:
     return narrow if reduce in ("sum", "mean") else NO_WEIGHTS.format(reduce)
 
 
+_JOINED = Joined(read_joined, convolve_joined, add_up=add_up_joined)
 _SHARED: dict[str, Any] = {"forward": forward, "propagate": propagate, "message": weigh_heads, "find_left": find_left,
-                           "sees_neighbors_only": True}  # fmt: skip
-GAT = ConvSpec(conv.GATConv, joined=Joined(read_joined, convolve_joined, add_up=add_up_joined), **_SHARED)
-GATV2 = ConvSpec(conv.GATv2Conv, joined=Joined(read_joined, convolve_joined_v2, add_up=add_up_joined_v2), **_SHARED)
+                           "sees_neighbors_only": True, "joined": _JOINED}  # fmt: skip
+GAT = ConvSpec(conv.GATConv, **_SHARED)
+GATV2 = ConvSpec(conv.GATv2Conv, **_SHARED)

@@ -28,18 +28,11 @@ from pyg_direct.nn.hetero.joined_edges import (
 from pyg_direct.nn.linear import multiply
 from pyg_direct.nn.module_state import is_attached
 from pyg_direct.nn.paths import NO_WEIGHTS, OWN_LOOPS
-from pyg_direct.nn.sorted_edges import (
-    SortedBatch,
-    SortedEdges,
-    WholeGraph,
-    find_batch,
-    find_whole,
-    may_find,
-    wins_on_cpu,
-)
+from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, find_batch
 from pyg_direct.nn.static_batch import open_signals
 from pyg_direct.nn.trimming import Kept, is_linear
-from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
+from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find, wins_on_cpu
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 
 

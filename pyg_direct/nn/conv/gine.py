@@ -16,11 +16,20 @@ from pyg_direct.nn.conv.gin import MOST_BYTES, finish_joined
 from pyg_direct.nn.conv.spec import ConvSpec, Joined
 from pyg_direct.nn.dispatch import find_narrow_first, find_reduce, promote, propagate
 from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_apart, join_edges, split_apart
-from pyg_direct.nn.sorted_edges import SortedEdges, wins_on_cpu
+from pyg_direct.nn.sorted_edges import SortedEdges
 from pyg_direct.nn.trimming import is_linear
-from pyg_direct.ops.aggregate.gine_messages import is_fused, pull_fused, sum_fused, unpack_kept
+from pyg_direct.nn.whole_graphs import wins_on_cpu
 from pyg_direct.ops.aggregate.operators import GATHERED_BYTES
-from pyg_direct.ops.aggregate.sum import DTYPES, aggregate, spread_known, sum_known
+from pyg_direct.ops.aggregate.sum_rows import (
+    DTYPES,
+    aggregate,
+    is_fused,
+    pull_fused,
+    spread_known,
+    sum_fused,
+    sum_known,
+    unpack_kept,
+)
 from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
 
 
@@ -33,7 +42,7 @@ def sum_messages(x: Tensor, edge_rows: Tensor, indptr: Tensor, row: Tensor, targ
         edge_rows: Rows of edges, `[E, C]` of the same dtype.
         indptr, row, target: Edges that are known to fit, sorted by target; `indptr` may be longer.
         num_targets: T.
-        reduce: See `ops.aggregate.sum`.
+        reduce: See `ops.aggregate.sum_rows`.
         max_degree: Upper bound of the edges of a target, None if it is not known.
     """
     if reduce not in ("sum", "mean"):

@@ -16,10 +16,10 @@ from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch
 from pyg_direct.nn.trimming import has_hooks
-from pyg_direct.ops.aggregate.dot import dot
-from pyg_direct.ops.aggregate.softmax import softmax
-from pyg_direct.ops.aggregate.sum import DTYPES, aggregate
-from pyg_direct.ops.local_ids.csr import compress_ids
+from pyg_direct.ops.aggregate.compute_softmax import softmax
+from pyg_direct.ops.aggregate.products import dot
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
+from pyg_direct.ops.local_ids.build_csr import compress_ids
 from pyg_direct.ops.run_kernel import is_recorded
 
 # Knowledge that `forward` passes to `_construct_src_node_feat` and `propagate`, which is given edges that PyG has

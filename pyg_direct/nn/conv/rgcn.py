@@ -18,8 +18,8 @@ from pyg_direct.nn import paths
 from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_reduce, find_replaced, find_why_not_plain, is_plain
 from pyg_direct.nn.sorted_edges import SortedEdges, find_batch
-from pyg_direct.ops.aggregate.sum import DTYPES, Transposed, aggregate
-from pyg_direct.ops.local_ids.csr import compress_ids
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate
+from pyg_direct.ops.local_ids.build_csr import compress_ids
 from pyg_direct.ops.run_kernel import is_recorded
 
 # Edges a pair of a relation and a target, below which many pairs have none.

@@ -23,18 +23,11 @@ from pyg_direct.nn.conv.spec import ConvSpec, Joined
 from pyg_direct.nn.dispatch import copy_rows, find_narrow_first, find_reduce, is_plain, propagate, weigh_rows
 from pyg_direct.nn.hetero.joined_edges import Relation, Tables, join_edges
 from pyg_direct.nn.linear import add_up, multiply, multiply_plainly
-from pyg_direct.nn.sorted_edges import (
-    SortedBatch,
-    SortedEdges,
-    WholeGraph,
-    find_batch,
-    find_whole,
-    may_find,
-    wins_on_cpu,
-)
+from pyg_direct.nn.sorted_edges import SortedBatch, SortedEdges, find_batch
 from pyg_direct.nn.static_batch import open_signals
 from pyg_direct.nn.trimming import Kept, is_accelerated, is_linear
-from pyg_direct.ops.aggregate.sum import DTYPES, Transposed, aggregate, spread_known, sum_known
+from pyg_direct.nn.whole_graphs import WholeGraph, find_whole, may_find, wins_on_cpu
+from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate, spread_known, sum_known
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)
@@ -282,8 +275,8 @@ class TypedEdges(NamedTuple):
     """Edges of all relations of a layer, sorted by relation, then target, and known to fit.
 
     Attributes:
-        indptr, row, target: In the words of `ops.aggregate.sum`; sources of all types are concatenated, and so are the
-            targets of all relations.
+        indptr, row, target: In the words of `ops.aggregate.sum_rows`; sources of all types are concatenated, and so
+            are the targets of all relations.
         sizes: Targets of each relation.
         sources: Table with the rows of each relation's sources.
         own: Table with the own rows of each relation's targets.

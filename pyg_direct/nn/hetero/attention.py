@@ -19,8 +19,8 @@ from pyg_direct.kernels.aggregate.sum import LONG_ROW
 from pyg_direct.nn.hetero.joined_edges import Groups, ReadSources, Used, multiply_apart, sum_apart
 from pyg_direct.nn.linear import add_up, multiply_exactly, multiply_tall
 from pyg_direct.nn.sorted_edges import is_capturing
-from pyg_direct.ops.aggregate.operators import operators
-from pyg_direct.ops.aggregate.pull_attention import (
+from pyg_direct.ops.aggregate.compute_softmax import attend, attend_rows
+from pyg_direct.ops.aggregate.compute_typed_attention import (
     BySource,
     attend_pairs as attend_pairs_of,
     can_pull,
@@ -28,7 +28,7 @@ from pyg_direct.ops.aggregate.pull_attention import (
     pull_pairs,
     sum_by_source,
 )
-from pyg_direct.ops.aggregate.softmax import attend, attend_rows
+from pyg_direct.ops.aggregate.operators import operators
 
 
 def score_sources(made: Tensor, vectors: Sequence[Tensor], read: ReadSources, used: Used) -> Tensor:

@@ -21,8 +21,8 @@ from torch.autograd import Function
 
 from pyg_direct.nn.linear import add_up, multiply_exactly, multiply_tall
 from pyg_direct.nn.sorted_edges import SortedBatch, is_capturing
-from pyg_direct.ops.aggregate.sum import Transposed, check_edges
-from pyg_direct.ops.local_ids.csr import compress_ids
+from pyg_direct.ops.aggregate.sum_rows import Transposed, check_edges
+from pyg_direct.ops.local_ids.build_csr import compress_ids
 from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
 
 
@@ -92,7 +92,7 @@ class _Edges(NamedTuple):
 
 
 class JoinedEdges(NamedTuple):
-    """Edges of all relations, sorted by relation, then target, in the words of `ops.aggregate.sum`.
+    """Edges of all relations, sorted by relation, then target, in the words of `ops.aggregate.sum_rows`.
 
     Attributes:
         indptr, row, target: Sources begin at the given starts; the targets of all relations are concatenated.

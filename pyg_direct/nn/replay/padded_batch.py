@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.sorted_edges import find_batch, register_sorted
-from pyg_direct.ops.aggregate.padding import Targets, fits, pad_edges
+from pyg_direct.ops.aggregate.build_edge_layout import Targets, fits, pad_edges
 
 # Edges of a target without a known bound, in unused places.
 FEW_EDGES = 16

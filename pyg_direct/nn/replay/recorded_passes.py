@@ -27,7 +27,8 @@ from pyg_direct.nn.replay.guards import (
     take_tensors,
 )
 from pyg_direct.nn.replay.padded_batch import PaddedEdges, Sizes, copy_hops
-from pyg_direct.nn.sorted_edges import GraphKeeper, find_batch
+from pyg_direct.nn.sorted_edges import find_batch
+from pyg_direct.nn.whole_graphs import GraphKeeper
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 
 # How much larger than the seen batches batches may be.

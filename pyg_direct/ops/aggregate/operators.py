@@ -1,4 +1,4 @@
-"""Operators behind `ops/aggregate/sum.py`: they allocate and launch on the device of the tensors."""
+"""Operators behind `ops/aggregate/sum_rows.py`: they allocate and launch on the device of the tensors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Local ids and compressed rows, tensors in and tensors out: `bitmap.py`, `csr.py` and `relabel.py`."""
+"""Local ids and compressed rows, tensors in and tensors out: `build_csr.py` and `relabel_nodes.py`."""

@@ -1,1 +1,1 @@
-"""Row movement, tensors in and tensors out: `gather.py`, `multi_gather.py`, `scatter.py` and `upload.py`."""
+"""Row movement, tensors in and tensors out: `gather_rows.py` reads and writes by id, `upload.py` copies to a GPU."""

@@ -1,6 +1,6 @@
 """Operators over several snapshots at once, tensors in and tensors out.
 
-- `sliced_csr.py`, `scaled_csr.py`, `packed.py`: structures of edges, and sums over them.
-- `aggregate.py`, `overlap.py`: aggregation of several snapshots, and the edges that they share.
-- `recurrent_cells.py`: steps of gated units, LSTM and GRU.
+- `slice_csr.py`, `packed.py`: unions of edges, and their structures, in memory and for sending.
+- `aggregate.py`: aggregation of several snapshots.
+- `run_recurrent_cells.py`: steps of gated units, LSTM and GRU.
 """

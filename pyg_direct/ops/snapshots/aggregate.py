@@ -31,8 +31,7 @@ from pyg_direct.ops.run_kernel import (
     runs_on_gpu,
     threads_for,
 )
-from pyg_direct.ops.snapshots.scaled_csr import address_of, scales_here, sum_scaled
-from pyg_direct.ops.snapshots.sliced_csr import SlicedCSR
+from pyg_direct.ops.snapshots.slice_csr import SlicedCSR, address_of, scales_here, sum_scaled
 
 # Numbers of a row from which sums over CSR are faster than sums over slices, without and with weights. The cases are
 # edges of all snapshots, edges under a mask, and edges of one snapshot. ms over CSR / as slices:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_direct.ops.snapshots.sliced_csr import Arrays, SlicedCSR, slice_counts
+from pyg_direct.ops.snapshots.slice_csr import Arrays, SlicedCSR, slice_counts
 
 _BYTE, _TWO_BYTES, _THREE_BYTES = 2**8, 2**16, 2**24
 

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, IdError, RankError
-from pyg_direct.runtime.comm.formation import Formation, failures_told, name_ranks
-from pyg_direct.runtime.comm.gloo_sockets import Connections
+from pyg_direct.runtime.comm.formation import Connections, Formation, failures_told, name_ranks
 from pyg_direct.runtime.comm.heartbeat import Pulse
 from pyg_direct.runtime.comm.nccl_segments import NcclSegments
 

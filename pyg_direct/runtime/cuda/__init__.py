@@ -1,6 +1,6 @@
 """CUDA driver: devices, memory, streams, launches, captured graphs and peers.
 
-- `driver.py`, `device.py`, `launch.py`: driver calls, device choice, kernel launches and streams.
+- `device.py`, `launch.py`: driver calls, device choice, kernel launches and streams.
 - `memory.py`, `peer_memory.py`: placement of arrays, and memory across several GPUs.
-- `graph_capture.py`: CUDA graphs; `sm_budget.py`: the share of multiprocessors; `host_memory_probe.py`: a probe.
+- `graph_capture.py`: CUDA graphs; `sm_budget.py`: the share of multiprocessors.
 """

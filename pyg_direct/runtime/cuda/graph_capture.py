@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from pyg_direct.runtime.cuda.device import bind_thread
-from pyg_direct.runtime.cuda.driver import call, load_driver, tolerate_captures
+from pyg_direct.runtime.cuda.device import bind_thread, call, load_driver, tolerate_captures
 from pyg_direct.runtime.cuda.sm_budget import count_spared, products_leave
 
 

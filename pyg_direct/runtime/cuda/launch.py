@@ -21,8 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from pyg_direct.errors import CudaError
-from pyg_direct.runtime.cuda.device import bind_thread
-from pyg_direct.runtime.cuda.driver import call, load_driver
+from pyg_direct.runtime.cuda.device import bind_thread, call, load_driver
 
 _ITEM_BYTES = {"i1": 1, "u1": 1, "i2": 2, "u2": 2, "i4": 4, "u4": 4, "f4": 4, "i8": 8, "u8": 8, "f8": 8}
 _PACK = {"i1": "b7x", "u1": "B7x", "i2": "h6x", "u2": "H6x", "i4": "i4x", "u4": "I4x", "f4": "f4x",

@@ -6,18 +6,27 @@ MB pages. This lets random reads from a kernel run at the rate of the link (PyTo
 `UnifiedPool` reuses unified memory, so that temporary tensors cost no call of the driver (PyTorch-Direct, section
 4.4). A block without references goes to a list by its size, with events of the streams that may still read it. It
 is given out again when the events have passed. The memory in the lists is bounded.
+
+`choose_host_memory` chooses the host memory that a GPU reads faster at random positions, measured once on each
+machine. Unified memory wins a tie. If the driver maps it in 2 MB pages it keeps its rate as a table grows. Page-locked
+memory in 4 KB pages falls to a third (an H200 beside an x86 host, at 32 GB; up to 256 MB both are alike). The
+measurement finds machines that serve unified memory badly: by faults, by migration or not at all. A large table is read
+once more when it is filled, because a small one may be served better.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import os
+import platform
 import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.cache_folder import recall
 from pyg_direct.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -33,13 +43,23 @@ from pyg_direct.errors import (
     ForkedProcessError,
     MemoryLimitError,
     PlacementWarning,
+    PygDirectError,
     warn,
 )
+from pyg_direct.profiling import time_on_stream
 from pyg_direct.progress import Bar, show_wait
-from pyg_direct.runtime.cuda.device import abilities, bind_thread, resolve_device
-from pyg_direct.runtime.cuda.driver import advise, call, load_driver, tolerate_captures
+from pyg_direct.runtime.cuda.device import (
+    abilities,
+    advise,
+    bind_thread,
+    call,
+    load_driver,
+    resolve_device,
+    tolerate_captures,
+)
+from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.cuda.peer_memory import see_peer
-from pyg_direct.runtime.host.memory import total_bytes
+from pyg_direct.runtime.host.memory_sizes import total_bytes
 from pyg_direct.runtime.host.pages import allocating_on, choose_nodes, give_back, put_on, use_large_pages
 from pyg_direct.runtime.host.tensor_views import as_bytes, view_address
 from pyg_direct.typing import Device
@@ -490,3 +510,141 @@ class UnifiedPool:
 
 
 POOL = UnifiedPool()
+
+
+class UnifiedBytes:
+    """The bytes that a unified tensor and its views share; the CPU and the streams of a GPU take turns on them."""
+
+    def __init__(self, block: Block, device: torch.device | None) -> None:
+        self.block = block
+        # The GPU that reads them; None without one.
+        self.device = device if block.placement in ("unified", "pinned") else None
+        self.gpu = None if self.device is None else self.device.index
+        self._flat: Tensor | None = None
+        self._is_dirty = False
+
+    def on_gpu(self) -> Tensor:
+        """Return all bytes as the GPU sees them, for use on its current stream."""
+        if self._flat is None:
+            self._flat = self.block.view_on_gpu(torch.uint8, (self.block.num_bytes,), self.device)
+        self.join()
+        return self._flat
+
+    def join(self) -> None:
+        """Make the GPU's current stream wait for the writes of others to the bytes."""
+        block = self.block
+        block.check_process()
+        number = torch._C._cuda_getCurrentRawStream(self.gpu)  # type: ignore[arg-type]
+        if number in block.streams and not self._is_dirty:
+            return
+        stream, streams = current_stream(self.gpu), block.streams  # type: ignore[arg-type]
+        if self._is_dirty and streams.keys() != {stream.cuda_stream} and not torch.cuda.is_current_stream_capturing():
+            # Autograd regards them as CPU memory, and orders no streams for them.
+            for other in streams.values():
+                stream.wait_stream(other)
+        streams[stream.cuda_stream] = stream
+
+    def mark_written(self) -> None:
+        """Record a write of the GPU to these bytes."""
+        self._is_dirty = True
+
+    def wait(self, for_write: bool) -> None:
+        """Wait until the CPU may read bytes that the GPU writes, or write bytes that the GPU reads or writes."""
+        self.block.check_process()
+        if self.device is not None and self.block.streams and (for_write or self._is_dirty):
+            for stream in self.block.streams.values():
+                stream.synchronize()
+            self.block.streams.clear()
+            self._is_dirty = False
+
+
+CANDIDATES = ("unified", "pinned")
+# Filled within a few milliseconds, and larger than the caches of a GPU.
+_TABLE_BYTES = 64 << 20
+_ROW_BYTES = 512
+_NUM_READS = 1 << 15
+# Tables from this size on are read when they are filled; slow is less than this share of a small table's rate.
+_LARGE = 1 << 30
+_SLOW = 0.25
+# Page-locked memory must be this much faster to be chosen.
+_MARGIN = 1.1
+
+
+@functools.cache
+def choose_host_memory(index: int) -> str:
+    """Return `unified` or `pinned`, whichever GPU `index` reads rows of faster at random; see `host_memory_rates`."""
+    return decide(host_memory_rates(index)) if abilities(index).managed_without_migration else "pinned"
+
+
+def host_memory_rates(index: int) -> dict[str, float]:
+    """Return the bytes a second that GPU `index` reads at random, by kind of host memory; 0 for a kind that cannot be
+    allocated.
+
+    Takes at most 0.2 s on a machine that is not known yet; the rates are kept in `host_memory.json` in the package's
+    cache folder, by GPU model, driver and host.
+    """
+    model, driver = torch.cuda.get_device_name(index), abilities(index).driver_version
+    key = f"{model} | driver {driver} | {platform.node()}"
+    rates: dict[str, float] = recall("host_memory", key, lambda: {name: _measure(name, index) for name in CANDIDATES},
+                                     _are_rates)  # fmt: skip
+    return rates
+
+
+def _are_rates(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), (int, float)) for name in CANDIDATES)
+
+
+def decide(rates: dict[str, float]) -> str:
+    """Choose the placement for row rates in bytes a second; 0 stands for a placement that cannot be allocated."""
+    return "pinned" if rates["pinned"] > _MARGIN * rates["unified"] else "unified"
+
+
+def _measure(placement: str, index: int) -> float:
+    """Measure bytes a second of random rows from a small table; 0 if it cannot be allocated."""
+    device = torch.device("cuda", index)
+    try:
+        block = allocate(_TABLE_BYTES, placement, device)
+    except PygDirectError:
+        return 0.0
+    block.view_on_cpu(torch.int64, _shape_of(block)).fill_(1)
+    return _read_at_random(block)
+
+
+def _shape_of(block: Block) -> tuple[int, int]:
+    return block.num_bytes // _ROW_BYTES, _ROW_BYTES // 8
+
+
+def _read_at_random(block: Block) -> float:
+    """Measure bytes a second of random rows that the GPU of a block reads from it."""
+    assert block.device is not None
+    device, shape = block.device, _shape_of(block)
+    table = block.view_on_gpu(torch.int64, shape, device)
+    # A separate generator: a probe must not change the draws of a user's program.
+    draws = torch.Generator(device).manual_seed(0)
+    seconds = []
+    with torch.cuda.device(device):
+        out = torch.empty(_NUM_READS, shape[1], dtype=torch.int64, device=device)
+        for _ in range(3):
+            ids = torch.randint(shape[0], (_NUM_READS,), device=device, generator=draws)
+            seconds.append(time_on_stream(partial(torch.index_select, table, 0, ids, out=out)))
+    return _NUM_READS * _ROW_BYTES / min(seconds[1:])
+
+
+def check_filled(block: Block, what: str) -> None:
+    """Read 50 MB of a large table in host memory at random, once it is filled.
+
+    Warns if it is read at less than a quarter of the rate of a small table. This happens if the driver moves or maps
+    memory page by page. Other work on the link at the same time slows reads less.
+
+    Args:
+        block: Any block; only large blocks in host memory that a GPU reads are read.
+        what: Noun for its contents.
+    """
+    if block.placement not in CANDIDATES or block.num_bytes < _LARGE or block.device is None:
+        return
+    expected, rate = host_memory_rates(block.device.index)[block.placement], _read_at_random(block)
+    if rate < _SLOW * expected:
+        other = CANDIDATES[1 - CANDIDATES.index(block.placement)]
+        warn(f"the GPU reads {what} at {rate / 1e9:.2g} GB/s at random from {block.num_bytes / 1e9:.3g} GB of "
+             f"{block.placement} memory, a small table at {expected / 1e9:.2g}: placement={other!r} may be faster",
+             PlacementWarning)  # fmt: skip

@@ -28,8 +28,7 @@ from pyg_direct.errors import (
     ForkedProcessError,
     MemoryLimitError,
 )
-from pyg_direct.runtime.cuda.device import bind_thread, resolve_device
-from pyg_direct.runtime.cuda.driver import call, load_driver, tolerate_captures
+from pyg_direct.runtime.cuda.device import bind_thread, call, load_driver, resolve_device, tolerate_captures
 from pyg_direct.runtime.host.tensor_views import view_address
 
 # Granularity of chunks on every GPU so far; the driver is also asked.

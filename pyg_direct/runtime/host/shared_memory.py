@@ -19,8 +19,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
 from pyg_direct.progress import show_wait
-from pyg_direct.runtime.cuda.device import bind_thread
-from pyg_direct.runtime.cuda.driver import call
+from pyg_direct.runtime.cuda.device import bind_thread, call
 from pyg_direct.runtime.cuda.memory import Block, fill
 
 _PORTABLE, _MAPPED = 0x01, 0x02

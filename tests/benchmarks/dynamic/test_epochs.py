@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from benchmarks.dynamic import epochs, losses, memory_caps
 from benchmarks.dynamic.ways import MODELS, Ahead, Model, Plain, Reusing, Sparse
-from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
+from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.dynamic import FrameTrainer, nn
 from pyg_direct.dynamic.frame_trainer import FrameCost
 from pyg_direct.dynamic.snapshot import order_edges

@@ -9,10 +9,9 @@ from benchmarks.dynamic import sweeps
 from benchmarks.dynamic.kernel_reads import count_reads
 from pyg_direct.bench.picture import draw_file
 from pyg_direct.bench.result_row import Machine, save_rows
-from pyg_direct.datasets.synthetic_dynamic import DynamicShape
+from pyg_direct.datasets.dynamic_graphs import DynamicShape
 from pyg_direct.dynamic.matrix_group import build_group
-from pyg_direct.ops.snapshots.overlap import measure_overlap, unite
-from pyg_direct.ops.snapshots.sliced_csr import slice_keys
+from pyg_direct.ops.snapshots.slice_csr import measure_overlap, slice_keys, unite
 
 SHAPE = DynamicShape(60, 900)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from benchmarks.dynamic import tuner
-from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
-from pyg_direct.dynamic.device_speeds import Speeds
+from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
+from pyg_direct.dynamic.group_tuner import Speeds
 
 
 def groups_of(count):

@@ -8,7 +8,7 @@ import pytest
 from pyg_direct.compiler import jit
 from pyg_direct.compiler.jit import compile_steps_once, lower_once
 from pyg_direct.compiler.link_once import replaced
-from pyg_direct.compiler.targets import PTX_VERSIONS, stamp_version
+from pyg_direct.compiler.nvrtc import PTX_VERSIONS, stamp_version
 from pyg_direct.kernels.local_ids.csr import find_offsets_gpu
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from pyg_direct.datasets import load_folder, synthetic_graph
-from pyg_direct.datasets.synthetic_dynamic import DynamicShape, draw_snapshots, synthetic_dtdg
-from pyg_direct.datasets.temporal import load_temporal
-from tests.datasets.test_folder import FEATURES, GRAPH
+from pyg_direct.datasets.dynamic_graphs import DynamicShape, draw_snapshots, load_temporal, synthetic_dtdg
+from tests.datasets.folder.test_folder import FEATURES, GRAPH
 
 PART = {"edges": [[0, 1], [2, 0]], "weights": [1, 2], "y": [1, 2, 3], "X": [[1, 2]] * 3}
 MAPPING = {"edge_index": {t: [[0, 1], [1, 1]] for t in "012"}, "edge_weight": {t: [1.0, 2.0] for t in "012"}}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyg_direct.datasets.synthetic_hetero import NODES, RELATIONS, synthetic_igbh
+from pyg_direct.datasets.synthetic import NODES, RELATIONS, synthetic_igbh
 from pyg_direct.errors import ArgumentError
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
+from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.nn import MPNNLSTM, mpnn_lstm
 

@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 from pyg_direct import CSRTopo, Feature
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.process_sharing import Handle, list_hot_ids
-from pyg_direct.ops.rows.gather import Directory
+from pyg_direct.ops.rows.gather_rows import Directory
 from pyg_direct.runtime.host.shared_memory import find_shared
 from tests.processes import quick_starts, run_ranks
 

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from pyg_direct.compiler.jit import THREADS, cpu_kernel, cuda, gpu_kernel, prange
 from pyg_direct.kernels.sampling.random import draw, draw_below
 from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu
-from pyg_direct.ops.sampling.random import derive_key
+from pyg_direct.ops.sampling.draw_random import derive_key
 from tests.reference import draw as reference
 
 # Known answers of Random123 for philox4x32-10: counter, key, output.

@@ -7,7 +7,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import DataLoader
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.nn.sorted_edges import find_whole
+from pyg_direct.nn.whole_graphs import find_whole
 from tests.loader.data_loader.small_graphs import InMemory
 
 NODES = 12

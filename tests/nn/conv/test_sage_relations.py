@@ -7,7 +7,7 @@ from torch_geometric.nn import HeteroConv, SAGEConv
 
 from pyg_direct import NeighborLoader, accelerate
 from pyg_direct.nn.conv.sage import Matrices, TypedEdges, convolve_relations
-from pyg_direct.ops.aggregate.sum import Transposed
+from pyg_direct.ops.aggregate.sum_rows import Transposed
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.runtime.cuda.graph_capture import waits_refused
 from tests.hetero_data import make_hetero

@@ -10,10 +10,10 @@ from torch_geometric.nn import GATConv, HeteroConv
 
 from benchmarks.nn.rgat import RGAT
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.datasets.synthetic_hetero import synthetic_igbh
+from pyg_direct.datasets.synthetic import synthetic_igbh
 from pyg_direct.nn.hetero import attention, joined_edges
-from pyg_direct.ops.aggregate import operators, pull_attention, softmax
-from pyg_direct.ops.local_ids.csr import compress_ids
+from pyg_direct.ops.aggregate import compute_softmax, compute_typed_attention, operators
+from pyg_direct.ops.local_ids.build_csr import compress_ids
 from tests import cuda_on_cpu
 
 WIDTH, HIDDEN, CLASSES = 24, 32, 5
@@ -245,13 +245,13 @@ def launches(library, monkeypatch):
         count += args[at["slices"]].numel() // 2 if "slices" in at else 0
         cuda_on_cpu.run(library, kernel, args, count * args[at["heads"]], args[at["lanes"]])
 
-    for module in (pull_attention, operators, softmax):
+    for module in (compute_typed_attention, operators, compute_softmax):
         monkeypatch.setattr(module, "run_gpu", run)
-    for module in (pull_attention, softmax):
+    for module in (compute_typed_attention, compute_softmax):
         monkeypatch.setattr(module, "runs_on_gpu", lambda rows: True)
     monkeypatch.setattr(operators, "full_grid", lambda *_: 1)
     monkeypatch.setattr(operators, "grid_for", lambda *_: 1)
-    monkeypatch.setattr(softmax, "length_of_run", lambda *_: 3)
+    monkeypatch.setattr(compute_softmax, "length_of_run", lambda *_: 3)
     return names
 
 

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, CudaError, DeviceError, PygDirectError
-from pyg_direct.runtime.cuda import driver as driver_module
-from pyg_direct.runtime.cuda.device import abilities, count_allocated, free_bytes, resolve_device
-from pyg_direct.runtime.cuda.driver import call, load_driver
+from pyg_direct.runtime.cuda import device as driver_module
+from pyg_direct.runtime.cuda.device import abilities, call, count_allocated, free_bytes, load_driver, resolve_device
 
 load_anew = load_driver.__wrapped__
 

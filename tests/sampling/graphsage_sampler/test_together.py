@@ -100,7 +100,7 @@ def count_steps(plan, requests, monkeypatch):
         return lambda *args, **stream: calls.append(args[0]) or run(*args, **stream)
 
     with monkeypatch.context() as patch:
-        for room in ("ops.sampling.hetero", "ops.local_ids.csr"):
+        for room in ("ops.sampling.sample_hetero", "ops.local_ids.build_csr"):
             for run in (run_kernel.run_cpu, run_kernel.run_gpu):
                 patch.setattr(f"pyg_direct.{room}.{run.__name__}", note(run))
         patch.setattr("pyg_direct.sampling.local_ids.run_cpu", note(run_kernel.run_cpu))

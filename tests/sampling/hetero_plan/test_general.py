@@ -12,11 +12,10 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, LoaderWarning
 from pyg_direct.graph import hetero_topo
 from pyg_direct.graph.csr_topo import CSRTopo
-from pyg_direct.graph.hetero_topo import HeteroTopo
-from pyg_direct.graph.relation import LINKS, NODES
+from pyg_direct.graph.hetero_topo import LINKS, NODES, HeteroTopo
 from pyg_direct.kernels.sampling.worklist import COLUMNS, RELATION
 from pyg_direct.ops import run_kernel
-from pyg_direct.ops.sampling import hetero as ops
+from pyg_direct.ops.sampling import sample_hetero as ops
 from pyg_direct.sampling import hetero_gpu, hetero_plan as general, local_ids
 from pyg_direct.sampling.hetero_plan import GeneralPlan, list_work
 from pyg_direct.sampling.plan_factory import open_plan

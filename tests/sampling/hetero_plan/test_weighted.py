@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_direct.graph.hetero_topo import HeteroTopo
-from pyg_direct.graph.relation import LINKS
+from pyg_direct.graph.hetero_topo import LINKS, HeteroTopo
 from pyg_direct.kernels.sampling.uniform import SHORT_ROW
 from pyg_direct.kernels.sampling.weighted import order_of, pick_lightest, pick_lightest_in_loop
 from pyg_direct.sampling.hetero_plan import GeneralPlan

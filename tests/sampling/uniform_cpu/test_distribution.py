@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from pyg_direct.ops.sampling.random import draw_bits, permute
-from pyg_direct.ops.sampling.uniform import sample_neighbors
+from pyg_direct.ops.sampling.draw_random import draw_bits, permute
+from pyg_direct.ops.sampling.sample_uniform import sample_neighbors
 from pyg_direct.sampling.random_key import batch_key, call_key
 from tests.reference.draw import hop_key
 from tests.reference.neighbor import pick_neighbors

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.graph.csr_topo import CSRTopo
-from pyg_direct.ops.sampling.uniform import sample_neighbors
+from pyg_direct.ops.sampling.sample_uniform import sample_neighbors
 from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.random_key import batch_key
 from pyg_direct.sampling.sampling_options import Recipe

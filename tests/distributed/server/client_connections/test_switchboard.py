@@ -9,7 +9,7 @@ import pytest
 from pyg_direct.distributed.server import client_connections, client_connections as switchboard
 from pyg_direct.distributed.server.client_connections import LARGE, Lines, Switchboard, can_open
 from tests.distributed.lines import HERE, find_here, make_answer, open_line, same
-from tests.runtime.comm.test_gloo_sockets import list_listened
+from tests.runtime.comm.formation.test_gloo_sockets import list_listened
 
 pytestmark = pytest.mark.skipif(not can_open(), reason="needs a torch with Gloo")
 

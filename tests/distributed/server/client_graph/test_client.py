@@ -21,7 +21,7 @@ from pyg_direct.distributed.server.part_server import PartServer
 from pyg_direct.errors import ArgumentError, PartitionError
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, write_data
 from tests.processes import run_ranks
-from tests.runtime.comm.test_gloo_sockets import list_listened
+from tests.runtime.comm.formation.test_gloo_sockets import list_listened
 
 SEEDS = torch.arange(0, 300, 3)
 LINKS = torch.stack([torch.arange(60), torch.arange(90, 150)])

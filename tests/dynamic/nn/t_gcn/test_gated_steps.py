@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.utils import remove_self_loops
 
-from pyg_direct.datasets.synthetic_dynamic import synthetic_dtdg
+from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.dynamic import nn, stream
 from pyg_direct.dynamic.nn import t_gcn
 from pyg_direct.ops.run_kernel import runs_on_gpu

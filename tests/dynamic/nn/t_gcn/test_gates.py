@@ -9,7 +9,7 @@ import torch
 from pyg_direct.dynamic.nn import TGCN, t_gcn
 from pyg_direct.dynamic.nn.t_gcn import SharedGates
 from pyg_direct.ops.run_kernel import runs_on_gpu
-from pyg_direct.ops.snapshots.recurrent_cells import fold_by_torch
+from pyg_direct.ops.snapshots.run_recurrent_cells import fold_by_torch
 
 
 @pytest.fixture

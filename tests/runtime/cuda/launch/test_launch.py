@@ -8,9 +8,8 @@ from pyg_direct.compiler.jit import cuda, gpu_kernel
 from pyg_direct.errors import CudaError
 from pyg_direct.kernels.sampling.random import draw_bits_gpu
 from pyg_direct.ops.run_kernel import run_gpu
-from pyg_direct.ops.sampling.random import draw_bits
-from pyg_direct.runtime.cuda.device import abilities
-from pyg_direct.runtime.cuda.driver import call
+from pyg_direct.ops.sampling.draw_random import draw_bits
+from pyg_direct.runtime.cuda.device import abilities, call
 from pyg_direct.runtime.cuda.graph_capture import CapturedGraph, fill_words
 from pyg_direct.runtime.cuda.launch import Launcher
 from pyg_direct.runtime.cuda.memory import allocate

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pyg_direct.errors import CudaError, MemoryLimitError, PlacementWarning
-from pyg_direct.runtime.cuda import driver as driver_module, memory
+from pyg_direct.runtime.cuda import device as driver_module, memory
 from pyg_direct.runtime.cuda.launch import OPEN, Launcher
 from pyg_direct.runtime.cuda.memory import allocate, allocate_or_fall_back
 
@@ -131,7 +131,7 @@ def driver(monkeypatch):
     made = Driver()
     for module in (driver_module, memory):
         monkeypatch.setattr(module, "load_driver", lambda: made)
-    monkeypatch.setattr("pyg_direct.runtime.cuda.driver.load_driver", lambda: made)
+    monkeypatch.setattr("pyg_direct.runtime.cuda.device.load_driver", lambda: made)
     monkeypatch.setattr("pyg_direct.runtime.cuda.launch.load_driver", lambda: made)
     monkeypatch.setattr(memory, "resolve_device", lambda device: torch.device("cuda", 0))
     monkeypatch.setattr(memory, "abilities", lambda index: SimpleNamespace(managed_without_migration=True))

@@ -1,0 +1,193 @@
+"""Attention over many relations, and its gradients: a row is read once, and no row of an edge is stored.
+
+With the weights alpha of `kernels/aggregate/softmax.py`, out[t] = sum over the edges e of t of alpha[e] * v[row[e]].
+Gradients of sources are made by source. For the gradient g[t] of a sum:
+
+- total(t, h) = g[t, h] . out[t, h], which is the sum of alpha[e, h] * (g[t, h] . v[row[e], h]) over the edges of t.
+- The gradient of a score before `leaky` is alpha[e, h] * (g[t, h] . v[row[e], h] - total(t, h)), times `slope` if the
+  score is negative.
+- The gradient of v[s] is the sum of alpha[e] * g[t] over its edges.
+
+Each relation has sources, targets and a vector of its own. Relations into one type share the gradients of its rows.
+
+Scores of `pull_attention_gpu` are v[s, h] . vector[h] plus a number of the target, so v also gets the gradients of the
+scores times `vector`. Scores of `*_pairs_*`, `*_keys_*` and `*_queries_*` need rows of both ends. With keys k and
+values v of sources and queries q of targets, score(e, h) is, of the columns of head h,
+
+- of GATv2Conv: vector . leaky(k[row[e]] + q[t]), with a vector for each relation; values are the keys;
+- of products: k[row[e]] . q[t]; values follow the keys in each row, and `vectors` is zero.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.compiler.jit import THREADS, body, cuda, device_function, gpu_kernel
+from pyg_direct.kernels.aggregate.sum import NOWHERE, TO_ROW, find_item, quotient, span_of
+
+dot_head_16 = device_function("dot_head_16", "u8 u8 u8 i4 i4 u4 i4")
+pull_row_16 = device_function("pull_row_16", "u8 i4 u8 u8 u8 u8 u8 u8 u8 f4 u8 u8 i8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
+
+
+@body
+def find_relation(bounds, item):
+    """The relation whose rows begin at bounds[r] and end at bounds[r + 1], of row `item`."""
+    low, high = np.int64(0), np.int64(bounds.shape[0] - 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if bounds[middle] <= item:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@body
+def mask_of(lane, lanes, thread_of_warp):
+    """Mask of the lanes of a group, a power of two, for shuffles."""
+    ones = np.uint32(0xFFFFFFFF) if lanes == 32 else np.uint32((1 << lanes) - 1)
+    return np.uint32(ones << np.uint32(thread_of_warp - lane))
+
+
+@gpu_kernel("u8 u8 i8[] i8[] i8 i4 i4 i4 u8", sources=("aggregate", "pull_attention"))
+def total_gradients_gpu(grad, out, bounds, shifts, num_targets, heads, lanes, kind, totals):
+    """totals[t, h] of the targets of all relations. Those of relation r begin at bounds[r], and shifts[r] from there
+    leads to their rows of `grad`. All but `bounds` and `shifts` are addresses.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    pieces = heads * lanes
+    target = np.int64(quotient(np.uint64(thread), pieces))
+    if target < num_targets:
+        piece = np.int32(thread - target * pieces)
+        head = piece // lanes
+        lane = piece - head * lanes
+        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        line = target + shifts[find_relation(bounds, target)]
+        # A piece of 16 bytes takes four bytes of fp32 for each of its items.
+        bytes_of_piece = 16 if kind == 0 else 32
+        dot_head_16(totals + np.uint64((target * heads + head) * 4), grad + np.uint64((line * pieces + piece) * 16),
+                    out + np.uint64(thread * bytes_of_piece), lane, lanes, mask, kind)  # fmt: skip
+
+
+@gpu_kernel("u8 u8 i4[] u8 u8 u8 u8 f4[] u8 u8 i8[] i8[] i8 i8 i4 i4 f4 i4 i4[] i4[] u8 u8 u8",
+            sources=("aggregate", "pull_attention"), resident_blocks=4)  # fmt: skip
+def pull_attention_gpu(x, grad, indptr, target, edge, alpha, totals, by_source, by_target, vectors, bounds, shifts,
+                       num_edges, num_sources, heads, lanes, slope, kind, slices, counts, partials, to_edges,
+                       to_x):  # fmt: skip
+    """Gradients of rows of sources, and of scores of edges before `leaky`, for heads of `lanes` times 16 bytes.
+
+    All but arrays are addresses. `indptr` has the offsets of the sources in the order of edges by source. In this order
+    `target` and `edge` give the target and the number of each edge, int32. The sources of relation r begin at
+    bounds[r]; its vector is row r of `vectors`. A thread computes one piece of a source or of a slice of its edges.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    pieces = heads * lanes
+    item = np.int64(quotient(np.uint64(thread), pieces))
+    if item < num_sources + slices.shape[0] // 2:
+        piece = np.int32(thread - item * pieces)
+        head = piece // lanes
+        lane = piece - head * lanes
+        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
+        if place != NOWHERE:
+            relation = find_relation(bounds, source)
+            bytes_of_piece = 16 if kind == 0 else 32
+            to, to_kind = to_x + np.uint64((source * pieces + piece) * 16), np.int32(kind)
+            if place != TO_ROW:
+                to, to_kind = partials + np.uint64((place * pieces + piece) * bytes_of_piece), np.int32(0)
+            of_head = np.uint64(head * 4)
+            pull_row_16(to, to_kind, to_edges + of_head, x + np.uint64((source * pieces + piece) * 16),
+                        grad + np.uint64(piece * 16), target, edge, alpha + of_head, totals + of_head,
+                        by_source[source * heads + head], by_target + of_head,
+                        vectors + np.uint64((relation * pieces + piece) * bytes_of_piece), first, last,
+                        shifts[relation], heads, pieces, lane, lanes, mask, slope, kind)  # fmt: skip
+
+
+attend_pair_16 = device_function("attend_pair_16", "u8 i4 u8 u8 u8 u8 u8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
+pull_key_16 = device_function("pull_key_16", "u8 i4 u8 u8 u8 u8 u8 u8 u8 u8 u8 i8 i8 i8 i4 i4 i4 i4 u4 f4 i4")
+pull_query_16 = device_function("pull_query_16", "u8 u8 u8 u8 u8 u8 u8 i8 i8 i4 i4 f4 i4")
+
+
+@gpu_kernel("u8 u8 u8 I[] u8 i8[] i8 i8 i4 i4 f4 i4 i4 u8 u8", I=("i4", "i8"), sources=("aggregate", "pair_attention"),
+            resident_blocks=4)  # fmt: skip
+def attend_pairs_gpu(keys, queries, vectors, indptr, row, bounds, num_edges, num_targets, heads, lanes, slope, kind,
+                     to_kind, alpha, out):  # fmt: skip
+    """Sums of the targets of all relations; those of relation r begin at bounds[r]. All but arrays are addresses; `row`
+    is int32, and `alpha` is zero if weights are not kept. A thread computes one piece of a target, with heads of
+    `lanes` times 16 bytes.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    pieces = heads * lanes
+    target = np.int64(quotient(np.uint64(thread), pieces))
+    if target < num_targets:
+        piece = np.int32(thread - target * pieces)
+        head = piece // lanes
+        lane = piece - head * lanes
+        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        first, last = span_of(indptr, target, num_edges)
+        vector, weights = np.uint64(0), np.uint64(0)
+        if vectors != 0:
+            # A piece of 16 bytes takes four bytes of fp32 for each of its items.
+            place = (find_relation(bounds, target) * pieces + piece) * (16 if kind == 0 else 32)
+            vector = vectors + np.uint64(place)
+        if alpha != 0:
+            weights = alpha + np.uint64(head * 4)
+        bytes_of_piece = 32 if kind != 0 and to_kind == 0 else 16
+        attend_pair_16(out + np.uint64(thread * bytes_of_piece), to_kind, weights, keys + np.uint64(piece * 16),
+                       queries + np.uint64(thread * 16), vector, row, first, last, heads, pieces, lane, lanes, mask,
+                       slope, kind)  # fmt: skip
+
+
+@gpu_kernel("u8 u8 u8 u8 i4[] u8 u8 u8 u8 i8[] i8[] i8 i8 i4 i4 f4 i4 i4[] i4[] u8 u8 u8",
+            sources=("aggregate", "pair_attention"), resident_blocks=4)  # fmt: skip
+def pull_keys_gpu(keys, queries, grad, vectors, indptr, target, edge, alpha, totals, bounds, shifts, num_edges,
+                  num_sources, heads, lanes, slope, kind, slices, counts, partials, to_edges, to_keys):  # fmt: skip
+    """Gradients of rows of sources, and of scores of edges, as `pull_attention_gpu`."""
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    pieces = heads * lanes
+    item = np.int64(quotient(np.uint64(thread), pieces))
+    if item < num_sources + slices.shape[0] // 2:
+        piece = np.int32(thread - item * pieces)
+        head = piece // lanes
+        lane = piece - head * lanes
+        mask = mask_of(lane, lanes, cuda.threadIdx.x & 31)
+        source, first, last, place, _ = find_item(indptr, num_edges, num_sources, slices, counts, item)
+        if place != NOWHERE:
+            relation = find_relation(bounds, source)
+            bytes_of_piece, stride = 16 if kind == 0 else 32, pieces
+            vector = vectors
+            if vectors != 0:
+                vector = vectors + np.uint64((relation * pieces + piece) * bytes_of_piece)
+            else:
+                stride = 2 * pieces
+            of_source = np.uint64((source * stride + piece) * 16)
+            to, to_kind = to_keys + of_source, np.int32(kind)
+            if place != TO_ROW:
+                to, to_kind = partials + np.uint64((place * stride + piece) * bytes_of_piece), np.int32(0)
+            of_head, of_piece = np.uint64(head * 4), np.uint64(piece * 16)
+            pull_key_16(to, to_kind, to_edges + of_head, keys + of_source, queries + of_piece, grad + of_piece, vector,
+                        target, edge, alpha + of_head, totals + of_head, first, last, shifts[relation], heads, pieces,
+                        lane, lanes, mask, slope, kind)  # fmt: skip
+
+
+@gpu_kernel("u8 u8 u8 u8 I[] u8 i8[] i8 i8 i4 i4 f4 i4 u8 u8", I=("i4", "i8"), sources=("aggregate", "pair_attention"))
+def pull_queries_gpu(shares, keys, queries, vectors, indptr, row, bounds, num_edges, num_targets, heads, lanes, slope,
+                     kind, to_vectors, to_queries):  # fmt: skip
+    """Gradients of queries from the gradients `shares` of scores, and for each target its part in the gradient of the
+    vector, fp32, if there are vectors. All but arrays are addresses; `row` is int32.
+    """
+    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    pieces = heads * lanes
+    target = np.int64(quotient(np.uint64(thread), pieces))
+    if target < num_targets:
+        piece = np.int32(thread - target * pieces)
+        first, last = span_of(indptr, target, num_edges)
+        bytes_of_piece = 16 if kind == 0 else 32
+        vector, to_vector = np.uint64(0), np.uint64(0)
+        if vectors != 0:
+            vector = vectors + np.uint64((find_relation(bounds, target) * pieces + piece) * bytes_of_piece)
+            to_vector = to_vectors + np.uint64(thread * bytes_of_piece)
+        of_piece = np.uint64(thread * 16)
+        pull_query_16(to_queries + of_piece, to_vector, shares + np.uint64(piece // lanes * 4),
+                      keys + np.uint64(piece * 16), queries + of_piece, vector, row, first, last, heads, pieces, slope,
+                      kind)  # fmt: skip

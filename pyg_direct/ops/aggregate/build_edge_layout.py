@@ -1,0 +1,167 @@
+"""A loop for each target of sorted edges, with GCN's weights, and sampled batches in places of fixed size.
+
+See `kernels/aggregate/edge_layout.py`. No launch waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError
+from pyg_direct.kernels.aggregate import edge_layout as kernels
+from pyg_direct.ops.argument_checks import check_ids, check_same_device
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu
+
+
+class Looped(NamedTuple):
+    """Edges sorted by target, the last of each target its loop.
+
+    Attributes:
+        indptr: Offsets of the targets, `[T + 1]`.
+        row, target: Source and target of each edge, `[E + T]`.
+        weight: Symmetric weights, `[E + T]`, or None.
+    """
+
+    indptr: Tensor
+    row: Tensor
+    target: Tensor
+    weight: Tensor | None
+
+
+def add_loops(indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
+              dtype: torch.dtype | None = None) -> Looped:  # fmt: skip
+    """Append a loop to the edges of each target.
+
+    Args:
+        indptr: Offsets of the targets' edges, int32 or int64 `[T + 1]` or longer; those above E count as E.
+        row, target: Source and target of each edge, `[E]`, of the dtype of `indptr`. Every target is below T.
+        num_targets: T.
+        dtype: Also weigh the edges as GCN does, in float32 or float64: 1 / sqrt(d_source * d_target). The degree d
+            counts the edges of a target that are no loops, and one loop. Existing loops stay, with weight 0.
+
+    Returns:
+        New edges; existing edges keep their order.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+    """
+    row, target, indptr = check_ids("row", row), check_ids("target", target), check_ids("indptr", indptr)
+    check_same_device("row", row, "indptr", indptr)
+    if not row.dtype == target.dtype == indptr.dtype or row.shape != target.shape:
+        raise ArgumentError(f"row, target and indptr must be of one dtype, and the first two of one length, got "
+                            f"{row.dtype} {tuple(row.shape)}, {target.dtype} {tuple(target.shape)}, "
+                            f"{indptr.dtype}")  # fmt: skip
+    if not 0 <= num_targets < indptr.numel():
+        raise ArgumentError(f"num_targets must lie in [0, {indptr.numel() - 1}], got {num_targets}")
+    num_edges = row.numel()
+    on_gpu = runs_on_gpu(row)
+    # No wait for a GPU.
+    if num_edges > (num_edges * num_targets if on_gpu else int(indptr[num_targets])):
+        raise ArgumentError(f"indptr must give every one of the {num_edges} edges a target below {num_targets=}")
+    num_looped = num_edges + num_targets
+    out_row, out_target, out_indptr = row.new_empty(2 * num_looped + num_targets + 1).split(
+        [num_looped, num_looped, num_targets + 1]
+    )
+    if num_targets == 0:
+        out_indptr.zero_()
+    scale = torch.empty(0 if dtype is None else num_targets, dtype=dtype or torch.float32, device=row.device)
+    if on_gpu:
+        run_gpu(kernels.add_loops_gpu, grid_for(max(num_edges, num_targets), row), indptr, row, target, num_edges,
+                num_targets, out_indptr, out_row, out_target, scale)  # fmt: skip
+    else:
+        run_cpu(kernels.add_loops_cpu, indptr, row, num_edges, out_indptr, out_row, out_target, scale)
+    weight = None
+    if dtype is not None:
+        weight = torch.empty(num_looped, dtype=dtype, device=row.device)
+        arrays = out_indptr, out_row, out_target, scale, weight
+        if on_gpu:
+            run_gpu(kernels.weigh_loops_gpu, grid_for(weight.numel(), row), *arrays)
+        else:
+            run_cpu(kernels.weigh_loops_cpu, *arrays)
+    return Looped(out_indptr, out_row, out_target, weight)
+
+
+class Targets(NamedTuple):
+    """Targets of edges, if they are of another type than the sources.
+
+    Attributes:
+        nodes: New ones of each hop, H + 1 numbers.
+        places: Places for them, as many numbers.
+    """
+
+    nodes: Sequence[int]
+    places: Sequence[int]
+
+
+def pad_edges(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int],
+              edge_places: Sequence[int], out: Tensor, targets: Targets | None = None) -> None:  # fmt: skip
+    """Write the edges of a batch to places of fixed size for each hop, without a wait for the GPU.
+
+    The i-th node of hop h takes the i-th place of hop h. Unused places of edges hold edges among nodes after the
+    batch's, shared evenly among them; with one node type they are loops. Edges stay sorted by target.
+
+    Args:
+        edge_index: Local (source, target), int32 or int64 `[2, E]`, sorted by target; edges of hop h lead to the nodes
+            of hop h.
+        nodes: New nodes of each hop, seeds first, H + 1 numbers; of the sources' type.
+        edges: Edges of each hop, H numbers.
+        node_places, edge_places: Places for nodes and edges, as many numbers.
+        out: `[2, sum(edge_places)]`, contiguous, of the dtype and device of `edge_index`.
+        targets: Targets of the edges; None if they have the sources' type.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    num_hops = len(edges)
+    ends = Targets(nodes, node_places) if targets is None else targets
+    if not num_hops + 1 == len(nodes) == len(node_places) == len(edge_places) + 1:
+        raise ArgumentError(f"nodes and node_places must have one number more than edges and edge_places, got "
+                            f"{len(nodes)}, {len(node_places)}, {len(edges)} and {len(edge_places)}")  # fmt: skip
+    if not num_hops + 1 == len(ends.nodes) == len(ends.places):
+        raise ArgumentError(f"targets must have {num_hops + 1} numbers each, got {len(ends.nodes)} and "
+                            f"{len(ends.places)}")  # fmt: skip
+    if not fits(nodes, edges, node_places, edge_places, targets=targets):
+        raise ArgumentError(f"node_places and edge_places must hold {list(nodes)} nodes and {list(edges)} edges, and "
+                            f"a node more where edges are left over, got {list(node_places)} and "
+                            f"{list(edge_places)}")  # fmt: skip
+    if edge_index.shape != (2, sum(edges)) or out.shape != (2, sum(edge_places)) or not out.is_contiguous():
+        raise ArgumentError(f"edge_index and out must be [2, {sum(edges)}] and [2, {sum(edge_places)}], got "
+                            f"{tuple(edge_index.shape)} and {tuple(out.shape)}")  # fmt: skip
+    if out.dtype != edge_index.dtype or out.device != edge_index.device:
+        raise ArgumentError(f"out must be {edge_index.dtype} on {edge_index.device}, got {out.dtype} on {out.device}")
+    if out.numel() == 0:
+        return
+    row, target = (check_ids("edge_index", ids, sum(counts))
+                   for ids, counts in zip(edge_index.unbind(0), (nodes, ends.nodes), strict=True))  # fmt: skip
+    # Lists of equal length.
+    lists = [(0, *accumulate(counts)) for counts in (nodes, (*edges, 0), node_places, (*edge_places, 0), *ends)]
+    table = upload(torch.tensor([number for numbers in lists for number in numbers], device="cpu"), out.device)
+    if runs_on_gpu(out):
+        run_gpu(kernels.pad_edges_gpu, grid_for(sum(edge_places), out), row, target, table, num_hops,
+                int(targets is not None), out.view(-1))  # fmt: skip
+    else:
+        run_cpu(kernels.pad_edges_cpu, row, target, table, num_hops, int(targets is not None), out.view(-1))
+
+
+def fits(nodes: Sequence[int], edges: Sequence[int], node_places: Sequence[int], edge_places: Sequence[int],
+         most_edges: int | None = None, targets: Targets | None = None) -> bool:  # fmt: skip
+    """Report whether a batch fits, with at most `most_edges` padding edges for each padding node."""
+    counted, room = (*nodes, *edges), (*node_places, *edge_places)
+    ends = Targets(nodes, node_places) if targets is None else targets
+    if any(count > places for count, places in zip((*counted, *ends.nodes), (*room, *ends.places), strict=True)):
+        return False
+    for hop, (count, places) in enumerate(zip(edges, edge_places, strict=True)):
+        spare_nodes, spare_edges = ends.places[hop] - ends.nodes[hop], places - count
+        # Edges between two types need a source too.
+        spare_sources = spare_nodes if targets is None else node_places[hop + 1] - nodes[hop + 1]
+        if spare_edges > 0 and (
+            min(spare_nodes, spare_sources) == 0 or (most_edges is not None and spare_edges > most_edges * spare_nodes)
+        ):
+            return False
+    return True

@@ -1,0 +1,121 @@
+"""Random walks, tensors in and tensors out (see `kernels/sampling/walks.py`)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.kernels.sampling.walks import WEIGHT_BITS, walk_cpu, walk_gpu
+from pyg_direct.ops.argument_checks import check_ids, check_key, check_same_device, check_topology_kinds
+from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.sampling.find_induced import NeighborLists
+
+_MOST_LENGTH = 2**31 - 1
+
+
+def walk(lists: NeighborLists, start: Tensor, walk_length: int, p: float = 1.0, q: float = 1.0, *, key: int,
+         is_sorted: bool = False) -> Tensor:  # fmt: skip
+    """Walk from each start: at random along edges, or as node2vec does (Grover and Leskovec, KDD 2016).
+
+    A neighbor is taken in proportion to a weight: 1 / p for the way back, 1 for a neighbor of the node before, 1 / q
+    for any other. Each of parallel edges counts. Weights are rounded to 2**-31 of the largest. If a node has no
+    neighbors, the walk stays there.
+
+    Args:
+        lists: Rows of neighbors, with ids within [0, N), which is not checked.
+        start: First nodes, int64 or int32 `[W]`; a CPU checks that they lie in [0, N).
+        walk_length: Steps, at least 0.
+        p, q: Finite and above 0.
+        key: Unsigned 64-bit key; equal keys give equal walks on any device. Walk number w draws for itself.
+        is_sorted: The neighbors of each row ascend, which makes a search for one of them faster.
+
+    Returns:
+        The nodes of each walk, int64 `[W, walk_length + 1]`, on the device of the rows.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    check_topology_kinds(lists.indptr, lists.neighbors)
+    check_walk_length(walk_length)
+    weights = _weigh(p, q)
+    rows = torch.zeros(walk_length, dtype=torch.int64, device=lists.indptr.device)
+    return _walk(lists, start, rows, lists.num_nodes, weights, key, stays=True, is_sorted=is_sorted)
+
+
+def walk_along(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int, *, key: int) -> Tensor:
+    """Walk from each start along a sequence of relations, at random among the neighbors in each.
+
+    Args:
+        lists: Rows of all relations, relation after relation, with ids within the types that they lead to; which are
+            not checked.
+        start: First nodes, ids within their type, int64 or int32 `[W]`; a CPU checks that they lie in [0, num_nodes).
+        rows: First row of the relation of each step, int64 `[L]`, on the device of the rows; not checked.
+        num_nodes: Nodes of the first type.
+        key: Unsigned 64-bit key, as in `walk`.
+
+    Returns:
+        Ids within their types, int64 `[W, L + 1]`; -1 after a node without neighbors.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+    check_topology_kinds(lists.indptr, lists.neighbors)
+    return _walk(lists, start, rows, num_nodes, (1, 1, 1), key, stays=False, is_sorted=False)
+
+
+def _walk(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int, weights: tuple[int, int, int], key: int,
+          *, stays: bool, is_sorted: bool) -> Tensor:  # fmt: skip
+    start = check_ids("start", start, num_nodes)
+    check_same_device("start", start, "indptr", lists.indptr)
+    check_key("key", key)
+    out = torch.empty(start.numel(), rows.numel() + 1, dtype=torch.int64, device=start.device)
+    out[:, 0] = start
+    if out.numel() == start.numel():
+        return out
+    arguments = (lists.indptr, lists.neighbors, lists.step, rows, int(stays), *weights, int(is_sorted))
+    if runs_on_gpu(start):
+        run_gpu(walk_gpu, grid_for(start.numel(), start), *arguments, key, out)
+    else:
+        with threads_for(out.numel()):
+            run_cpu(walk_cpu, *arguments, np.uint64(key), out.view(-1))
+    return out
+
+
+def check_walk_length(walk_length: int) -> int:
+    """Check the steps of a walk.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: `walk_length`, rule and value.
+    """
+    if isinstance(walk_length, bool) or not isinstance(walk_length, (int, np.integer)):
+        raise ArgumentTypeError(f"walk_length must be an integer, got {walk_length!r}")
+    if not 0 <= walk_length <= _MOST_LENGTH:
+        raise ArgumentError(f"walk_length must lie in [0, 2**31), got {walk_length}")
+    return int(walk_length)
+
+
+def check_bias(name: str, value: float) -> float:
+    """Check `p` or `q` of node2vec.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: `name`, rule and value.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ArgumentTypeError(f"{name} must be a number, got {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise ArgumentError(f"{name} must be finite and above 0, got {value!r}")
+    return float(value)
+
+
+def _weigh(p: float, q: float) -> tuple[int, int, int]:
+    """Return weights of the way back, of common neighbors and of others, the largest 2**31, no weight 0."""
+    given = 1 / check_bias("p", p), 1.0, 1 / check_bias("q", q)
+    most, one = max(given), 1 << WEIGHT_BITS
+    if not math.isfinite(most):
+        raise ArgumentError(f"p and q must be above 1e-307, got {p!r} and {q!r}")
+    back, near, far = (max(1, round(weight / most * one)) for weight in given)
+    return back, near, far
