@@ -142,7 +142,7 @@ class TestReadsOfTheDisk:
 
 
 def note_shares(monkeypatch, together=1):
-    """List (thread, ids) of reads from the file itself from now on; the first `together` of them wait for each other."""
+    """List (thread, ids) of reads from the file itself from now on; the first `together` wait for each other."""
     shares, read_rows, meeting = [], RowFile.read_rows, threading.Barrier(together)
 
     def note(file, ids, *rest):
