@@ -187,13 +187,15 @@ _ROOMS = {
 _PACKAGES = ("bench", "datasets", "distributed", "dynamic", "errors", "loader", "nn", "sampler")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"pyg_direct.{name}")
-    if name not in _ROOMS:
-        raise AttributeError(f"module 'pyg_direct' has no attribute {name!r}{_suggest_name(name)}")
-    value = globals()[name] = getattr(import_module(f"pyg_direct.{_ROOMS[name]}"), name)
-    return value
+if not TYPE_CHECKING:
+    # Type checkers would take every name for one of the package.
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return import_module(f"pyg_direct.{name}")
+        if name not in _ROOMS:
+            raise AttributeError(f"module 'pyg_direct' has no attribute {name!r}{_suggest_name(name)}")
+        value = globals()[name] = getattr(import_module(f"pyg_direct.{_ROOMS[name]}"), name)
+        return value
 
 
 def _suggest_name(name: str) -> str:

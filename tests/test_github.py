@@ -187,7 +187,7 @@ def test_hooks_are_tools_of_the_tests():
 
 
 def test_the_citation_is_of_this_package():
-    text = (GITHUB / "CITATION.cff").read_text()
+    text = (ROOT / "CITATION.cff").read_text()
 
     fields = dict(re.findall(r"^([\w-]+): (.+)$", text, re.M))
     assert fields["version"] == pyg_direct.__version__

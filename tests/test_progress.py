@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import subprocess
@@ -257,7 +258,7 @@ def test_the_first_use_of_a_kernel_is_told_and_logged(impatient, capfd, caplog, 
 
     caplog.set_level("INFO", "pyg_direct")
 
-    with jit._compiling("sample_neighbors_cpu", "cpu"):
+    with jit._compiling("sample_neighbors_cpu", "gpu"):
         said = wait_for_words(capfd, "sample_neighbors_cpu")
 
     assert "compiling kernels, once for this machine: number 7, sample_neighbors_cpu" in said
@@ -267,6 +268,11 @@ def test_the_first_use_of_a_kernel_is_told_and_logged(impatient, capfd, caplog, 
 def double_cpu(values):
     for i in numba.prange(len(values)):
         values[i] *= 2
+
+
+def halve_cpu(values):
+    for i in numba.prange(len(values)):
+        values[i] /= 2
 
 
 @pytest.fixture
@@ -284,6 +290,26 @@ def compiled(monkeypatch, tmp_path):
     monkeypatch.setattr(jit, "show_wait", note)
     monkeypatch.setattr(jit, "cache_folder", lambda kind: tmp_path / kind)
     return told
+
+
+def test_compilations_are_counted_to_the_last_of_the_nearest_small_program(compiled, monkeypatch):
+    from pyg_direct.compiler import jit, shipped_loops
+
+    title = "tests.test_progress.{}_cpu".format
+    programs = [frozenset([title("double")]), frozenset([title("double"), title("halve")])]
+    monkeypatch.setattr(shipped_loops, "_read_programs", lambda: programs)
+    monkeypatch.setattr(jit, "CPU_KERNELS", [])
+    monkeypatch.setattr(jit, "_NUMBERS", itertools.count(1))
+    double, halve = map(jit.cpu_kernel, (double_cpu, halve_cpu))
+
+    halve(np.ones(3))
+    double(np.ones(3))
+    # In another process all code of `double` is kept.
+    monkeypatch.setattr(jit, "CPU_KERNELS", [])
+    double, halve = map(jit.cpu_kernel, (double_cpu, halve_cpu))
+    halve(np.ones(3, dtype=np.float32))
+
+    assert compiled == [": 1 of about 2, halve_cpu", ": 2 of about 2, double_cpu", ": 3 of about 3, halve_cpu"]
 
 
 def test_code_of_a_loop_that_is_read_from_the_disk_is_not_told(compiled):

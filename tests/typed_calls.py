@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch_geometric.data import Data
 
+import pyg_direct
 from pyg_direct import (
     ClusterData,
     ClusterLoader,
@@ -91,3 +92,5 @@ def make_wrong_calls(data: Data, model: torch.nn.Module, graph: DistGraph) -> No
     Feature(device_cache="20%")  # refused: "device_cache"
     FeatureStore(placment="unified")  # refused: "placment"
     NeighborLoader(data, [3]).report(1.5)  # refused: "float"
+    pyg_direct.NeighbourLoader(data, [3])  # refused: "NeighbourLoader"
+    pyg_direct.dynamic.stream([data]).shift(1)  # refused: "shift"

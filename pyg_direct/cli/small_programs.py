@@ -58,6 +58,15 @@ def _read(*loaders: Iterable[object]) -> None:
             pass
 
 
+def _train(model: torch.nn.Module, *graphs: Data | HeteroData) -> None:
+    pyg_direct.accelerate(model)
+    for graph in graphs:
+        if isinstance(graph, HeteroData):
+            sum(rows.sum() for rows in model(graph.x_dict, graph.edge_index_dict).values()).backward()
+        else:
+            model(graph.x, graph.edge_index).sum().backward()
+
+
 def sample_uniformly() -> None:
     """Neighbors of nodes, each option of subgraphs, and layers as GraphSAGE's old sampler gives them."""
     data = _make_data()
@@ -154,14 +163,9 @@ def train_layers() -> None:
     data = _make_data()
     (batch,) = pyg_direct.NeighborLoader(data, _FANOUTS, _SEEDS, batch_size=16, device="cpu")
     for kind in (GraphSAGE, GCN, GIN, GAT):
-        model = kind(_WIDTH, 64, num_layers=2, out_channels=4)
-        pyg_direct.accelerate(model)
-        for graph in (batch, data):
-            model(graph.x, graph.edge_index).sum().backward()
+        _train(kind(_WIDTH, 64, num_layers=2, out_channels=4), batch, data)
     for aggregation in ("max", "min", "std"):
-        layer = SAGEConv(_WIDTH, 64, aggr=aggregation)
-        pyg_direct.accelerate(layer)
-        layer(batch.x, batch.edge_index).sum().backward()
+        _train(SAGEConv(_WIDTH, 64, aggr=aggregation), batch)
 
 
 def train_typed_layers() -> None:
@@ -169,9 +173,7 @@ def train_typed_layers() -> None:
     data = _make_typed()
     (batch,) = pyg_direct.NeighborLoader(data, _FANOUTS, ("paper", _SEEDS), batch_size=16, device="cpu")
     for make in (lambda: SAGEConv(_WIDTH, 64), lambda: GATConv(_WIDTH, 64, add_self_loops=False)):
-        layer = HeteroConv({relation: make() for relation in data.edge_types}, aggr="sum")
-        pyg_direct.accelerate(layer)
-        sum(rows.sum() for rows in layer(batch.x_dict, batch.edge_index_dict).values()).backward()
+        _train(HeteroConv({relation: make() for relation in data.edge_types}, aggr="sum"), batch)
 
 
 def train_snapshots() -> None:

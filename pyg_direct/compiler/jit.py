@@ -385,13 +385,36 @@ class CpuKernel:
         make, name = made._compiler.compile, self._fn.__name__
 
         def compile_loop(*args: Any) -> Any:
-            with _compiling(name, "cpu" if parallel else "cpu_one_thread"), linked_once(fn.__qualname__):
+            with (
+                _compiling(name, "cpu" if parallel else "cpu_one_thread", self._count_later(parallel)),
+                linked_once(fn.__qualname__),
+            ):
                 return make(*args)
 
         made._compiler.compile = compile_loop
         # Numba calls it for types that are new to this process.
         made._compile_for_args = self._compiling_alone(made._compile_for_args, folder)
         return made  # type: ignore[no-any-return]
+
+    def _count_later(self, parallel: bool) -> int | None:
+        """Estimate how many loops will be compiled after this one, from the small program that is nearest."""
+        from pyg_direct.compiler.shipped_loops import foresee_loops
+
+        later = foresee_loops(self.title, {kernel.title for kernel in CPU_KERNELS if kernel._has_code()})
+        return None if later is None else sum(not kernel._is_kept(parallel) for kernel in CPU_KERNELS
+                                              if kernel.title in later)  # fmt: skip
+
+    def _has_code(self) -> bool:
+        return any(made is not None and made.overloads for made in (self._alone, self._parallel))  # type: ignore[attr-defined]
+
+    def _is_kept(self, parallel: bool) -> bool:
+        """Report whether the disk or the wheel has code of the loop, for any types."""
+        from pyg_direct.compiler.shipped_loops import has_loop
+
+        if has_loop(self.title, "all" if parallel else "one"):
+            return True
+        made: Any = self._make(parallel)
+        return os.path.exists(made._cache._cache_file._index_path)
 
     def _compiling_alone(self, compile_for: Callable[..., Any], folder: Path) -> Callable[..., Any]:
         """Keep other threads and processes from Numba's index of the loop, which is read, added to and written back."""
@@ -425,14 +448,22 @@ def cpu_reduction(fn: Callable[..., Any]) -> CpuKernel:
 
 
 @contextlib.contextmanager
-def _compiling(name: str, kind: str) -> Iterator[None]:
-    """Report a compilation, which takes long; reads of compiled code from the disk are not reported."""
+def _compiling(name: str, kind: str, later: int | None = None) -> Iterator[None]:
+    """Report a compilation, which takes long; reads of compiled code from the disk are not reported.
+
+    Args:
+        name: Of the kernel.
+        kind: Folder of its code.
+        later: Estimated number of compilations after it; None if it is not known.
+    """
     begin, unwritable = time.perf_counter(), find_unwritable(kind)
     if unwritable is not None:
         _announce_unkept(unwritable, "no right to write there")
-    # Nobody knows in advance how many a program needs.
+    number = next(_NUMBERS)
+    # A program may call loops that no small program calls together.
+    count = f"number {number}" if later is None else f"{number} of about {number + later}"
     with show_wait("compiling kernels" + (", once for this machine" if unwritable is None else ""),
-                   f": number {next(_NUMBERS)}, {name}"):  # fmt: skip
+                   f": {count}, {name}"):  # fmt: skip
         yield
     _LOGGER.info("compiled %s in %.1f s", name, time.perf_counter() - begin)
 

@@ -4,8 +4,9 @@ The machine code is Numba's, in the form of its own cache. Only the same version
 it, on a processor with all instructions of the family. Otherwise a loop is compiled at its first call.
 
 `cpu_loops.txt` lists the loops: name, threads (`one` or `all`) and types of the arguments.
-`.ci/list_cpu_loops.py` writes it. Types are dtypes as NumPy writes them, `i8[]` for an array, and `none`. An array has
-a comma for each further dimension, and `r` if it is not written.
+`cpu_programs.txt` has the loops of each small program of `pyg-direct warm` in a line, by name.
+`.ci/list_cpu_loops.py` writes both. Types are dtypes as NumPy writes them, `i8[]` for an array, and `none`. An array
+has a comma for each further dimension, and `r` if it is not written.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pickle
 import platform
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import numpy as np
 from pyg_direct.compiler.code_cache import COMPILER, source_digest
 
 ARCHIVE = Path(__file__).with_name("cpu_loops.zip")
+_PROGRAMS = Path(__file__).with_name("cpu_programs.txt")
 _OLDER = frozenset(["avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"])
 # LLVM's names of families, the best first, and the instructions that are more than every processor of 64 bits has.
 FAMILIES = {"x86-64-v4": _OLDER | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, "x86-64-v3": _OLDER}
@@ -45,6 +47,31 @@ def find_loop(loop: str, threads: str, args: Iterable[Any]) -> Any:
     if archive is None or entry is None or entry not in archive.namelist():
         return None
     return pickle.loads(archive.read(entry))
+
+
+def has_loop(loop: str, threads: str) -> bool:
+    """Report whether the wheel has code of a loop for this processor, for any types."""
+    archive, family = _open_archive(), _find_family()
+    return archive is not None and any(name.startswith(f"{family}/{loop}-{threads}-") for name in archive.namelist())
+
+
+@functools.cache
+def _read_programs() -> list[frozenset[str]]:
+    # A zip archive has no such path: nothing is foreseen then.
+    text = _PROGRAMS.read_text() if _PROGRAMS.exists() else ""
+    return [frozenset(line.split()) for line in text.splitlines()]
+
+
+def foresee_loops(loop: str, called: Set[str]) -> Set[str] | None:
+    """Return the loops that are likely to be called later, as in the nearest small program; None if none calls `loop`.
+
+    Args:
+        loop: The loop that is called now.
+        called: Loops that this process has called.
+    """
+    programs = [program for program in _read_programs() if loop in program]
+    nearest = max(programs, key=lambda program: len(program & called), default=None)
+    return None if nearest is None else nearest - called - {loop}
 
 
 def with_shipped(cache: Any, loop: str, threads: str) -> Callable[[Any, Any], Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.dynamic.lazy_tensor import LazyTensor, tag
 from pyg_direct.dynamic.sequence import read_snapshots
@@ -71,6 +71,10 @@ class SnapshotStream:
     def __len__(self) -> int:
         return len(self._times)
 
+    @overload
+    def __getitem__(self, index: int) -> Data | HeteroData: ...
+    @overload
+    def __getitem__(self, index: slice) -> SnapshotStream: ...
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return SnapshotStream(self._snapshots, self.plan, self._times[index], self._source)
@@ -110,7 +114,7 @@ class SnapshotStream:
         self.t = 0
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Data | HeteroData:
         if self.t >= len(self):
             self.t = 0
             raise StopIteration

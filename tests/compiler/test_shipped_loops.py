@@ -10,7 +10,7 @@ from numba import typeof, types
 from pyg_direct.cli.compile_ahead import _import_kernels
 from pyg_direct.compiler import jit, shipped_loops
 from pyg_direct.compiler.jit import CPU_KERNELS
-from pyg_direct.compiler.shipped_loops import FAMILIES, name_entry, read_type, spell_type, write_archive
+from pyg_direct.compiler.shipped_loops import FAMILIES, foresee_loops, name_entry, read_type, spell_type, write_archive
 from pyg_direct.kernels.local_ids.csr import count_rows_cpu
 from tests.interpreter import run_python
 
@@ -110,6 +110,20 @@ def test_types_are_read_as_they_are_spelled(code):
 def test_types_without_a_spelling_have_no_code_in_the_archive():
     assert spell_type(typeof(np.zeros(4)[::-2])) is None
     assert name_entry("here", TITLE, "one", [types.unicode_type]) is None
+
+
+def test_the_loops_to_come_are_those_of_the_nearest_program():
+    csr, uniform = {"local_ids.csr.count_rows_cpu", "local_ids.csr.place_edges_cpu"}, "sampling.uniform.count_picks_cpu"
+    typed = "sampling.hetero.count_items_cpu"
+
+    assert "sampling.uniform.pick_neighbors_cpu" in foresee_loops(uniform, csr)
+    assert "rows.multi_gather.gather_typed_cpu" in foresee_loops(typed, {*csr, "local_ids.new_nodes.mark_fresh_cpu"})
+    assert not foresee_loops(uniform, csr) & {*csr, uniform}
+    assert foresee_loops("somewhere.else_cpu", csr) is None
+
+
+def test_every_listed_loop_belongs_to_a_program():
+    assert set().union(*shipped_loops._read_programs()) == {line.split()[0] for line in LISTED}
 
 
 def test_listed_loops_exist_with_as_many_arguments():

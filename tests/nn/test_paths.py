@@ -173,6 +173,15 @@ def test_the_report_says_why_a_layer_is_left_as_it_is_set_up(make, reason):
     assert found.reason == reason
 
 
+def test_calls_of_a_narrow_layer_with_loops_are_left_for_its_width():
+    batch, conv = Batch(), GCNConv(2, 2)
+    accelerated = accelerate(conv)
+
+    conv(torch.randn(batch.num_nodes, 2), batch.edge_index)
+
+    assert accelerated.report().convolutions[0].left == {paths.NARROW: 1}
+
+
 def test_undone_layers_are_reported_as_such():
     accelerated = accelerate(SAGEConv(WIDTH, OUT))
     accelerated.undo()

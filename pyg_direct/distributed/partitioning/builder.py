@@ -300,7 +300,7 @@ class Builder:
                  for name, dtype, shape in self._list_columns(number, arrays)}  # fmt: skip
         written = np.array(lengths)
         with closing_all(file for parts in files.values() for file in parts), \
-                self._bar(f"nodes {kind}", size, done) as bar:  # fmt: skip
+                self._bar("nodes" if self._inputs.is_homogeneous else f"nodes {kind}", size, done) as bar:  # fmt: skip
             for turn, begin in enumerate(range(done, size, piece), 1):
                 end = min(begin + piece, size)
                 order, ends = group(book.owners_between(begin, end), self._num_parts)
