@@ -117,7 +117,7 @@ def test_the_loops_to_come_are_those_of_the_nearest_program():
     typed = "sampling.hetero.count_items_cpu"
 
     assert "sampling.uniform.pick_neighbors_cpu" in foresee_loops(uniform, csr)
-    assert "rows.multi_gather.gather_typed_cpu" in foresee_loops(typed, {*csr, "local_ids.new_nodes.mark_fresh_cpu"})
+    assert "rows.gather.gather_typed_cpu" in foresee_loops(typed, {*csr, "local_ids.new_nodes.mark_fresh_cpu"})
     assert not foresee_loops(uniform, csr) & {*csr, uniform}
     assert foresee_loops("somewhere.else_cpu", csr) is None
 
