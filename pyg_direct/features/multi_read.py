@@ -11,6 +11,7 @@ from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pyg_direct.features.feature import Feature
@@ -48,6 +49,7 @@ class ReadTyped:
         own = np.array([order[kind] for kind, _ in self.names], dtype=np.int64)
         # List of ids that each table is read by.
         self.lists = (len(types) * np.arange(num_batches)[:, None] + own).reshape(-1)
+        self.key = self.lists.tobytes()
 
     def read(self, ids: Tensor, layout: Tensor, counts: list[int]) -> tuple[Tensor, Sequence[Tensor]]:
         """Return (all rows, the rows of each feature batch after batch), by ids that a sampler made; see
@@ -111,13 +113,15 @@ class TypedRows:
             groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
             self._groups[num_batches] = groups
         counts = np.array(sizes, dtype=np.int64)
-        begins = np.cumsum(counts) - counts
-        own_counts = [counts[group.lists] for group in groups]
-        layouts = [group.reader.list_layout(begins[group.lists], own)
-                   for group, own in zip(groups, own_counts, strict=True)]  # fmt: skip
-        words = upload(np.concatenate(layouts), ids.device).split([len(layout) for layout in layouts])
-        for group, layout, counted in zip(groups, words, own_counts, strict=True):
-            whole, parts = group.read(ids, layout, counted.tolist())
+        begins = counts.cumsum() - counts
+        # Groups of the same types have one layout.
+        by_lists = {group.key: group for group in groups}
+        own_counts = {key: counts[group.lists] for key, group in by_lists.items()}
+        layouts = [group.reader.list_layout(begins[group.lists], own_counts[key]) for key, group in by_lists.items()]
+        words = upload(np.concatenate(layouts), ids.device)
+        words_of = dict(zip(by_lists, torch.unsafe_split_with_sizes(words, list(map(len, layouts))), strict=True))
+        for group in groups:
+            whole, parts = group.read(ids, words_of[group.key], own_counts[group.key].tolist())
             size = len(group.names)
             for number, own in enumerate(rows):
                 own.update(zip(group.names, parts[number * size : (number + 1) * size], strict=True))
