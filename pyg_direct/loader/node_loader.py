@@ -149,12 +149,16 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     def _place_inputs(self, batch: Any, out: Output) -> None:
         kind, (input_id, time) = self.input_data.input_type, out.metadata[:2]
         time = time if time is None else time.to(self.device)
-        part = batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
+        is_typed = isinstance(batch, HeteroData)
+        known = batch._node_store_dict if is_typed else {}
+        part = known[kind] if kind in known else batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
         if time is not None and time.dim() == 2:
             part.seed_start_time, time = time.t().contiguous().unbind()
-        if isinstance(batch, HeteroData) and time is not None:
+        if is_typed:
             # PyG's own setter takes as long as the launch of a kernel.
             part._mapping.update(input_id=input_id, seed_time=time, batch_size=input_id.numel())
+            if time is None:
+                del part._mapping["seed_time"]
         else:
             part.input_id, part.seed_time, part.batch_size = input_id, time, input_id.numel()
         # Its memory belongs to the batch.
