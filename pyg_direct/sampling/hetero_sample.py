@@ -12,9 +12,6 @@ from torch import Tensor
 from pyg_direct.errors import LoaderWarning, warn
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 
-# Without it torch keeps no link between a view and its memory, and counts their writes apart.
-_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-
 
 @dataclass
 class GeneralSample:
@@ -135,7 +132,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     num_types, num_relations = len(topo.node_types), len(topo.edge_types)
     nodes, ends, edge_ids = outputs
     sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
-    sizes, edge_sizes = list(map(sum, sampled_nodes)), list(map(sum, sampled_edges))
+    sizes, edge_sizes = node_counts.sum(0).tolist(), num_edges.sum(0).tolist()
     first_counts = [counts[0] for counts in sampled_nodes]
     parts = split_parts(nodes, sizes * 2 if disjoint else sizes)
     id_parts, pairs_of = split_parts(edge_ids, edge_sizes), _split_pairs(ends, edge_sizes)
@@ -169,8 +166,8 @@ def _split_pairs(ends: Tensor, sizes: list[int]) -> list[Tensor]:
     its own.
     """
     pairs, place, view = [], 0, torch.as_strided
-    # Two thirds of the time of a split and a view of each part.
-    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS):
+    # Without the links that torch keeps for views: two thirds of the time of a split and a view of each part.
+    with torch._C._AutoDispatchBelowADInplaceOrView():
         for size in sizes:
             pairs.append(view(ends, (2, size), (size or 1, 1), place))
             place += 2 * size or 2
