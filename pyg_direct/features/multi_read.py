@@ -7,15 +7,17 @@ reads features of short rows by the same ids, such as labels and masks, in one l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
 from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.memory_rows import MemoryRows
-from pyg_direct.ops.rows.gather_rows import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow
+from pyg_direct.ops.rows.gather_rows import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow, list_layout
 from pyg_direct.ops.rows.upload import upload
 
 # One Python step for all features, in every batch.
@@ -45,9 +47,8 @@ class ReadTyped:
         self._tiers = [rows.tier for rows in self._rows]
         self.reader = TypedReader(tables * num_batches, errors)
         order = {kind: number for number, kind in enumerate(types)}
-        own = np.array([order[kind] for kind, _ in self.names], dtype=np.int64)
         # List of ids that each table is read by.
-        self.lists = (len(types) * np.arange(num_batches)[:, None] + own).reshape(-1)
+        self.lists = tuple(len(types) * batch + order[kind] for batch in range(num_batches) for kind, _ in self.names)
 
     def read(self, ids: Tensor, layout: Tensor, counts: list[int]) -> tuple[Tensor, Sequence[Tensor]]:
         """Return (all rows, the rows of each feature batch after batch), by ids that a sampler made; see
@@ -58,7 +59,7 @@ class ReadTyped:
 
     def count(self, ids: Sequence[Tensor]) -> None:
         """Count the reads by the ids of each type, if counting was requested."""
-        for number, which in enumerate(self.lists.tolist()):
+        for number, which in enumerate(self.lists):
             rows = self._rows[number % len(self._rows)]
             if rows.served is not None:
                 rows.count(ids[which])
@@ -110,14 +111,14 @@ class TypedRows:
         if groups is None or not all(group.is_current for group in groups):
             groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
             self._groups[num_batches] = groups
-        counts = np.array(sizes, dtype=np.int64)
-        begins = np.cumsum(counts) - counts
-        own_counts = [counts[group.lists] for group in groups]
-        layouts = [group.reader.list_layout(begins[group.lists], own)
-                   for group, own in zip(groups, own_counts, strict=True)]  # fmt: skip
-        words = upload(np.concatenate(layouts), ids.device).split([len(layout) for layout in layouts])
-        for group, layout, counted in zip(groups, words, own_counts, strict=True):
-            whole, parts = group.read(ids, layout, counted.tolist())
+        begins = list(accumulate(sizes, initial=0))
+        # Groups of the same types have one layout. Lists: a call of NumPy takes as long as one of them.
+        counts = {group.lists: [sizes[place] for place in group.lists] for group in groups}
+        layouts = [list_layout([begins[place] for place in lists], own) for lists, own in counts.items()]
+        words = upload(np.array([*chain.from_iterable(layouts)], np.int64), ids.device)
+        words_of = dict(zip(counts, torch.unsafe_split_with_sizes(words, list(map(len, layouts))), strict=True))
+        for group in groups:
+            whole, parts = group.read(ids, words_of[group.lists], counts[group.lists])
             size = len(group.names)
             for number, own in enumerate(rows):
                 own.update(zip(group.names, parts[number * size : (number + 1) * size], strict=True))

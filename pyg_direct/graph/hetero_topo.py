@@ -26,9 +26,8 @@ from pyg_direct.graph.placed_topology import (
     sendable_state,
 )
 from pyg_direct.object_text import one_line, show_count, show_place
-from pyg_direct.ops.argument_checks import check_edge_list, check_ids, check_integers
+from pyg_direct.ops.argument_checks import check_below, check_edge_list, check_ids, check_integers
 from pyg_direct.ops.local_ids.build_csr import compress
-from pyg_direct.ops.run_kernel import check_below
 from pyg_direct.ops.sampling.sample_hetero import Rows, sum_weights
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.memory import Block

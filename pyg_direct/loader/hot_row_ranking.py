@@ -34,8 +34,7 @@ from pyg_direct.graph.hetero_topo import NODES, HeteroTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.loader.collate.data import Ranking
 from pyg_direct.loader.collate.hetero_data import TypeRanking
-from pyg_direct.ops.argument_checks import check_topology
-from pyg_direct.ops.run_kernel import check_below
+from pyg_direct.ops.argument_checks import check_below, check_topology
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.memory_sizes import available_bytes

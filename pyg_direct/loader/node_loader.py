@@ -134,12 +134,14 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
         if not self._samples_together():
             return super()._submit_together(positions, keys)
-        given, whole, sizes = self.input_data, torch.cat(list(positions)), [own.numel() for own in positions]
+        given, sizes = self.input_data, [own.numel() for own in positions]
+        whole = positions[0] if len(sizes) == 1 else torch.cat(list(positions))
         # Not by indexing, which wakes torch's threads for a few thousand items.
         parts = [whole if given.input_id is None else given.input_id.index_select(0, whole),
                  given.node.index_select(0, whole),
                  None if given.time is None else given.time.index_select(0, whole)]  # fmt: skip
-        split = [[None] * len(sizes) if part is None else torch.unsafe_split_with_sizes(part, sizes) for part in parts]
+        split = [[part] * len(sizes) if part is None or len(sizes) == 1 else torch.unsafe_split_with_sizes(part, sizes)
+                 for part in parts]  # fmt: skip
         inputs = [NodeSamplerInput(*own, given.input_type) for own in zip(*split, strict=True)]
         pending: PendingOutput | Finished = self._sampler.submit_together(inputs, keys)
         return pending
@@ -147,12 +149,16 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     def _place_inputs(self, batch: Any, out: Output) -> None:
         kind, (input_id, time) = self.input_data.input_type, out.metadata[:2]
         time = time if time is None else time.to(self.device)
-        part = batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
+        is_typed = isinstance(batch, HeteroData)
+        known = batch._node_store_dict if is_typed else {}
+        part = known[kind] if kind in known else batch[kind] if isinstance(out, HeteroSamplerOutput) else batch
         if time is not None and time.dim() == 2:
             part.seed_start_time, time = time.t().contiguous().unbind()
-        if isinstance(batch, HeteroData) and time is not None:
+        if is_typed:
             # PyG's own setter takes as long as the launch of a kernel.
             part._mapping.update(input_id=input_id, seed_time=time, batch_size=input_id.numel())
+            if time is None:
+                del part._mapping["seed_time"]
         else:
             part.input_id, part.seed_time, part.batch_size = input_id, time, input_id.numel()
         # Its memory belongs to the batch.

@@ -423,16 +423,16 @@ def note_sample(batch: Any, out: Output) -> None:
         store = (known[kind] if kind in known else batch[kind])._mapping
         if ids is not None:
             store.setdefault("n_id", ids)
-        if trees.get(kind) is not None:
-            store["batch"] = trees[kind]
-        if nodes.get(kind) is not None:
-            store["num_sampled_nodes"] = nodes[kind]
+        if (tree := trees.get(kind)) is not None:
+            store["batch"] = tree
+        if (counts := nodes.get(kind)) is not None:
+            store["num_sampled_nodes"] = counts
     known = batch._edge_store_dict
     for kind, ids in (out.edge or dict.fromkeys(edges)).items():
         store = (known[kind] if kind in known else batch[kind])._mapping
         if ids is not None:
             store.setdefault("e_id", ids)
-        if edges.get(kind) is not None:
-            store["num_sampled_edges"] = edges[kind]
+        if (counts := edges.get(kind)) is not None:
+            store["num_sampled_edges"] = counts
     for kind in out.orig_row or {}:
         batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS, CpuKernel, GpuKernel, get_cpu_threads, run_alone
-from pyg_direct.errors import IdError
 from pyg_direct.runtime.cuda.device import abilities
 from pyg_direct.runtime.cuda.launch import OPEN, Launcher
 
@@ -112,17 +110,6 @@ class threads_for:  # noqa: N801
     def __exit__(self, *error: object) -> None:
         if self.is_few:
             run_alone(self.before)
-
-
-def check_below(name: str, ids: np.ndarray, upper: int) -> None:
-    """Check ids before a loop, int32 or int64, in one pass: they must lie in [0, upper).
-
-    Raises:
-        IdError: `name`, rule and value.
-    """
-    # As an unsigned number, a negative id is larger than any valid one.
-    if ids.size and np.maximum.reduce(ids.view(np.uint64 if ids.itemsize == 8 else np.uint32)) >= upper:
-        raise IdError(f"{name} must lie in [0, {upper}), got {int(ids.min()) if ids.min() < 0 else int(ids.max())}")
 
 
 def run_cpu(kernel: CpuKernel, *args: Any) -> Any:

@@ -11,6 +11,7 @@ trees are numbered by buckets, which are sorted each (`kernels/local_ids/sorted_
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -52,7 +53,7 @@ from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs
 from pyg_direct.sampling.local_ids import fits_table
-from pyg_direct.sampling.seeds import Request, list_seeds, name_seed
+from pyg_direct.sampling.seeds import Request, SeedList, list_seeds, name_seed
 
 # Nodes up to which every hop reads the whole bitmap: flags would cost more than they save.
 _SCAN_NODES = 1 << 27
@@ -313,27 +314,27 @@ class HeteroGpuPlan(CapturedPlan):
         return Scratch.of(self.topology, not self.disjoint, self.has_table)
 
     def _has_room(self, slot: Slot, pending: Pending) -> bool:
-        listed, excluded, num_batches = pending.seeds
+        listed, excluded, _ = pending.seeds
         most_excluded = 0 if excluded is None else excluded.keys.numel()
         return bool(listed.numel() <= slot.capacity.seeds and most_excluded <= slot.capacity.excluded
-                    and self._count_trees(listed.counts, num_batches) <= slot.capacity.trees)  # fmt: skip
+                    and self._count_trees(listed) <= slot.capacity.trees)  # fmt: skip
 
-    def _count_trees(self, counts: np.ndarray, num_batches: int) -> int:
+    def _count_trees(self, listed: SeedList) -> int:
         """Count the most trees of a batch; 1 if they are not told apart."""
-        return int(counts.reshape(num_batches, -1).sum(1).max()) if self.disjoint else 1
+        return listed.most if self.disjoint else 1
 
     def _find_capacity(self, before: Slot | None, pending: Pending) -> Capacity:
         listed, excluded, num_batches = pending.seeds
         # Most pairs have an edge or none; if edges are parallel, a batch shows how many more.
         num_seeds, num_excluded = listed.numel(), 0 if excluded is None else excluded.keys.numel()
-        num_trees = self._count_trees(listed.counts, num_batches)
+        num_trees = self._count_trees(listed)
         if before is not None:
             num_trees = max(num_trees, before.capacity.trees)
             num_seeds = max(num_seeds, before.capacity.seeds)
             num_excluded = max(num_excluded, before.capacity.excluded)
         # Batches differ a little in the number of excluded edges.
         num_excluded = 1 << num_excluded.bit_length() if num_excluded else 0
-        counts = listed.counts.reshape(num_batches, -1).sum(0)
+        counts = np.array(listed.counts, np.int64).reshape(num_batches, -1).sum(0)
         worst = None
         if self.last_fanouts is None and (before is None or num_seeds == listed.numel()):
             worst = _find_worst_case(self.topology.topo, self.fanouts, counts, None if self.disjoint else num_batches)
@@ -364,16 +365,13 @@ class HeteroGpuPlan(CapturedPlan):
 
     def _write_inbox(self, slot: Slot, pending: Pending) -> None:
         listed, excluded, _ = pending.seeds
-        words, count = slot.inbox_words, listed.numel()
-        counts, first_trees = np.zeros((2, self.num_classes), np.int64)
-        counts[: len(listed.counts)], first_trees[: len(listed.counts)] = listed.counts, listed.first_trees
-        begins, trees = HEADER + self.num_batches, HEADER + self.num_batches + self.num_classes + 1
+        words, count, seeds = slot.inbox_words, listed.numel(), self.find_seeds()
         words[NUM_SEEDS], words[SEEDS_ON_GPU], words[OWN_TIMES] = count, listed.ids.is_cuda, listed.times is None
-        words[HEADER:begins].view(np.uint64)[:] = pending.key
-        words[begins] = 0
-        np.cumsum(counts, out=words[begins + 1 : trees])
-        seeds = self.find_seeds()
-        words[trees:seeds] = first_trees
+        words[HEADER : HEADER + self.num_batches].view(np.uint64)[:] = pending.key
+        missing = [0] * (self.num_classes - len(listed.counts))
+        # Classes of batches that are missing begin at the end.
+        words[HEADER + self.num_batches : seeds] = [*accumulate([*listed.counts, *missing], initial=0),
+                                                    *listed.first_trees, *missing]  # fmt: skip
         if listed.ids.is_cuda:
             slot.arrived[:count].copy_(listed.ids)
             if listed.times is not None:
@@ -563,20 +561,21 @@ class HeteroGpuPlan(CapturedPlan):
     def _export(self, slot: Slot, pending: Pending) -> list[GeneralSample]:
         topo, hops, words = self.topology.topo, self.num_hops, slot.outbox_words
         num_asked = pending.seeds[2]
-        totals = words[STATE:].copy()
-        nodes = totals[: (hops + 2) * self.num_classes].reshape(hops + 2, self.num_classes)
-        is_subgraph, stages = self.last_fanouts is not None, self.num_stages
-        edges = totals[nodes.size :][: (stages + 1) * self.num_entries].reshape(stages + 1, self.num_entries)
+        # The words are written anew before these counts are read: differences are copies.
+        node_rows, stages, is_subgraph = (hops + 2) * self.num_classes, self.num_stages, self.last_fanouts is not None
+        nodes = words[STATE : STATE + node_rows].reshape(hops + 2, self.num_classes)
+        edges = words[STATE + node_rows :][: (stages + 1) * self.num_entries].reshape(stages + 1, self.num_entries)
         num_nodes, num_edges = int(words[NODES + hops]), int(words[NUM_INSIDE if is_subgraph else EDGES + hops])
         order = slot.draws if is_subgraph else slot.draws[:0]
-        new, pair_room = slot.arrived.new_empty, int(2 * np.maximum(edges[-1], 1).sum())
+        # Relations without edges have room for one.
+        new, num_empty = slot.arrived.new_empty, self.num_entries - np.count_nonzero(edges[-1])
         out_nodes = new(num_nodes * (2 if self.disjoint else 1))
-        outputs = out_nodes, new(pair_room), new(num_edges)
+        outputs = out_nodes, new(2 * (num_edges + num_empty)), new(num_edges)
         run_gpu(captured_hops.export_typed_batch_gpu, grid_for(max(num_nodes, num_edges), slot.state), slot.state, hops,
                 stages, self.num_classes, self.num_entries, self._node_starts, slot.nodes, slot.trees, slot.begins,
                 slot.firsts, slot.totals, slot.outputs, slot.sources, slot.targets, slot.ids, order,
                 int(topo.direction == "out"), out_nodes[:num_nodes], out_nodes[num_nodes:], *outputs[1:])  # fmt: skip
-        samples = split_outputs(topo, outputs, np.diff(nodes, axis=0), np.diff(edges, axis=0), self.num_batches,
+        samples = split_outputs(topo, outputs, nodes[1:] - nodes[:-1], edges[1:] - edges[:-1], self.num_batches,
                                 self.disjoint, self.max_degree, has_hops=not is_subgraph)  # fmt: skip
         return samples[:num_asked]
 

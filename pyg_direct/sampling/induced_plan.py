@@ -14,8 +14,8 @@ from torch import Tensor
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.batch_counters import FAR
 from pyg_direct.object_text import one_line
+from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.run_kernel import check_below
 from pyg_direct.ops.sampling.find_induced import Candidates, NeighborLists, count_inside
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.sampling_options import Sample

@@ -103,14 +103,16 @@ class SeedList(NamedTuple):
         ids: Ids within their types, batch after batch and type after type, int64 `[B]`; ids on a GPU are not checked.
         times: Time of each tree, batch after batch, int64 `[B]` or `[B, 2]`; None for the times of the seeds
             themselves, or none.
-        counts: Seeds of each type of each of G batches, int64 `[G * T]`.
-        first_trees: Number within its batch of the first tree of these, int64 `[G * T]`.
+        counts: Seeds of each type of each of G batches, `G * T`.
+        first_trees: Number within its batch of the first tree of these, `G * T`.
+        most: Seeds of the largest batch.
     """
 
     ids: Tensor
     times: Tensor | None
-    counts: np.ndarray
-    first_trees: np.ndarray
+    counts: list[int]
+    first_trees: list[int]
+    most: int
 
     def numel(self) -> int:
         """Number of seeds."""
@@ -130,30 +132,34 @@ def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     topo, device = topology.topo, topology.device
+    # Lists: each call of NumPy takes as long as all of this loop.
     num_types = len(topo.node_types)
-    number_of = {kind: number for number, kind in enumerate(topo.node_types)}
-    counts, first_trees = np.zeros((2, len(requests), num_types), np.int64)
+    counts, first_trees = ([0] * (len(requests) * num_types) for _ in range(2))
+    most = 0
     all_own = num_times == 1 and all(seed_time is None for _, seed_time in requests)
     ids: list[Tensor] = []
     times: list[Tensor] = []
     for batch, (seeds, seed_time) in enumerate(requests):
         given = {kind: _check_seeds(topo, kind, own) for kind, own in _by_type(topo, "seeds", seeds).items()}
-        tree = 0
+        tree, first = 0, batch * num_types
         for kind, own in given.items():
-            counts[batch, number_of[kind]], first_trees[batch, number_of[kind]] = own.numel(), tree
+            place = first + topo.node_types.index(kind)
+            counts[place], first_trees[place] = own.numel(), tree
             tree += own.numel()
-        ids += [given[kind] for kind in topo.node_types if kind in given]
+        most = max(most, tree)
+        ids += given.values() if len(given) == 1 else [given[kind] for kind in topo.node_types if kind in given]
         if topo.is_temporal and all_own:
             _check_own_times(topo, given)
         elif topo.is_temporal:
             times += _read_times(topology, given, seed_time, num_times)
-    _lay_out(topo, counts.sum(1), disjoint)
+    if disjoint:
+        _find_bits(topo, most, len(counts) + 1)
     if any(own.is_cuda for own in (*ids, *times)):
         ids, times = [_bring(ids, device)], [_bring(times, device)] if times else []
     rows, tree_times = (parts[0].long() if len(parts) == 1 else torch.cat(parts).long() if parts else None
                         for parts in (ids, times))  # fmt: skip
     rows = torch.empty(0, dtype=torch.int64, device="cpu") if rows is None else rows
-    return SeedList(rows, tree_times, counts.reshape(-1), first_trees.reshape(-1))
+    return SeedList(rows, tree_times, counts, first_trees, most)
 
 
 def name_seed(topo: HeteroTopo, listed: SeedList, position: int) -> str:
@@ -206,16 +212,22 @@ def _is_list(values: Tensor | None) -> bool:
 
 def _lay_out(topo: HeteroTopo, sizes: np.ndarray, disjoint: bool) -> tuple[np.ndarray, int, int]:
     """(bases, place of the tree, bits of a tree) of identities for batches of so many seeds; see `Seeds`."""
-    starts, most = topo.type_starts, int(sizes.max())
+    starts = topo.type_starts
     if not disjoint:
         bases = np.concatenate([*(starts[:-1] + number * starts[-1] for number in range(len(sizes))),
                                 len(sizes) * starts[-1:]])  # fmt: skip
         return bases, _IDENTITY_BITS, 0
-    tree_shift, tree_bits = max(topo.num_nodes.values(), default=0).bit_length(), max((most - 1).bit_length(), 1)
     num_bases = len(sizes) * (len(starts) - 1) + 1
+    tree_shift, tree_bits = _find_bits(topo, int(sizes.max()), num_bases)
+    return np.arange(num_bases, dtype=np.int64) << (tree_shift + tree_bits), tree_shift, tree_bits
+
+
+def _find_bits(topo: HeteroTopo, most: int, num_bases: int) -> tuple[int, int]:
+    """(place of the tree, bits of a tree) of identities for batches of at most so many seeds."""
+    tree_shift, tree_bits = max(topo.num_nodes.values(), default=0).bit_length(), max((most - 1).bit_length(), 1)
     if tree_shift + tree_bits + num_bases.bit_length() > _IDENTITY_BITS:
         raise ArgumentError(f"seeds must be fewer for disjoint trees over so many nodes, got {most}")
-    return np.arange(num_bases, dtype=np.int64) << (tree_shift + tree_bits), tree_shift, tree_bits
+    return tree_shift, tree_bits
 
 
 def _bring(parts: Sequence[Tensor], device: torch.device) -> Tensor:

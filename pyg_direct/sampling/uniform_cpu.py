@@ -16,8 +16,9 @@ from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel
 from pyg_direct.kernels.sampling import uniform
 from pyg_direct.object_text import one_line, show_fanouts
+from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.local_ids.relabel_nodes import cpu_bitmaps, num_words
-from pyg_direct.ops.run_kernel import check_below, cpu_chunks, threads_for
+from pyg_direct.ops.run_kernel import cpu_chunks, threads_for
 from pyg_direct.ops.sampling.sample_uniform import cpu_picks
 from pyg_direct.sampling.sampling_options import Recipe, Sample, empty_sample
 

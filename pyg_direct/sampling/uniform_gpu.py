@@ -41,8 +41,9 @@ from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import uniform
 from pyg_direct.object_text import one_line, show_fanouts
+from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.local_ids.relabel_nodes import num_words, relabel as relabel_nodes
-from pyg_direct.ops.run_kernel import check_below, full_grid, grid_for, run_gpu
+from pyg_direct.ops.run_kernel import full_grid, grid_for, run_gpu
 from pyg_direct.ops.sampling.sample_uniform import gpu_picks, sample_neighbors
 from pyg_direct.runtime.cuda.graph_capture import fill_words
 from pyg_direct.sampling import captured_plan

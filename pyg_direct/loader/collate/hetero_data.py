@@ -76,6 +76,8 @@ class HeteroAttributes(PlacedRows):
         refuse_features(data)
         counts: dict[Any, int] = {} if topology is None else {**topology.num_nodes, **topology.num_edges}
         self._others: dict[tuple[Any, str], Slicer] = {}
+        # Ids of a type that a batch does not have.
+        self._none = torch.empty(0, dtype=torch.int64, device=device)
         # The rows of the edges of a relation, if they differ from the ids.
         places = {kind: place_rows(store, f"data[{kind}]", device) for kind, store in data.edge_items()
                   if by_adjacency and "adj_t" in store}  # fmt: skip
@@ -155,7 +157,7 @@ class HeteroAttributes(PlacedRows):
             read: Rows from `read_together`; None to read them here.
         """
         packed = out.packed if checked and isinstance(out, PackedOutput) else None
-        batch, none = _copy_stores(data), torch.empty(0, dtype=torch.int64, device=self._device)
+        batch, none = _copy_stores(data), self._none
         made: list[Any] = [] if packed is None else [*packed.memory]
         if packed is not None and out.batch is not packed.batch:
             made += (out.batch or {}).values()
@@ -165,26 +167,22 @@ class HeteroAttributes(PlacedRows):
         made += shared
         nodes, keys = batch._node_store_dict, self._keys_beside if rows else self._keys
         for (kind, key), value in rows.items():
-            if kind in nodes and key in nodes[kind]._mapping:
-                nodes[kind]._mapping[key] = value
+            mapping = nodes[kind]._mapping if kind in nodes else {}
+            if key in mapping:
+                mapping[key] = value
         for kind, store in nodes.items():
             mapping = store._mapping
             if kind in keys:
                 self._slice(kind, keys[kind], mapping, out.node.get(kind, none), checked, made)
             if "num_nodes" in mapping:
                 mapping["num_nodes"] = out.node.get(kind, none).numel()
-        known, edge = None if packed is None else packed.edge_index, out.edge or {}
+        known, edge, places_of = None if packed is None else packed.edge_index, out.edge or {}, self._places
         for kind, store in batch._edge_store_dict.items():
-            pair, mapping = None if known is None else known.get(kind), store._mapping
+            pair, mapping, ids = None if known is None else known.get(kind), store._mapping, edge.get(kind)
             if pair is None:
-                row, col = (none, none) if known is not None else (out.row.get(kind, none), out.col.get(kind, none))
-                pair = torch.stack([row, col])
                 is_sampled = known is None and kind in out.row
-            else:
-                is_sampled = True
-            ids = edge.get(kind)
-            if ids is None and not is_sampled:
-                ids = none
+                pair = torch.stack([out.row[kind], out.col[kind]] if is_sampled else [none, none])
+                ids = none if ids is None and not is_sampled else ids
             if "edge_index" in mapping:
                 mapping["edge_index"] = pair
             if "adj_t" in mapping:
@@ -192,7 +190,7 @@ class HeteroAttributes(PlacedRows):
                 store.adj_t = slice_adjacency(store.adj_t, pair[0], pair[1], ids, sizes)
                 made.append(store.adj_t)
             if kind in keys:
-                places = self._places.get(kind)
+                places = places_of.get(kind)
                 own = ids if ids is None or places is None else places[ids]
                 self._slice(kind, keys[kind], mapping, own, checked, made)
         if packed is not None and memory is not None:

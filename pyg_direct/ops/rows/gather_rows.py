@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
@@ -473,6 +475,17 @@ def fits_typed(table: Tensor) -> bool:
     return is_narrow(table) or (is_wide and table.is_contiguous())
 
 
+def list_layout(begins: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Return the words that `TypedReader.read` needs on the device, `2 * T + 1`.
+
+    Args:
+        begins: First position of each table's ids in the list for `read`, `T`.
+        counts: Their number, `T`.
+    """
+    starts = [*accumulate(counts, initial=0)]
+    return [*starts, *map(sub, begins, starts)]
+
+
 class TypedReader:
     """Reader of several tables, each by its own ids, equal to `gather_rows` of each.
 
@@ -491,30 +504,17 @@ class TypedReader:
         self._row_bytes = math.prod(self._shape) * first.element_size()
         self._num_rows = [len(table) for table in tables]
         self._where = torch.from_numpy(self._find_tables()).to(self._device)
-        self.layout_words = 2 * len(tables) + 1
 
     def _find_tables(self) -> np.ndarray:
         """Return addresses of the tables, and then their rows, int64 `[2 * T]`."""
         return np.array([table.data_ptr() for table in self._tables] + self._num_rows, np.int64)
-
-    def list_layout(self, begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Return the words that `read` needs on the device, int64 `[2 * T + 1]`.
-
-        Args:
-            begins: First position of each table's ids in the list for `read`, int64 `[T]`.
-            counts: Their number, int64 `[T]`.
-        """
-        layout, count = np.zeros(self.layout_words, np.int64), len(counts)
-        np.cumsum(counts, out=layout[1 : count + 1])
-        layout[count + 1 :] = begins - layout[:count]
-        return layout
 
     def read(self, ids: Tensor, layout: Tensor, counts: list[int]) -> tuple[Tensor, Sequence[Tensor]]:
         """Return (all rows, the rows of each table): `[sum of counts, ...]`, and parts of it.
 
         Args:
             ids: int64, contiguous; ids of all types.
-            layout: The result of `list_layout`, on the device.
+            layout: The result of `list_layout`, int64 on the device.
             counts: Rows of each table.
 
         Raises:

@@ -34,8 +34,8 @@ def upload_parts(parts: Sequence[Tensor | None], device: torch.device) -> Sequen
     affect another.
     """
     own = [part for part in parts if part is not None]
-    if len(own) < len(parts) or len({part.dtype for part in own}) != 1:
-        return [None if part is None else part.to(device) for part in parts]
+    if len(own) in (0, 1) or len(own) < len(parts) or len({part.dtype for part in own}) != 1:
+        return [None if part is None else upload(part, device) for part in parts]
     return torch.unsafe_split_with_sizes(upload(torch.cat(own), device), [len(part) for part in own])
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pyg_direct.kernels.sampling import induced as kernels
-from pyg_direct.ops.run_kernel import check_below, cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.argument_checks import check_below
+from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu, threads_for
 
 
 class NeighborLists(NamedTuple):

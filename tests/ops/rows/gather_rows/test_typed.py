@@ -4,7 +4,7 @@ import torch
 
 from pyg_direct.errors import IdError
 from pyg_direct.kernels.batch_counters import NO_POSITION
-from pyg_direct.ops.rows.gather_rows import TypedReader, fits_typed, gather_rows
+from pyg_direct.ops.rows.gather_rows import TypedReader, fits_typed, gather_rows, list_layout
 from tests.poison import poisoned_memory
 
 # Dtype and shape of a row.
@@ -31,7 +31,7 @@ def read(tables, lists, device, errors):
     counts = np.array([len(own) for own in lists])
     begins = np.cumsum(counts + 5) - counts
     reader = TypedReader(tables, errors)
-    layout = torch.from_numpy(reader.list_layout(begins, counts)).to(device)
+    layout = torch.tensor(list_layout(begins.tolist(), counts.tolist()), device=device)
     with poisoned_memory():
         return reader.read(ids, layout, counts.tolist())
 
