@@ -20,7 +20,7 @@ def make_reddit(scale=1.0):
 
 
 def make_flickr(scale=1.0):
-    """Make a graph of Flickr's shape: 89,250 nodes of seven classes with 500 features, two thirds of them for training."""
+    """Make a graph of Flickr's shape: 89,250 nodes of seven classes with 500 features."""
     num_nodes, num_edges = int(89_250 * scale), int(449_878 * scale) * 2
     return synthetic_graph("reddit", num_nodes=num_nodes, num_edges=num_edges, num_features=500, num_classes=7,
                            homophily=0.3).to_data()  # fmt: skip
