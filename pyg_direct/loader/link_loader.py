@@ -315,11 +315,11 @@ class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[mis
             one is kept, with a warning. If labels are 0 and 1, links with label 0 may be drawn. A graph, or a relation
             of a type with itself, is undirected if it has all edges in both directions; negatives then avoid reversed
             positive links too. Without edges in the graph, give `edge_label_index` both directions.
-        exclude_target_edges: True: sample as if the graph had no edges between the ends of the batch's links. A model
-            then cannot look the links up, and all fanouts are used. `"reverse"`: exclude their reverse edges too. On a
-            graph without types, these are the reversed links. With types, they are edges of the relation `rev_...`, and
-            of relations that hold exactly the reversed edges of the links' relation. A relation from a type to itself
-            is its own reverse too.
+        exclude_target_edges: True: sample as if the links' relation had no edges from the sources to the targets of the
+            batch's links; other relations keep theirs. All fanouts are used. `"reverse"`: exclude reverse edges too. On
+            a graph without types, these are the reversed links. With types, they are edges of the relation `rev_...`,
+            and of relations that hold exactly the reversed edges of the links' relation. A relation from a type to
+            itself is its own reverse too.
         rev_edge_type: With `"reverse"`: the relation of the reverse edges, as in `RandomLinkSplit`, if its name and
             edges do not identify it.
         device, placement, topology_placement, feature_cache, topology_cache, store_dtype: See `NeighborLoader`.

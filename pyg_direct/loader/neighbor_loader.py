@@ -187,9 +187,11 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
     a batch is requested. Writes through NumPy or `.data` are not counted. They are detected at the start of an epoch,
     by comparing copies with the graph: tensors up to 32 MiB whole, larger ones by samples. Samples always detect a run
     of 1/2048 of the bytes, and hardly ever a single number. To be sure, assign a new tensor (`data.edge_index =
-    data.edge_index.clone()`). `loader(index)` compares samples from 64 KiB on. Within an epoch, batches see such a
-    write only in rows that are not copied, and prefetched batches do not see it. If the graph has fewer nodes than the
-    seeds need, an `IdError` is raised. Weights of negative links are compared in the same way.
+    data.edge_index.clone()`). `loader(index)` compares samples from 64 KiB on. Within an epoch, a CPU
+    compares 64 numbers of each contiguous attribute for every batch. If it detects such a write, it is followed as one
+    that torch counts; a write to few rows may be missed. A GPU does not compare: batches have such a write only in rows
+    that are not copied, and prefetched batches do not have it. If the graph has fewer nodes than the seeds need, an
+    `IdError` is raised. Weights of negative links are compared in the same way.
 
     Some edits do not take effect. Edges and times of a `GraphStore` are read once, when the loader is made. Later
     writes to the tensors that it returned are detected at the start of an epoch, as in a `Data`. New tensors are not,

@@ -8,7 +8,6 @@ rebuilds the edges there. Deep copies have these overrides, pickles do not. Ever
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.conv.table import find_spec
 from pyg_direct.nn.dispatch import STEPS, find_obstacle, propagate, reduces
 from pyg_direct.nn.hetero.hetero_conv import forget_graph, forget_relations, watch_graph, watch_relations
-from pyg_direct.nn.module_state import attach, detach, is_attached
+from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import ConvReport, Paths, Report, describe_left, make_paths
 from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, may_watch, watch_passes
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
@@ -256,7 +255,7 @@ def accelerate_one(module: torch.nn.Module, paths: type[Paths] = Paths) -> None:
             attach(module, **{part.__name__: part})
     if spec.forward is not None and kind.forward is spec.kind.__dict__["forward"]:
         # TorchScript compiles the `forward` of the instance.
-        attach(module, forward=spec.forward, __prepare_scriptable__=copy.copy)
+        attach(module, forward=spec.forward, __prepare_scriptable__=copy_plain)
 
 
 def _accelerate_any(module: Any, paths: type[Paths]) -> None:
@@ -265,7 +264,7 @@ def _accelerate_any(module: Any, paths: type[Paths]) -> None:
         # From a program, or from PyG for decomposed layers.
         return
     attach(module, _paths=make_paths(type(module), paths), propagate=any_convolution.propagate,
-           __prepare_scriptable__=any_convolution.prepare_scriptable)  # fmt: skip
+           __prepare_scriptable__=copy_plain)  # fmt: skip
     any_convolution.accelerate_any(module)
     any_convolution.watch_aggregation(module)
 

@@ -10,7 +10,6 @@ has the module's own names otherwise. PyG's modules and the program's stay uncha
 
 from __future__ import annotations
 
-import copy
 import dis
 import functools
 import itertools
@@ -27,7 +26,7 @@ from torch_geometric.utils import scatter as pyg_scatter, softmax as pyg_softmax
 
 from pyg_direct.nn import known_targets, paths
 from pyg_direct.nn.known_targets import KnownTargets, gather, is_known, know, reduce_known
-from pyg_direct.nn.module_state import attach, detach, is_attached
+from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.sorted_edges import find_batch, is_plain_tensor
 from pyg_direct.nn.whole_graphs import find_whole, may_find
 from pyg_direct.ops.run_kernel import is_ordinary, is_recorded, runs_on_gpu
@@ -142,7 +141,7 @@ def _watch(part: Any) -> None:
     kind: Any = type(part)
     if kind.reduce is _REDUCE:
         step = route(kind.forward)
-        attach(part, reduce=reduce, __prepare_scriptable__=_prepare, **({} if step is None else {"forward": step}))
+        attach(part, reduce=reduce, __prepare_scriptable__=copy_plain, **({} if step is None else {"forward": step}))
 
 
 def forget_any(module: Module) -> None:
@@ -154,16 +153,6 @@ def forget_any(module: Module) -> None:
             detach(module, name)
     if isinstance(module, aggr.Aggregation):
         detach(module, "__prepare_scriptable__")
-
-
-def _prepare(self: Any) -> Any:
-    """Return the module that TorchScript compiles in place of an accelerated one, with its own parts."""
-    made = copy.copy(self)
-    made.__dict__["_modules"] = dict(made._modules)
-    return made
-
-
-prepare_scriptable = _prepare
 
 
 def find_left(module: Any) -> str | None:

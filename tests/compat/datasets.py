@@ -1,7 +1,7 @@
 """Generated graphs put where PyG's data set classes look for theirs, for programs that would download them.
 
-`python -m tests.compat.datasets NAME ROOT [SCALE]`, NAME one of `reddit`, `cora`, `mag`, `ppi`, ROOT what the program
-gives the class.
+`python -m tests.compat.datasets NAME ROOT [SCALE]`, NAME one of `reddit`, `flickr`, `cora`, `mag`, `ppi`, ROOT what the
+program gives the class.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.datasets import OGB_MAG, PPI, Planetoid, Reddit
+from torch_geometric.datasets import OGB_MAG, PPI, Flickr, Planetoid, Reddit
 
 from pyg_direct.datasets import synthetic_graph
 
@@ -17,6 +17,13 @@ from pyg_direct.datasets import synthetic_graph
 def make_reddit(scale=1.0):
     """A graph of Reddit's shape: 232,965 nodes of 41 classes with 602 features; half of the edges stay in a class."""
     return synthetic_graph("reddit", scale=scale, homophily=0.5).to_data()
+
+
+def make_flickr(scale=1.0):
+    """Make a graph of Flickr's shape: 89,250 nodes of seven classes with 500 features."""
+    num_nodes, num_edges = int(89_250 * scale), int(449_878 * scale) * 2
+    return synthetic_graph("reddit", num_nodes=num_nodes, num_edges=num_edges, num_features=500, num_classes=7,
+                           homophily=0.3).to_data()  # fmt: skip
 
 
 def make_cora(scale=1.0):
@@ -100,6 +107,7 @@ def make_ppi(scale=1.0):
 # The class of a data set, what makes it, and its attributes; graphs of PPI are many, in three files.
 CLASSES = {
     "reddit": (Reddit, make_reddit, {}),
+    "flickr": (Flickr, make_flickr, {}),
     "cora": (Planetoid, make_cora, {"name": "Cora", "split": "public"}),
     "mag": (OGB_MAG, make_mag, {"preprocess": "metapath2vec"}),
     "ppi": (PPI, make_ppi, {}),

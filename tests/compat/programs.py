@@ -56,6 +56,7 @@ PROGRAMS = [
     Program("reddit.py", "reddit", "../data/Reddit", 1.0, r"Test: ([\d.]+)"),
     Program("hetero/to_hetero_mag.py", "mag", "../../data/OGB", 1.0, r"Val: ([\d.]+)"),
     Program("graph_sage_unsup.py", "cora", "../data/Cora", 1.0, r"Test: ([\d.]+)"),
+    Program("shadow.py", "flickr", "../data/Flickr", 0.1, r"Val: ([\d.]+)"),
     Program("graph_sage_unsup_ppi.py", "ppi", "../data/PPI", 1.0, r"Test F1: ([\d.]+)", "Train F1:", "Epoch:"),
 ]
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter, is_
 from typing import Any, cast
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore as PygFeatureStore, HeteroData
 
@@ -14,6 +16,7 @@ from pyg_direct.errors import LoaderWarning, warn
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.prefetch.gpu_streams import take_memory
 from pyg_direct.runtime.cuda.launch import current_stream
+from pyg_direct.runtime.host.tensor_views import as_bytes, ordinary_tensors
 
 # Attributes that batches take from the sampler.
 _SAMPLED = ("adj_t", "batch", "edge_index", "num_nodes")
@@ -22,6 +25,8 @@ LATER = object()
 _READ_VERSION, _GET = attrgetter("_version"), cast(Any, dict.get)
 # In a store of another package: depth of nested dicts that are searched, and limit of tables.
 _DEPTH, _MOST_HELD = 3, 1 << 12
+# Numbers of an attribute that are compared for each batch, spread by the golden ratio: no column is preferred.
+_LOOKED_AT = np.arange(1, 65) * 0.6180339887498949 % 1
 
 
 class Marks:
@@ -73,6 +78,40 @@ class Marks:
             if mapping is not None and mapping.get(key, value) is not value:
                 return False
         return list(map(len, self._mappings)) == self._sizes
+
+
+class Glance:
+    """A few numbers of the attributes on the host, to detect writes that torch does not count (NumPy, `.data`).
+
+    Args:
+        marks: Marks of the placed rows; None if there are none.
+    """
+
+    def __init__(self, marks: Marks | None) -> None:
+        values = [] if marks is None else marks._values
+        self._seen = [(value, _find_address(value), words, places, words[places].tobytes())
+                      for value in values for words, places in _view_words(value)]  # fmt: skip
+
+    def is_current(self) -> bool:
+        """Check that these numbers have not changed."""
+        return all(words[places].tobytes() == known and _find_address(value) == address
+                   for value, address, words, places, known in self._seen)  # fmt: skip
+
+
+def _find_address(value: Any) -> int:
+    address: int = value.data_ptr() if isinstance(value, Tensor) else value.ctypes.data
+    return address
+
+
+def _view_words(value: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """View the numbers of an attribute, with the places of those that are compared; nothing if it is no plain array."""
+    if type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided:
+        if value.is_contiguous() and value.numel():
+            words = as_bytes(value).numpy().view(f"u{min(value.element_size(), 8)}")
+            yield words, (_LOOKED_AT * len(words)).astype(np.int64)
+    elif type(value) is np.ndarray and value.flags.c_contiguous and value.size and value.dtype.kind in "biufc":
+        words = value.reshape(-1).view(f"u{min(value.itemsize, 8)}")
+        yield words, (_LOOKED_AT * len(words)).astype(np.int64)
 
 
 def _list_held(store: PygFeatureStore) -> list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]]:
@@ -140,7 +179,7 @@ class FreshRows:
     workers.
 
     A batch that was prefetched before a write is read again; after that only sampling is prefetched, so that rows are
-    read once.
+    read once. On a CPU, a few numbers of each attribute are compared too: torch does not count all writes.
 
     Args:
         loader: The loader, an `EpochLoader`.
@@ -153,8 +192,12 @@ class FreshRows:
                  ) -> None:  # fmt: skip
         self._loader, self._make, self._fetch, self._is_ahead = loader, make, fetch, is_ahead
         self._made: dict[int, tuple[Any, Any, Any]] = {}
+        self._glance = self._look() if is_ahead and loader.device.type == "cpu" and not loader._keeps_rows else None
         # The user's functions are called from one thread at a time.
         self._lock = None if loader._is_own() else threading.Lock()
+
+    def _look(self) -> Glance:
+        return Glance(getattr(self._loader._rows(), "marks", None))
 
     def fetch(self, sample: Any, number: int, item: Any) -> Any:
         """Run the stage, and note the rows that were read."""
@@ -189,12 +232,18 @@ class FreshRows:
 
     def _renew(self, batch: Any, sample: Any, number: int, seeds: Any, rows: Any) -> Any:
         loader, is_later = self._loader, batch is LATER
-        if not is_later and (loader._keeps_rows or are_current(rows)):
+        is_seen = self._glance is None or self._glance.is_current()
+        if not is_later and (loader._keeps_rows or (is_seen and are_current(rows))):
             return batch
         if not is_later and self._is_ahead:
             tell_written(loader)
             loader._reads_late = True
+        if not is_seen and are_current(loader._rows()):
+            with ordinary_tensors():
+                loader._follow_rows()
         loader._current_rows()
+        if self._glance is not None:
+            self._glance = self._look()
         if not loader._is_own() and not is_later:
             # The user's functions may have changed the sample.
             sample = self._make(number, seeds)

@@ -5,7 +5,6 @@ A loop must call `GraphedStep` to replay whole steps; this module serves existin
 
 from __future__ import annotations
 
-import copy
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch_geometric.nn import MessagePassing
 
 from pyg_direct.errors import ArgumentError, warn
-from pyg_direct.nn.module_state import attach, detach, is_attached
+from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.guards import BatchCall, Outside, WholeCall, read_call
 from pyg_direct.nn.replay.padded_batch import Sizes
@@ -275,7 +274,7 @@ def watch_passes(model: torch.nn.Module, is_strict: bool) -> Replay:
     """
     replay = Replay(is_strict)
     # TorchScript compiles the `forward` of the instance.
-    attach(model, forward=forward, _replay=replay, __prepare_scriptable__=copy.copy)
+    attach(model, forward=forward, _replay=replay, __prepare_scriptable__=copy_plain)
     return replay
 
 

@@ -281,6 +281,35 @@ class TestRowsWrittenBack:
         with pytest.warns(LoaderWarning):
             train(written, step)
 
+    @pytest.mark.parametrize("make", [LOADERS["plain"], LOADERS["half"], LOADERS["types"]])
+    @pytest.mark.parametrize("open_up", [lambda rows: rows.data, lambda rows: rows.numpy()], ids=["data", "numpy"])
+    def test_writes_to_all_rows_that_torch_does_not_count_are_seen_on_a_cpu(self, make, open_up):
+        loader = make(batch_size=16, device="cpu")
+
+        def step(batch, data):
+            for own, whole in zip(batch.node_stores, data.node_stores, strict=True):
+                assert torch.equal(own.x, whole.x[own.n_id])
+                open_up(whole.x)[:] += 1
+
+        with pytest.warns(LoaderWarning, match="prefetch=0"):
+            train(loader, step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LoaderWarning)
+            train(loader, step)
+
+    def test_writes_to_rows_of_inference_mode_are_seen_on_a_cpu(self):
+        with torch.inference_mode():
+            data = make_data()
+        loader = NeighborLoader(data, [3], batch_size=16, device="cpu")
+
+        @torch.inference_mode()
+        def step(batch, data):
+            assert torch.equal(batch.x, data.x[batch.n_id])
+            data.x += 1
+
+        with pytest.warns(LoaderWarning, match="prefetch=0"):
+            train(loader, step)
+
     @pytest.mark.parametrize("option", ["transform", "transform_sampler_output"])
     def test_functions_of_the_program_see_them(self, real_device, option):
         calls = []

@@ -41,6 +41,17 @@ def test_convolutions_and_models_are_accelerated_as_they_are_made():
     assert all(is_accelerated(model) for model in models)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.usefixtures("_installed")
+def test_models_are_scripted_as_before():
+    model, batch = GCN(8, 8, 2).eval(), make_data()
+    x = torch.randn(batch.num_nodes, 8)
+
+    scripted = torch.jit.script(model)
+
+    assert torch.allclose(scripted(x, batch.edge_index), model(x, batch.edge_index), atol=1e-5)
+
+
 @pytest.mark.usefixtures("_installed")
 def test_layers_without_one_of_ours_aggregate_through_offsets_as_they_are_made(monkeypatch):
     class Own(MessagePassing):
