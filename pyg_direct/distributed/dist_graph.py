@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.distributed.edge_queries import PairExchange
-from pyg_direct.distributed.frontier_exchange import DistPlan
+from pyg_direct.distributed.frontier_exchange import MOST_BATCHES, DistPlan
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning.manifest import Manifest, check_same
 from pyg_direct.distributed.partitioning.replicas import choose_replicas, read_replicas
@@ -93,6 +93,8 @@ class DistGraph:
 
     whole: WholeGraph | None = None
     obstacle: str | None = None
+    # Batches that one exchange makes.
+    most_batches = MOST_BATCHES
 
     def __init__(self, folder: str | PathLike[str], *, device: Device = None, group: Any = None,
                  backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,

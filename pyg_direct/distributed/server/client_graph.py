@@ -249,6 +249,8 @@ class ClientGraph(DistGraph):
             loaders need equal seeds.
     """
 
+    most_batches = 1
+
     def __init__(self, servers: Servers, *, device: Device = None, client: tuple[int, int] = (0, 1)) -> None:
         # Not the base class's constructor, which opens a part.
         if not 0 <= client[0] < client[1]:
