@@ -181,10 +181,11 @@ class _DistLoader(GeneralLoader):
 
     def _groups(self) -> bool:
         """Check if batches ahead are made in groups: if the number of exchanges does not depend on their number."""
+        if self.device.type != "cpu" or self.prefetch == 0 or not self._is_own():
+            return False
         sampler = self._sampler
-        is_one_exchange = not (sampler.is_temporal or sampler.strict_negatives or sampler.exclude_target_edges
-                               or sampler._subgraph_type == SubgraphType.induced)  # fmt: skip
-        return self.device.type == "cpu" and self.prefetch > 0 and is_one_exchange and self._is_own()
+        return not (sampler.is_temporal or sampler.strict_negatives or sampler.exclude_target_edges
+                    or sampler.subgraph_type == SubgraphType.induced)  # fmt: skip
 
     def _samples_together(self) -> bool:
         return self.graph.whole is None and self._groups()

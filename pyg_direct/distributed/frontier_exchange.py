@@ -200,6 +200,7 @@ class DistPlan(GeneralPlan):
     """
 
     _exchange: ExchangePlan | None = None
+    _picks_here = False
     # The sample gives the owners of edges.
     _keeps_sampled = True
     # Batches that a row of requests has room for.
@@ -208,7 +209,6 @@ class DistPlan(GeneralPlan):
     def __init__(self, part: GraphPart, recipe: GeneralRecipe, communicator: Communicator, *, timed: bool,
                  weighted: bool) -> None:  # fmt: skip
         placed: Any = part.place(timed=timed, weighted=weighted)
-        self._picks_here = communicator.captured and part.is_whole
         super().__init__(placed, recipe)
         self.part, self._placed, self._communicator = part, placed, communicator
         self._picker = Picker(part, placed, self, self._most_batches)
@@ -227,7 +227,7 @@ class DistPlan(GeneralPlan):
 
     def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
                     ) -> list[GeneralSample]:  # fmt: skip
-        is_served = not self.part.is_whole and excluded is None and serves(self, self.part.num_parts)
+        is_served = excluded is None and serves(self, self.part.num_parts)
         segments = self._communicator.open_segments() if is_served else None
         if segments is None:
             return super()._sample_all(requests, keys, excluded)
@@ -236,8 +236,6 @@ class DistPlan(GeneralPlan):
         return [self._turn_both_ways(sample) for sample in self._exchange.sample(requests, keys)]
 
     def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
-        if self.part.is_whole:
-            return super()._find_excluded(excluded)
         topo = self._placed.topo
         relations, expanded, neighbors, _ = list_pairs(self.topology, excluded)
         owners = torch.empty_like(relations)
@@ -264,8 +262,6 @@ class DistPlan(GeneralPlan):
             self._wants_all = False
 
     def _pick(self, listed: Any, front: Any, start: Seeds, keys: np.ndarray, hop: int) -> Picked:
-        if self.part.is_whole:
-            return super()._pick(listed, front, start, keys, hop)
         topo, work = self._placed.topo, listed.work
         order, bounds = self._group(front)
         ids = self._in_all_types(front)[order] if order.numel() else front.rows

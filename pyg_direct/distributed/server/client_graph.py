@@ -128,7 +128,7 @@ class _NoPart:
         none = torch.empty(0, dtype=torch.int64, device=device)
         self.tables: dict[Any, Table] = {kind: Table(none, {}) for kind in self.row_types}
         self.times: dict[str, Tensor] = {}
-        self.word_dtype, self.is_whole = word_dtype(self.manifest), False
+        self.word_dtype = word_dtype(self.manifest)
         # Starts of a part without nodes.
         self.own_starts = np.zeros(len(nodes), np.int64)
 
