@@ -79,8 +79,10 @@ class DistAttributes:
             union = unite([one.ids for one in wanted], self._graph.part.books[first.kind].num_nodes)
             if not first.is_distinct or union.ids.numel() <= _MOST_DISTINCT * sum(sizes):
                 places = [union.find(one.ids) for one in wanted]
-                return (first._replace(ids=union.ids, is_distinct=True),
-                        lambda rows: [{name: gather_rows(value, at) for name, value in rows.items()} for at in places])
+                return (
+                    first._replace(ids=union.ids, is_distinct=True),
+                    lambda rows: [{name: gather_rows(value, at) for name, value in rows.items()} for at in places],
+                )
         owned = None if first.owned is None else (first.owned[0], torch.cat([one.owned[1] for one in wanted]))  # type: ignore[index]
 
         def split(rows: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
