@@ -23,8 +23,8 @@ from pyg_direct.sampling.sampling_options import Sample
 # Rows of a batch by attribute, for each kind of its nodes and edges.
 Rows = list[dict[str, Tensor]]
 Share = Callable[[Mapping[str, Tensor]], list[dict[str, Tensor]]]
-# Share of the rows of a group that are distinct, above which batches fetch their own: a second copy in memory costs as
-# much as a third of the bytes over Gloo.
+# Share of the rows of a group that are distinct, above which they travel for each batch: rows that travel once are copied
+# once more in memory. An assumption, not a measured optimum.
 _MOST_DISTINCT = 0.7
 
 

@@ -49,9 +49,9 @@ class Steps:
     In a step every process makes its batches, or takes part without seeds if it has none left. A process that stops
     early, or has fewer batches, keeps taking part until the last one is done, so that no process waits for it.
 
-    All processes make equally many batches in a step. Otherwise a process in the middle of a large group, which waits
-    for the others in training, would keep them waiting for its part in their next group. So the size of a group follows
-    from the number that all of them agreed on in an earlier step.
+    All processes make equally many batches in a step. With other sizes, a process in the middle of a large group could
+    wait in training for a process whose next group waits for it. So the size of a group follows from the bytes that all
+    processes agreed on two steps before.
 
     Args:
         communicator: Communicator of the batches.
