@@ -12,19 +12,19 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.distributed.dist_graph import DistGraph
-from pyg_direct.distributed.row_exchange import Wanted
+from pyg_direct.distributed.row_exchange import RowExchange, Wanted
 from pyg_direct.graph.hetero_topo import LINKS, NODES
 from pyg_direct.loader.collate.stale_rows import Marks
-from pyg_direct.ops.local_ids.bitmap import unite
-from pyg_direct.ops.rows.gather import gather_rows
+from pyg_direct.ops.local_ids.relabel_nodes import unite
+from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.sampling_options import Sample
 
 # Rows of a batch by attribute, for each kind of its nodes and edges.
 Rows = list[dict[str, Tensor]]
 Share = Callable[[Mapping[str, Tensor]], list[dict[str, Tensor]]]
-# Share of the rows of a group that are distinct, above which they travel for each batch: rows that travel once are copied
-# once more in memory. An assumption, not a measured optimum.
+# Share of the rows of a group that are distinct, above which they travel for each batch, as rows that travel once are
+# copied once more in memory. An assumption, not a measured optimum.
 _MOST_DISTINCT = 0.7
 
 
@@ -74,6 +74,7 @@ class DistAttributes:
 
     def _join(self, wanted: Sequence[Wanted]) -> tuple[Wanted, Share]:
         """Join the requests of batches for one kind: (the request, function that shares out its rows)."""
+        assert isinstance(self._graph.rows, RowExchange)
         first, sizes = wanted[0], [one.ids.numel() for one in wanted]
         if first.owned is None and len(wanted) > 1 and self._graph.rows.names(first.kind):
             union = unite([one.ids for one in wanted], self._graph.part.books[first.kind].num_nodes)
@@ -127,7 +128,8 @@ class DistAttributes:
     def _build(self, sample: Sample, input_id: Tensor, has_ids: bool, memory: list[Any] | None) -> Data:
         rows = self._read
         if rows is None:
-            wanted = self._list_rows(sample.n_id, *sample.edge_index.unbind(), sample.e_id if has_ids else None)
+            row, col = sample.edge_index.unbind()
+            wanted = self._list_rows(sample.n_id, row, col, sample.e_id if has_ids else None)
             rows = self._graph.rows.fetch(wanted)
         if memory is not None and sample.memory:
             memory += [*sample.memory, *(value for found in rows for value in found.values())]
