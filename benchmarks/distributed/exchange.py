@@ -28,7 +28,7 @@ from pyg_direct.runtime.comm.formation import stay_on_host
 
 FANOUTS, BATCH = [15, 10, 5], 512
 _BATCHES, _EXCHANGES = 12, 20
-# Batches per process without an exchange.
+# Batches per process of an epoch, if a loader has several epochs.
 _MORE_BATCHES = 48
 _BIG = 1 << 22
 
@@ -180,21 +180,29 @@ def _enter(rank: int, work: Any, count: int, device: str, folder: str, share: in
     dist.destroy_process_group()
 
 
+class _Exchanging(DistGraph):
+    """A graph whose only process exchanges with itself."""
+
+    def _find_obstacle(self, *_: Any) -> str:
+        return "it is measured"
+
+
 def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     with DistGraph(folder, device=device, device_cache_size="100%", share_graph=False) as graph:
-        rates = [_run_epoch(graph, num_nodes, epoch) for epoch in range(4)][1:]
+        loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES)
+        rates = [_run_epoch(graph, num_nodes, loader) for _ in range(4)][1:]
+        if graph.whole is None:
+            result["group"] = _count_in_group(loader)
         result["edges"], result["rows"] = ([rate[name] for rate in rates] for name in ("edges", "rows"))
         result |= {key: rates[-1][key] for key in ("row_bytes", "least_bytes", "other_bytes")}
         seconds = [rate["seconds"] for rate in rates]
         result["seconds"], result["spread"] = median(seconds), rates[-1]["spread"]
         if count == 1:
             # As in several processes, for the model of several.
-            graph.part.is_whole = False
-            result["shared_seconds"] = median(
-                [_run_epoch(graph, num_nodes, epoch)["seconds"] for epoch in range(4)][1:]
-            )
-            graph.part.is_whole = True
+            with _Exchanging(folder, device=device, device_cache_size="100%") as own:
+                loader = _make_loader(own, num_nodes, 2, 0, _MORE_BATCHES)
+                result["shared_seconds"] = median([_run_epoch(own, num_nodes, loader)["seconds"] for _ in range(4)][1:])
         if count > 1:
             result["hidden"] = _measure_hidden(graph, num_nodes)
             result |= _measure_exchange(graph.communicator)
@@ -208,8 +216,15 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
             result |= {"whole": speeds[1:], "held": graph.num_bytes}
     if count > 1 and device.type == "cpu":
         with DistGraph(folder, device=device, share_rows=True, share_graph=False) as graph:
-            result["shared_edges"] = [_run_epoch(graph, num_nodes, epoch)["edges"] for epoch in range(4)][1:]
+            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES)
+            result["shared_edges"] = [_run_epoch(graph, num_nodes, loader)["edges"] for _ in range(4)][1:]
     return result
+
+
+def _count_in_group(loader: DistNeighborLoader) -> float:
+    """Count the batches of a mean step: the first two steps of an epoch have one batch each."""
+    count, size = len(loader), loader._group.choose(loader._group.num_bytes)
+    return count / (min(count, 2) + -(-max(0, count - 2) // size))
 
 
 def _make_loader(graph: DistGraph, num_nodes: int, prefetch: int, seed: int, batches: int = _BATCHES

@@ -21,7 +21,7 @@ from typing import Any
 from pyg_direct.bench.result_row import Row
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-# Exchanges of a batch: two for each of three hops, two for rows, each with a header and a body; and one at the start.
+# Exchanges of a group: two for each of three hops, two for rows, each with a header and a body; and one at the start.
 _MESSAGES = 2 * (2 * 3 + 2) + 1
 
 
@@ -48,6 +48,7 @@ class Load:
         spread: Standard deviation of the edges over their mean, between batches.
         shared_seconds: Seconds of one process that holds the whole graph and answers its own requests; None: as
             `own_seconds`.
+        group: Batches that an exchange makes.
     """
 
     own_seconds: float
@@ -55,6 +56,7 @@ class Load:
     edges: float
     spread: float = 0.0
     shared_seconds: float | None = None
+    group: float = 1.0
 
 
 def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandwidth: float) -> float:
@@ -72,7 +74,8 @@ def predict_seconds(load: Load, hosts: int, remote: float, message: float, bandw
     # Expected maximum of as many normally distributed sizes.
     largest = 1 + load.spread * math.sqrt(2 * math.log(hosts))
     own = load.own_seconds if load.shared_seconds is None else load.shared_seconds
-    return largest * own + _MESSAGES * (hosts - 1) * message + remote * load.bytes_if_remote / bandwidth
+    messages = _MESSAGES * (hosts - 1) / load.group
+    return largest * own + messages * message + remote * load.bytes_if_remote / bandwidth
 
 
 def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding: Callable[[int], float] = lambda _: 1,
@@ -92,7 +95,7 @@ def model_scaling(found: Mapping[int, Mapping[str, Any]], case: str, *, crowding
     own = found[1]["seconds"]
     shared = found[1].get("shared_seconds", own)
     load = Load(own, sent * measured[0] / (measured[0] - 1), median(found[1]["edges"]) * own, found[1]["spread"],
-                shared)  # fmt: skip
+                shared, first.get("group", 1.0))  # fmt: skip
     for count in measured:
         result = found[count]
         here = replace(load, shared_seconds=shared * crowding(count))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import HeteroSamplerOutput
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.distributed.dist_graph import DistGraph
-from pyg_direct.distributed.row_exchange import Wanted
+from pyg_direct.distributed.row_exchange import RowExchange, Wanted
 from pyg_direct.graph.hetero_topo import LINKS, NODES
 from pyg_direct.loader.collate.stale_rows import Marks
+from pyg_direct.ops.local_ids.relabel_nodes import unite
+from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.sampling_options import Sample
+
+# Rows of a batch by attribute, for each kind of its nodes and edges.
+Rows = list[dict[str, Tensor]]
+Share = Callable[[Mapping[str, Tensor]], list[dict[str, Tensor]]]
+# Share of the rows of a group that are distinct, above which they travel for each batch, as rows that travel once are
+# copied once more in memory. An assumption, not a measured optimum.
+_MOST_DISTINCT = 0.7
 
 
 class DistAttributes:
@@ -31,12 +41,56 @@ class DistAttributes:
         self.marks = Marks([table.rows for table in graph.part.tables.values()])
         self._target = 2 if graph.part.manifest.direction == "in" else 0
         self._sampled: GeneralSample | None = None
+        self._read: Rows | None = None
 
-    def knowing(self, sampled: GeneralSample | None) -> DistAttributes:
-        """Copy the builder for a batch whose edges, in both directions, were made from this sample."""
+    def knowing(self, sampled: GeneralSample | None, read: Rows | None = None) -> DistAttributes:
+        """Copy the builder for one batch.
+
+        Args:
+            sampled: Sample from which its edges, in both directions, were made; None for others.
+            read: Its rows from `read_together`; None to fetch them.
+        """
         made = copy(self)
-        made._sampled = sampled
+        made._sampled, made._read = sampled, read
         return made
+
+    def read_together(self, outs: Sequence[SamplerOutput | HeteroSamplerOutput]) -> list[Rows]:
+        """Fetch the rows of several batches by the exchange of one; a node that several of them have travels once if
+        there are many.
+
+        Args:
+            outs: Samples of the batches.
+
+        Returns:
+            For each batch its rows, which `build` takes.
+        """
+        asked = [self._list_hetero(out) if isinstance(out, HeteroSamplerOutput)
+                 else self.knowing(getattr(out, "sampled", None))._list_rows(out.node, out.row, out.col, out.edge)
+                 for out in outs]  # fmt: skip
+        joined = [self._join(own) for own in zip(*asked, strict=True)]
+        found = self._graph.rows.fetch([wanted for wanted, _ in joined])
+        split = [share(rows) for rows, (_, share) in zip(found, joined, strict=True)]
+        return [list(own) for own in zip(*split, strict=True)]
+
+    def _join(self, wanted: Sequence[Wanted]) -> tuple[Wanted, Share]:
+        """Join the requests of batches for one kind: (the request, function that shares out its rows)."""
+        assert isinstance(self._graph.rows, RowExchange)
+        first, sizes = wanted[0], [one.ids.numel() for one in wanted]
+        if first.owned is None and len(wanted) > 1 and self._graph.rows.names(first.kind):
+            union = unite([one.ids for one in wanted], self._graph.part.books[first.kind].num_nodes)
+            if not first.is_distinct or union.ids.numel() <= _MOST_DISTINCT * sum(sizes):
+                places = [union.find(one.ids) for one in wanted]
+                return (
+                    first._replace(ids=union.ids, is_distinct=True),
+                    lambda rows: [{name: gather_rows(value, at) for name, value in rows.items()} for at in places],
+                )
+        owned = None if first.owned is None else (first.owned[0], torch.cat([one.owned[1] for one in wanted]))  # type: ignore[index]
+
+        def split(rows: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+            parts = {name: value.split(sizes) for name, value in rows.items()}
+            return [{name: value[number] for name, value in parts.items()} for number in range(len(sizes))]
+
+        return first._replace(ids=torch.cat([one.ids for one in wanted]), owned=owned), split
 
     def describe(self) -> dict[str, Any]:
         """Return the part's own rows by name."""
@@ -56,14 +110,15 @@ class DistAttributes:
         return [Wanted(edge_type, ids, owned=(edge_type[self._target], ends))]
 
     def build(self, data: Any, sample: Any, input_id: Tensor | None = None, *, checked: bool = True,
-              memory: list[Any] | None = None, counts_seeds: bool = True, read: None = None) -> Any:  # fmt: skip
+              memory: list[Any] | None = None, counts_seeds: bool = True, read: Rows | None = None
+              ) -> Any:  # fmt: skip
         """Build the batch of a sample: a `Data` for a `Sample`, a `HeteroData` for PyG's output.
 
-        The owners of a planned batch's memory are added to `memory`. `read` is None, as a batch is one exchange. With
-        `counts_seeds` a `Data` holds the number of its seeds.
+        The owners of a planned batch's memory are added to `memory`. `read` are rows of a `HeteroData` that are there
+        already. With `counts_seeds` a `Data` holds the number of its seeds.
         """
         if isinstance(sample, HeteroSamplerOutput):
-            return self._build_hetero(sample)
+            return self._build_hetero(sample, read)
         assert input_id is not None
         batch = self._build(sample, input_id, sample.e_id.numel() == sample.edge_index.shape[1], memory)
         if counts_seeds:
@@ -71,51 +126,61 @@ class DistAttributes:
         return batch
 
     def _build(self, sample: Sample, input_id: Tensor, has_ids: bool, memory: list[Any] | None) -> Data:
-        kind, edge_type = self._graph.node_types[0], self._graph.edge_types[0]
-        edges = []
-        if edge_type in self._graph.part.tables:
-            # Owners are not needed if the graph lies in one memory.
-            is_whole = self._graph.whole is not None
-            expanded = sample.n_id[:0] if is_whole else self._find_expanded(sample)
-            edges = self._edges(edge_type, sample.e_id if has_ids else None, expanded)
-        rows = self._graph.rows.fetch([Wanted(kind, sample.n_id, is_distinct=self._is_distinct), *edges])
+        rows = self._read
+        if rows is None:
+            row, col = sample.edge_index.unbind()
+            wanted = self._list_rows(sample.n_id, row, col, sample.e_id if has_ids else None)
+            rows = self._graph.rows.fetch(wanted)
         if memory is not None and sample.memory:
             memory += [*sample.memory, *(value for found in rows for value in found.values())]
         batch = Data(edge_index=sample.edge_index, num_nodes=sample.n_id.numel())
         store = batch._store
         for name, value in rows[0].items():
             store[name] = value
-        for name, value in rows[1].items() if edges and has_ids else ():
+        for name, value in rows[1].items() if len(rows) > 1 and has_ids else ():
             store[name] = value
         store["n_id"], store["e_id"] = sample.n_id, sample.e_id
         store["num_sampled_nodes"], store["num_sampled_edges"] = sample.num_sampled_nodes, sample.num_sampled_edges
         store["input_id"] = input_id
         return batch
 
-    def _find_expanded(self, sample: Sample) -> Tensor:
+    def _list_rows(self, nodes: Tensor, row: Tensor, col: Tensor, edges: Tensor | None) -> list[Wanted]:
+        """List the rows of a batch without types; `edges` is None if its edges have no ids."""
+        wanted = [Wanted(self._graph.node_types[0], nodes, is_distinct=self._is_distinct)]
+        edge_type = self._graph.edge_types[0]
+        if edge_type in self._graph.part.tables:
+            # Owners are not needed if the graph lies in one memory.
+            expanded = nodes[:0] if self._graph.whole is not None else self._find_expanded(nodes, (row, col), edges)
+            wanted += self._edges(edge_type, edges, expanded)
+        return wanted
+
+    def _find_expanded(self, nodes: Tensor, ends: tuple[Tensor, Tensor], edges: Tensor | None) -> Tensor:
         """Find the expanded node of each edge, whose owner has the edge's rows, int64 `[E']`."""
         end = 1 if self._target == 2 else 0
-        if self._sampled is None:
-            return sample.n_id[sample.edge_index[end]]
+        if self._sampled is None or edges is None:
+            return nodes[ends[end]]
         # A reversed edge has the id of the other direction.
         ids, order = self._sampled.edge[LINKS].sort()  # type: ignore[union-attr]
         nodes = self._sampled.node[NODES][self._sampled.edge_index[LINKS][end]][order]
-        return nodes[torch.searchsorted(ids, sample.e_id).clamp_(max=max(0, ids.numel() - 1))]
+        return nodes[torch.searchsorted(ids, edges).clamp_(max=max(0, ids.numel() - 1))]
 
-    def _build_hetero(self, out: HeteroSamplerOutput) -> HeteroData:
+    def _list_hetero(self, out: HeteroSamplerOutput) -> list[Wanted]:
+        """List the rows of a batch with types."""
         none = torch.empty(0, dtype=torch.int64, device=self._graph.device)
         wanted = [
             Wanted(kind, out.node.get(kind, none), is_distinct=self._is_distinct) for kind in self._graph.node_types
         ]
-        owned = []
         for edge_type in self._graph.edge_types:
             ids = (out.edge or {}).get(edge_type)
             ends = (out.col if self._target == 2 else out.row).get(edge_type, none)
             ends = out.node[edge_type[self._target]][ends] if ends.numel() else none
-            edges = self._edges(edge_type, ids if ids is not None and ids.numel() == ends.numel() else None, ends)
-            owned += [edge_type] * len(edges)
-            wanted += edges
-        rows = self._graph.rows.fetch(wanted)
+            wanted += self._edges(edge_type, ids if ids is not None and ids.numel() == ends.numel() else None, ends)
+        return wanted
+
+    def _build_hetero(self, out: HeteroSamplerOutput, rows: Rows | None) -> HeteroData:
+        rows = self._graph.rows.fetch(self._list_hetero(out)) if rows is None else rows
+        owned = [edge_type for edge_type in self._graph.edge_types if edge_type in self._graph.part.tables]
+        none = torch.empty(0, dtype=torch.int64, device=self._graph.device)
         batch = HeteroData()
         for kind, found in zip(self._graph.node_types, rows, strict=False):
             batch[kind].num_nodes = out.node.get(kind, none).numel()

@@ -77,7 +77,7 @@ class _Holding:
 
     def __init__(self, info: PartitionInfo, rows: Tensor, device: torch.device) -> None:
         self.device, self.part, self.num_parts = device, info.host, info.hosts
-        self.books, self.word_dtype, self.is_whole = {_KIND: info.book}, torch.int64, info.hosts == 1
+        self.books, self.word_dtype = {_KIND: info.book}, torch.int64
         self.times: dict[str, Tensor] = {}
         self.tables: dict[Any, Table] = {_KIND: Table(info.own.to(device), {_NAME: rows})}
 
@@ -171,6 +171,9 @@ class DistFeature:
         return rows
 
     def _fetch(self, ids: Tensor) -> Tensor:
+        if self.info.hosts == 1:
+            # Ids are positions.
+            return self._rows.features[_KIND][_NAME].read(ids)
         return self._rows.fetch([Wanted(_KIND, ids)])[0][_NAME]
 
     def put(self, ids: Tensor, rows: Tensor) -> None:

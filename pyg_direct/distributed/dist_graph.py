@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_direct.distributed.edge_queries import PairExchange
-from pyg_direct.distributed.frontier_exchange import DistPlan
+from pyg_direct.distributed.frontier_exchange import MOST_BATCHES, DistPlan
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning.manifest import Manifest, check_same
 from pyg_direct.distributed.partitioning.replicas import choose_replicas, read_replicas
@@ -58,8 +58,8 @@ class DistGraph:
             other hosts are exchanged. Equal in all processes.
         share_graph: `"auto"`: keep the graph in one memory that all processes read. They must use the CPUs of one host,
             or its GPUs joined by NVLink; a single process always may. Each process then samples and reads without an
-            exchange; otherwise `obstacle` gives the reason. True: raise an error instead of the exchange. False: each
-            process keeps its part and they exchange; `replicas` and `share_rows` are for this case. Equal in all
+            exchange; otherwise `obstacle` gives the reason. True: raise an error instead of the exchange. False:
+            several processes keep their parts and exchange; `replicas` and `share_rows` are for this case. Equal in all
             processes. GPUs share out neighbors, and rows up to `device_cache_size`; host memory holds the other rows
             once. The parts are joined in host memory first, which needs room for the whole graph.
         captured: Sample by exchanges over NCCL inside one captured CUDA graph, instead of hop by hop from the host. It
@@ -93,6 +93,8 @@ class DistGraph:
 
     whole: WholeGraph | None = None
     obstacle: str | None = None
+    # Batches that one exchange makes.
+    most_batches = MOST_BATCHES
 
     def __init__(self, folder: str | PathLike[str], *, device: Device = None, group: Any = None,
                  backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,
@@ -156,11 +158,10 @@ class DistGraph:
 
     def _find_obstacle(self, share_graph: bool | str, folder: str | PathLike[str]) -> str | None:
         """Find the reason why the graph is not kept in one memory."""
-        obstacle = None
-        if not share_graph:
-            obstacle = "share_graph=False"
-        elif self.communicator.size > 1:
-            obstacle = self.communicator.run(self._ask_all, folder)
+        if self.communicator.size == 1:
+            # No other process holds anything to exchange.
+            return None
+        obstacle = self.communicator.run(self._ask_all, folder) if share_graph else "share_graph=False"
         if share_graph is True and obstacle is not None:
             raise ArgumentError(f"share_graph=True needs processes that can keep the graph in one memory: {obstacle}")
         return obstacle

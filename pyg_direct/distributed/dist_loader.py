@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import SequentialSampler
+from torch_geometric.sampler.base import SubgraphType
 from typing_extensions import Unpack
 
 from pyg_direct.distributed.collate import DistAttributes
@@ -24,14 +25,14 @@ from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.graph_part import PartTopo
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.hetero_topo import EdgeType
-from pyg_direct.loader.base_loader import ALONE, make_batch
+from pyg_direct.loader.base_loader import ALONE, make_alone, run_stages
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.loader.option_types import DistSubGraphOptions, TorchOptions
-from pyg_direct.loader.prefetch.batch_groups import SharedRows
+from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
 from pyg_direct.loader.prefetch.gpu_streams import hold_for, note_memory
-from pyg_direct.loader.prefetch.lockstep_ranks import Steps
+from pyg_direct.loader.prefetch.lockstep_ranks import GroupSize, Steps
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
@@ -99,8 +100,10 @@ class _DistLoader(GeneralLoader):
         "not all of those that were written; keep rows that change in a DistFeature, written by put and indexed by "
         "batch.n_id"
     )
-    # The sample of the batch being built, if its edges go in both directions.
+    # The sample of the batch being built, if its edges go in both directions, and rows of it that are there already.
     _sampled: Any = None
+    _rows_read: Any = None
+    _group = GroupSize()
     _given_data: Any
 
     def _even_out(self, ranks: str) -> None:
@@ -165,12 +168,27 @@ class _DistLoader(GeneralLoader):
 
     def _work_in_turn(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
                       ) -> Iterator[Any]:  # fmt: skip
-        make = partial(make_batch, self._stages(key, record))
-        steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch)
+        most = self.graph.most_batches if self._groups() else 1
+        if most != self._group.most:
+            self._group = GroupSize(most)
+        together = None if most == 1 else Together(most, *self._stages_together(key))
+        make = partial(make_alone if together is None else make_group, self._stages(key, record, together))
+        steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch, self._group)
         try:
             yield from steps
         finally:
             steps.close()
+
+    def _groups(self) -> bool:
+        """Check if batches ahead are made in groups: if the number of exchanges does not depend on their number."""
+        if self.device.type != "cpu" or self.prefetch == 0 or not self._is_own():
+            return False
+        sampler = self._sampler
+        return not (sampler.is_temporal or sampler.strict_negatives or sampler.exclude_target_edges
+                    or sampler.subgraph_type == SubgraphType.induced)  # fmt: skip
+
+    def _samples_together(self) -> bool:
+        return self.graph.whole is None and self._groups()
 
     def _take_part(self) -> Any:
         """Take part in the exchanges of other processes' batches with an empty batch."""
@@ -185,15 +203,15 @@ class _DistLoader(GeneralLoader):
 
     def _build(self, out: Any, memory: list[Any] | None = None, read: Any = None) -> Any:
         # Also if a transform returns its own output of the same edges.
-        self._sampled = getattr(out, "sampled", None)
+        self._sampled, self._rows_read = getattr(out, "sampled", None), read
         try:
             return super()._build(out, memory, read)
         finally:
-            self._sampled = None
+            self._sampled = self._rows_read = None
 
     def _build_homogeneous(self, out: Any, attributes: Any, is_ours: bool) -> Any:
         if isinstance(attributes, DistAttributes):
-            attributes = attributes.knowing(self._sampled)
+            attributes = attributes.knowing(self._sampled, self._rows_read)
         return super()._build_homogeneous(out, attributes, is_ours)
 
     def _list_places(self) -> tuple[list[str], Mapping[str, Any]]:
@@ -212,6 +230,12 @@ class _DistLoader(GeneralLoader):
             # The batch was allocated on the stream of the exchange.
             hold_for(batch, current_stream(self.device.index))
         return batch
+
+
+def make_group(stages: Any, work: list[tuple[int, Seeds]]) -> list[Any]:
+    """Make the batches of a group."""
+    batches: list[Any] = run_stages(stages, work[0][0], work)
+    return batches
 
 
 # Options of other loaders that a graph in parts has elsewhere, or does not have.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from pyg_direct.distributed.exchange_plan import ExchangePlan, serves
 from pyg_direct.distributed.graph_part import GraphPart, PlacedPart
 from pyg_direct.distributed.row_exchange import Unpacker, pack
-from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
+from pyg_direct.kernels.sampling.worklist import BATCH, BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.sampling.join_remote_edges import Asked, Layout, Wire, group_keys, join_edges, make_keys, pack_edges
 from pyg_direct.ops.sampling.sample_hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges, sort_pairs
@@ -102,10 +103,11 @@ class Picker:
         part: The part.
         placed: Its rows for the recipe.
         plan: The plan with the rows, flags and rules to use.
+        num_batches: Batches G for which a requester has room.
     """
 
-    def __init__(self, part: GraphPart, placed: PlacedPart, plan: GeneralPlan) -> None:
-        self._part, self._topo, self._device = part, placed.topo, placed.device
+    def __init__(self, part: GraphPart, placed: PlacedPart, plan: GeneralPlan, num_batches: int = 1) -> None:
+        self._part, self._topo, self._device, self._num_batches = part, placed.topo, placed.device, num_batches
         self._rows: Rows = plan.rows
         self._rules: Rules = plan.rules
         # Times come with the nodes.
@@ -119,7 +121,7 @@ class Picker:
         return Wire(torch.uint8 if is_small else torch.int32, self.words.dtype)
 
     def find_excluded(self, messages: Sequence[Tensor]) -> Tensor:
-        """Find the edges that the batches of several requesters exclude, for `pick`.
+        """Find the edges that the first batches of several requesters exclude, for `pick`.
 
         Args:
             messages: Numbers of relations, expanded nodes and neighbors in the id space of all types, int64 `[3, P]` in
@@ -129,7 +131,7 @@ class Picker:
         sizes = [message.numel() // 24 for message in messages]
         tables = [Unpacker(message).take(torch.int64, 3, size) for message, size in zip(messages, sizes, strict=True)]
         relations, expanded, neighbors = torch.cat(tables, 1).unbind()
-        batches = upload(np.repeat(np.arange(len(sizes)), sizes), self._device)
+        batches = upload(np.repeat(np.arange(len(sizes)) * self._num_batches, sizes), self._device)
         begins = np.stack([topo.type_starts[topo.expanded], topo.row_starts[:-1] - self._shifts])
         firsts, rows = upload(begins, self._device)[:, relations]
         places, _ = self._part.find_places(expanded + firsts)
@@ -140,9 +142,9 @@ class Picker:
         """Pick the requested edges.
 
         Args:
-            message: `Words` of the nodes, by requester, and by type within each.
-            counts: Numbers of nodes, int64 `[S, T]`.
-            keys: Keys of the requesters' batches, uint64 `[S]`.
+            message: `Words` of the nodes, by requester, batch and type.
+            counts: Numbers of nodes of each batch of each requester, int64 `[S * G, T]`.
+            keys: Keys of these batches, uint64 `[S * G]`.
             fanouts: By relation, int64 `[R]`.
             hop: Number of the hop.
             excluded: Edges to exclude (`find_excluded`); None for none.
@@ -154,7 +156,7 @@ class Picker:
         found, work = list_works(topo, self._flags, fanouts, counts, begins, topo.type_starts, keys)
         table = work.reshape(-1, COLUMNS)
         table[:-1, ROWS] -= self._shifts[table[:-1, RELATION]]
-        ends = np.searchsorted(found, np.arange(len(counts) + 1) * len(topo.edge_types))
+        ends = np.searchsorted(found, np.arange(0, len(counts) + 1, self._num_batches) * len(topo.edge_types))
         bounds = table[ends, FIRST]
         places, status = self._part.find_places(ids)
         frontier = Frontier(topo.ids_within(ids), trees, times, 0, places)
@@ -179,15 +181,16 @@ class Picker:
         return out, layout
 
 
-# Words of a row of requests before the numbers of nodes by type: the status of the process, and the key.
-_HEAD = 2
+# Batches of a group that are sampled by one exchange; equal on all ranks. Beyond these, an exchange costs little more
+# than the bytes that it moves.
+MOST_BATCHES = 8
 
 
 class DistPlan(GeneralPlan):
     """Plan that samples batches of a graph in parts, equal to `GeneralPlan` on the whole graph under the same key.
 
     A call to `sample` is collective: processes without a batch call it with no seeds. A hop is one exchange of nodes
-    and one of edges. On a GPU each exchange waits once, and the new nodes once.
+    and one of edges, for all batches of a group. On a GPU each exchange waits once, and the new nodes once.
 
     Args:
         part: This process's part.
@@ -197,30 +200,34 @@ class DistPlan(GeneralPlan):
     """
 
     _exchange: ExchangePlan | None = None
+    _picks_here = False
     # The sample gives the owners of edges.
     _keeps_sampled = True
+    # Batches that a row of requests has room for.
+    _most_batches = MOST_BATCHES
 
     def __init__(self, part: GraphPart, recipe: GeneralRecipe, communicator: Communicator, *, timed: bool,
                  weighted: bool) -> None:  # fmt: skip
         placed: Any = part.place(timed=timed, weighted=weighted)
-        self._picks_here = communicator.captured and part.is_whole
         super().__init__(placed, recipe)
         self.part, self._placed, self._communicator = part, placed, communicator
-        self._picker = Picker(part, placed, self)
+        self._picker = Picker(part, placed, self, self._most_batches)
         # True if the plan needs all edges of the nodes, as for induced subgraphs.
         self._wants_all = False
-        communicator.widen(_HEAD + len(placed.topo.node_types))
+        # The status of the process; the key and the nodes by type of each batch.
+        communicator.widen(1 + self._most_batches * (1 + len(placed.topo.node_types)))
 
     def sample_together(self, requests: Sequence[Request], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None) -> list[GeneralSample]:  # fmt: skip
-        """Sample one request after the other: a row of requests to an owner has room for one batch."""
-        each = [None] * len(keys) if excluded is None else excluded
-        return [self.sample(seeds, key, seed_time=seed_time, excluded=own)
-                for (seeds, seed_time), key, own in zip(requests, keys, each, strict=True)]  # fmt: skip
+        """Sample as many requests together as a row of requests has room for; one at a time if edges are excluded."""
+        size = self._most_batches if excluded is None else 1
+        groups = [slice(first, first + size) for first in range(0, len(keys), size)]
+        return [sample for own in groups for sample in super(DistPlan, self).sample_together(
+            requests[own], keys[own], None if excluded is None else excluded[own])]  # fmt: skip
 
     def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
                     ) -> list[GeneralSample]:  # fmt: skip
-        is_served = not self.part.is_whole and excluded is None and serves(self, self.part.num_parts)
+        is_served = excluded is None and serves(self, self.part.num_parts)
         segments = self._communicator.open_segments() if is_served else None
         if segments is None:
             return super()._sample_all(requests, keys, excluded)
@@ -229,8 +236,6 @@ class DistPlan(GeneralPlan):
         return [self._turn_both_ways(sample) for sample in self._exchange.sample(requests, keys)]
 
     def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
-        if self.part.is_whole:
-            return super()._find_excluded(excluded)
         topo = self._placed.topo
         relations, expanded, neighbors, _ = list_pairs(self.topology, excluded)
         owners = torch.empty_like(relations)
@@ -257,53 +262,58 @@ class DistPlan(GeneralPlan):
             self._wants_all = False
 
     def _pick(self, listed: Any, front: Any, start: Seeds, keys: np.ndarray, hop: int) -> Picked:
-        if self.part.is_whole:
-            return super()._pick(listed, front, start, keys, hop)
         topo, work = self._placed.topo, listed.work
         order, bounds = self._group(front)
         ids = self._in_all_types(front)[order] if order.numel() else front.rows
         trees = front.trees[order] if front.trees.numel() else front.trees
-        times = start.times[trees] if trees.numel() and start.times.numel() else start.times[:0]
+        times = start.times[:0]
+        if trees.numel() and start.times.numel():
+            # Trees are numbered anew in each batch.
+            times = start.times[trees] if len(keys) == 1 else front.times[order]
         message = self._picker.words.pack(ids, trees, times)
-        types = topo.expanded[work.reshape(-1, COLUMNS)[:-1, RELATION]]
+        entries = work.reshape(-1, COLUMNS)[:-1]
+        types = topo.expanded[entries[:, RELATION]] + entries[:, BATCH] * len(topo.node_types)
         asked = Asked(work, types, np.zeros((self.part.num_parts, 0), np.int64), order, front.trees, start.tree_shift)
-        return self._ask(asked, message, bounds, int(keys[0]), hop, start.excluded)
+        return self._ask(asked, message, bounds, keys, hop, start.excluded)
 
-    def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int, excluded: Any) -> Picked:
+    def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, keys: np.ndarray, hop: int, excluded: Any) -> Picked:
         """Exchange the nodes of a hop, answer the received requests, and return the picked edges.
 
         Args:
             asked: The request, without the numbers of nodes.
             message: Nodes in bytes, by owner.
-            bounds: First node of each type of each owner, and the end, int64 `[P * T + 1]`.
-            key, hop: Key and hop of the draws.
+            bounds: First node of each type of each batch of each owner, and the end, int64 `[P * G * T + 1]`.
+            keys: Keys of the batches, uint64 `[G]`.
+            hop: Hop of the draws.
             excluded: Result of `_tell_excluded`; None if no edge is excluded.
         """
         comm, picker, fanouts = self._communicator, self._picker, self._fanouts_of(hop)
         wire, node_bytes = picker.wire(fanouts), picker.words.num_bytes
-        num_words = _HEAD + len(self._placed.topo.node_types)
-        rows = self._begin_rows(key)
-        rows[: comm.size, _HEAD:num_words] = bounds.diff().view(comm.size, -1)
-        sent, found = (table[:, :num_words] for table in comm.meet(rows))
-        counts, others = sent[:, _HEAD:], found[:, _HEAD:]
+        num_types = len(self._placed.topo.node_types)
+        rows = self._begin_rows(keys)
+        by_batch = rows[: comm.size, 1 : 1 + len(keys) * (1 + num_types)].unflatten(1, (len(keys), -1))
+        by_batch[:, :, 1:] = bounds.diff().view(comm.size, len(keys), num_types)
+        num_words = 1 + self._most_batches * (1 + num_types)
+        sent, found = (table[:, 1:num_words].reshape(-1, 1 + num_types) for table in comm.meet(rows))
+        counts, others = (table[:, 1:].reshape(comm.size, -1) for table in (sent, found))
         sizes, sizes_back = ((n.sum(1) * node_bytes).tolist() for n in (counts, others))
         received = comm.swap(message, sizes, sizes_back, "nodes")
-        picks = picker.pick(received, others, np.ascontiguousarray(found[:, 1]).view(np.uint64), fanouts, hop, excluded)
+        picks = picker.pick(received, found[:, 1:], found[:, 0].astype(np.uint64), fanouts, hop, excluded)
         rows = comm.make_rows(message.device)
         rows[: comm.size, 1] = picks.count_edges()
         rows[: comm.size, 0] = picks.status
         own_edges, edges = (table[:, 1] for table in comm.meet(rows))
         packed, given = picker.pack(picks, own_edges, wire)
-        asked = asked._replace(counts=counts)
+        asked = asked._replace(counts=counts[:, : len(keys) * num_types])
         layout = Layout.of(asked.num_items, edges, wire)
         answers = comm.swap(packed, given.sizes.tolist(), layout.sizes.tolist(), "edges")
         return join_edges(asked, layout, wire, answers)
 
-    def _begin_rows(self, key: int) -> Tensor:
-        """Make rows of words for all ranks, with the key in them."""
-        size = self._communicator.size
+    def _begin_rows(self, keys: np.ndarray) -> Tensor:
+        """Make rows of words for all ranks, with the keys in them."""
+        size, step = self._communicator.size, 1 + len(self._placed.topo.node_types)
         rows = np.zeros((2 * size - 1, self._communicator.width), np.int64)
-        rows[:size, 1] = np.uint64(key).astype(np.int64)
+        rows[:size, 1 : 1 + len(keys) * step : step] = keys.astype(np.int64)
         return upload(rows, self._placed.device)
 
     def _fanouts_of(self, hop: int) -> np.ndarray:
@@ -312,17 +322,14 @@ class DistPlan(GeneralPlan):
         return fanouts
 
     def _group(self, front: Any) -> tuple[Tensor, Tensor]:
-        """Group the frontier: (its positions by owner, and by type within each; first position of each group, and the
-        end).
-        """
-        topo, num_parts = self._placed.topo, self.part.num_parts
-        num_types = len(topo.node_types)
-        keys, at = make_keys(front.rows.numel(), num_parts * num_types, front.rows.device), 0
-        for number, (kind, count) in enumerate(zip(topo.node_types, front.counts.tolist(), strict=True)):
-            self.part.books[kind].find_buckets(front.rows[at : at + count], self.part.part, num_types, number,
+        """Group the frontier: (its positions by owner, batch and type; first position of each group, and the end)."""
+        topo, num_parts, num_kinds = self._placed.topo, self.part.num_parts, len(front.counts)
+        keys, at = make_keys(front.rows.numel(), num_parts * num_kinds, front.rows.device), 0
+        for number, (kind, count) in enumerate(zip(cycle(topo.node_types), front.counts.tolist(), strict=False)):
+            self.part.books[kind].find_buckets(front.rows[at : at + count], self.part.part, num_kinds, number,
                                                keys[at : at + count])  # fmt: skip
             at += count
-        return group_keys(keys, num_parts * num_types)
+        return group_keys(keys, num_parts * num_kinds)
 
     def _in_all_types(self, front: Any) -> Tensor:
         """Return ids of the frontier in the id space of all types."""
@@ -330,5 +337,6 @@ class DistPlan(GeneralPlan):
         if len(topo.node_types) < 2:
             rows: Tensor = front.rows
             return rows
-        table = upload(np.stack([topo.type_starts[:-1], front.counts]), front.rows.device)
+        starts = np.tile(topo.type_starts[:-1], len(front.counts) // len(topo.node_types))
+        table = upload(np.stack([starts, front.counts]), front.rows.device)
         return front.rows + table[0].repeat_interleave(table[1], output_size=front.rows.numel())

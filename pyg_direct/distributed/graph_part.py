@@ -161,9 +161,6 @@ class GraphPart:
         check: `"full"`: compare checksums of the files; `"size"`: their sizes; None: no check.
         map_rows: Leave rows in their files, which are read on demand.
 
-    Attributes:
-        is_whole: True if the part is the whole graph, so that ids are positions and no exchange is needed.
-
     Raises:
         PartitionError: the partition is missing, damaged, or of another version.
         ArgumentError: `check` has another value.
@@ -178,7 +175,6 @@ class GraphPart:
         if check is not None:
             self.manifest.check(folder, part, full=check == "full")
         self._folder, self._map_rows = Path(folder), map_rows
-        self.is_whole = self.manifest.num_parts == 1
         self.books: dict[str, Book] = {}
         # By node type and relation.
         self.tables: dict[Any, Table] = {}

@@ -292,9 +292,6 @@ class RowExchange:
         Raises:
             IdError: an id that its owner does not hold.
         """
-        if self._part.is_whole:
-            # Ids are positions.
-            return [{name: self.features[one.kind][name].read(one.ids) for name in self._names(one)} for one in wanted]
         inverses: list[Tensor | None] = []
         distinct = []
         for one in wanted:

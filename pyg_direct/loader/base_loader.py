@@ -390,7 +390,7 @@ class EpochLoader(ReportedLoader):
             for tier in tiers:
                 tier.take_nothing()
 
-        make = partial(make_batch, self._stages(key, record))
+        make = partial(make_alone, self._stages(key, record))
         steps = Steps(tiers[0].exchange, batches, make, take_part, 0 if self._is_learned() else self.prefetch)
         try:
             yield from steps
@@ -623,3 +623,8 @@ def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:
     batch = run_stages(stages, number, seeds)
     take_memory(batch)
     return batch
+
+
+def make_alone(stages: Stages, work: list[tuple[int, Seeds]]) -> list[Any]:
+    """Make the batches of a step, one after the other."""
+    return [make_batch(stages, *item) for item in work]

@@ -154,22 +154,27 @@ class GeneralLoader(EpochLoader):
     def _open_group(self, key: EpochKey) -> Together | None:
         if self.super_batch == 1 or (self.super_batch is None and not self._grows()):
             return None
+        stages, is_alone = self._stages_together(key), self.device.type == "cuda"
+        if self.super_batch is None:
+            room = GPU_ROOM if is_alone else HOST_ROOM
+            count_free = partial(free_bytes, self.device.index) if is_alone else available_bytes
+            return GrowingTogether(room, count_free, *stages, is_alone)
+        return Together(self.super_batch, *stages, is_alone)
+
+    def _stages_together(self, key: EpochKey) -> tuple[Any, Any, Any]:
+        """Build what `Together` needs: sampling of a group, reading of its rows, and building of a batch."""
 
         def submit(work: Sequence[Work]) -> PendingOutput | Finished:
             keys = [key.of_batch(number) for number, _ in work]
             return self._submit_together([seeds.positions for _, seeds in work], keys)
 
         def read(samples: Sequence[Drawn]) -> Sequence[Any]:
-            if not self._is_own() or not isinstance(self._general, HeteroAttributes):
+            if not self._is_own() or not hasattr(self._general, "read_together"):
                 return [None] * len(samples)
-            return self._general.read_together([sample.out for sample in samples])
+            rows: Sequence[Any] = self._general.read_together([sample.out for sample in samples])
+            return rows
 
-        is_alone = self.device.type == "cuda"
-        if self.super_batch is None:
-            room = GPU_ROOM if is_alone else HOST_ROOM
-            count_free = partial(free_bytes, self.device.index) if is_alone else available_bytes
-            return GrowingTogether(room, count_free, submit, read, self._fetch_read, is_alone)
-        return Together(self.super_batch, submit, read, self._fetch_read, is_alone)
+        return submit, read, self._fetch_read
 
     def _open_foresight(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]]) -> Foresight | None:
         stored = self._find_filed()

@@ -164,6 +164,9 @@ class _Edges(NamedTuple):
     counts: np.ndarray
 
 
+# Largest table of local ids for a group of batches: one that exceeds the caches is slower than sorting.
+_GROUP_TABLE_BYTES = 32 << 20
+
 Numbering = SortedNumbering | TableNumbering | TorchNumbering
 
 
@@ -323,15 +326,18 @@ class GeneralPlan:
         table, places, entries, of_batches = split_parts(upload(words, self.topology.device), sizes)
         first = _Hop(start.rows, start.trees, counts, _find_times(start, start.trees, of_batches))
         listed, space = listed._replace(entries=entries), Space(table, start.tree_shift, start.tree_bits)
-        if runs_on_gpu(table) or not self._has_table or len(keys) > 1:
+        num_ids = int(bases[-1])
+        if runs_on_gpu(table) or not self._has_table or (len(keys) > 1 and 4 * num_ids > _GROUP_TABLE_BYTES):
             by_order = (TorchNumbering if runs_on_gpu(table) else SortedNumbering)(space)
             by_order.start(start.identities, counts)
             return self._sample(start, keys, by_order, first, listed)
         try:
             scratch = self.topology.scratch.pop()
         except IndexError:
-            scratch = Scratch(int(self.topology.topo.type_starts[-1]))
-        by_table = TableNumbering(space, scratch)
+            scratch = Scratch(num_ids)
+        if scratch.local_of_id.numel() < num_ids:
+            scratch = Scratch(num_ids)
+        by_table = TableNumbering(space, scratch.cut(num_ids))
         by_table.start(start.identities, counts, places)
         samples = self._sample(start, keys, by_table, first, listed)
         # After an error it is not empty, and goes.

@@ -8,6 +8,7 @@ GPU number nodes in their kernels; for graphs in parts `TorchNumbering` sorts th
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -204,6 +205,15 @@ class Scratch:
         words = num_words(num_ids)
         self.seen, self.fresh = torch.zeros(2, words, dtype=torch.int32, device="cpu").view(torch.uint32).unbind()
         self.local_of_id = torch.full((num_ids,), -1, dtype=torch.int32, device="cpu")
+
+    def cut(self, num_ids: int) -> Scratch:
+        """Return the memory of the first ids; this object if it has no more."""
+        if num_ids == self.local_of_id.numel():
+            return self
+        part, words = copy(self), num_words(num_ids)
+        part.seen, part.fresh = self.seen[:words], self.fresh[:words]
+        part.local_of_id = self.local_of_id[:num_ids]
+        return part
 
 
 class TableNumbering:

@@ -89,6 +89,35 @@ def make_requests(graph, timed):
     return requests
 
 
+@pytest.mark.parametrize(("times", "name"), [("", "bidirectional"), ("node", "uniform"), ("edge", "window")])
+@pytest.mark.filterwarnings("ignore:.*has no reverse relation")
+def test_batches_of_a_group_are_sampled_by_the_exchanges_of_one(tmp_path, times, name):
+    graph = make_parts(times=times)
+    write(tmp_path / "p", graph, 2)
+    requests, recipe = make_requests(graph, bool(times)), GeneralRecipe([3, -1, 2], **asdict(OPTIONS[name]))
+    parts = [GraphPart(tmp_path / "p", part, device=CPU) for part in range(2)]
+
+    def run(communicator):
+        plan = DistPlan(parts[communicator.rank], recipe, communicator, timed=bool(times), weighted=False)
+        # Ranks have different numbers of batches.
+        own = range(communicator.rank, len(requests), 2)
+        samples = plan.sample_together([requests[n] for n in own], [KEY + n for n in own])
+        return list(map(as_lists, samples)), communicator.num_exchanges
+
+    (even, num_exchanges), (odd, _) = run_threads(run, 2)
+
+    alone = sample_alone(graph, requests, recipe)
+    drop_memory(even + odd + alone)
+    assert (even, odd) == (alone[::2], alone[1::2])
+    assert num_exchanges == 2 * 3
+
+
+def drop_memory(samples):
+    """Batches of a group share their memory."""
+    for sample in samples:
+        sample.pop("memory", None)
+
+
 @pytest.mark.parametrize(("times", "weighted"), [("", False), ("node", False), ("edge", True)])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.filterwarnings("ignore:.*has no reverse relation")
@@ -130,14 +159,12 @@ def test_one_part_answers_itself_as_several_do(tmp_path):
 
     def run(communicator):
         plan = DistPlan(part, recipe, communicator, timed=False, weighted=False)
-        found = []
-        for part.is_whole in (True, False):
-            found.append([as_lists(plan.sample(seeds, KEY + n)) for n, (seeds, _) in enumerate(requests)])
+        found = [as_lists(plan.sample(seeds, KEY + n)) for n, (seeds, _) in enumerate(requests)]
         return found, communicator.num_exchanges, sum(communicator.sent.values())
 
     (found, num_exchanges, num_bytes) = run_threads(run, 1)[0]
 
-    assert found == [sample_alone(graph, requests, recipe)] * 2
+    assert found == sample_alone(graph, requests, recipe)
     assert (num_exchanges, num_bytes) == (2 * 3 * len(requests), 0)
 
 

@@ -128,7 +128,7 @@ class _NoPart:
         none = torch.empty(0, dtype=torch.int64, device=device)
         self.tables: dict[Any, Table] = {kind: Table(none, {}) for kind in self.row_types}
         self.times: dict[str, Tensor] = {}
-        self.word_dtype, self.is_whole = word_dtype(self.manifest), False
+        self.word_dtype = word_dtype(self.manifest)
         # Starts of a part without nodes.
         self.own_starts = np.zeros(len(nodes), np.int64)
 
@@ -160,6 +160,9 @@ class _Shape:
 class _ClientPlan(DistPlan):
     """Plan on the client whose edges are picked by the servers."""
 
+    # A question is about one batch.
+    _most_batches = 1
+
     def __init__(
         self, part: Any, recipe: Any, communicator: Any, servers: Servers, *, timed: bool, weighted: bool
     ) -> None:
@@ -170,13 +173,13 @@ class _ClientPlan(DistPlan):
         # Sent with each question, since a server keeps no state.
         return [message.cpu().numpy() for message in messages]
 
-    def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, key: int, hop: int, excluded: Any) -> Picked:
+    def _ask(self, asked: Asked, message: Tensor, bounds: Tensor, keys: np.ndarray, hop: int, excluded: Any) -> Picked:
         num_types, fanouts = len(self._placed.topo.node_types), self._fanouts_of(hop)
         counts = np.diff(np.array(bounds.tolist(), np.int64)).reshape(-1, num_types)
         asked, wire = asked._replace(counts=counts), self._picker.wire(fanouts)
         sizes = (counts.sum(1) * self._picker.words.num_bytes).tolist()
         hop = ALL_EDGES if self._wants_all else hop
-        questions = {part: (*self._how, key, hop, own.tolist(), nodes.cpu().numpy(),
+        questions = {part: (*self._how, int(keys[0]), hop, own.tolist(), nodes.cpu().numpy(),
                             None if excluded is None else excluded[part])
                      for part, (own, nodes) in enumerate(zip(counts, message.split(sizes), strict=True))
                      if nodes.numel()}  # fmt: skip
@@ -245,6 +248,8 @@ class ClientGraph(DistGraph):
         client: (number of this client, number of clients). Together the clients get the batches of one machine; their
             loaders need equal seeds.
     """
+
+    most_batches = 1
 
     def __init__(self, servers: Servers, *, device: Device = None, client: tuple[int, int] = (0, 1)) -> None:
         # Not the base class's constructor, which opens a part.

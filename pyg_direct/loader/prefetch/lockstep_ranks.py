@@ -6,34 +6,71 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 
 from pyg_direct.errors import ArgumentError
+from pyg_direct.loader.prefetch.batch_groups import HOST_ROOM, Work, count_bytes
 from pyg_direct.runtime.comm.communicator import Communicator
 
-Work = tuple[int, Any]
+# Bytes of the batches of a step, unless it is one batch.
+GROUP_BYTES = HOST_ROOM
+
+
+class GroupSize:
+    """Number of batches of a step: as many as fit into `GROUP_BYTES`.
+
+    Args:
+        most: Their largest number.
+
+    Attributes:
+        num_bytes: Bytes of the largest batch so far, 0 until one is known; with `most=1`, bytes of a whole group.
+    """
+
+    def __init__(self, most: int = 1) -> None:
+        self.most, self.num_bytes = most, 0 if most > 1 else GROUP_BYTES
+
+    def count(self, batches: list[Any]) -> None:
+        """Note the bytes of batches that were made in one step."""
+        if self.most > 1:
+            self.num_bytes = max(self.num_bytes, -(-count_bytes(batches) // len(batches)))
+
+    def choose(self, num_bytes: int) -> int:
+        """Choose the number of batches, if the largest of all processes has so many bytes; 1 if none is known."""
+        return max(1, min(self.most, GROUP_BYTES // num_bytes)) if num_bytes > 0 else 1
 
 
 class Steps:
     """Iterator over this process's batches, which are prepared in the communicator's thread.
 
-    In a step every process makes a batch, or takes part without seeds if it has none left. A process that stops early,
-    or has fewer batches, keeps taking part until the last one is done, so that no process waits for it.
+    In a step every process makes its batches, or takes part without seeds if it has none left. A process that stops
+    early, or has fewer batches, keeps taking part until the last one is done, so that no process waits for it.
+
+    All processes make equally many batches in a step. With other sizes, a process in the middle of a large group could
+    wait in training for a process whose next group waits for it. So the size of a group follows from the bytes that all
+    processes agreed on two steps before.
 
     Args:
         communicator: Communicator of the batches.
         work: (number, work item) of the batches, in order.
-        make: Makes a batch: (number, work item) -> batch; called in the communicator's thread.
+        make: Makes the batches of a step: list of work -> list of batches; called in the communicator's thread.
         take_part: Makes a batch without seeds.
-        ahead: Batches prepared ahead of the one handed over, at least 0.
+        ahead: Steps prepared ahead of the batch handed over, at least 0; at most one with groups.
+        group: Batches of a step; None for one. It may be used for several epochs.
     """
 
-    def __init__(self, communicator: Communicator, work: Iterator[Work], make: Callable[[int, Any], Any],
-                 take_part: Callable[[], Any], ahead: int) -> None:  # fmt: skip
-        self._communicator, self._work, self._make, self._ahead = communicator, work, make, ahead
+    def __init__(self, communicator: Communicator, work: Iterator[Work], make: Callable[[list[Work]], list[Any]],
+                 take_part: Callable[[], Any], ahead: int, group: GroupSize | None = None) -> None:  # fmt: skip
+        self._communicator, self._work = communicator, work
+        self._group, self._size = GroupSize() if group is None else group, 1
+        # As on all other ranks: the size of a group is agreed on two steps before.
+        self._ahead = ahead if self._group.most == 1 else min(ahead, 1)
+        self._make: Callable[[list[Work]], tuple[Any, Any, int]] = partial(_step, communicator, make, self._group)
         self._batches: deque[Future[Any]] = deque()
+        self._ready: deque[Any] = deque()
         # Ends the epoch here, once: after the last batch, at `close()` or `cut()`, or when this object is dropped.
         self._finish = weakref.finalize(self, communicator.submit, _serve, communicator, take_part)
         # At the end of a program the communicator is closed first.
@@ -46,13 +83,15 @@ class Steps:
         return self
 
     def __next__(self) -> Any:
+        if self._ready:
+            return self._ready.popleft()
         self._start(1 + self._ahead)
         if not self._batches:
             if self._is_cut:
                 raise ArgumentError("the graph must be open until the last batch of an epoch, got a closed one")
             raise StopIteration
         try:
-            batch, event = self._batches.popleft().result()
+            batches, event, largest = self._batches.popleft().result()
         except BaseException:
             self.close()
             raise
@@ -60,23 +99,27 @@ class Steps:
             # The stream of the batch's GPU, which may not be the current GPU.
             stream = torch.cuda.current_stream(self._communicator.device)
             event.wait(stream)
-            _record(batch, stream)
+            for batch in batches:
+                _record(batch, stream)
+        self._size = self._group.choose(largest)
         # One more while this one is in use.
         self._start(self._ahead)
-        return batch
+        self._ready.extend(batches)
+        return self._ready.popleft()
 
     def _start(self, count: int) -> None:
         while len(self._batches) < count and self._finish.alive:
-            item = next(self._work, None)
-            if item is None:
+            items = list(islice(self._work, self._size))
+            if not items:
                 self._end()
                 return
-            self._batches.append(self._communicator.submit(_step, self._communicator, self._make, *item))
+            self._batches.append(self._communicator.submit(self._make, items))
 
     def close(self) -> None:
         """Make no more batches; take part in the other ranks' batches."""
         self._end()
         self._batches.clear()
+        self._ready.clear()
 
     def cut(self) -> None:
         """Close before the communicator is closed; a request for a missing batch then raises the reason."""
@@ -95,13 +138,16 @@ class Steps:
             self._others = self._finish()
 
 
-def _step(communicator: Communicator, make: Callable[[int, Any], Any], number: int, item: Any) -> tuple[Any, Any]:
-    communicator.agree(1)
-    batch, event = make(number, item), None
+def _step(communicator: Communicator, make: Callable[[list[Work]], list[Any]], group: GroupSize, items: list[Work]
+          ) -> tuple[list[Any], Any, int]:  # fmt: skip
+    """Make the batches of a step: (batches, event behind them, bytes of the largest batch of all processes before)."""
+    agreed = max(communicator.agree(1 + group.num_bytes)) - 1
+    batches, event = make(items), None
+    group.count(batches)
     if communicator.device.type == "cuda":
         event = torch.cuda.Event()
         event.record()
-    return batch, event
+    return batches, event, agreed
 
 
 def _serve(communicator: Communicator, take_part: Callable[[], Any]) -> None:

@@ -21,6 +21,7 @@ def test_hosts_wait_for_the_largest_batch():
 def test_messages_and_bytes_add_up():
     # 17 messages to each of 3 others, and half of 8 bytes over a link of 2 bytes a second.
     assert predict_seconds(Load(1.0, 8.0, 1e6), 4, 0.5, 0.1, 2.0) == pytest.approx(1.0 + 17 * 3 * 0.1 + 2.0)
+    assert predict_seconds(Load(1.0, 8.0, 1e6, group=2), 4, 0.5, 0.1, 2.0) == pytest.approx(1.0 + 17 * 3 * 0.05 + 2.0)
 
 
 def test_the_work_of_several_is_that_of_one_who_answers_itself():

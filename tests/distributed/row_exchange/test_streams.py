@@ -67,7 +67,7 @@ def test_a_client_works_on_its_gpu_behind_its_caller(monkeypatch):
 def test_batches_are_waited_for_on_their_own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
     event, done = Mock(), Future()
-    done.set_result((SimpleNamespace(stores=[]), event))
+    done.set_result(([SimpleNamespace(stores=[])], event, 0))
     communicator = Mock(device=torch.device("cuda", 1), submit=lambda *work: done)
 
     next(Steps(communicator, iter([(0, None)]), Mock(), Mock(), 0))
