@@ -20,7 +20,9 @@ _PACKAGE = "pyg_direct."
 MOVED = {
     "datasets.dynamic": "datasets.dynamic_graphs",
     "datasets.features": "datasets.synthetic",
+    "datasets.ogb": "datasets.folder",
     "datasets.presets": "datasets.synthetic",
+    "datasets.temporal": "datasets.dynamic_graphs",
     "distributed.client": "distributed.server.client_graph",
     "distributed.engine": "distributed.server.ray_servers",
     "distributed.feature": "distributed.dist_feature",
@@ -42,6 +44,7 @@ MOVED = {
     "features.parts": "features.row_files",
     "features.save": "features.row_files",
     "features.unified": "features.unified_tensor",
+    "graph.relation": "graph.hetero_topo",
     "graph.topology": "graph.csr_topo",
     "loader.hgt": "loader.hgt_loader",
     "loader.layers": "loader.legacy_neighbor_loader",
