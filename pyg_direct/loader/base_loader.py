@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import count as count_from, islice
@@ -94,6 +94,8 @@ class EpochLoader(ReportedLoader):
     sharing: Mapping[str, str] = MappingProxyType({})
     # True if a loader without a seed shuffles as torch's `RandomSampler`.
     _orders_as_torch = False
+    # `__repr__` of PyG's class, for a loader that a program made under PyG's name.
+    _repr_of_pyg: Callable[[Any], str] | None = None
     # True if processes with own seeds, without `ranks`, still agree on the number of batches.
     _evens_out_alone = False
 
@@ -506,6 +508,8 @@ class EpochLoader(ReportedLoader):
             self.device = resolve_device(None)
 
     def __repr__(self) -> str:
+        if self._repr_of_pyg is not None:
+            return self._repr_of_pyg(self)
         return describe(self, self._list_parts(), self._list_placed())
 
     def _repr_html_(self) -> str:

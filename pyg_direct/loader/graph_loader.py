@@ -160,7 +160,29 @@ class GraphLoader(EpochLoader):
             items = self.dataset.__getitems__(positions)
         else:
             items = [self.dataset[position] for position in positions]
-        return move_all(self.collate_fn(items), self.device)
+        try:
+            batch = self.collate_fn(items)
+        except Exception as error:
+            self._name_graph(positions, items, error)
+            raise
+        return move_all(batch, self.device)
+
+    def _name_graph(self, positions: list[int], items: list[Any], error: Exception) -> None:
+        """Name the graph of a batch that the first one cannot be joined with, if there is one.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: the number of the graph.
+        """
+        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+        for position, item in zip(positions, items, strict=True):
+            try:
+                # The first graph with itself: if that fails too, the graphs need not differ.
+                self.collate_fn([items[0], item])
+            except Exception as reason:
+                if item is items[0]:
+                    return
+                raise kind(f"dataset must hold graphs that can be joined, got graph {position}, which cannot be joined "
+                           f"with graph {positions[0]}: {reason}") from error  # fmt: skip
 
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
                    ) -> Iterator[Any]:  # fmt: skip

@@ -5,6 +5,7 @@ that no network is needed.
 """
 
 import sys
+from functools import partial
 from importlib.util import find_spec
 
 if find_spec("pytorch_lightning") is not None:
@@ -12,12 +13,15 @@ if find_spec("pytorch_lightning") is not None:
     sys.modules["lightning"] = None  # type: ignore[assignment]
 
 import torch
+import torch_geometric.loader as loaders
+import torch_geometric.nn as models
+import torch_geometric.nn.models.tgn as tgn
 import torch_geometric.testing as testing
 import torch_geometric.testing.decorators as decorators
 import torch_geometric.typing as settings
 from torch_geometric.datasets import Planetoid
 
-from pyg_direct.noedit.install import install
+import pyg_direct
 from tests.compat.datasets import make_cora
 from tests.compat.report import pytest_collectreport, pytest_runtest_logreport  # noqa: F401
 
@@ -52,4 +56,8 @@ def _ask_for_packages(*packages):  # type: ignore[no-untyped-def]
 testing.withPackage = _ask_for_packages
 Planetoid.download = lambda self: None
 Planetoid.process = lambda self: self.save([_split_publicly(make_cora())], self.processed_paths[0])
-install(device="data")
+pyg_direct.install(device="data")
+
+# `install` does not replace the classes of continuous time yet; the data of their tests lies on the CPU.
+loaders.TemporalDataLoader = partial(pyg_direct.TemporalDataLoader, device="cpu")
+models.TGNMemory, tgn.LastNeighborLoader = pyg_direct.TGNMemory, pyg_direct.LastNeighborLoader

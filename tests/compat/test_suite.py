@@ -106,7 +106,7 @@ def test_without_a_path_our_own_tests_run_and_are_counted(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("outcome", "reason", "code"), [("failed", "", 1), ("skipped", "felt like it", 1),
-                                                         ("skipped", "needs a CUDA device", 0)])  # fmt: skip
+                                                         ("skipped", "needs two CUDA devices", 0)])  # fmt: skip
 def test_what_is_not_listed_of_our_own_tests_is_told(monkeypatch, capsys, outcome, reason, code):
     result = Result("tests/loader/test_a.py::test_one", outcome, reason)
     monkeypatch.setattr(suite, "run", lambda *args, **options: [*RESULTS[:1], result])

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -239,9 +240,20 @@ class GraphList:
                 raise ArgumentError(f"{rule}: graph {here} has {where}{name}, graph {there} has not; {way_out}")
 
     def count_nodes(self, key: Any) -> Sequence[Any] | None:
-        """Return the values of `num_nodes` of a storage, if graphs have the attribute."""
+        """Return the values of `num_nodes` of a storage, if graphs have the attribute.
+
+        Raises:
+            ArgumentError: a value is no number of nodes.
+        """
         stores = [find_store(graph, key)._mapping for graph in self.graphs]
-        return [store["num_nodes"] for store in stores] if stores and "num_nodes" in stores[0] else None
+        if not stores or "num_nodes" not in stores[0]:
+            return None
+        counts = [store["num_nodes"] for store in stores]
+        for number, count in enumerate(counts):
+            if not isinstance(count, Tensor) and (not isinstance(count, Integral) or count < 0):
+                raise ArgumentError("dataset must hold graphs with num_nodes as an integer of at least 0, got "
+                                    f"{count!r} of graph {number}")  # fmt: skip
+        return counts
 
     def leaves(self, key: Any, names: Sequence[str]) -> Iterator[Leaf]:
         """Iterate over the attributes of a storage."""
@@ -300,8 +312,11 @@ class CollatedDataset:
         if not isinstance(slices, Tensor):
             return
         if slices.dim() != 1 or slices.numel() != self.count + 1:
-            raise ArgumentError(f"slices of {name} must have {self.count + 1} entries for {self.count} graphs, got "
-                                f"shape {tuple(slices.shape)}")  # fmt: skip
+            first: Any = self.slices
+            while isinstance(first, Mapping):
+                known, first = next(iter(first.items()))
+            raise ArgumentError(f"slices of {name} must have {self.count + 1} entries for {self.count} graphs, as "
+                                f"slices of {known} have, got shape {tuple(slices.shape)}")  # fmt: skip
         is_bad = (slices[1:] < slices[:-1]) | (slices[:-1] < 0)
         if bool(is_bad.any()):
             number = int(is_bad.nonzero()[0])
@@ -443,6 +458,8 @@ def read_source(dataset: Any, known: Source | None = None) -> Source:
 
 
 def _read_list(graphs: Sequence[Any], places: list[int] | None) -> GraphList:
+    if graphs and graphs[0] is None:
+        raise ArgumentTypeError("dataset must hold graphs, got None as graph 0")
     if graphs and not isinstance(graphs[0], (Data, HeteroData)):
         raise OneByOneError(f"its items are no Data or HeteroData, but of {type(graphs[0]).__name__}")
     if graphs and isinstance(graphs[0], Batch):

@@ -40,6 +40,9 @@ LISTS = {
     "typed": (lambda: [*make_molecules(3), HeteroData()], ArgumentTypeError, "got a HeteroData as graph 3"),
     "no nodes known": (lambda: [Data(root_index=torch.tensor([0])) for _ in range(2)], ArgumentError,
                        "know their num_nodes, got graph 0"),
+    "none": (lambda: [None, *make_molecules(3)], ArgumentTypeError, "must hold graphs, got None as graph 0"),
+    "negative num_nodes": (lambda: [Data(num_nodes=2 - i) for i in range(4)], ArgumentError, "got -1 of graph 3"),
+    "text as num_nodes": (lambda: [Data(num_nodes=n) for n in (2, "3")], ArgumentError, "got '3' of graph 1"),
 }  # fmt: skip
 
 
@@ -82,6 +85,31 @@ def test_an_error_of_the_programs_class_names_the_graph():
         DataLoader(graphs, 2, device="cpu")
 
 
+class Listed(torch.utils.data.Dataset):
+    """A data set of the program's, whose graphs are made one by one."""
+
+    def __init__(self, graphs):
+        self.graphs = graphs
+
+    def __len__(self):
+        return len(self.graphs)
+
+    def __getitem__(self, number):
+        return self.graphs[number]
+
+
+def test_a_graph_that_is_made_when_a_batch_is_requested_is_named():
+    loader = DataLoader(Listed(spoil("pos", torch.rand(2, 4), 6)), batch_sampler=[[3, 1, 6, 2]], device="cpu")
+
+    with pytest.raises(ArgumentError, match="got graph 6, which cannot be joined with graph 3: Sizes of tensors"):
+        list(loader)
+
+
+def test_an_error_of_all_graphs_stays_what_it_is():
+    with pytest.raises(TypeError, match="found invalid type"):
+        list(DataLoader(Listed([object()] * 3), 2, device="cpu"))
+
+
 def break_slices(change):
     dataset = InMemory(make_molecules(8, name=lambda i, n, e: str(i)))
     change(dataset)
@@ -92,7 +120,7 @@ SLICES = {
     "descend": (lambda data: data.slices["x"].__setitem__(3, 0), "slices of x must ascend.*for graph 2"),
     "beyond": (lambda data: data.slices["x"].__setitem__(8, 9999), "slices of x must stay within.*9999.*for graph 7"),
     "negative": (lambda data: data.slices["x"].__setitem__(0, -1), "slices of x must ascend.*for graph 0"),
-    "count": (lambda data: data.slices.update(y=data.slices["y"][:-1]), "slices of y must have 9 entries for 8 graphs"),
+    "count": (lambda data: data.slices.update(y=data.slices["y"][:-1]), "slices of y must have 9 .*as slices of x"),
     "values": (lambda data: data._data.name.pop(), "one name for each of its 8 graphs, got 7"),
 }  # fmt: skip
 

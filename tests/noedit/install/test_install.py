@@ -62,6 +62,20 @@ def test_pygs_name_makes_ours():
 
 
 @pytest.mark.usefixtures("_installed")
+def test_the_text_of_a_loader_is_pygs_where_pyg_has_one():
+    data = make_data()
+    loaders = [torch_geometric.loader.NeighborLoader(data, [3]),
+               torch_geometric.loader.LinkNeighborLoader(data, [3], edge_label_index=data.edge_index[:, :4]),
+               torch_geometric.loader.NeighborSampler(data.edge_index, [3, 2])]  # fmt: skip
+
+    assert [repr(loader) for loader in loaders] == [
+        "NeighborLoader()", "LinkNeighborLoader()", "NeighborSampler(sizes=[3, 2])"]  # fmt: skip
+    assert repr(pickle.loads(pickle.dumps(loaders[0]))) == "NeighborLoader()"
+    assert "70 seeds" in loaders[0]._repr_html_()
+    assert repr(torch_geometric.loader.DataLoader([data] * 2, 2)).startswith("DataLoader(2 graphs, ")
+
+
+@pytest.mark.usefixtures("_installed")
 def test_every_name_of_the_table_makes_ours():
     loader, sampler = torch_geometric.loader, torch_geometric.sampler
     data = make_data()
