@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba.cuda.simulator import kernel, kernelapi
 
-from pyg_direct.dynamic import snapshot_plan
+from pyg_direct.dynamic import group_choice
 from pyg_direct.dynamic.group_tuner import Speeds
 
 # Speeds as of a GPU; the simulator's would take a minute to measure and mean nothing.
@@ -96,4 +96,4 @@ def install() -> None:
     kernel.BlockManager = Block
     kernel.FakeWithinKernelCUDAArray = lambda array: array._ary
     kernelapi.FakeCUDAShared.array = make_shared
-    snapshot_plan.find_speeds = lambda device: SPEEDS
+    group_choice.find_speeds = lambda device: SPEEDS

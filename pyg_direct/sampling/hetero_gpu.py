@@ -568,7 +568,7 @@ class HeteroGpuPlan(CapturedPlan):
         num_nodes, num_edges = int(words[NODES + hops]), int(words[NUM_INSIDE if is_subgraph else EDGES + hops])
         order = slot.draws if is_subgraph else slot.draws[:0]
         # Relations without edges have room for one.
-        new, num_empty = slot.arrived.new_empty, self.num_entries - np.count_nonzero(edges[-1])
+        new, num_empty = slot.arrived.new_empty, self.num_entries - int(np.count_nonzero(edges[-1]))
         out_nodes = new(num_nodes * (2 if self.disjoint else 1))
         outputs = out_nodes, new(2 * (num_edges + num_empty)), new(num_edges)
         run_gpu(captured_hops.export_typed_batch_gpu, grid_for(max(num_nodes, num_edges), slot.state), slot.state, hops,
