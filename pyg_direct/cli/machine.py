@@ -34,7 +34,7 @@ OPTIONAL = {
     "numba-cuda": ("compile13", "GPU kernels compiled here"),
     "ogb": ("ogb", "data sets of the Open Graph Benchmark"),
     "pymetis": ("distributed", "partitions by METIS"),
-    "pyarrow": ("distributed", "edges in parquet files"),
+    "pyarrow": ("distributed", "edges and rows in parquet files"),
     "ray": ("ray", "servers of parts"),
     "torch-geometric-temporal": ("temporal", "its signals and layers"),
     "matplotlib": ("bench", "pictures of reports and benchmarks"),

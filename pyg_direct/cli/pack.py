@@ -14,7 +14,7 @@ from pyg_direct.errors import PygDirectError
 
 def pack(
     context: typer.Context,
-    source: Annotated[Path, typer.Argument(help="Table of rows: .npy or .safetensors.")],
+    source: Annotated[Path, typer.Argument(help="Table of rows: .npy, .safetensors or .parquet.")],
     target: Annotated[Path, typer.Argument(help="File to write: .safetensors.")],
     order: Annotated[Optional[Path], typer.Option(help=".npy of the id of each row of the new file.")] = None,  # noqa: UP045
     hotness: Annotated[Optional[Path], typer.Option(help=".npy of a score for each row: the hottest come first.")] = None,  # noqa: E501, UP045
@@ -25,7 +25,8 @@ def pack(
 ) -> None:  # fmt: skip
     """Rewrite a table in the order of hotness, or of communities; `Feature.from_file` reads it by the same ids.
 
-    An interrupted run leaves TARGET.partial, and the same command continues there.
+    An interrupted run leaves TARGET.partial, and the same command continues there. A .parquet takes no order: its
+    rows are written as they come.
 
     Exit codes: 0 written, 1 not written, 2 bad usage.
     """
@@ -36,7 +37,10 @@ def pack(
     from pyg_direct.features.packed_rows import pack_rows
     from pyg_direct.features.row_files import RowFile
 
-    if (order is not None) == (hotness is not None or edges is not None or parts is not None):
+    is_parquet = source.suffix.lower() == ".parquet"
+    if is_parquet and any(given is not None for given in (order, hotness, edges, parts)):
+        raise typer.BadParameter("give no order for a .parquet, and pack the file that it becomes")
+    if not is_parquet and (order is not None) == (hotness is not None or edges is not None or parts is not None):
         raise typer.BadParameter("give --order alone, or some of --hotness, --edges and --parts")
     if hotness is not None and edges is not None:
         raise typer.BadParameter("give --hotness or --edges, not both")
@@ -49,9 +53,10 @@ def pack(
 
     try:
         with said_in_options(context):
+            chosen: torch.Tensor | None = None
             if order is not None:
                 chosen = torch.from_numpy(np.array(load(order, "order")))
-            else:
+            elif not is_parquet:
                 num_rows = RowFile(source).layout.shape[0]
                 scores: np.ndarray = np.zeros(num_rows)
                 if hotness is not None:
@@ -68,5 +73,6 @@ def pack(
     except PygDirectError as error:
         typer.echo(f"pyg-direct pack: {error}", err=True)
         raise typer.Exit(1) from error
-    written = {"file": str(target), "num_rows": chosen.numel()}
-    typer.echo(json.dumps(written, indent=1) if as_json else f"{target}: {chosen.numel()} rows")
+    num_rows = RowFile(target).layout.shape[0]
+    written = {"file": str(target), "num_rows": num_rows}
+    typer.echo(json.dumps(written, indent=1) if as_json else f"{target}: {num_rows} rows")

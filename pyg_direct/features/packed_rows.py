@@ -1,7 +1,7 @@
 """Tables of rows in files, rewritten in another order, so that rows that batches read together share pages.
 
 A packed file is a `.safetensors` with two tensors: `rows`, and `order`, the id of each row. `Feature.from_file` reads
-it by ids, as the plain file.
+it by ids, as the plain file. The rows of a parquet file are written to a plain one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,17 @@ import torch
 from torch import Tensor
 
 from pyg_direct.cache_folder import sync_folder, write_whole
-from pyg_direct.errors import ArgumentError, FileError
+from pyg_direct.errors import PARQUET, ArgumentError, FileError, needs_extra, whole_file
 from pyg_direct.features.range_reader import RangeReader
-from pyg_direct.features.row_files import PACKED, SAFETENSORS, RowFile
+from pyg_direct.features.row_files import PACKED, SAFETENSORS, RowFile, save_pieces
 from pyg_direct.kernels.rows.file_ranges import PAGE
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.host.memory_sizes import parse_size
 
 _NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
+# Rows of a parquet file that are read at a time.
+_MOST_READ = 1 << 16
 
 
 def check_order(order: Tensor, num_rows: int) -> Tensor:
@@ -59,7 +61,7 @@ def invert(order: Tensor) -> Tensor:
     return places
 
 
-def pack_rows(source: str | os.PathLike[str], target: str | os.PathLike[str], order: Tensor, *,
+def pack_rows(source: str | os.PathLike[str], target: str | os.PathLike[str], order: Tensor | None = None, *,
               memory: int | str = "1G") -> Path:  # fmt: skip
     """Rewrite a table in another order of its rows, such as the hottest first; returns the path of the new file.
 
@@ -67,14 +69,17 @@ def pack_rows(source: str | os.PathLike[str], target: str | os.PathLike[str], or
     leaves `target.partial`, and the same call continues there.
 
     Args:
-        source: `.npy` or `.safetensors` with the rows, as of `Feature.from_file`; it stays as it is.
+        source: `.npy` or `.safetensors` with the rows, as of `Feature.from_file`; it stays as it is. A `.parquet` has
+            columns of numbers of one dtype, or one column of lists of one length.
         target: `.safetensors` to write.
-        order: Id of each row of the new file, int32 or int64 `[N]`: each of 0 to N - 1 once.
+        order: Id of each row of the new file, int32 or int64 `[N]`: each of 0 to N - 1 once. None keeps the order of a
+            `.parquet`, whose rows are only read one after the other; pack its new file in another order then.
         memory: Host memory for rows that are moved at a time: bytes, or `"1G"`. More memory reads fewer pages again.
 
     Raises:
         FileError: a file cannot be read or written, the disk is full, or `source` changes meanwhile.
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        ModuleNotFoundError: pyarrow, of the extra `distributed`, is not installed, and `source` is a `.parquet`.
 
     Example:
         >>> path = save_rows("plain.npy", torch.arange(8.0).view(4, 2))
@@ -82,9 +87,16 @@ def pack_rows(source: str | os.PathLike[str], target: str | os.PathLike[str], or
         >>> Feature(device="cpu").from_file(packed)[torch.tensor([3, 0])].tolist()
         [[6.0, 7.0], [0.0, 1.0]]
     """
-    file, path = RowFile(source), Path(target)
+    path = Path(target)
     if path.suffix.lower() != ".safetensors":
         raise ArgumentError(f"target must end in .safetensors, got {str(path)!r}")
+    is_parquet = Path(source).suffix.lower() == ".parquet"
+    if is_parquet != (order is None):
+        raise ArgumentError(f"order must be None for a .parquet alone, got {'ids' if is_parquet else order} for "
+                            f"{os.fspath(source)!r}")  # fmt: skip
+    if order is None:
+        return _save_columns(Path(source), path, parse_size(memory, name="memory"))
+    file = RowFile(source)
     if path.exists() and path.samefile(file.path):
         raise ArgumentError(f"target must be another file than source, got {str(path)!r} for both")
     num_bytes = parse_size(memory, name="memory")
@@ -124,6 +136,83 @@ def pack_rows(source: str | os.PathLike[str], target: str | os.PathLike[str], or
     with contextlib.suppress(OSError):
         journal.unlink()
     return path
+
+
+def _save_columns(source: Path, target: Path, num_bytes: int) -> Path:
+    """Write the rows of a parquet file, in its order."""
+    with needs_extra("a parquet file", "distributed"):
+        from pyarrow.parquet import ParquetFile
+
+    stamp = _look_at(source)
+    with whole_file("source", PARQUET, source), ParquetFile(source) as file:
+        schema, count = file.schema_arrow, file.metadata.num_rows
+        has_lists = any(map(_is_list, schema))
+        kinds = {field.type.value_type if _is_list(field) else field.type for field in schema}
+        if len(kinds) != 1 or (has_lists and len(schema) != 1):
+            shown = ", ".join(f"{field.name}: {field.type}" for field in schema)
+            raise ArgumentError("source must have columns of numbers of one dtype, or one column of lists, got "
+                                f"{shown} in {str(source)!r}")  # fmt: skip
+        (kind,) = kinds
+        try:
+            dtype = np.dtype(kind.to_pandas_dtype())
+        except NotImplementedError:
+            dtype = np.dtype(object)
+        if dtype.kind not in "biuf":
+            raise ArgumentError(f"source must hold numbers, got {kind} in {str(source)!r}")
+        width = len(schema)
+        if has_lists:
+            first = next(file.iter_batches(1), None)
+            width = 0 if first is None else len(first.column(0).flatten())
+        rows = torch.empty((count, width), dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device="meta")
+        # Columns, and rows that are made of them.
+        step = max(1, min(_MOST_READ, num_bytes // max(1, 2 * width * dtype.itemsize)))
+        save_pieces(target, rows, _read_pieces(file.iter_batches(step), width, dtype, source, stamp))
+    return target
+
+
+def _read_pieces(batches: Iterator[Any], width: int, dtype: np.dtype[Any], source: Path, stamp: tuple[int, int, int]
+                 ) -> Iterator[Tensor]:  # fmt: skip
+    """Read the rows of a parquet file, piece by piece."""
+    while True:
+        with whole_file("source", PARQUET, source):
+            batch = next(batches, None)
+        if stamp != _look_at(source):
+            raise FileError(f"{source} changed while it was read")
+        if batch is None:
+            return
+        yield _join_columns(batch, width, dtype, source)
+
+
+def _is_list(field: Any) -> bool:
+    """Report whether a column has lists, of a fixed length or not."""
+    return hasattr(field.type, "value_field")
+
+
+def _look_at(path: Path) -> tuple[int, int, int]:
+    """Return size, time of change and number of a file."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise FileError(f"source must name a file that can be read, got {str(path)!r}: {error.strerror}") from error
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _join_columns(batch: Any, width: int, dtype: np.dtype[Any], source: Path) -> Tensor:
+    """Return the rows `[n, width]` of some columns, or of a column of lists."""
+    columns, count = batch.columns, batch.num_rows
+    if _is_list(batch.schema.field(0)):
+        columns = [columns[0], columns[0].flatten()]
+        if count > 0 and (set(columns[0].value_lengths().to_pylist()) != {width}):
+            raise ArgumentError(f"source must have lists of {width} numbers, as in its first row, got others in "
+                                f"{str(source)!r}")  # fmt: skip
+    if any(column.null_count > 0 for column in columns):
+        raise ArgumentError(f"source must have a number in each place, some are missing in {str(source)!r}")
+    if len(columns) > len(batch.columns):
+        rows = columns[-1].to_numpy(zero_copy_only=False).reshape(count, width)
+    else:
+        rows = np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)
+    # A view of a buffer of the file cannot be written, which torch warns about.
+    return torch.from_numpy(np.array(rows, dtype))
 
 
 def _make_header(file: RowFile, num_rows: int) -> bytes:

@@ -19,7 +19,7 @@ import struct
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -114,6 +114,9 @@ class RowFile:
         if kind in _PICKLES:
             raise FileError(f"path must name a file that holds rows alone, got {self.path}, a pickle or an archive: "
                             "loading one could run code; save its rows with pyg_direct.save_rows")  # fmt: skip
+        if kind == ".parquet":
+            raise FileError(f"path must name a file whose rows can be read in place, got {self.path}, which has "
+                            "columns: write its rows to a .safetensors by pyg_direct.pack_rows")  # fmt: skip
         if kind == ".npy":
             layout = _read_npy(file, self.path)
         elif kind == ".safetensors":
@@ -416,20 +419,33 @@ def save_rows(path: str | os.PathLike[str], rows: Tensor | np.ndarray) -> Path:
         raise ArgumentTypeError(f"rows must be a dense tensor with values, got {kind}")
     if rows.dim() == 0:
         raise ArgumentError("rows must have at least one dimension, got a scalar")
+    step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.numel() * rows.element_size()))
+    pieces = rows.detach().split(step) if rows.numel() else ()
+    save_pieces(target, rows, (piece.resolve_conj().resolve_neg().cpu().contiguous() for piece in pieces))
+    return target
+
+
+def save_pieces(target: Path, rows: Tensor, pieces: Iterable[Tensor]) -> None:
+    """Write a table that comes in pieces, whole or not at all; raises as `save_rows`.
+
+    Args:
+        target: As in `save_rows`.
+        rows: Shape and dtype of the table; its memory is not read.
+        pieces: Contiguous rows of it on the CPU, in order.
+    """
     header = _make_header(target, rows)
     num_bytes = len(header) + rows.numel() * rows.element_size()
     try:
         free = shutil.disk_usage(target.parent).free
         if num_bytes > free:
             raise FileError(f"path must lie where {num_bytes} bytes are free, {target.parent} has {free}")
-        _write(target, header, rows, num_bytes)
+        _write(target, header, pieces, num_bytes)
     except OSError as error:
         if isinstance(error, FileError):
             raise
         why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
         raise FileError(f"path={str(target)!r} could not be written, and what was there before is kept: {why} "
                         f"({num_bytes} bytes needed)") from error  # fmt: skip
-    return target
 
 
 def _make_header(path: Path, rows: Tensor) -> bytes:
@@ -452,7 +468,7 @@ def _make_header(path: Path, rows: Tensor) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(facts)) + facts.encode()
 
 
-def _write(path: Path, header: bytes, rows: Tensor, num_bytes: int) -> None:
+def _write(path: Path, header: bytes, pieces: Iterable[Tensor], num_bytes: int) -> None:
     handle, name = open_beside(path)
     try:
         with os.fdopen(handle, "wb", buffering=0) as file:
@@ -460,10 +476,9 @@ def _write(path: Path, header: bytes, rows: Tensor, num_bytes: int) -> None:
             with contextlib.suppress(AttributeError):
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
             _write_all(file, memoryview(header))
-            step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.numel() * rows.element_size()))
             with Bar(num_bytes - len(header), f"writing {path.name}", "B") as bar:
-                for piece in rows.detach().split(step) if rows.numel() else ():
-                    flat = as_bytes(piece.resolve_conj().resolve_neg().cpu().contiguous())
+                for piece in pieces:
+                    flat = as_bytes(piece)
                     _write_all(file, flat.numpy().data)
                     bar.update(flat.numel())
             os.fsync(file.fileno())

@@ -5,8 +5,11 @@ import json
 import os
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+import typer
+from pyarrow import parquet
 
 from pyg_direct import CSRTopo, DeviceConfig, Feature, pack_rows, save_rows
 from pyg_direct.cli.app import app
@@ -203,3 +206,97 @@ def test_the_command_packs(tmp_path, table, capsys, options):
 def test_the_command_names_options_that_do_not_fit(tmp_path, table, words):
     with pytest.raises(Exception, match="--order"):
         app(["pack", str(table[1]), str(tmp_path / "packed.safetensors"), *words], standalone_mode=False)
+
+
+def save_parquet(path, columns):
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=7)
+    return path
+
+
+def make_columns(rows, kind):
+    """Rows as columns of numbers, or as a column of lists."""
+    if kind == "columns":
+        return {f"x{place}": rows[:, place] for place in range(rows.shape[1])}
+    flat = pyarrow.array(rows.reshape(-1))
+    if kind == "fixed lists":
+        return {"x": pyarrow.FixedSizeListArray.from_arrays(flat, rows.shape[1])}
+    return {"x": pyarrow.ListArray.from_arrays(np.arange(0, rows.size + 1, rows.shape[1]), flat)}
+
+
+@pytest.mark.parametrize("kind", ["columns", "fixed lists", "lists"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64])
+def test_rows_of_a_parquet_file_are_written_bit_for_bit(tmp_path, kind, dtype):
+    rows = np.arange(40 * 5).reshape(40, 5).astype(dtype)
+    source = save_parquet(tmp_path / "x.parquet", make_columns(rows, kind))
+
+    path = pack_rows(source, tmp_path / "x.safetensors", memory=100)
+
+    assert torch.equal(Feature(device="cpu").from_file(path)[torch.tensor(IDS)], torch.from_numpy(rows)[IDS])
+    repacked = pack_rows(path, tmp_path / "packed.safetensors", ORDER)
+    assert torch.equal(Feature(device="cpu").from_file(repacked)[torch.tensor(IDS)], torch.from_numpy(rows)[IDS])
+
+
+@pytest.mark.parametrize(("columns", "words"), [
+    ({"a": [1.0, 2.0], "b": [1, 2]}, "columns of numbers of one dtype"),
+    ({"a": [[1.0], [2.0]], "b": [[1.0], [2.0]]}, "or one column of lists"),
+    ({"a": ["x", "y"]}, "source must hold numbers, got string"),
+    ({"a": [{"b": 1}, {"b": 2}]}, "source must hold numbers, got struct"),
+    ({"a": [[[1.0]], [[2.0]]]}, "source must hold numbers, got list"),
+    ({"a": [1.0, None]}, "a number in each place"),
+    ({"a": [[1.0, 2.0], [1.0]]}, "lists of 2 numbers, as in its first row"),
+    ({"a": [[1.0, 2.0], [1.0, None]]}, "a number in each place"),
+    ({"a": [[1.0, 2.0], None]}, "lists of 2 numbers"),
+])  # fmt: skip
+def test_parquet_files_of_other_rows_are_refused(tmp_path, columns, words):
+    source = save_parquet(tmp_path / "x.parquet", columns)
+
+    with pytest.raises(ArgumentError, match=words):
+        pack_rows(source, tmp_path / "x.safetensors")
+    assert os.listdir(tmp_path) == ["x.parquet"]
+
+
+def test_a_parquet_file_is_not_read_in_place_or_in_another_order(tmp_path):
+    source = save_parquet(tmp_path / "x.parquet", make_columns(np.ones((40, 2)), "columns"))
+
+    with pytest.raises(FileError, match="which has columns: write its rows"):
+        Feature(device="cpu").from_file(source)
+    with pytest.raises(ArgumentError, match=r"order must be None for a \.parquet alone"):
+        pack_rows(source, tmp_path / "x.safetensors", ORDER)
+    with pytest.raises(ArgumentError, match=r"order must be None for a \.parquet alone"):
+        pack_rows(tmp_path / "x.npy", tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("damage", ["cut short", "missing"])
+def test_a_damaged_parquet_file_is_named(tmp_path, damage):
+    source = save_parquet(tmp_path / "x.parquet", make_columns(np.ones((40, 2)), "columns"))
+    if damage == "missing":
+        source.unlink()
+    else:
+        os.truncate(source, 100)
+
+    with pytest.raises(PygDirectError, match=r"source must .*x\.parquet"):
+        pack_rows(source, tmp_path / "x.safetensors")
+
+
+def test_a_parquet_file_that_changes_meanwhile_leaves_nothing(tmp_path, monkeypatch):
+    source = save_parquet(tmp_path / "x.parquet", make_columns(np.ones((40, 2)), "columns"))
+    join = packed_rows._join_columns
+
+    def touch(*args):
+        os.utime(source, ns=(0, 0))
+        return join(*args)
+
+    monkeypatch.setattr(packed_rows, "_join_columns", touch)
+    with pytest.raises(FileError, match=r"x\.parquet changed while it was read"):
+        pack_rows(source, tmp_path / "x.safetensors")
+    assert os.listdir(tmp_path) == ["x.parquet"]
+
+
+def test_the_command_writes_the_rows_of_a_parquet_file(tmp_path, capsys):
+    source = save_parquet(tmp_path / "x.parquet", make_columns(np.ones((40, 2)), "columns"))
+
+    app(["pack", str(source), str(tmp_path / "x.safetensors")], standalone_mode=False)
+
+    assert "40 rows" in capsys.readouterr().out
+    with pytest.raises(typer.BadParameter, match="give no order for"):
+        app(["pack", str(source), str(tmp_path / "y.safetensors"), "--parts", "parts.npy"], standalone_mode=False)

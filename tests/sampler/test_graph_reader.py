@@ -1,11 +1,12 @@
 """Ids outside a graph are refused with where the number of nodes came from, and short tables with their name."""
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.testing import MyGraphStore
 
-from pyg_direct import FeatureStore, NeighborLoader
+from pyg_direct import CSRTopo, FeatureStore, NeighborLoader
 from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.sampler import graph_reader
 
@@ -65,6 +66,26 @@ def test_a_short_table_of_a_graph_without_types_is_named():
 
     with pytest.raises(ArgumentError, match=r"the table 'x' in the feature store must have .* 10 nodes .* got 9"):
         NeighborLoader((features, graph), [2], torch.tensor([0]), device="cpu")
+
+
+@pytest.mark.parametrize("kind", [None, ("a", "to", "a")])
+def test_neighbor_lists_in_a_mapped_file_are_sampled_in_place(tmp_path, kind):
+    topology = CSRTopo(torch.randint(10, (2, 60), generator=torch.Generator().manual_seed(0)), num_nodes=10)
+    np.save(tmp_path / "row.npy", topology.indices.numpy())
+    mapped = torch.from_numpy(np.load(tmp_path / "row.npy", mmap_mode="c"))
+
+    def load(row):
+        features, graph = FeatureStore("cpu"), MyGraphStore()
+        features[None if kind is None else "a", "x", None] = torch.arange(10.0).view(10, 1)
+        graph.put_edge_index((row, topology.indptr), edge_type=kind, layout="csc", size=(10, 10))
+        return NeighborLoader((features, graph), [3, 2], torch.arange(10) if kind is None else ("a", torch.arange(10)),
+                              batch_size=3, shuffle=True, seed=0, device="cpu")  # fmt: skip
+
+    loader = load(mapped)
+    for batch, expected in zip(loader, load(topology.indices.clone()), strict=True):
+        for part, other in zip(batch.stores, expected.stores, strict=True):
+            assert all(torch.equal(part[key], other[key]) for key in part if isinstance(part[key], torch.Tensor))
+    assert loader.node_sampler._open_topology().indices.data_ptr() == mapped.data_ptr()
 
 
 @pytest.mark.parametrize("options", [{}, {"disjoint": True}])
