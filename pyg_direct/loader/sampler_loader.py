@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from pyg_direct.features.tiers.window import RowWindow
     from pyg_direct.loader.prefetch.foresight import Foresight
 
-# Share of the free host memory for rows of planned batches, the most batches of a window, and the windows of an epoch
-# at least: only the first one is waited for.
-_AHEAD_SHARE, _MOST_AHEAD, _PARTS = 0.25, 64, 4
+# Share of the free host memory for planned batches, the share of it, or of free GPU memory, for their samples, and the
+# windows of an epoch at least: only the first one is waited for.
+_AHEAD_SHARE, _SAMPLES_SHARE, _PARTS = 0.25, 0.125, 4
 
 
 class GeneralLoader(EpochLoader):
@@ -204,8 +204,15 @@ class GeneralLoader(EpochLoader):
             return [(by_tier[id(feature.stored.tier)], feature.find_missing(ids)) for feature, ids in wanted
                     if isinstance(feature.stored, SpilledRows) and id(feature.stored.tier) in by_tier]  # fmt: skip
 
-        most = self.ahead if isinstance(self.ahead, int) else max(1, min(_MOST_AHEAD, -(-len(self) // _PARTS)))  # type: ignore[arg-type]
-        return Foresight(batches, sample, find_reads, windows, most, self.device)
+        most = self.ahead if isinstance(self.ahead, int) else max(1, -(-len(self) // _PARTS))  # type: ignore[arg-type]
+        memory = free_bytes(self.device.index) if self.device.type == "cuda" else self._ahead_bytes()
+        # Two windows are in memory.
+        room = int(_SAMPLES_SHARE * memory) // 2
+        return Foresight(batches, sample, find_reads, windows, most, room, self.device)
+
+    def _ahead_bytes(self) -> int:
+        """Return the host memory for planned batches."""
+        return parse_size(self.ahead) if isinstance(self.ahead, str) else int(_AHEAD_SHARE * available_bytes())
 
     def _find_tables(self) -> list[Feature]:
         """Find the features of a store."""
@@ -228,7 +235,8 @@ class GeneralLoader(EpochLoader):
         """Open a window over each table, with a share of the memory; this epoch holds their locks."""
         known = {id(rows): window for rows, window in self._row_windows or () if not window.is_broken}
         sizes = [rows.shape.numel() * rows.tier.dtype.itemsize for rows in stored]
-        budget = parse_size(self.ahead) if isinstance(self.ahead, str) else int(_AHEAD_SHARE * available_bytes())
+        # The rest is for samples, which a GPU has in its own memory.
+        budget = int((1.0 if self.device.type == "cuda" else 1 - _SAMPLES_SHARE) * self._ahead_bytes())
         from pyg_direct.features.tiers.window import RowWindow
 
         windows = []

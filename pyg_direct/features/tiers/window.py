@@ -73,10 +73,10 @@ class RowWindow(Tier):
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
         self._held = np.full(count, -1, np.int64)
         self._reader = RangeReader(self.file, keeps_all=count == num_rows)
-        self._number, self._num_claimed = -1, 0
+        self._number, self._num_in_window = -1, 0
         self._wanted: list[np.ndarray] = []
         self._events: deque[torch.cuda.Event] = deque()
-        self.num_asked = self._num_read = self._num_alone = 0
+        self.num_asked = self._num_claimed = self._num_read = self._num_alone = 0
         self._counting = threading.Lock()
         self._rates: tuple[float, float] | None = None
 
@@ -111,16 +111,17 @@ class RowWindow(Tier):
             False if the window is full without them. A batch that does not fit alone gets as many rows as fit.
         """
         if number != self._number:
-            self._number, self._num_claimed, self._wanted = number, 0, []
+            self._number, self._num_in_window, self._wanted = number, 0, []
         ids = ids[(ids >= 0) & (ids < self.shape[0])]
         fresh = np.unique(ids[self._claims[ids] != number])
-        room = self.most_rows - self._num_claimed
+        room = self.most_rows - self._num_in_window
         if len(fresh) > room:
-            if self._num_claimed > 0:
+            if self._num_in_window > 0:
                 return False
             fresh = fresh[:room]
         self.num_asked += len(ids)
         self._claims[fresh] = number
+        self._num_in_window += len(fresh)
         self._num_claimed += len(fresh)
         self._wanted.append(fresh)
         return True
@@ -227,7 +228,7 @@ class RowWindow(Tier):
             self._rates = measure_disk(self.file)
         return DiskReads(str(self.file.path), self.num_asked, self._num_read + self._num_alone, self._row_bytes,
                          reader.num_requests, reader.num_pages, PAGE, reader.num_again, reader.seconds,
-                         *(self._rates or ()))  # fmt: skip
+                         self._num_claimed, *(self._rates or ()))  # fmt: skip
 
 
 def is_cached(tier: DiskTier | StagedTier) -> bool:

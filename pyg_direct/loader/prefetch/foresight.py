@@ -31,10 +31,10 @@ _FIRST_PART = 4
 
 
 class _Planned:
-    """Number of batches of a window, and of those that still read its rows."""
+    """Number of batches of a window, and of those that still read its rows; and bytes of their samples."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.num_batches, self.num_left = number, 0, 0
+        self.number, self.num_batches, self.num_left, self.num_bytes = number, 0, 0, 0
         self.ready = threading.Event()
         self.error: BaseException | None = None
 
@@ -62,14 +62,15 @@ class Foresight:
         windows: The windows of all tables, which this object may use alone.
         most: Batches of a window, at most; memory may end it earlier. The first window has a quarter, as it is waited
             for.
+        room: Bytes for the samples of a window, on the device; one batch may take more.
         device: The device of batches.
     """
 
     def __init__(self, work: Iterator[Work], sample: Callable[[int, Any], Any],
                  find_reads: Callable[[Any], Sequence[tuple[RowWindow, Tensor]]], windows: Sequence[RowWindow],
-                 most: int, device: torch.device) -> None:  # fmt: skip
+                 most: int, room: int, device: torch.device) -> None:  # fmt: skip
         self._work, self._sample, self._find_reads = work, sample, find_reads
-        self._windows, self._most, self._device = windows, most, device
+        self._windows, self._most, self._room, self._device = windows, most, room, device
         self._by_tier = {id(window.source): window for window in windows}
         self._changed = threading.Condition()
         # Items for the caller, and the same items for the planner.
@@ -224,13 +225,15 @@ class Foresight:
         batch, sample, reads = entry
         # All tables claim: a row that is read for a window too early is in memory for the next.
         fits = [own.claim(window.number, ids.numpy()) for own, ids in reads]
-        if not all(fits) and window.num_batches > 0:
+        size = _count_bytes(sample)
+        if window.num_batches > 0 and (not all(fits) or window.num_bytes + size > self._room):
             self._carried = entry
             return False
         with self._changed:
             if window.num_batches == 0:
                 self._open.append(window)
             window.num_batches += 1
+            window.num_bytes += size
             window.num_left += 1
             self._samples[batch], self._window_of[batch] = sample, window
             self._changed.notify_all()
@@ -269,3 +272,10 @@ class Foresight:
 def _side_stream(index: int) -> torch.cuda.Stream:
     """Return the stream on which all epochs sample ahead: the allocator keeps memory for each stream."""
     return torch.cuda.Stream(index)
+
+
+def _count_bytes(sample: Any) -> int:
+    """Count the memory of a sample, which lies in its tensors; 0 for an error."""
+    tensors = () if isinstance(sample, BaseException) else sample.tensors()
+    memory = [value.untyped_storage() for value in tensors]
+    return sum({part.data_ptr(): part.nbytes() for part in memory}.values())

@@ -178,5 +178,8 @@ def test_reads_are_reported_beside_the_disk(window_of):
     assert (found.num_asked, found.num_rows, found.num_saved, found.num_again) == (450, 400, 50, 0)
     assert found.disk_rate > 0
     assert found.to_dict()["num_pages"] == found.num_pages > 0
+    # Window 0 holds 400 rows, and window 1 holds 50 of them.
+    assert found.num_claimed == 450
+    assert found.to_dict()["read_ratio"] == found.num_pages * found.page_bytes / (450 * ROW_BYTES)
     assert "400 rows read for 450 that batches asked for, 11% saved" in str(found)
     assert "beside the disk's" in str(found)

@@ -11,6 +11,7 @@ from pyg_direct import Feature, FeatureStore, LinkNeighborLoader, NeighborLoader
 from pyg_direct.errors import ArgumentError, FileError, LoaderWarning
 from pyg_direct.features import range_reader
 from pyg_direct.features.row_files import RowFile
+from pyg_direct.loader import sampler_loader
 from tests.hetero_data import make_hetero
 
 NODES = 3000
@@ -77,6 +78,19 @@ def test_batches_equal_those_without_foresight(path, device, kind, prefetch, ahe
     (reads,) = reads_of(loader)
     assert reads.num_rows < reads.num_asked
     assert not reads_of(expected)
+
+
+def test_samples_end_a_window_too(path, device, monkeypatch):
+    number_of = []
+    for share in (0.125, 1e-9):
+        monkeypatch.setattr(sampler_loader, "_SAMPLES_SHARE", share)
+        loader = open_loader(path, device, None)
+        look(loader)
+        ((_, window),) = loader._row_windows
+        number_of.append(window.last_number + 1)
+
+    # A quarter of the epoch, and first a quarter of this; a window for each batch.
+    assert number_of == [5, len(loader)]
 
 
 @pytest.mark.parametrize(("ahead", "is_planned"), [(None, False), (4, True)])
