@@ -66,7 +66,7 @@ def find_why_unknown(self: Any, edge_index: Any) -> str:
         return f"edges are a {type(edge_index).__name__} of another kind than a list"
     if getattr(self, "add_self_loops", False):
         # Its options may be the reason why PyG's code adds the loops.
-        return self._spec.find_left(self) or paths.OWN_LOOPS  # type: ignore[no-any-return]
+        return (self._spec.find_left(self) if reduces(self) else None) or paths.OWN_LOOPS
     return paths.UNKNOWN if is_registered(edge_index) else paths.SMALL
 
 

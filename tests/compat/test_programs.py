@@ -75,5 +75,5 @@ def test_more_than_a_point_apart_is_told():
     assert len(find_apart({"a.py": {"PyG": [Run([0.9], [])], "pyg_direct": [Run([0.88], [])]}})) == 1
 
 
-def test_a_node_a_link_and_a_typed_program_are_run():
-    assert [program.dataset for program in PROGRAMS] == ["reddit", "mag", "cora", "ppi"]
+def test_programs_of_nodes_links_types_and_subgraphs_are_run():
+    assert [program.dataset for program in PROGRAMS] == ["reddit", "mag", "cora", "flickr", "ppi"]
