@@ -155,22 +155,6 @@ def test_a_plan_of_a_part_exchanges_in_segments_if_its_communicator_can(tmp_path
 
 
 @ON_GPU_PLANS
-def test_a_whole_part_needs_no_exchange(tmp_path, device):
-    graph, ((seeds, _),) = make_parts(), make_requests(1)
-    write(tmp_path / "p", graph, 1)
-
-    def run(transport):
-        part = GraphPart(tmp_path / "p", 0, device=device)
-        plan = DistPlan(part, GeneralRecipe(FANOUTS), LockstepCommunicator(transport), timed=False, weighted=False)
-        return plan.sample(as_tensors(seeds, device), KEY), transport.num_exchanges
-
-    ((got, num_exchanges),) = run_lockstep(run, 1)
-
-    assert_equal(got, expect(graph, (seeds, None), 0, Options()))
-    assert num_exchanges == 0
-
-
-@ON_GPU_PLANS
 def test_a_bad_seed_is_named_after_all_ranks_have_sampled(tmp_path, device, monkeypatch):
     graph = make_parts()
     write(tmp_path / "p", graph, 2)

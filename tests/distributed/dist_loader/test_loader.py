@@ -18,6 +18,7 @@ from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.distributed.row_exchange import RowExchange
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, LoaderWarning
+from pyg_direct.runtime.comm.communicator import Communicator
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, make_data, open_graph, write_data
 from tests.hetero_data import make_hetero
 from tests.hetero_graphs import make_parts
@@ -160,6 +161,29 @@ def test_batches_of_graphs_with_types(tmp_path):
 
     for found in zip(*ranks, strict=True):
         assert_typed(data, found)
+
+
+def run_alone(rank, folder):
+    """Batches of a process that has no other one to exchange with, and could not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Communicator, "swap", None)
+        with open_graph(folder, share_graph=False) as graph:
+            loaders = [make_loader(name, graph, DistNeighborLoader, DistLinkNeighborLoader) for name in ALONE]
+            return [[as_dict(batch) for batch in loader] for loader in loaders]
+
+
+ALONE = ("times", "strict")
+
+
+def test_a_graph_of_one_process_is_never_exchanged(tmp_path):
+    data = make_data()
+    write_data(tmp_path / "p", data, 1, times=True, weights=True)
+
+    (found,) = run_ranks(run_alone, 1, tmp_path / "p")
+
+    for name, batches in zip(ALONE, found, strict=True):
+        for batch, other in zip(batches, make_loader(name, data, NeighborLoader, LinkNeighborLoader), strict=True):
+            assert_equal(batch, as_dict(other))
 
 
 def run_without_a_seed(rank, folder):
