@@ -25,8 +25,7 @@ def pack(
 ) -> None:  # fmt: skip
     """Rewrite a table in the order of hotness, or of communities; `Feature.from_file` reads it by the same ids.
 
-    An interrupted run leaves TARGET.partial, and the same command continues there. A .parquet takes no order: its
-    rows are written as they come.
+    An interrupted run leaves TARGET.partial, and the same command continues there. A .parquet takes no order.
 
     Exit codes: 0 written, 1 not written, 2 bad usage.
     """

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+import torch_geometric
 from torch_geometric.nn.models import tgn as pyg
 
 from pyg_direct import LastNeighborLoader, TGNMemory
@@ -102,6 +103,7 @@ def test_the_latest_message_alone_gives_the_same(device, monkeypatch):
 def test_a_node_without_messages_is_as_in_pyg_with_and_without_torch_scatter(device, monkeypatch, fills):
     monkeypatch.setattr(tgn, "runs_on_gpu", lambda tensor: True)
     tgn._takes_stand_in.cache_clear()
+    monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SCATTER", False)
     if not fills:
         # As `torch_scatter.scatter_max` has it.
         def argmax(src, index, dim=0, dim_size=None):
