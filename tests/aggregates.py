@@ -39,4 +39,4 @@ def hub_edges():
 
 def assert_near(got, expected, dtype=torch.float32):
     rtol, atol = TOLERANCE[dtype]
-    torch.testing.assert_close(got.double().cpu(), torch.as_tensor(expected).double(), rtol=rtol, atol=atol)
+    torch.testing.assert_close(got.double().cpu(), torch.as_tensor(expected).double().cpu(), rtol=rtol, atol=atol)

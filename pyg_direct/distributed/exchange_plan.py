@@ -130,12 +130,12 @@ class ExchangePlan(HeteroGpuPlan):
         super().__init__(topology, plan.fanouts, plan.rules, plan.rows, plan.flags, disjoint=plan.disjoint,
                          repeats=False, num_batches=1, max_degree=plan.recipe.max_degree)  # fmt: skip
         device = topology.device
+        self._bounds, self._table = _join_books(part, topo, device)
         self.transport, self.num_parts = transport, part.num_parts
         self._is_captured = not SIMULATED and transport.is_captured
         self._is_trial = False
         self.room = Room((_FIRST_NODES,) * self.num_hops, (_FIRST_EDGES,) * self.num_hops)
         self._directory, self._num_ids = part.find_directory()
-        self._bounds, self._table = _join_books(part, topo, device)
         # Without trees, nodes stand as ids of the id space already.
         starts = topo.type_starts[:-1]
         self._id_starts = upload(starts if plan.disjoint else np.zeros_like(starts), device)

@@ -23,6 +23,7 @@ from pyg_direct.ops.local_ids.build_csr import order_rows
 from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
 from pyg_direct.ops.rows.gather_rows import Directory
 from pyg_direct.ops.sampling.sample_hetero import Rows, sum_weights
+from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.negative_links import EdgeSet
 
 
@@ -171,7 +172,7 @@ class GraphPart:
         if check not in ("full", "size", None):
             raise ArgumentError(f"check must be 'full', 'size' or None, got {check!r}")
         self.manifest = Manifest.read(folder)
-        self.part, self.device = self.manifest.check_part(part), device
+        self.part, self.device = self.manifest.check_part(part), resolve_device(device)
         if check is not None:
             self.manifest.check(folder, part, full=check == "full")
         self._folder, self._map_rows = Path(folder), map_rows

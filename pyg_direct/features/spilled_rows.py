@@ -160,7 +160,7 @@ def spill_file(file: RowFile, device: torch.device, scores: Tensor | None, count
     with show_wait("reading hot rows of a file"):
         DiskTier(file).read(ids, rows)
     hotness: Any = "degree" if scores is None else scores[ids.to(scores.device)]
-    memory = keep(rows, device_cache_size=hot_bytes, hotness=hotness)
+    memory = keep(rows, device_cache_size=f"{hot_bytes}B", hotness=hotness)
     return SpilledRows(tier, _find_places(ids, shape[0], device), memory)
 
 

@@ -34,6 +34,8 @@ from pyg_direct.ops.keep_last_events import LastNeighbors, MessageLog, check_eve
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.progress import announce
 
+_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
 
 class LastNeighborLoader(SavedAsPyg, PygLastNeighborLoader):  # type: ignore[misc]
     """Latest neighbors of each node in a growing graph of events, on one device, after PyG's class of that name.
@@ -293,7 +295,8 @@ class TGNMemory(SavedAsPyg, PygTGNMemory):  # type: ignore[misc]
         msg_s, t_s, src_s = self._make_messages(log, "as_src", n_id)
         msg_d, t_d, src_d = self._make_messages(log, "as_dst", n_id)
         idx, t = torch.cat([src_s, src_d]), torch.cat([t_s, t_d])
-        aggr = self.aggr_module(torch.cat([msg_s, msg_d]), self._assoc[idx], t, n_id.size(0))
+        aggregate = _choose_last if self._chooses_last(n_id) else self.aggr_module
+        aggr = aggregate(torch.cat([msg_s, msg_d]), self._assoc[idx], t, n_id.size(0))
         last_update = scatter(t, self._assoc[idx], 0, n_id.size(0), reduce="max")
         return self.gru(aggr, self.memory[n_id]), last_update
 
@@ -311,14 +314,13 @@ class TGNMemory(SavedAsPyg, PygTGNMemory):  # type: ignore[misc]
 
         A CPU makes all of them, in PyG's order: it takes as long, and gradients are equal to PyG's to the last bit.
         """
-        if not runs_on_gpu(n_id):
-            return False
-        modules = self.aggr_module, self.msg_s_module, self.msg_d_module, self.time_enc
-        kinds = LastAggregator, IdentityMessage, IdentityMessage, TimeEncoder
-        return all(type(module) is kind and not (module._forward_hooks or module._forward_pre_hooks
-                                                 or module._backward_hooks or module._backward_pre_hooks
-                                                 or "forward" in module.__dict__)
-                   for module, kind in zip(modules, kinds, strict=True))  # fmt: skip
+        modules = self.msg_s_module, self.msg_d_module, self.time_enc
+        kinds = IdentityMessage, IdentityMessage, TimeEncoder
+        return self._chooses_last(n_id) and all(map(_is_plain, modules, kinds))
+
+    def _chooses_last(self, n_id: Tensor) -> bool:
+        """Check if the latest message of each node counts, on a GPU: PyG's module takes any of equal times there."""
+        return runs_on_gpu(n_id) and _is_plain(self.aggr_module, LastAggregator)
 
     def _take_last(self, log: MessageLog, n_id: Tensor) -> tuple[Tensor, Tensor]:
         chosen = log.choose(n_id, self.last_update, n_id.numel() - 1 if _takes_stand_in() else -1)
@@ -334,6 +336,24 @@ class TGNMemory(SavedAsPyg, PygTGNMemory):  # type: ignore[misc]
         if self._pyg_class is not None and self._log is not None:
             made[2].update({name: made[2][name].to_dict() for name in ("msg_s_store", "msg_d_store")})
         return made
+
+
+def _is_plain(module: Any, kind: type) -> bool:
+    """Check if a module is of that class of PyG, unchanged."""
+    hooks = (getattr(module, name) for name in _HOOKS)
+    return type(module) is kind and "forward" not in module.__dict__ and not any(hooks)
+
+
+def _choose_last(msg: Tensor, index: Tensor, t: Tensor, dim_size: int) -> Tensor:
+    """Return the latest message of each node, as PyG's `LastAggregator` on a CPU: of equal times the last one."""
+    if not t.numel():
+        # With a gradient, of zeros, for what makes messages.
+        return msg.new_zeros(dim_size, msg.shape[1]).index_add(0, index, msg)
+    latest = t.new_zeros(dim_size).scatter_reduce_(0, index, t, "amax", include_self=False)
+    place = torch.where(t == latest[index], torch.arange(t.numel(), device=t.device), -1)
+    chosen = index.new_full((dim_size,), dim_size - 1 if _takes_stand_in() else t.numel())
+    chosen.scatter_reduce_(0, index, place, "amax", include_self=False)
+    return torch.where((chosen < t.numel()).unsqueeze(1), msg[chosen.clamp(max=t.numel() - 1)], msg.new_zeros(()))
 
 
 @functools.cache

@@ -196,6 +196,15 @@ def is_capturing(made: Any) -> bool:
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
+def may_wait(tensor: Tensor) -> bool:
+    """Report whether the host may wait for the device of a tensor: not for a captured graph, nor for the trial before
+    it, in which waits are errors.
+    """
+    return not tensor.is_cuda or not (is_capturing(tensor) or torch.cuda.get_sync_debug_mode() > _WARNS)
+
+
+# Mode of torch in which a wait for a GPU is a warning; in the next one it is an error.
+_WARNS = 1
 _BATCHES: dict[tuple[int, int], SortedBatch] = {}
 # Number of registrations of edges so far.
 told = 0

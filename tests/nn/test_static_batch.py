@@ -44,6 +44,7 @@ def compute(model, x, *edges):
     return [out, *(grad for grad in grads if grad is not None)]
 
 
+@pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning")
 @pytest.mark.parametrize("name", CONVS)
 def test_results_and_gradients_are_those_of_pyg(real_device, name):
     theirs = CONVS[name]().double().to(real_device)

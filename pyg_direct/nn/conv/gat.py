@@ -23,7 +23,6 @@ from pyg_direct.nn.hetero.joined_edges import (
     ReadSources,
     Relation,
     Used,
-    is_tested,
     multiply_apart,
     read_sources,
     split_apart,
@@ -228,7 +227,6 @@ def read_joined(module: Any, x: Tensor, own: Tensor) -> Hashable:
         or not all(part.dtype in DTYPES and part.device == x.device for part in given)
         # Autocast leaves float64 alone.
         or any(part.dtype == torch.float64 if casts else part.dtype != dtype for part in given)
-        or (casts and not is_tested(x))
         # torch itself refuses shapes that do not fit.
         or (x.shape[1], own.shape[1]) != tuple(matrix.weight.shape[1] for matrix in matrices)
         or (isinstance(module, conv.GATConv) and (any(matrix.bias is not None for matrix in matrices)
@@ -267,7 +265,7 @@ def convolve_joined(relations: Sequence[Relation]) -> list[Tensor] | None:
 
 def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
     """Return the results of all GATConvs or GATv2Convs into each type, added up; None if each is made separately."""
-    if _is_slow(relations) or not is_tested(relations[0].sources):
+    if _is_slow(relations):
         return None
     used, first = [True] * len(relations), relations[0].conv
     plan, biases = _plan(relations, groups)

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from pyg_direct.kernels.aggregate.sum import LONG_ROW
 from pyg_direct.nn.hetero.joined_edges import Groups, ReadSources, Used, multiply_apart, sum_apart
 from pyg_direct.nn.linear import add_up, multiply_exactly, multiply_tall
-from pyg_direct.nn.sorted_edges import is_capturing
+from pyg_direct.nn.sorted_edges import may_wait
 from pyg_direct.ops.aggregate.compute_softmax import attend, attend_rows
 from pyg_direct.ops.aggregate.compute_typed_attention import (
     BySource,
@@ -242,7 +242,7 @@ def _order(layer: _Layer) -> BySource:
 
     def make() -> BySource:
         sources = list(accumulate(read.sizes, initial=0))
-        return BySource.of(edges.row, edges.target, sources, begins, shifts, is_capturing(edges.row))
+        return BySource.of(edges.row, edges.target, sources, begins, shifts, not may_wait(edges.row))
 
     made: BySource = edges.batch.remember(("order", *edges.key, *shifts), make)
     return made

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyg_direct.nn.linear import add_up, multiply_exactly, multiply_tall
-from pyg_direct.nn.sorted_edges import SortedBatch, is_capturing
+from pyg_direct.nn.sorted_edges import SortedBatch, may_wait
 from pyg_direct.ops.aggregate.sum_rows import Transposed, check_edges
 from pyg_direct.ops.local_ids.build_csr import compress_ids
 from pyg_direct.ops.run_kernel import is_heard, runs_on_gpu
@@ -189,17 +189,6 @@ class ReadSources(NamedTuple):
         return [None] * len(self.sizes) if self.rows is None else list(self.rows.split(self.sizes))
 
 
-# True once `tests/nn/hetero/test_typed_attention.py` has passed on a GPU. Until then a GPU multiplies all sources, adds
-# up no attention in place, and leaves attention under autocast to each relation: these kernels have been measured on a
-# GPU, but compared with PyG on a CPU alone.
-ON_GPU = False
-
-
-def is_tested(rows: Tensor) -> bool:
-    """Report whether attention over relations has been tested on the device of rows."""
-    return ON_GPU or not runs_on_gpu(rows)
-
-
 # Sources over an upper bound of those with edges, from which on only these are multiplied: on a GPU the host waits for
 # their number.
 _SPARSE = 2
@@ -218,7 +207,7 @@ def read_sources(relations: Sequence[Relation], sizes: Sequence[int]) -> ReadSou
     edges = join_edges(relations, begins, num_sources, sizes=sizes)
     counts = [len(relation.sources) for relation in relations]
     most = [min(r.edge_index.shape[1], count) for r, count in zip(relations, counts, strict=True)]
-    if num_sources < _SPARSE * sum(most) or is_heard(edges.row) or not is_tested(edges.row):
+    if num_sources < _SPARSE * sum(most) or is_heard(edges.row):
         return ReadSources(None, counts, edges)
     key = "read", *edges.key
     made: ReadSources = edges.batch.remember(key, lambda: _find_read(edges, key, begins, most))
@@ -232,7 +221,7 @@ def _find_read(edges: JoinedEdges, key: tuple[Any, ...], begins: list[int], most
     before = row.new_zeros(num_sources + 1)
     torch.cumsum(is_read, 0, dtype=row.dtype, out=before[1:])
     place = before.index_select(0, row)
-    if is_capturing(row):
+    if not may_wait(row):
         # The host cannot know their number: each relation begins where it would with the most sources.
         counts, starts = most, accumulate(most, initial=0)
         parts = zip(place.split(edges.counts), begins, starts, strict=False)
@@ -391,9 +380,7 @@ class _Products(Function):
             if wants[place]:
                 found[place] = _add_rows(found[place], tables[place], plan.rows[i], part @ weight.to(part.dtype), again)
             if wants[num_tables + i]:
-                is_tall = ON_GPU or plan.out_dtype != plan.dtype
-                turned = multiply_tall(rows, part).t() if is_tall else part.t() @ rows
-                found[num_tables + i] = turned.to(weight.dtype)
+                found[num_tables + i] = multiply_tall(rows, part).t().to(weight.dtype)
             if wants[num_tables + count + i]:
                 found[num_tables + count + i] = part.sum(0, dtype=weight.dtype)
         return None, None, *found

@@ -234,7 +234,7 @@ class RecordedPasses:
         if not self._rules.is_graded:
             with torch.no_grad():
                 made = self._compute()
-        elif self._is_trial:
+        elif self._is_trial and torch.is_grad_enabled():
             self._saved = set()
             with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda kept: kept):
                 made = self._compute()

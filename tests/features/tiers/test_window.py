@@ -12,6 +12,7 @@ from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.spilled_rows import find_window, serving
 from pyg_direct.features.tiers.choice import open_file
 from pyg_direct.features.tiers.window import RowWindow, can_plan
+from pyg_direct.runtime.cuda.device import resolve_device
 from tests.features.contract import DTYPES, bytes_of, make_rows
 
 ROW_BYTES = 20
@@ -20,7 +21,7 @@ ROW_BYTES = 20
 @pytest.fixture
 def window_of(tmp_path, device):
     def make(rows, most=None):
-        tier = open_file(RowFile(save_rows(tmp_path / "rows.safetensors", rows)), device)
+        tier = open_file(RowFile(save_rows(tmp_path / "rows.safetensors", rows)), resolve_device(device))
         return RowWindow(tier, rows.numel() * rows.element_size() if most is None else most * ROW_BYTES)
 
     return make

@@ -8,7 +8,7 @@ import torch
 
 from pyg_direct.dynamic.conv_operators import GCN, Mean, Sum
 from pyg_direct.dynamic.matrix_group import build_group
-from pyg_direct.ops.snapshots import aggregate, aggregate as ops, aggregate as scaled
+from pyg_direct.ops.snapshots import aggregate, aggregate as ops, slice_csr as scaled
 from tests.poison import poisoned_memory
 from tests.reference import snapshots as reference
 from tests.snapshots import make_snapshots, order_snapshots
