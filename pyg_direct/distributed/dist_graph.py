@@ -62,8 +62,8 @@ class DistGraph:
             several processes keep their parts and exchange; `replicas` and `share_rows` are for this case. Equal in all
             processes. GPUs share out neighbors, and rows up to `device_cache_size`; host memory holds the other rows
             once. The parts are joined in host memory first, which needs room for the whole graph.
-        captured: Sample by exchanges over NCCL inside one captured CUDA graph, instead of hop by hop from the host. It
-            has run in the simulator of kernels, but not on GPUs yet (see the limits). Equal in all processes.
+        captured: Sample by exchanges over NCCL inside one captured CUDA graph. `"auto"`: if processes exchange over
+            NCCL. False: the host drives each hop. Equal in all processes.
         timeout, silence: Seconds that an exchange waits for the slowest process, and for a process that gives no sign
             of life.
 
@@ -99,12 +99,16 @@ class DistGraph:
     def __init__(self, folder: str | PathLike[str], *, device: Device = None, group: Any = None,
                  backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,
                  placement: str = "unified", replicas: Any = None, share_rows: bool = False,
-                 share_graph: bool | str = "auto", captured: bool = False, timeout: float = 600,
+                 share_graph: bool | str = "auto", captured: bool | str = "auto", timeout: float = 600,
                  silence: float = 30) -> None:  # fmt: skip
         with failures_told(group):
             self.device = resolve_device(device)
             if share_rows and self.device.type != "cpu":
                 raise ArgumentError(f"share_rows needs device='cpu', got {str(self.device)!r}")
+            if captured not in (True, False, "auto"):
+                raise ArgumentError(f"captured must be 'auto', True or False, got {captured!r}")
+            if captured == "auto":
+                captured = self.device.type == "cuda" and backend in (None, "nccl")
         self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
                                          silence=silence, captured=bool(captured))  # fmt: skip
         try:

@@ -25,14 +25,14 @@ from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.graph_part import PartTopo
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.hetero_topo import EdgeType
-from pyg_direct.loader.base_loader import ALONE, make_alone, run_stages
+from pyg_direct.loader.base_loader import ALONE, Stages, make_alone, run_stages
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.loader.option_types import DistSubGraphOptions, TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
-from pyg_direct.loader.prefetch.gpu_streams import hold_for, note_memory
-from pyg_direct.loader.prefetch.lockstep_ranks import GroupSize, Steps
+from pyg_direct.loader.prefetch.gpu_streams import hold_for, note_memory, take_memory
+from pyg_direct.loader.prefetch.lockstep_ranks import GROUP_BYTES, GroupSize, Steps
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
@@ -42,9 +42,13 @@ from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampler.argument_types import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
+from pyg_direct.sampling.captured_plan import Finished
 from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.uniform_gpu import GpuPlan
+
+# Bytes of the batches of a step on a GPU.
+GPU_GROUP_BYTES = 512 << 20
 
 
 def check_alike(loader: Any, ranks: str) -> None:
@@ -168,32 +172,77 @@ class _DistLoader(GeneralLoader):
 
     def _work_in_turn(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
                       ) -> Iterator[Any]:  # fmt: skip
-        most = self.graph.most_batches if self._groups() else 1
+        overlaps, most = self._overlaps(), self.graph.most_batches if self._groups() else 1
         if most != self._group.most:
-            self._group = GroupSize(most)
-        together = None if most == 1 else Together(most, *self._stages_together(key))
-        make = partial(make_alone if together is None else make_group, self._stages(key, record, together))
-        steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch, self._group)
+            self._group = GroupSize(most, GPU_GROUP_BYTES if overlaps else GROUP_BYTES)
+        together = None if most == 1 or overlaps else Together(most, *self._stages_together(key))
+        stages = self._stages(key, record, together)
+        if most == 1:
+            make, take_part = partial(make_alone, stages), self._take_part
+        elif together is not None:
+            make, take_part = partial(make_group, stages), self._take_part
+        else:
+            make, take_part = partial(self._make_overlapped, stages), partial(self._make_overlapped, stages, [])
+        steps = Steps(self.graph.communicator, batches, make, take_part, self.prefetch, self._group)
         try:
             yield from steps
         finally:
             steps.close()
 
     def _groups(self) -> bool:
-        """Check if batches ahead are made in groups: if the number of exchanges does not depend on their number."""
-        if self.device.type != "cpu" or self.prefetch == 0 or not self._is_own():
+        """Check if batches ahead are made in groups: with one exchange for all on a CPU, after one meeting on a GPU."""
+        if self.prefetch == 0 or not self._is_own():
+            return False
+        if self.device.type != "cpu" and not self.graph.communicator.captured:
             return False
         sampler = self._sampler
         return not (sampler.is_temporal or sampler.strict_negatives or sampler.exclude_target_edges
                     or sampler.subgraph_type == SubgraphType.induced)  # fmt: skip
 
+    def _overlaps(self) -> bool:
+        """Check if the batches of a group are sampled one after the other, each while rows of the one before come."""
+        return self.device.type == "cuda"
+
     def _samples_together(self) -> bool:
         return self.graph.whole is None and self._groups()
 
-    def _take_part(self) -> Any:
-        """Take part in the exchanges of other processes' batches with an empty batch."""
-        none = torch.empty(0, dtype=torch.int64, device="cpu")
-        out = self._ask(none, 0)
+    def _make_overlapped(self, stages: Stages, work: list[tuple[int, Seeds]], most: int) -> list[Any]:
+        """Make the batches of a step, each sampled while the rows of the one before come; take part in as many of other
+        processes.
+        """
+        batches: list[Any] = []
+        pending = self._begin(stages, work, 0)
+        for at in range(most):
+            if at < len(work):
+                number, seeds = work[at]
+                sample = stages.finish(pending, number)
+            else:
+                sample = pending.finish()
+            # All processes enqueue these exchanges before the exchanges of the rows.
+            pending = self._begin(stages, work, at + 1) if at + 1 < most else None
+            if at < len(work):
+                batches.append(stages.fetch(sample, number, seeds))
+                take_memory(batches[-1])
+            else:
+                self._build_for_others(sample)
+        return batches
+
+    def _begin(self, stages: Stages, work: list[tuple[int, Seeds]], at: int) -> Any:
+        """Begin to sample a batch of a step, or one without seeds after the last."""
+        if at < len(work):
+            return stages.submit(*work[at])
+        return Finished(self._ask(torch.empty(0, dtype=torch.int64, device="cpu"), 0))
+
+    def _take_part(self, count: int = 1) -> Any:
+        """Take part in the exchanges of other processes' batches with an empty batch.
+
+        Args:
+            count: Batches of the step; all have one exchange.
+        """
+        self._build_for_others(self._ask(torch.empty(0, dtype=torch.int64, device="cpu"), 0))
+
+    def _build_for_others(self, out: Any) -> None:
+        """Build an empty batch, so that the other processes get their rows."""
         if isinstance(self._general, DistAttributes):
             transform, self.transform_sampler_output = self.transform_sampler_output, None
             try:
@@ -232,7 +281,7 @@ class _DistLoader(GeneralLoader):
         return batch
 
 
-def make_group(stages: Any, work: list[tuple[int, Seeds]]) -> list[Any]:
+def make_group(stages: Any, work: list[tuple[int, Seeds]], most: int) -> list[Any]:
     """Make the batches of a group."""
     batches: list[Any] = run_stages(stages, work[0][0], work)
     return batches

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +17,14 @@ from pyg_direct.distributed.exchange_plan import ExchangePlan, serves
 from pyg_direct.distributed.graph_part import GraphPart, PlacedPart
 from pyg_direct.distributed.row_exchange import Unpacker, pack
 from pyg_direct.kernels.sampling.worklist import BATCH, BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
+from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.sampling.join_remote_edges import Asked, Layout, Wire, group_keys, join_edges, make_keys, pack_edges
 from pyg_direct.ops.sampling.sample_hetero import Frontier, Picked, Rows, Rules, find_edges, pick_edges, sort_pairs
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.host.tensor_views import as_bytes
-from pyg_direct.sampling.hetero_plan import GeneralPlan, list_works
+from pyg_direct.sampling.captured_plan import Finished, PendingList, PendingOutput
+from pyg_direct.sampling.hetero_plan import GeneralPlan, list_different, list_works
 from pyg_direct.sampling.hetero_sample import GeneralSample
 from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
 from pyg_direct.sampling.sampling_options import GeneralRecipe
@@ -227,13 +229,33 @@ class DistPlan(GeneralPlan):
 
     def _sample_all(self, requests: Sequence[Request], keys: Sequence[int], excluded: Sequence[Excluded] | None
                     ) -> list[GeneralSample]:  # fmt: skip
-        is_served = excluded is None and serves(self, self.part.num_parts)
-        segments = self._communicator.open_segments() if is_served else None
-        if segments is None:
+        exchange = None if excluded is not None else self._find_exchange()
+        if exchange is None:
             return super()._sample_all(requests, keys, excluded)
-        if self._exchange is None:
+        return [self._turn_both_ways(sample) for request, key in zip(requests, keys, strict=True)
+                for sample in exchange.sample([request], [key])]  # fmt: skip
+
+    def submit_together(self, requests: Sequence[Request], keys: Sequence[int],
+                        excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
+                        ) -> PendingOutput | Finished:  # fmt: skip
+        """Start to sample several batches one after the other, if exchanges are captured; otherwise finish them."""
+        exchange = None if excluded is not None else self._find_exchange()
+        if exchange is None:
+            return super().submit_together(requests, keys, excluded, repeats=repeats)
+        if repeats and not self.disjoint:
+            requests = [(list_different(seeds), times) for seeds, times in requests]
+        for key in keys:
+            check_key("key", key)
+        pending = [exchange.submit([request], [key]) for request, key in zip(requests, keys, strict=True)]
+        return PendingOutput(PendingList(pending), lambda groups: [
+            self._turn_both_ways(sample) for sample in chain.from_iterable(groups)])  # fmt: skip
+
+    def _find_exchange(self) -> ExchangePlan | None:
+        """Find the captured plan of this process's part; None if the host drives the hops."""
+        segments = self._communicator.open_segments() if serves(self, self.part.num_parts) else None
+        if segments is not None and self._exchange is None:
             self._exchange = ExchangePlan(self.part, self, segments)
-        return [self._turn_both_ways(sample) for sample in self._exchange.sample(requests, keys)]
+        return self._exchange if segments is not None else None
 
     def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
         topo = self._placed.topo

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from pyg_direct.errors import IdError
 from pyg_direct.kernels.batch_counters import STATE
 from pyg_direct.kernels.sampling import frontier_segments
 from pyg_direct.ops.rows.gather_rows import gather_rows
-from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_gpu
 from pyg_direct.runtime.comm.nccl_segments import Transport
 from pyg_direct.runtime.cuda.launch import current_stream
@@ -108,7 +106,8 @@ class SegmentRows:
         to_send, received = torch.empty(2, parts * length, dtype=torch.int64, device=self._device).unbind()
         counts = torch.zeros(parts, dtype=torch.int32, device=self._device)
         slots, none = torch.empty_like(one.ids), one.ids[:0]
-        begins = upload(np.array([0, one.ids.numel()], np.int64), self._device)
+        # Made there: a copy from the host would hold up the exchange.
+        begins = torch.arange(2, device=self._device) * one.ids.numel()
         grid = grid_for(one.ids.numel(), slots)
         run_gpu(frontier_segments.count_owners_gpu, grid, begins, 0, 1, one.nodes, self._zeros, parts,
                 *one.book.find_arrays(self._device), counts, slots)  # fmt: skip
@@ -140,6 +139,8 @@ class SegmentRows:
         run_gpu(frontier_segments.agree_needs_gpu, 1, received, self._num_parts, needs, agreed)
         words = torch.cat([agreed, *counts])
         if self._device.type == "cuda":
+            on_host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+            words = on_host.copy_(words, non_blocking=True)
             there = torch.cuda.Event()
             there.record()
             self._transport.wait(there)

@@ -388,7 +388,8 @@ class EpochLoader(ReportedLoader):
 
         tiers: list[Any] = [feature.stored.tier for feature in sharded if feature.stored is not None]
 
-        def take_part() -> None:
+        def take_part(count: int) -> None:
+            # A step is one batch here.
             for tier in tiers:
                 tier.take_nothing()
 
@@ -629,6 +630,6 @@ def make_batch(stages: Stages, number: int, seeds: Seeds) -> Any:
     return batch
 
 
-def make_alone(stages: Stages, work: list[tuple[int, Seeds]]) -> list[Any]:
+def make_alone(stages: Stages, work: list[tuple[int, Seeds]], most: int) -> list[Any]:
     """Make the batches of a step, one after the other."""
     return [make_batch(stages, *item) for item in work]

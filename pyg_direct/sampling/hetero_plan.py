@@ -260,7 +260,7 @@ class GeneralPlan:
         repeats = repeats and not self.disjoint
         if not self._is_captured:
             if repeats:
-                requests = [(_list_different(seeds), times) for seeds, times in requests]
+                requests = [(list_different(seeds), times) for seeds, times in requests]
             return Finished(self.sample_together(requests, keys, excluded))
         for key in keys:
             check_key("key", key)
@@ -461,7 +461,7 @@ class GeneralPlan:
         return induced
 
 
-def _list_different(seeds: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
+def list_different(seeds: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
     """List the different nodes among seeds, ascending."""
     if isinstance(seeds, Tensor):
         return seeds.unique()

@@ -18,20 +18,23 @@ from pyg_direct.runtime.comm.communicator import Communicator
 
 # Bytes of the batches of a step, unless it is one batch.
 GROUP_BYTES = HOST_ROOM
+# A step agrees on its number of batches, below this, in one word with the bytes of the largest.
+_COUNTS = 1 << 8
 
 
 class GroupSize:
-    """Number of batches of a step: as many as fit into `GROUP_BYTES`.
+    """Number of batches of a step: as many as fit into a number of bytes.
 
     Args:
-        most: Their largest number.
+        most: Their largest number, below 256.
+        room: Bytes of the batches of a step, equal on all ranks.
 
     Attributes:
         num_bytes: Bytes of the largest batch so far, 0 until one is known; with `most=1`, bytes of a whole group.
     """
 
-    def __init__(self, most: int = 1) -> None:
-        self.most, self.num_bytes = most, 0 if most > 1 else GROUP_BYTES
+    def __init__(self, most: int = 1, room: int = GROUP_BYTES) -> None:
+        self.most, self.room, self.num_bytes = most, room, 0 if most > 1 else room
 
     def count(self, batches: list[Any]) -> None:
         """Note the bytes of batches that were made in one step."""
@@ -40,7 +43,7 @@ class GroupSize:
 
     def choose(self, num_bytes: int) -> int:
         """Choose the number of batches, if the largest of all processes has so many bytes; 1 if none is known."""
-        return max(1, min(self.most, GROUP_BYTES // num_bytes)) if num_bytes > 0 else 1
+        return max(1, min(self.most, self.room // num_bytes)) if num_bytes > 0 else 1
 
 
 class Steps:
@@ -56,14 +59,15 @@ class Steps:
     Args:
         communicator: Communicator of the batches.
         work: (number, work item) of the batches, in order.
-        make: Makes the batches of a step: list of work -> list of batches; called in the communicator's thread.
-        take_part: Makes a batch without seeds.
+        make: Makes the batches of a step: (list of work, most batches of any process) -> list of batches; called in
+            the communicator's thread.
+        take_part: Makes so many batches without seeds.
         ahead: Steps prepared ahead of the batch handed over, at least 0; at most one with groups.
         group: Batches of a step; None for one. It may be used for several epochs.
     """
 
-    def __init__(self, communicator: Communicator, work: Iterator[Work], make: Callable[[list[Work]], list[Any]],
-                 take_part: Callable[[], Any], ahead: int, group: GroupSize | None = None) -> None:  # fmt: skip
+    def __init__(self, communicator: Communicator, work: Iterator[Work], make: Callable[[list[Work], int], list[Any]],
+                 take_part: Callable[[int], Any], ahead: int, group: GroupSize | None = None) -> None:  # fmt: skip
         self._communicator, self._work = communicator, work
         self._group, self._size = GroupSize() if group is None else group, 1
         # As on all other ranks: the size of a group is agreed on two steps before.
@@ -138,22 +142,27 @@ class Steps:
             self._others = self._finish()
 
 
-def _step(communicator: Communicator, make: Callable[[list[Work]], list[Any]], group: GroupSize, items: list[Work]
-          ) -> tuple[list[Any], Any, int]:  # fmt: skip
+def _step(communicator: Communicator, make: Callable[[list[Work], int], list[Any]], group: GroupSize,
+          items: list[Work]) -> tuple[list[Any], Any, int]:  # fmt: skip
     """Make the batches of a step: (batches, event behind them, bytes of the largest batch of all processes before)."""
-    agreed = max(communicator.agree(1 + group.num_bytes)) - 1
-    batches, event = make(items), None
+    agreed = communicator.agree(group.num_bytes * _COUNTS + len(items))
+    batches, event = make(items, _count_most(agreed)), None
     group.count(batches)
     if communicator.device.type == "cuda":
         event = torch.cuda.Event()
         event.record()
-    return batches, event, agreed
+    return batches, event, max(agreed) // _COUNTS
 
 
-def _serve(communicator: Communicator, take_part: Callable[[], Any]) -> None:
+def _count_most(agreed: list[int]) -> int:
+    """Count the batches of the process that has most of them in a step."""
+    return max(word % _COUNTS for word in agreed)
+
+
+def _serve(communicator: Communicator, take_part: Callable[[int], Any]) -> None:
     """Take part in the other ranks' steps until none has a batch."""
-    while any(communicator.agree(0)):
-        take_part()
+    while count := _count_most(communicator.agree(0)):
+        take_part(count)
 
 
 def _record(batch: Any, stream: Any) -> None:

@@ -12,7 +12,12 @@ import torch
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader, Producers
-from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
+from pyg_direct.distributed.dist_loader import (
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    DistSubGraphLoader,
+    _DistLoader,
+)
 from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
@@ -251,6 +256,29 @@ def test_uneven_ranks_never_wait_for_each_other(ranks):
     (alone,) = NeighborLoader(make_data(), [2], torch.arange(20), batch_size=20, seed=2, device="cpu",
                               subgraph_type="induced")  # fmt: skip
     assert_equal(ranks[0][3][0], as_dict(alone))
+
+
+def run_overlapped(rank, folder):
+    """Batches made alone, and in steps that sample one while the rows of another come; ranks have 2, 5 and 12 of them."""
+    found = []
+    with open_graph(folder) as graph, pytest.MonkeyPatch.context() as patch:
+        for overlaps in (False, True):
+            patch.setattr(_DistLoader, "_overlaps", lambda self, overlaps=overlaps: overlaps)
+            loader = DistNeighborLoader(graph, [3, 2], torch.arange((20, 50, 120)[rank]), batch_size=10, ranks="own",
+                                        uneven="keep", seed=1, prefetch=2 if overlaps else 0)  # fmt: skip
+            found.append([[as_dict(batch) for batch in loader] for _ in range(2)])
+            found.append(loader._group.most)
+    return found
+
+
+def test_steps_of_several_batches_with_an_exchange_each(tmp_path):
+    write_data(tmp_path / "p", make_data(), 3)
+
+    for rank, (alone, one, steps, several) in enumerate(run_ranks(run_overlapped, 3, tmp_path / "p")):
+        assert (one, several) == (1, 8)
+        assert [len(epoch) for epoch in steps] == [(2, 5, 12)[rank]] * 2
+        for got, expected in zip(itertools.chain(*steps), itertools.chain(*alone), strict=True):
+            assert_equal(got, expected)
 
 
 def run_own(rank, folder):

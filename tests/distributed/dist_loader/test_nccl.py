@@ -1,5 +1,7 @@
 """Parts on several GPUs, exchanged by NCCL, give the batches of one GPU."""
 
+import os
+import signal
 import threading
 
 import pytest
@@ -10,18 +12,20 @@ from pyg_direct import NeighborLoader
 from pyg_direct.distributed.dist_feature import DistFeature, PartitionInfo
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.dist_loader import DistNeighborLoader
+from pyg_direct.errors import RankError
 from pyg_direct.runtime.comm.communicator import Communicator
 from tests.distributed.ranks import COMMON, as_dict, assert_in_turn, make_data, write_data
-from tests.processes import run_ranks
+from tests.processes import ranks_started, run_ranks, wait_for_end
 
 
 def load(rank, folder, backend, captured):
     torch.cuda.set_device(rank)
     # Rows of replicas are exchanged in the older way.
-    replicas = None if captured else "10%"
+    replicas = "10%" if backend == "gloo" or not captured else None
     with DistGraph(folder, device=f"cuda:{rank}", backend=backend, device_cache_size="50%", replicas=replicas,
                    share_graph=False, captured=captured) as graph:  # fmt: skip
         assert dist.get_world_size() == 2
+        assert graph.communicator.captured == (backend == "nccl" and captured == "auto")
         found = []
         for options in ({}, {"disjoint": True}, {"replace": True}):
             loader = DistNeighborLoader(graph, [4, -1, 2], torch.arange(0, 300, 3), **options, **COMMON)
@@ -32,7 +36,7 @@ def load(rank, folder, backend, captured):
 
 @pytest.mark.gpu
 @pytest.mark.gpus
-@pytest.mark.parametrize(("backend", "captured"), [("nccl", False), ("gloo", False), ("nccl", True)])
+@pytest.mark.parametrize(("backend", "captured"), [("nccl", "auto"), ("nccl", False), ("gloo", "auto")])
 def test_batches_are_those_of_one_gpu(tmp_path, backend, captured):
     data = make_data()
     write_data(tmp_path / "p", data, 2)
@@ -42,6 +46,40 @@ def test_batches_are_those_of_one_gpu(tmp_path, backend, captured):
     for place, options in enumerate(({}, {"disjoint": True}, {"replace": True})):
         alone = NeighborLoader(data, [4, -1, 2], torch.arange(0, 300, 3), device="cpu", **options, **COMMON)
         assert_in_turn([found[place] for found in ranks], alone)
+
+
+def load_until_lost(rank, folder, heard, is_killed):
+    torch.cuda.set_device(rank)
+    number = 0
+
+    def transform(batch):
+        nonlocal number
+        number += 1
+        if rank == 1 and number == 5:
+            if is_killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ZeroDivisionError("on purpose")
+        return batch
+
+    with DistGraph(folder, device=f"cuda:{rank}", share_graph=False) as graph:
+        loader = DistNeighborLoader(graph, [3, 2], batch_size=5, seed=1, transform=transform)
+        try:
+            list(loader)
+        except (RankError, ZeroDivisionError) as error:
+            (heard / str(rank)).write_text(f"{type(error).__name__}: {error}")
+
+
+@pytest.mark.gpu
+@pytest.mark.gpus
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "an error"])
+def test_a_rank_that_fails_is_named_while_the_other_waits_on_its_gpu(tmp_path, is_killed):
+    write_data(tmp_path / "p", make_data(), 2)
+
+    with ranks_started(load_until_lost, 2, tmp_path / "p", tmp_path, is_killed, store="tcp") as context:
+        wait_for_end(context, 0)
+
+    told = "RankError: rank 1 is gone" if is_killed else "RankError: rank 1 failed: ZeroDivisionError: on purpose"
+    assert (tmp_path / "0").read_text().startswith(told)
 
 
 def read_and_drop(rank, backend):

@@ -64,7 +64,9 @@ def test_one_read_takes_hot_rows_from_the_gpu_and_the_others_from_the_host(place
     assert torch.equal(got.cpu(), expected[ids.cpu()])
 
 
-@pytest.mark.parametrize(("size", "rows"), [(0, 0), ("31B", 0), ("32B", 1), ("20%", 8), (1279, 39), (1280, 40), ("1G", 40)])
+@pytest.mark.parametrize(
+    ("size", "rows"), [(0, 0), ("31B", 0), ("32B", 1), ("20%", 8), (1279, 39), (1280, 40), ("1G", 40)]
+)
 def test_the_cache_holds_the_rows_that_fit(size, rows):
     table = make_table()
 

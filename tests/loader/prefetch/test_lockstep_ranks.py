@@ -20,7 +20,7 @@ class HereCommunicator:
         self.other_bytes = other_bytes
 
     def agree(self, value):
-        return [value, 1 + self.other_bytes if value else 0]
+        return [value, self.other_bytes * lockstep_ranks._COUNTS + 1 if value else 0]
 
     def submit(self, fn: Callable, *args):
         done: Future = Future()
@@ -32,7 +32,8 @@ class HereCommunicator:
 
 
 def make_batches(sizes):
-    def make(work):
+    def make(work, most):
+        assert most == len(work)
         sizes.append(len(work))
         return [Data(x=torch.full((100,), float(number))) for number, _ in work]
 
@@ -43,25 +44,25 @@ def make_batches(sizes):
     ("most", "other_bytes", "expected"),
     [(8, 0, [1, 1, 1, 5, 2]), (3, 0, [1, 1, 1, 3, 3, 1]), (8, 900, [1, 1, 2, 2, 2, 2]), (8, 2000, [1] * 10)],
 )
-def test_a_group_has_what_fits_into_the_memory_of_all_ranks(monkeypatch, most, other_bytes, expected):
-    monkeypatch.setattr(lockstep_ranks, "GROUP_BYTES", 2000)
+def test_a_group_has_what_fits_into_the_memory_of_all_ranks(most, other_bytes, expected):
     sizes: list[int] = []
     work = iter([(number, None) for number in range(10)])
 
-    steps = Steps(HereCommunicator(other_bytes), work, make_batches(sizes), lambda: None, 3, GroupSize(most))
+    steps = Steps(
+        HereCommunicator(other_bytes), work, make_batches(sizes), lambda count: None, 3, GroupSize(most, 2000)
+    )
     numbers = [int(batch.x[0]) for batch in steps]
 
     assert numbers == list(range(10))
     assert sizes == expected
 
 
-def test_a_later_epoch_knows_the_size_of_batches(monkeypatch):
-    monkeypatch.setattr(lockstep_ranks, "GROUP_BYTES", 2000)
+def test_a_later_epoch_knows_the_size_of_batches():
     sizes: list[int] = []
-    group = GroupSize(8)
+    group = GroupSize(8, 2000)
 
     for _ in range(2):
-        list(Steps(HereCommunicator(0), iter([(n, None) for n in range(8)]), make_batches(sizes), lambda: None, 1,
+        list(Steps(HereCommunicator(0), iter([(n, None) for n in range(8)]), make_batches(sizes), lambda count: None, 1,
                    group))  # fmt: skip
 
     assert sizes == [1, 1, 1, 5, 1, 1, 5, 1]
