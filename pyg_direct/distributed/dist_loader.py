@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -212,19 +213,23 @@ class _DistLoader(GeneralLoader):
         """
         batches: list[Any] = []
         pending = self._begin(stages, work, 0)
-        for at in range(most):
-            if at < len(work):
-                number, seeds = work[at]
-                sample = stages.finish(pending, number)
-            else:
-                sample = pending.finish()
-            # All processes enqueue these exchanges before the exchanges of the rows.
-            pending = self._begin(stages, work, at + 1) if at + 1 < most else None
-            if at < len(work):
-                batches.append(stages.fetch(sample, number, seeds))
-                take_memory(batches[-1])
-            else:
-                self._build_for_others(sample)
+        try:
+            for at in range(most):
+                item = work[at] if at < len(work) else None
+                sample = pending.finish() if item is None else stages.finish(pending, item[0])
+                # All processes enqueue these exchanges before the exchanges of the rows.
+                pending = self._begin(stages, work, at + 1) if at + 1 < most else None
+                if item is None:
+                    self._build_for_others(sample)
+                else:
+                    batches.append(stages.fetch(sample, *item))
+                    take_memory(batches[-1])
+        except BaseException:
+            if pending is not None:
+                # A batch on its way holds its graph, which must go before the exchange ends.
+                with suppress(Exception):
+                    pending.finish()
+            raise
         return batches
 
     def _begin(self, stages: Stages, work: list[tuple[int, Seeds]], at: int) -> Any:

@@ -259,7 +259,7 @@ def test_uneven_ranks_never_wait_for_each_other(ranks):
 
 
 def run_overlapped(rank, folder):
-    """Batches made alone, and in steps that sample one while the rows of another come; ranks have 2, 5 and 12 of them."""
+    """Batches made alone, and in steps that sample one while rows of another come; ranks have 2, 5 and 12 of them."""
     found = []
     with open_graph(folder) as graph, pytest.MonkeyPatch.context() as patch:
         for overlaps in (False, True):
