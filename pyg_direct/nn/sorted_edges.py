@@ -197,8 +197,9 @@ def is_capturing(made: Any) -> bool:
 
 
 def may_wait(tensor: Tensor) -> bool:
-    """Report whether the host may wait for the device of a tensor: not for a captured graph, nor for the trial before
-    it, in which waits are errors.
+    """Report whether the host may wait for the device of a tensor.
+
+    It must not in a captured graph, nor in the trial before it, in which waits are errors.
     """
     return not tensor.is_cuda or not (is_capturing(tensor) or torch.cuda.get_sync_debug_mode() > _WARNS)
 

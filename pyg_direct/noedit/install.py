@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 from torch_geometric import loader as pyg_loader, sampler as pyg_sampler
 from torch_geometric.nn import HeteroConv, MessagePassing, models as pyg_models
+from torch_geometric.nn.models import tgn as pyg_tgn
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import batched_negative_sampling, negative_sampling
 
 from pyg_direct import loader, sampler
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.placed_topology import AUTO_PLACEMENTS
-from pyg_direct.loader import walk_models
+from pyg_direct.loader import tgn, walk_models
 from pyg_direct.loader.inference import check_inference_loader, infer
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate_one
@@ -178,9 +179,11 @@ REPLACEMENTS = (
       for name in ("NeighborLoader", "LinkNeighborLoader", "NodeLoader", "LinkLoader", "NeighborSampler", "HGTLoader",
                    "ShaDowKHopSampler", "DataLoader", "DataListLoader", "DenseDataLoader", "PrefetchLoader",
                    "CachedLoader", "ClusterData", "ClusterLoader", "RandomNodeLoader", "GraphSAINTSampler",
-                   "GraphSAINTNodeSampler", "GraphSAINTEdgeSampler", "GraphSAINTRandomWalkSampler")),
+                   "GraphSAINTNodeSampler", "GraphSAINTEdgeSampler", "GraphSAINTRandomWalkSampler",
+                   "TemporalDataLoader")),
     *(Replacement(getattr(pyg_sampler, name), getattr(sampler, name)) for name in ("NeighborSampler", "HGTSampler")),
     *(Replacement(getattr(pyg_models, name), getattr(walk_models, name)) for name in ("Node2Vec", "MetaPath2Vec")),
+    *(Replacement(getattr(pyg_tgn, name), getattr(tgn, name)) for name in ("LastNeighborLoader", "TGNMemory")),
 )  # fmt: skip
 
 # Functions of PyG that loop on the host, and ours for edges on a GPU.
@@ -207,7 +210,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
 
     The logger `pyg_direct` reports in one line that PyG's classes are replaced. It also names each class that is left
     to PyG, once, with the reason, when the program makes an object of it. This includes classes that are not replaced,
-    such as `BidirectionalNeighborSampler` and `TGNMemory`. A second call changes the arguments.
+    such as `BidirectionalNeighborSampler`. A second call changes the arguments.
 
     Args:
         device: Device that samples and holds the batches; None is the current GPU if there is one, otherwise the CPU;

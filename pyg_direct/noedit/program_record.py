@@ -1,6 +1,6 @@
 """Record of the objects that replaced PyG's in this process, and of the objects left to PyG, with the reason.
 
-`run` reports it at the end of the program. `LEFT` lists classes of PyG that ours do not replace; each
+`run` reports it at the end of the program. `LEFT` lists loaders and samplers of PyG without a counterpart of ours; each
 is named when the program makes one.
 """
 
@@ -15,17 +15,12 @@ from typing import Any
 from pyg_direct.nn.paths import describe_calls, list_totals
 from pyg_direct.progress import announce
 
-# Classes that are not replaced, by module within PyG; some PyG versions lack some of them.
+# Loaders and samplers without a counterpart of ours, by module within PyG; some PyG versions lack some of them.
 LEFT = {
-    "loader": ("TemporalDataLoader",),
     "loader.ibmb_loader": ("IBMBBatchLoader", "IBMBNodeLoader"),
     "sampler": ("BidirectionalNeighborSampler",),
-    "nn.models.tgn": ("LastNeighborLoader", "TGNMemory"),
 }
 _NONE_OF_OURS = "there is none of ours"
-# Ours take the place of these once they have run on GPUs.
-_IMPORTED = frozenset({"TemporalDataLoader", "LastNeighborLoader", "TGNMemory"})
-_IMPORT_IT = "ours takes its place only where the program imports it from pyg_direct"
 _made: Counter[str] = Counter()
 _left: dict[str, Counter[str]] = {}
 # Watched classes, and their own `__init__`: None if it is inherited.
@@ -72,17 +67,15 @@ def is_watched(kind: type) -> bool:
 
 
 def _watch(kind: Any) -> None:
-    plain, name = kind.__init__, kind.__name__
+    plain = kind.__init__
     _WATCHED[kind] = vars(kind).get("__init__")
 
     @functools.wraps(plain)
     def named(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
         # Once, even if one of these classes is a subclass of another.
-        bases = type(self).__mro__
-        is_ours = any(one.__module__.startswith("pyg_direct.") for one in bases)
-        if not is_ours and next((one for one in bases if one in _WATCHED), None) is kind:
-            note_left(bases[0].__name__, _IMPORT_IT if name in _IMPORTED else _NONE_OF_OURS)
+        if next((one for one in type(self).__mro__ if one in _WATCHED), None) is kind:
+            note_left(type(self).__name__)
 
     kind.__init__ = named
 
