@@ -86,7 +86,7 @@ class Feature:
             float32. This takes less memory and fewer bytes over the link, for the precision of that dtype. float8 adds
             a scale for each row, one byte of GPU memory. The table that rows are taken from stays unchanged.
         link_blocks: Thread blocks that read host memory at once, of 1,024 threads, so that each takes a whole
-            multiprocessor; None measures the number, once for a GPU model and driver.
+            multiprocessor; None takes 4, and more beside hot rows.
         device_group_list: The cliques by hand: lists of GPUs, or `DeviceGroup`. None asks the driver.
         cold_policy: With several GPUs, the memory from which each reads the other rows. `unified`: a copy of its own,
             which the link serves at full rate at any size. `pinned`: one shared, page-locked copy. `shard`, with
