@@ -536,7 +536,7 @@ class Feature:
             IdError: as in `feature[ids]`; ids that are out of range write no rows.
         """
         ids, stored = check_update(self, ids, rows), self.stored
-        assert stored is not None
+        assert isinstance(stored, MemoryRows)
         stored.check()
         target = self.device if stored.is_on_gpu else torch.device("cpu")
         ids, rows = ids.to(target), rows.detach().to(target)
