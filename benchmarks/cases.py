@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
-from benchmarks.distributed.clients import measure_answers, measure_clients
+from benchmarks.distributed.clients import measure_clients
 from benchmarks.distributed.clique import measure_clique
 from benchmarks.distributed.dist_accuracy import measure_dist_accuracy
 from benchmarks.distributed.exchange import measure_distributed
@@ -433,7 +433,6 @@ LONG_CASES: dict[str, Case] = {
     "shared_start": shared_start,
     "clique": clique,
     "distributed": distributed,
-    "answers": measure_answers,
     "partition": partition,
     **DYNAMIC_CASES,
 }
