@@ -162,7 +162,7 @@ class Normalised(NamedTuple):
 
 def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: int,
               rows: Tensor | None) -> tuple[Normalised, Tensor]:  # fmt: skip
-    """Compute the layer at this place, `[N, W, H]`; with `rows` `[W, N, 2 * H]` it is written to its half of them too."""
+    """Compute the layer at this place, `[N, W, H]`, and write it to its half of `rows` `[W, N, 2 * H]`, if given."""
     weight, bias, scale, shift = parameters
     products, eps = multiply(given, weight, bias), frame.eps[layer]
     size = products.shape[2]
