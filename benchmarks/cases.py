@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Data
 
-from benchmarks.distributed.clients import measure_answers, measure_clients
+from benchmarks.distributed.clients import measure_clients
 from benchmarks.distributed.clique import measure_clique
 from benchmarks.distributed.dist_accuracy import measure_dist_accuracy
 from benchmarks.distributed.exchange import measure_distributed
@@ -27,7 +27,6 @@ from benchmarks.loader.accuracy import measure_accuracy
 from benchmarks.loader.continuous_time import measure_continuous_time
 from benchmarks.loader.host_memory import measure_host_memory
 from benchmarks.loader.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
-from benchmarks.loader.mixed import measure_mixed
 from benchmarks.loader.power import measure_training
 from benchmarks.loader.sampling_growth import measure_growth, measure_papers
 from benchmarks.loader.sets_and_walks import measure_sets, measure_walks
@@ -328,13 +327,6 @@ def peers(scale: float) -> Iterator[Row]:
     yield from measure_loaders(topology, name, workers=(8, 16) if on_gpu else (0, 2), batches=16 if on_gpu else 8)
 
 
-def mixed(scale: float) -> Iterator[Row]:
-    """Measure sampling by CPU cores, by the GPU if there is one, and by both together."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    graph = synthetic_graph("products", scale=scale, topology_only=True, device=device)
-    yield from measure_mixed(graph.edge_index, graph.num_nodes, _name(scale))
-
-
 def multi_gpu_rows(scale: float) -> Iterator[Row]:
     """Measure, of `multi_gpu`, rows of features over all GPUs, with several numbers of simultaneous reads."""
     resolve_device("cuda")
@@ -426,14 +418,12 @@ LONG_CASES: dict[str, Case] = {
     "whole_graphs": whole_graphs,
     "inference": inference,
     "peers": peers,
-    "mixed": mixed,
     "multi_gpu": multi_gpu,
     "multi_gpu_rows": multi_gpu_rows,
     "multi_gpu_papers": multi_gpu_papers,
     "shared_start": shared_start,
     "clique": clique,
     "distributed": distributed,
-    "answers": measure_answers,
     "partition": partition,
     **DYNAMIC_CASES,
 }

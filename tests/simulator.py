@@ -1,5 +1,4 @@
-"""Changes of Numba's simulator for tests: threads of a block wait asleep, arrays are read without wrappers, and speeds
-are not measured.
+"""Changes of Numba's simulator for tests: threads of a block wait asleep, and arrays are read without wrappers.
 
 Numba's own block polls whether all its threads have come to a barrier, and takes the interpreter from them meanwhile. A
 launch with six barriers then takes 30 times the processor time. Threads see the same behavior: a barrier opens when
@@ -17,12 +16,6 @@ from typing import Any
 
 import numpy as np
 from numba.cuda.simulator import kernel, kernelapi
-
-from pyg_direct.dynamic import group_choice
-from pyg_direct.dynamic.group_tuner import Speeds
-
-# Speeds as of a GPU; the simulator's would take a minute to measure and mean nothing.
-SPEEDS = Speeds(((4e-11, 4e-11, 4e-11, 16e-11, 64e-11, 256e-11),) * 3, 0.0, 1e-6, 1e-6, 5e10)
 
 
 class Thread(kernel.BlockThread):
@@ -92,8 +85,7 @@ def make_shared(shared: Any, shape: Any, dtype: Any) -> Any:
 
 
 def install() -> None:
-    """Run simulated kernels in such blocks, on plain arrays, and choose groups of snapshots by these speeds."""
+    """Run simulated kernels in such blocks, on plain arrays."""
     kernel.BlockManager = Block
     kernel.FakeWithinKernelCUDAArray = lambda array: array._ary
     kernelapi.FakeCUDAShared.array = make_shared
-    group_choice.find_speeds = lambda device: SPEEDS

@@ -1,7 +1,4 @@
-"""Server-client mode beside worker mode, with equal numbers of servers, clients and ranks on this host.
-
-Also the time of an answer from a server on another node, over a line and over Ray.
-"""
+"""Server-client mode beside worker mode, with equal numbers of servers, clients and ranks on this host."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,14 +17,10 @@ from benchmarks.distributed.exchange import BATCH, FANOUTS, run_processes
 from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
-from pyg_direct.distributed.server.client_connections import Lines
 from pyg_direct.distributed.server.client_graph import ClientGraph
-from pyg_direct.distributed.server.local_channel import Channels
 from pyg_direct.runtime.comm.host_group import gather
 
 _BATCHES, _EPOCHS = 12, 5
-# KiB of answers, bytes of their rows, questions per turn, and turns.
-_SIZES, _ROW_BYTES, _ASKED, _TURNS = (256, 1 << 10, 8 << 10), 4096, 20, 3
 
 
 def measure_clients(graph: NodeDataset, name: str, count: int = 2) -> Iterator[Row]:
@@ -100,60 +92,3 @@ def _load(rank: int, count: int, device: torch.device, folder: str, num_nodes: i
             servers.close()
     # The first epoch compiles.
     return {mode: own[1:] for mode, own in rates.items()}
-
-
-def measure_answers(scale: float = 1.0) -> Iterator[Row]:
-    """Measure milliseconds of answers from a server on another node, over a line and over Ray; no rows without Ray.
-
-    Both nodes are on this host; its processes connect over the loopback interface.
-
-    Args:
-        scale: Factor on the bytes of answers.
-    """
-    if importlib.util.find_spec("ray") is None:
-        return
-    sizes = [int(scale * size) << 10 for size in _SIZES]
-    with tempfile.TemporaryDirectory() as folder:
-        path, count = str(Path(folder) / "parts"), max(sizes) // _ROW_BYTES
-        rows = torch.zeros(count, _ROW_BYTES // 4)
-        partition_graph(path, torch.zeros(2, 1, dtype=torch.int64), 1, num_nodes=count, node_rows={"x": rows})
-        times = run_processes(_ask_another_node, 1, "cpu", path, sizes, threads=1)
-    for size in sizes:
-        case, note = f"answers/{size >> 10} KiB/cpu", "rows of 4 KiB; two nodes of Ray on one host, over the loopback"
-        over_ray = Row.of(case, "from another node, over Ray", "ms", times[f"{size} ray"], note=note)
-        yield over_ray
-        yield Row.of(case, "from another node, over a line", "ms", times[f"{size} line"], over_ray.p50, "over Ray",
-                     f"{note}, in turn with Ray")  # fmt: skip
-
-
-def _ask_another_node(rank: int, count: int, device: torch.device, folder: str, sizes: list[int]) -> dict[str, Any]:
-    """Measure milliseconds of answers of each size and way."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    from pyg_direct.distributed.server.ray_servers import serve
-
-    about = {"node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **about})
-    # The server starts on this node, as the first one has no room.
-    cluster.add_node(num_cpus=1, **about)
-    servers = serve(folder, "bench", num_cpus=0.5, address=cluster.address)
-    # As if the server were on another host, once in a network with lines, and once without.
-    servers._channels = Channels(lambda *_: False, servers._timeout)
-    ways = {"line": servers._lines, "ray": Lines(lambda _: None, ray.util.get_node_ip_address)}
-    kind = servers.ask("describe", {0: ()})[0]["nodes"][0]["name"]
-    times: dict[str, list[float]] = {}
-    for size, way in [(size, way) for size in sizes for _ in range(_TURNS) for way in ways]:
-        servers._lines = ways[way]
-        ids = np.arange(size // _ROW_BYTES, dtype=np.int32)
-        found = []
-        # The first two open a line, and allocate memory.
-        for _ in range(_ASKED + 2):
-            begin = time.perf_counter()
-            servers.ask("read", {0: ([(kind, ["x"])], [len(ids)], ids)})
-            found.append(1e3 * (time.perf_counter() - begin))
-        times.setdefault(f"{size} {way}", []).extend(found[2:])
-    servers.close()
-    ray.shutdown()
-    cluster.shutdown()
-    return times

@@ -14,11 +14,10 @@ from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic import stream
 from pyg_direct.dynamic.conv_operators import GCN, Factors
-from pyg_direct.dynamic.group_tuner import Option, choose_groups, find_values
+from pyg_direct.dynamic.group_choice import choose_form, choose_size
 from pyg_direct.dynamic.matrix_group import FORMS, GROUP_SIZES, build_group
-from pyg_direct.dynamic.speed_probe import find_speeds, run_group
-from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
-from pyg_direct.ops.snapshots.slice_csr import MAX_GROUP
+from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices, aggregate_snapshots
+from pyg_direct.ops.snapshots.slice_csr import MAX_GROUP, unite
 
 WIDTHS = (2, 8, 32, 64)
 # Seconds for which two plans take turns, and the limit of turns.
@@ -42,21 +41,17 @@ def measure_tuner(sets: Mapping[str, Sequence[Data]], widths: Sequence[int] = WI
         assert plan is not None, "given snapshots of one node type"
         num_nodes = plan.num_nodes
         factors = [plan.factorise(GCN(), t) for t in range(len(signal))]
-        speeds = plan.edges.tell_speeds(find_speeds(where))
         built = _build(factors, num_nodes)
         for width in widths:
             x = list(torch.randn(len(signal), num_nodes, width, device=where))
-            keys = [f.keys for f in factors]
-            options = choose_groups(keys, width, speeds, 0, find_values(factors), num_nodes)
-            chosen = [(o.first, o.last, o.form if o.last - o.first > 1 else "mask") for o in options]
+            chosen = choose_groups(factors, num_nodes, width, where)
             seconds = _time_groups(x, built, rounds)
             best = find_best(seconds, 0, len(signal))
             # Measured again: the minimum of many equal groups is the luckiest one.
             ratio = compare_plans(x, built, chosen, best, rounds) if set(chosen) != set(best) else 1.0
             ratios.append(ratio)
             yield Row.of(f"tuner/{name}/F={width}", "chosen groups over the best", "x", [ratio],
-                         note=f"chosen {_tell(chosen)}, {_sum_up(options, chosen, seconds)}; "
-                              f"best {_tell(best)}, took {1e6 * sum(seconds[g] for g in best):.0f} us")  # fmt: skip
+                         note=f"chosen {_tell(chosen, seconds)}; best {_tell(best, seconds)}")  # fmt: skip
     share = sum(ratio <= 1.05 for ratio in ratios) / len(ratios)
     yield Row.of("tuner/all", "cells within 5 % of the best", "x", [share],
                  note=f"{len(ratios)} cells, farthest {max(ratios):.3f}")  # fmt: skip
@@ -73,8 +68,20 @@ def _build(factors: Sequence[Factors], num_nodes: int) -> dict[Group, SnapshotMa
     return made
 
 
+def choose_groups(factors: Sequence[Factors], num_nodes: int, width: int, device: torch.device) -> list[Group]:
+    """Choose the groups of snapshots as a plan does for rows of `width` numbers."""
+    size, groups = choose_size(num_nodes, width, device), list[Group]()
+    for first in range(0, len(factors), size):
+        keys = [f.keys for f in factors[first : first + size]]
+        form = choose_form(unite(keys), sum(map(len, keys)), device) if len(keys) > 1 else "mask"
+        groups.append((first, first + len(keys), form))
+    return groups
+
+
 def _run(x: Sequence[Tensor], group: Group, matrices: SnapshotMatrices) -> None:
-    run_group(x[group[0] : group[1]], matrices)
+    """Do a plan's single aggregation of one group of several."""
+    packed = torch.stack([*x[group[0] : group[1]]], 1)
+    aggregate_snapshots(packed, matrices.to(packed.device, non_blocking=True)).transpose(0, 1).contiguous()
 
 
 def _time_groups(x: Sequence[Tensor], built: Mapping[Group, SnapshotMatrices], rounds: int) -> dict[Group, float]:
@@ -137,11 +144,7 @@ def find_best(seconds: Mapping[Group, float], first: int, last: int) -> list[Gro
     return [whole] if seconds[whole] <= sum(seconds[group] for group in apart) else apart
 
 
-def _sum_up(options: Sequence[Option], groups: Sequence[Group], seconds: Mapping[Group, float]) -> str:
-    """Describe the expected and the measured time of groups, one by one."""
-    expected = sum(option.seconds for option in options)
-    return f"expected {1e6 * expected:.0f} us, took {1e6 * sum(seconds[group] for group in groups):.0f} us"
-
-
-def _tell(groups: Sequence[Group]) -> str:
-    return " ".join(f"{last - first}{'' if last - first == 1 else form[0]}" for first, last, form in groups)
+def _tell(groups: Sequence[Group], seconds: Mapping[Group, float]) -> str:
+    """Describe groups, and the time that they took one by one."""
+    names = " ".join(f"{last - first}{'' if last - first == 1 else form[0]}" for first, last, form in groups)
+    return f"{names}, took {1e6 * sum(seconds[group] for group in groups):.0f} us"

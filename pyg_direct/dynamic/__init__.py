@@ -2,7 +2,7 @@
 
 - `sequence.py`, `snapshot.py`: snapshots from their sources, and one snapshot's edges in order.
 - `matrix_group.py`, `device_caches.py`: matrices of groups of snapshots, and caches on the device.
-- `snapshot_plan.py`: matrices and first aggregation of a sequence; `group_tuner.py`: the group sizes.
+- `snapshot_plan.py`: matrices and first aggregation of a sequence; `group_choice.py`: the group sizes.
 - `frame_trainer.py`, `frame_plan.py`, `fixed_slots.py`: training over sliding windows, replayed as a CUDA graph.
 - `stream.py`, `overlapped_work.py`: an unchanged training loop, and work in parallel with it.
 - `nn/`: recurrent layers, and acceleration of PyG's convolutions and of PyG Temporal's layers.

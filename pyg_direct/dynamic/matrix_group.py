@@ -155,12 +155,14 @@ def lay_apart(factors: Sequence[Factors], num_nodes: int) -> SnapshotMatrices:
     return SnapshotMatrices((piece,), row, column, diagonal, len(factors) * num_nodes, 1)
 
 
-def tell_weights(matrices: SnapshotMatrices) -> str:
-    """Describe the weights of a group's edges; of shared edges, if there are any."""
-    weight = matrices.pieces[0].weight
-    if weight is None:
-        return "weights of one"
-    return "a weight an edge" if weight.shape[1] == 1 else "a weight an edge and snapshot"
+def describe_edges(matrices: SnapshotMatrices) -> str:
+    """Describe the form of a group, the weights of its edges (of shared ones, if there are any), and its bytes."""
+    piece = matrices.pieces[0]
+    form = "split" if piece.presence is None else "mask"
+    weights = "weights of one"
+    if piece.weight is not None:
+        weights = "a weight an edge" if piece.weight.shape[1] == 1 else "a weight an edge and snapshot"
+    return f"{form}, {weights}, {matrices.num_bytes:,} bytes"
 
 
 def _check_mode(values: str, form: str, stacked: Tensor | None, equality: float) -> None:

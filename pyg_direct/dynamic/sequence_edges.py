@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pyg_direct.dynamic.conv_operators import Factors, Operator, Walk
 from pyg_direct.dynamic.device_caches import Budget
-from pyg_direct.dynamic.group_tuner import Speeds
 from pyg_direct.dynamic.overlapped_work import Ahead
 from pyg_direct.dynamic.snapshot import Joined, Snapshot, join_edges, order_edges
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError, PygDirectError
@@ -27,8 +26,6 @@ from pyg_direct.runtime.host.threads import one_thread
 # Share of the free memory of a GPU that ordered edges may take. Then the kept bytes of an edge, and the temporary bytes
 # of sorting it and finding it in a group of eight.
 _SHARE, _EDGE_BYTES = 0.2, 128
-# Least number of times that structures which do not stay are sent: so many epochs are few.
-_SENDINGS = 8
 # The host sorts so few edges in all before a GPU has begun with all the operations.
 FEW = 2**15
 # Upper bound of the keys target * N + source in the graph of all snapshots that are sorted at once.
@@ -191,15 +188,6 @@ class SequenceEdges:
 
     def _are_few(self, low: int, high: int) -> bool:
         return sum(part.edge_index.shape[1] for part in self._parts[low:high]) < FEW_AT_ONCE
-
-    def tell_speeds(self, speeds: Speeds) -> Speeds:
-        """Return the speeds of the device for structures of these edges. If they are made there they need not be sent.
-        If memory is limited they are sent in every epoch, although rows are aggregated once.
-        """
-        if self.are_on_device:
-            return replace(speeds, bytes_per_second=0.0)
-        sendings = 1 if self._budget.limit is None else _SENDINGS
-        return replace(speeds, bytes_per_second=speeds.bytes_per_second / sendings)
 
     def join(self, times: range, weighted: bool = True) -> Snapshot | None:
         """Return the ordered edges of snapshots as one graph, in which node i of the t-th is t * N + i. None if the

@@ -24,9 +24,8 @@ from pyg_direct.dynamic.device_caches import (
     count_bytes,
     count_entries,
 )
-from pyg_direct.dynamic.group_choice import APART, GroupChoice, name_matrices
-from pyg_direct.dynamic.group_tuner import Option
-from pyg_direct.dynamic.matrix_group import build_group, check_groups, lay_apart, tell_weights
+from pyg_direct.dynamic.group_choice import APART, Group, GroupChoice, name_matrices
+from pyg_direct.dynamic.matrix_group import check_groups, describe_edges, lay_apart
 from pyg_direct.dynamic.overlapped_work import Ahead, CopyStream, Timeline, take_turns
 from pyg_direct.dynamic.sequence_edges import Parts, SequenceEdges, check_limit, is_weighted
 from pyg_direct.errors import ArgumentError
@@ -47,7 +46,7 @@ class SnapshotPlan:
         parts: The snapshots, in order. Tensors that are the same object are the same in several snapshots.
         device: Device of the layers.
         group_size: Snapshots aggregated at once: 1, 2, 4 or 8. "auto" chooses for every eight of them, including the
-            form, by the least time expected from the measured speeds of the device.
+            form, by the rule of `group_choice.py`.
         form: "split" or "mask", see `group.build_group`.
         memory: Bytes on the device for kept data; None sets no limit.
 
@@ -113,10 +112,9 @@ class SnapshotPlan:
 
         def make() -> SnapshotMatrices:
             with self.edges.in_one_thread(first, last):
-                made = self._choice.take_built(key) or build_group(factors, self.num_nodes, form)
+                made = self._choice.build(factors, form)
             if last - first > 1:
-                told = f"{tell_weights(made)}, {made.num_bytes:,} bytes"
-                self.decisions.append(f"snapshots {first} to {last - 1}: {told}")
+                self.decisions.append(f"snapshots {first} to {last - 1}: {describe_edges(made)}")
             return made
 
         return self.matrices.get(key, range(first, last), make, keep)
@@ -185,7 +183,7 @@ class SnapshotPlan:
                 return self.aggregate_features(operator, time, weighted)
         return self._rows.fetch(key)
 
-    def _halve(self, operator: Operator, weighted: bool, group: Option) -> None:
+    def _halve(self, operator: Operator, weighted: bool, group: Group) -> None:
         """Drop the matrices of a group that memory has no room for, and replace it by two groups."""
         if group.form != APART:
             factors = [self.factorise(operator, time, weighted) for time in range(group.first, group.last)]
@@ -275,7 +273,7 @@ class SnapshotPlan:
         """Return features of all snapshots of a frame, `[W, N, F]`."""
         raise NotImplementedError("only plans of frames have windows")
 
-    def _keep_group(self, operator: Operator, group: Option, weighted: bool) -> None:
+    def _keep_group(self, operator: Operator, group: Group, weighted: bool) -> None:
         """Aggregate features of a group, of as many snapshots at once as memory allows, and keep or send each away."""
         low = group.first
         while low < group.last:
@@ -370,7 +368,7 @@ class SnapshotPlan:
             # Here the results have no references any more.
             self._halve(operator, weighted, largest)
 
-    def _find_groups(self, operator: Operator, time: int, last: int, weighted: bool, channels: int) -> Iterator[Option]:
+    def _find_groups(self, operator: Operator, time: int, last: int, weighted: bool, channels: int) -> Iterator[Group]:
         while time < last:
             yield (group := self._choice.find(operator, time, weighted, channels))
             time = group.last

@@ -150,8 +150,8 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
             size. Data that does not fit stays in host memory and is copied when used. Matrices of the snapshot or frame
             that is being trained on, and the rows of the frame, come in addition. None sets no limit but the free
             memory of the GPU.
-        group_size: Snapshots aggregated at once: 1, 2, 4 or 8; "auto" chooses by the edges that they share and by
-            speeds of the device, which it measures once.
+        group_size: Snapshots aggregated at once: 1, 2, 4 or 8; "auto" takes 8, or as many whose rows fit a CPU's
+            nearest cache, in the form that suits the edges that they share.
         form: Form of shared edges if `group_size` is a number, "split" or "mask".
 
     Raises:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature_arguments import (
+    check_count,
     check_dense,
     check_following,
     check_options,
@@ -44,13 +45,12 @@ from pyg_direct.features.process_sharing import Handle, is_shared_out, open_hand
 from pyg_direct.features.row_dtypes import check_narrow, narrow_rows
 from pyg_direct.features.row_files import DeviceConfig, RowFile, join_parts, open_array
 from pyg_direct.features.spilled_rows import SpilledRows, shard_rows, spill_file
-from pyg_direct.features.tier_report import Report, TierReport
+from pyg_direct.features.tier_report import Report, list_parts, report_tiers
 from pyg_direct.features.tiers.choice import open_file
-from pyg_direct.object_text import describe, show_parts, show_place
+from pyg_direct.object_text import describe, show_parts
 from pyg_direct.ops.argument_checks import as_ids, check_ids, checks_keywords
 from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.profiling import show_bytes
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.sm_budget import forget_reader
 from pyg_direct.runtime.host.memory_sizes import check_size, parse_size
@@ -86,7 +86,7 @@ class Feature:
             float32. This takes less memory and fewer bytes over the link, for the precision of that dtype. float8 adds
             a scale for each row, one byte of GPU memory. The table that rows are taken from stays unchanged.
         link_blocks: Thread blocks that read host memory at once, of 1,024 threads, so that each takes a whole
-            multiprocessor; None measures the number, once for a GPU model and driver.
+            multiprocessor; None takes 4, and more beside hot rows.
         device_group_list: The cliques by hand: lists of GPUs, or `DeviceGroup`. None asks the driver.
         cold_policy: With several GPUs, the memory from which each reads the other rows. `unified`: a copy of its own,
             which the link serves at full rate at any size. `pinned`: one shared, page-locked copy. `shard`, with
@@ -437,7 +437,7 @@ class Feature:
         from pyg_direct.features.packed_rows import check_order, invert
 
         shape, dtype = file.rows.shape, file.rows.dtype
-        self._check_count(shape[0])
+        check_count(self.csr_topo, shape[0])
         if self.store_dtype not in (None, dtype):
             raise ArgumentError(f"store_dtype must be None or {dtype}, as {file.path} has it, got {self.store_dtype}")
         order = file.order if order is None else order
@@ -485,7 +485,7 @@ class Feature:
     def _check_rows(self, cpu_tensor: Any) -> None:
         """Refuse the arguments that `from_cpu_tensor` refuses, before any row is freed."""
         check_dense(cpu_tensor)
-        self._check_count(len(cpu_tensor))
+        check_count(self.csr_topo, len(cpu_tensor))
         if self._shape is None:
             # No row would be lost here, and other errors are found as the rows are taken.
             return
@@ -494,11 +494,6 @@ class Feature:
             check_narrow(cpu_tensor.detach(), dtype)
         check_placing(cpu_tensor, self.device, dtype, self.device_cache_size, hotness=self.hotness,
                       csr_topo=self.csr_topo, is_for_many=self._is_for_many())  # fmt: skip
-
-    def _check_count(self, num_rows: int) -> None:
-        if self.csr_topo is not None and num_rows < self.csr_topo.node_count:
-            raise ArgumentError(f"cpu_tensor must have a row for each of the {self.csr_topo.node_count} nodes of "
-                                f"csr_topo, got {num_rows}")  # fmt: skip
 
     @contextmanager
     def _replacing(self) -> Iterator[None]:
@@ -540,14 +535,8 @@ class Feature:
             ArgumentTypeError: `rows` are no tensor, or `ids` no ids.
             IdError: as in `feature[ids]`; ids that are out of range write no rows.
         """
-        shape = self._filled()
-        if isinstance(self.stored, SpilledRows):
-            raise ArgumentError(f"rows of {self.placement!r} cannot be updated: {self.stored.tier.refusal}")
-        if self._handle is not None:
-            raise ArgumentError("rows that several processes share cannot be updated: they are read-only")
-        ids = check_update(ids, rows, shape, self._dtype)
-        stored = self.stored
-        assert stored is not None
+        ids, stored = check_update(self, ids, rows), self.stored
+        assert isinstance(stored, MemoryRows)
         stored.check()
         target = self.device if stored.is_on_gpu else torch.device("cpu")
         ids, rows = ids.to(target), rows.detach().to(target)
@@ -685,15 +674,9 @@ class Feature:
         Raises:
             ArgumentError: the feature holds no rows yet.
         """
-        shape, is_counted = self._filled(), self._served is not None
-        # Rows that the CPU collects come over the same link.
-        link = "PCIe" if self.device.type == "cuda" else None
-        if self.stored is None:
-            tiers = [TierReport(f"host memory ({self.placement})", shape[0], 0 if is_counted else None, link)]
-        else:
-            tiers = self.stored.describe(self.stored.num_read, is_counted, link)
+        self._filled()
         dtype = self.stored.tier.dtype if isinstance(self.stored, MemoryRows) else self._dtype
-        return Report(tiers, shape[1:].numel() * dtype.itemsize)
+        return report_tiers(self, dtype, self._served is not None)
 
     @property
     def hit_rate(self) -> float:
@@ -708,22 +691,10 @@ class Feature:
         return 0.0 if stored is None else stored.count_hot(stored.num_read) / max(1, stored.num_read)
 
     def __repr__(self) -> str:
-        return describe(self, self._list_parts())
+        return describe(self, list_parts(self, self._shape))
 
     def _repr_html_(self) -> str:
-        return show_parts(self, self._list_parts())
-
-    def _list_parts(self) -> Iterator[str]:
-        if self._shape is None:
-            yield from ("empty", str(self.device))
-            return
-        yield f"{list(self._shape)} of {self._dtype}"
-        yield show_bytes(self._shape.numel() * self._dtype.itemsize)
-        num_hot, placement = self.num_hot_rows, self.placement
-        if 0 < num_hot < self._shape[0]:
-            yield f"{num_hot:,} rows in GPU memory"
-            placement = f"the others {placement}"
-        yield show_place(placement, self.device)
+        return show_parts(self, list_parts(self, self._shape))
 
 
 ForkingPickler.register(Feature, send_feature)

@@ -13,6 +13,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.hot_rows import check_hotness
 from pyg_direct.features.row_dtypes import check_store_dtype
 from pyg_direct.features.row_files import RowFile
+from pyg_direct.features.spilled_rows import SpilledRows
 from pyg_direct.ops.argument_checks import as_ids, check_ids
 
 
@@ -51,12 +52,28 @@ def check_dense(cpu_tensor: Any) -> None:
         raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
 
 
-def check_update(ids: Tensor | Sequence[int], rows: Any, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def check_count(csr_topo: Any, num_rows: int) -> None:
+    """Refuse rows that are fewer than the nodes of a graph.
+
+    Raises:
+        ArgumentError: named argument, rule and value.
+    """
+    if csr_topo is not None and num_rows < csr_topo.node_count:
+        raise ArgumentError(f"cpu_tensor must have a row for each of the {csr_topo.node_count} nodes of "
+                            f"csr_topo, got {num_rows}")  # fmt: skip
+
+
+def check_update(feature: Any, ids: Tensor | Sequence[int], rows: Any) -> Tensor:
     """Return the ids of `Feature.update_`, checked with the rows that replace theirs.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
+    shape, dtype = feature.shape, feature.dtype
+    if isinstance(feature.stored, SpilledRows):
+        raise ArgumentError(f"rows of {feature.placement!r} cannot be updated: {feature.stored.tier.refusal}")
+    if feature._handle is not None:
+        raise ArgumentError("rows that several processes share cannot be updated: they are read-only")
     if not isinstance(rows, Tensor):
         raise ArgumentTypeError(f"rows must be a tensor, got {type(rows).__name__}")
     ids = check_ids("ids", as_ids("ids", ids), shape[0])

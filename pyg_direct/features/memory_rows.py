@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyg_direct.features.host_link_blocks import blocks_beside_hot, blocks_for_rows, find_link_blocks
+from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_beside_hot, blocks_for_rows
 from pyg_direct.features.hot_rows import (
     Listing,
     ReadCounts,
@@ -62,7 +62,7 @@ class MemoryRows:
         directory: Which ids are hot.
         exponents: Exponents of float8 rows, uint8 `[N]`, in memory that kernels read.
         misses: Share of all reads that goes to other rows than hot ones.
-        link_blocks: Thread blocks that keep the link busy; None measures them.
+        link_blocks: Thread blocks that keep the link busy; None takes `DEFAULT_BLOCKS`.
 
     Attributes:
         max_blocks: Cap of the grid of a read over the link; None for none.
@@ -83,7 +83,7 @@ class MemoryRows:
         self.device, self.dtype, self.exponents = device, dtype, exponents
         self.errors = ReadErrors(True) if device.type == "cuda" else None
         if tier.table.is_cuda and not tier.is_gpu_memory:
-            blocks = link_blocks or find_link_blocks(tier.table, tier.placement)
+            blocks = link_blocks or DEFAULT_BLOCKS
             if tier.table.numel() > 0:
                 width = tier.table[0].numel()
                 blocks = blocks_for_rows(blocks, width * tier.table.element_size(), width * dtype.itemsize)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from pyg_direct.object_text import flatten, show_table
+import torch
+
+from pyg_direct.object_text import flatten, show_place, show_table
 from pyg_direct.profiling import draw_shares, open_picture, show_bytes
 
 if TYPE_CHECKING:
@@ -97,6 +99,31 @@ class Report(NamedTuple):
         with open_picture(path, figsize=(7, 1.9)) as (figure, axes):
             draw_shares(axes, bars, TIER_COLORS)
         return figure if path is None else Path(path)
+
+
+def report_tiers(feature: Any, dtype: torch.dtype, is_counted: bool) -> Report:
+    """Return the report of a feature that holds rows stored in `dtype`, and counts reads or does not."""
+    # Rows that the CPU collects come over the same link.
+    shape, link, stored = feature.shape, "PCIe" if feature.device.type == "cuda" else None, feature.stored
+    if stored is None:
+        tiers = [TierReport(f"host memory ({feature.placement})", shape[0], 0 if is_counted else None, link)]
+    else:
+        tiers = stored.describe(stored.num_read, is_counted, link)
+    return Report(tiers, shape[1:].numel() * dtype.itemsize)
+
+
+def list_parts(feature: Any, shape: torch.Size | None) -> Iterator[str]:
+    """Iterate over what `repr` shows of a feature of this shape; None if it holds no rows."""
+    if shape is None:
+        yield from ("empty", str(feature.device))
+        return
+    yield f"{list(shape)} of {feature.dtype}"
+    yield show_bytes(shape.numel() * feature.dtype.itemsize)
+    num_hot, placement = feature.num_hot_rows, feature.placement
+    if 0 < num_hot < shape[0]:
+        yield f"{num_hot:,} rows in GPU memory"
+        placement = f"the others {placement}"
+    yield show_place(placement, feature.device)
 
 
 TIER_HEADS = ("", "tier", "rows", "bytes", "rows read", "share", "bytes read")

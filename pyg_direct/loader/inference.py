@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
-from pyg_direct.features.host_link_blocks import blocks_for_rows, find_link_blocks
+from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.graph.placed_topology import place_array
 from pyg_direct.graph.pyg_edges import find_edges
 from pyg_direct.loader.neighbor_loader import NeighborLoader
@@ -230,7 +230,7 @@ class _Rows:
                 yield batch, self.read(batch.n_id)
             return
         reading = torch.cuda.Stream(self.view.device)
-        most_blocks = self._count_blocks(self._block)
+        most_blocks = self._count_blocks()
         before: tuple[Any, Tensor, torch.cuda.Event] | None = None
         for batch in batches:
             computing = torch.cuda.current_stream(self.view.device)
@@ -251,12 +251,12 @@ class _Rows:
         torch.cuda.current_stream(self.view.device).wait_event(done)
         return batch, x
 
-    def _count_blocks(self, block: Block) -> int | None:
+    def _count_blocks(self) -> int | None:
         """Count the blocks that keep the link busy, in parallel with computation."""
         if self.view.numel() == 0:
             return None
         row_bytes = self.view[0].numel() * self.view.element_size()
-        return blocks_for_rows(find_link_blocks(self.view, block.placement), row_bytes, row_bytes)
+        return blocks_for_rows(DEFAULT_BLOCKS, row_bytes, row_bytes)
 
     def read(self, ids: Tensor, most_blocks: int | None = None) -> Tensor:
         """Read rows of these ids, to the device of the ids."""

@@ -60,7 +60,6 @@ EXPECTED = {
     },
     "labor": {"rows a batch"},
     "accuracy": {"test, 8 epochs", "test, 40 epochs", "GraphSAGE above it"},
-    "mixed": {"edges"},
     "peers": {"pyg_direct, 1 thread", "pyg_direct, 2 threads, a batch each"},
     "snapshots": {
         "one by one",

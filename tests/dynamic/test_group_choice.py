@@ -5,11 +5,12 @@ import torch
 
 from pyg_direct.dynamic import group_choice, sequence_edges, stream
 from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Mean, Sum, Walk
-from pyg_direct.dynamic.group_choice import APART
+from pyg_direct.dynamic.group_choice import APART, choose_form, choose_size
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.sequence_edges import SequenceEdges
 from pyg_direct.errors import IdError
-from tests.frames import HIDDEN, NODES, make_signal, make_trainer
+from pyg_direct.ops.snapshots.slice_csr import unite
+from tests.frames import HIDDEN, NODES, make_signal
 
 COUNT = 10
 
@@ -163,16 +164,42 @@ def test_snapshots_apart_are_halved_where_memory_runs_out(edges_on_device, monke
     torch.testing.assert_close(torch.stack(outs), torch.stack(expected))
 
 
-def test_groups_are_chosen_for_the_width_of_rows(monkeypatch):
-    asked, real = [], group_choice.choose_groups
-    monkeypatch.setattr(
-        group_choice, "choose_groups", lambda keys, width, *rest: asked.append(width) or real(keys, width, *rest)
-    )
-    trainer = make_trainer("MPNNLSTM", make_signal())
+@pytest.mark.parametrize(
+    ("num_nodes", "channels", "size"),
+    [(0, 8, 8), (1024, 32, 8), (1025, 32, 4), (4096, 32, 2), (8192, 32, 1), (10**6, 2, 1)],
+)
+def test_rows_of_a_group_fit_the_nearest_cache_of_a_cpu(num_nodes, channels, size):
+    # A GPU reads more edges at once the wider their rows are.
+    sizes = [choose_size(num_nodes, channels, torch.device(name)) for name in ("cpu", "cuda")]
 
-    trainer.fit(2)
+    assert sizes == [size, 8]
 
-    # Features, and rows of the second layer, forwards and backwards.
-    assert sorted(asked) == [4, HIDDEN]
-    known = trainer.plan._choice.list_known(GCN(), 0, True)
-    assert all(option.first == 0 for option in known)
+
+@pytest.mark.parametrize(
+    ("num_shared", "forms"), [(300, ["split", "mask"]), (100, ["split", "mask"]), (99, ["split", "split"])]
+)
+def test_edges_are_read_under_a_mask_on_a_gpu_if_snapshots_share_most(num_shared, forms):
+    # Three snapshots: edges of all, and edges of one.
+    shared, single = torch.arange(num_shared), torch.arange(1000, 1100)
+    union = unite([torch.cat([shared, single]), shared, shared])
+
+    found = [choose_form(union, 3 * num_shared + 100, torch.device(name)) for name in ("cpu", "cuda")]
+
+    assert found == forms
+
+
+def test_groups_are_cut_for_the_width_of_rows(monkeypatch):
+    monkeypatch.setattr(group_choice, "_NEAR_BYTES", 4 * NODES * 4 * 8)
+    plan = stream(make_list(), "cpu").plan
+
+    groups = [[plan._choice.find(GCN(), time, True, width)[:2] for time in (0, 5, 9)] for width in (4, 8, 32)]
+
+    assert groups == [[(0, 8), (0, 8), (8, 10)], [(0, 4), (4, 8), (8, 10)], [(0, 1), (5, 6), (9, 10)]]
+    assert len(list(plan._choice.list_known(GCN(), 5, True))) == 3
+
+
+def test_choices_are_told_in_words():
+    plan, _ = run(make_list())
+
+    assert [told.split(", ")[0] for told in plan.decisions] == ["snapshots 0 to 7: split", "snapshots 8 to 9: split"]
+    assert all("a weight an edge" in told and "bytes" in told for told in plan.decisions)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Factors, Mean, Sum
-from pyg_direct.dynamic.matrix_group import FORMS, build_group, choose_values, lay_apart, tell_weights
+from pyg_direct.dynamic.matrix_group import FORMS, build_group, choose_values, describe_edges, lay_apart
 from pyg_direct.dynamic.snapshot import join_edges
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.snapshots.aggregate import aggregate_snapshots
@@ -80,7 +80,7 @@ def test_weights_are_told_in_words(factor, values, expected):
 
     group = build_group([Factors(keys, weight, None, None, None) for weight in weights], 10, "split", values)
 
-    assert tell_weights(group) == expected
+    assert describe_edges(group) == f"split, {expected}, {group.num_bytes:,} bytes"
 
 
 def test_snapshots_without_weights_hold_none():

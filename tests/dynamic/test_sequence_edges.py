@@ -7,7 +7,6 @@ from pyg_direct.dynamic import sequence_edges, stream
 from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Mean
 from pyg_direct.dynamic.device_caches import Budget
 from pyg_direct.dynamic.fixed_slots import Slots
-from pyg_direct.dynamic.group_tuner import Speeds
 from tests.frames import NODES, TIMES, make_signal, make_trainer
 
 
@@ -109,15 +108,3 @@ def test_edges_stay_on_the_host_where_a_gpu_has_no_room(monkeypatch):
     places = [make_edges(monkeypatch, **given).device.type for given in options]
 
     assert places == ["cuda", "cuda", "cpu", "cpu", "cpu"]
-
-
-def test_speeds_are_those_of_where_structures_are_made(monkeypatch):
-    speeds = Speeds(((1e-9,) * 6,) * 3, 0.0, 1e-6, 1e-6, 8e9)
-
-    rates = [
-        make_edges(monkeypatch, limit=limit, few=few).tell_speeds(speeds).bytes_per_second
-        for limit, few in ((None, 0), (None, 10**9), (10**9, 0))
-    ]
-
-    # Not sent; sent once; sent in every epoch.
-    assert rates == [0, 8e9, 1e9]

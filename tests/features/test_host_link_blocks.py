@@ -1,6 +1,4 @@
-"""The number of blocks that read host memory is measured once."""
-
-import json
+"""Number of blocks that read host memory, for rows of any width and beside hot rows."""
 
 import pytest
 import torch
@@ -8,64 +6,6 @@ import torch
 from pyg_direct import Feature
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features import host_link_blocks as link
-from pyg_direct.runtime.cuda.memory import allocate
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty cache on disk and in memory."""
-    monkeypatch.setenv("PYG_DIRECT_CACHE", str(tmp_path))
-    monkeypatch.setattr(link, "_KNOWN", {})
-    return tmp_path
-
-
-def make_table(num_bytes):
-    """A GPU's view of rows in unified memory."""
-    block = allocate(num_bytes, "unified", "cuda")
-    block.view_on_cpu(torch.float32, (num_bytes // 4,)).fill_(1.0)
-    return block.view_on_gpu(torch.float32, (num_bytes // 400, 100))
-
-
-@pytest.mark.gpu
-def test_a_measured_number_is_kept(cache, monkeypatch):
-    table = make_table(link._LEAST_TABLE + 400)
-
-    found = link.find_link_blocks(table, "unified")
-
-    monkeypatch.setattr(link, "_measure", lambda table: pytest.fail("measured twice"))
-    assert link.find_link_blocks(table, "unified") == found
-    monkeypatch.setattr(link, "_KNOWN", {})
-    assert link.find_link_blocks(table, "unified") == found
-    assert list(json.loads((cache / "link_blocks.json").read_text()).values()) == [found]
-
-
-@pytest.mark.gpu
-def test_it_reads_as_fast_as_many_blocks_do(cache):
-    found = link.find_link_blocks(make_table(link._LEAST_TABLE + 400), "unified")
-
-    assert found in link._CANDIDATES
-    assert found < link._CANDIDATES[-1]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("text", ["", "[]", "seventeen", "17", "-8", '"12"'])
-def test_what_another_program_left_in_the_cache_is_measured_again(cache, monkeypatch, text):
-    table = make_table(link._LEAST_TABLE + 400)
-    monkeypatch.setattr(link, "_measure", lambda table: 12)
-    link.find_link_blocks(table, "unified")
-    link._KNOWN.clear()
-    kept = cache / "link_blocks.json"
-    kept.write_text(kept.read_text().replace(": 12", f": {text}"))
-
-    assert link.find_link_blocks(table, "unified") == 12
-
-
-@pytest.mark.gpu
-def test_a_small_table_measures_nothing(cache):
-    found = link.find_link_blocks(make_table(4000), "unified")
-
-    assert found == link.DEFAULT_BLOCKS
-    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize(("misses", "blocks"), [(1.0, 20), (0.8, 24), (0.5, 24), (0.25, 26), (0.0, 38)])

@@ -6,7 +6,7 @@ import contextlib
 import platform
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property, partial
 from os import PathLike
@@ -20,7 +20,6 @@ from pyg_direct.distributed.edge_queries import PairExchange
 from pyg_direct.distributed.frontier_exchange import Picker
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.row_exchange import Parcel, RowExchange
-from pyg_direct.distributed.server.client_connections import Offer, Sent, Switchboard
 from pyg_direct.distributed.server.local_channel import Channel, go_over
 from pyg_direct.errors import IdError, PartitionError
 from pyg_direct.graph.hetero_topo import EdgeType
@@ -44,12 +43,10 @@ class PartServer:
         folder, part, check: See `GraphPart`.
         device: Device of the part.
         num_threads: Threads of its CPU loops; None for all.
-        find_address: Returns the address of this host that clients on other hosts can reach. Large answers to them use
-            lines; None disables lines.
     """
 
     def __init__(self, folder: str | PathLike[str], part: int, device: str = "cpu", check: str | None = "size",
-                 num_threads: int | None = None, find_address: Callable[[], str] | None = None) -> None:  # fmt: skip
+                 num_threads: int | None = None) -> None:  # fmt: skip
         self._open = partial(GraphPart, folder, part, device=torch.device(device), check=check)
         self._pickers: dict[str, tuple[Picker, np.ndarray]] = {}
         self._num_threads = num_threads
@@ -57,8 +54,7 @@ class PartServer:
         self._turn = threading.Lock()
         self._clients: dict[threading.Thread, Channel] = {}
         # A thread that is in torch at Python's exit would abort the process.
-        self._switchboard = Switchboard(find_address)
-        self._finish = weakref.finalize(self, _part_with, self._clients, self._switchboard)
+        self._finish = weakref.finalize(self, _part_with, self._clients)
 
     @one_line
     def __repr__(self) -> Iterator[str]:
@@ -95,15 +91,6 @@ class PartServer:
                 channel.send((answer is not None, answer))
         channel.close()
         self._clients.pop(threading.current_thread(), None)
-
-    def meet_far(self) -> Offer | None:
-        """Offer a rendezvous for a line to a client of another host, for large answers."""
-        return self._switchboard.offer()
-
-    def answer(self, line: str, method: str, question: tuple[Any, ...]) -> tuple[bool, Sent | None, Any]:
-        """Answer one of `QUESTIONS`, over a client's line if the answer is large; see `Lines.hear`."""
-        assert method in QUESTIONS
-        return self._switchboard.put_through(line, getattr(self, method)(*question))
 
     def describe(self) -> dict[str, Any]:
         """Return the manifest, without the list of files, and dtypes and shapes of rows by kind and attribute."""
@@ -211,14 +198,13 @@ class PartServer:
             yield
 
 
-def _part_with(clients: dict[threading.Thread, Channel], switchboard: Switchboard) -> None:
-    """End the threads that answer clients, and the threads that meet them."""
+def _part_with(clients: dict[threading.Thread, Channel]) -> None:
+    """End the threads that answer clients."""
     threads = list(clients.items())
     for _, channel in threads:
         channel.close()
     for thread, _ in threads:
         thread.join(_END)
-    switchboard.close()
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Servers of parts as Ray actors: Ray places, finds and restarts them, and moves their answers.
 
-Messages are arrays. Between hosts Ray moves them as bytes, and Gloo moves large answers. A client and a server on one
-host use shared memory. This package never unpickles data from the network.
+Messages are arrays. Between hosts Ray moves them as bytes; a client and a server on one host use shared memory. This
+package never unpickles data from the network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from os import PathLike
 from typing import Any
 
 from pyg_direct.distributed.partitioning.manifest import Manifest, check_same
-from pyg_direct.distributed.server.client_connections import MEETING, Lines, Offer
 from pyg_direct.distributed.server.local_channel import Channels
 from pyg_direct.distributed.server.part_server import QUESTIONS, PartServer
 from pyg_direct.errors import ArgumentError, PartitionError, RankError, needs_extra
@@ -55,7 +54,6 @@ class RayServers:
         # Keeps servers that this program started alive as long as this object.
         self._started: list[Any] = []
         self._channels = Channels(self._meet, timeout)
-        self._lines = Lines(self._meet_far, ray.util.get_node_ip_address)
 
     @one_line
     def __repr__(self) -> Iterator[str]:
@@ -71,34 +69,22 @@ class RayServers:
         """
         told = self._channels.tell(method, questions) if method in QUESTIONS else []
         far = [part for part in questions if part not in told]
-        lines = {part: self._lines.find(part) for part in far} if method in QUESTIONS else {}
-        waiting = {part: self._call(part, method, questions[part], lines.get(part)) for part in far}
+        waiting = {part: self._call(part, method, questions[part]) for part in far}
         found = {}
         for part in told:
             has_answer, found[part] = self._channels.hear(part)
             if not has_answer:
                 waiting[part] = self._call(part, method, questions[part])
         for part, answer in waiting.items():
-            until = time.monotonic() + self._timeout
             found[part] = self._wait(part, method, answer)
-            if lines.get(part) is not None:
-                # Half of the remaining time is kept for the repetition through Ray.
-                has_answer, found[part] = self._lines.hear(part, found[part], (until - time.monotonic()) / 2)
-                if not has_answer:
-                    again = self._call(part, method, questions[part])
-                    found[part] = self._wait(part, method, again, until - time.monotonic())
-            if part in lines:
-                self._lines.consider(part, found[part])
         return found
 
-    def _call(self, part: int, method: str, question: tuple[Any, ...], line: str | None = None) -> Any:
-        if line is not None:
-            return self._actors[part].answer.remote(line, method, question)
+    def _call(self, part: int, method: str, question: tuple[Any, ...]) -> Any:
         return getattr(self._actors[part], method).remote(*question)
 
-    def _wait(self, part: int, method: str, answer: Any, seconds: float | None = None) -> Any:
+    def _wait(self, part: int, method: str, answer: Any) -> Any:
         try:
-            return ray.get(answer, timeout=self._timeout if seconds is None else max(0.0, seconds))
+            return ray.get(answer, timeout=self._timeout)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise RankError(f"the server of part {part} did not answer {method!r}: {error}") from error
         except ray.exceptions.RayTaskError as error:
@@ -108,14 +94,6 @@ class RayServers:
 
     def _meet(self, part: int, host: str, path: str) -> bool:
         return bool(self._wait(part, "meet", self._call(part, "meet", (host, path))))
-
-    def _meet_far(self, part: int) -> Offer | None:
-        try:
-            offer = ray.get(self._call(part, "meet_far", ()), timeout=MEETING)
-        except ray.exceptions.RayError:
-            # The question can be repeated, so nothing is lost.
-            return None
-        return None if offer is None else Offer(*offer)
 
     def close(self) -> None:
         """Stop the servers."""
@@ -166,8 +144,7 @@ def serve(folder: str | PathLike[str], name: str = "graph", *, num_cpus: float =
                 name=f"{name}/{part}", namespace=_NAMESPACE, num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=-1,
                 max_task_retries=-1, scheduling_strategy="SPREAD", lifetime=lifetime)  # fmt: skip
             threads = max(1, int(num_cpus))
-            kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads,
-                                       ray.util.get_node_ip_address))  # fmt: skip
+            kept.append(options.remote(str(folder), part, "cuda" if num_gpus else "cpu", check, threads))
         servers = RayServers(name, size, timeout)
         servers._started = kept
         numbers = servers.ask("identify", dict.fromkeys(range(size), ()))

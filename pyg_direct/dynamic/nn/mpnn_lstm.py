@@ -29,13 +29,7 @@ from pyg_direct.dynamic.nn.recurrent_step import (
 )
 from pyg_direct.dynamic.nn.sparse_conv import Located, convolve, locate
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
-from pyg_direct.ops.aggregate.apply_batch_norm import (
-    normalise,
-    normalise_on_gpu,
-    pull_normalised,
-    suits_grid,
-    suits_loop,
-)
+from pyg_direct.ops.aggregate.apply_batch_norm import normalise_on_gpu, pull_normalised, suits_grid
 from pyg_direct.ops.aggregate.products import multiply, multiply_columns
 from pyg_direct.ops.run_kernel import is_asked_again, is_transformed, pull_by_torch, runs_on_gpu
 from pyg_direct.ops.snapshots.aggregate import multiply_snapshots
@@ -168,9 +162,7 @@ class Normalised(NamedTuple):
 
 def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: int,
               rows: Tensor | None) -> tuple[Normalised, Tensor]:  # fmt: skip
-    """Compute the layer at this place, `[N, W, H]`. With `rows` `[W, N, 2 * H]` the result goes to the layer's half of
-    them. For the second layer it may go only there: then these are returned.
-    """
+    """Compute the layer at this place, `[N, W, H]`, and write it to its half of `rows` `[W, N, 2 * H]`, if given."""
     weight, bias, scale, shift = parameters
     products, eps = multiply(given, weight, bias), frame.eps[layer]
     size = products.shape[2]
@@ -183,10 +175,6 @@ def _convolve(given: Tensor, parameters: Sequence[Tensor], frame: Frame, layer: 
         visited = norm.num_batches_tracked
         assert visited is not None, "asked before"
         visited.add_(1)
-    if rows is not None and frame.dropout == 0 and suits_loop(products):
-        beside = torch.empty_like(products) if layer == 0 else None
-        moments = normalise(products, scale, shift, eps, rows, layer * size, norm, beside)
-        return Normalised(given, products, moments, None), rows if beside is None else beside
     out, both = _normalise_by_torch(products.relu_(), scale, shift, eps, norm)
     out, kept = _drop(out, frame)
     if rows is not None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.features.host_link_blocks import blocks_for_rows, find_link_blocks
+from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, measure_disk
 from pyg_direct.features.spilled_rows import SERVED
 from pyg_direct.features.tiers.base import Tier
@@ -64,8 +64,7 @@ class RowWindow(Tier):
             self._rows = block.view_on_cpu(self.dtype, shape)
             if block.placement != "cpu":
                 self._on_gpu = block.view_on_gpu(self.dtype, shape)
-                self._max_blocks = blocks_for_rows(find_link_blocks(self._on_gpu, block.placement), self._row_bytes,
-                                                   self._row_bytes)  # fmt: skip
+                self._max_blocks = blocks_for_rows(DEFAULT_BLOCKS, self._row_bytes, self._row_bytes)
         else:
             self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
         self._bytes = rows_in_units(self._rows, torch.uint8).numpy()

@@ -1,4 +1,7 @@
-"""Batch normalization after a ReLU, in one pass over the snapshots' columns (see `kernels/aggregate/batch_norm.py`)."""
+"""Batch normalization after a ReLU on a GPU, in one pass over the snapshots' columns.
+
+See `kernels/aggregate/batch_norm.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pyg_direct.kernels.aggregate import batch_norm as kernels
-from pyg_direct.ops.run_kernel import MAX_BLOCKS, is_heard, is_ordinary, run_cpu, run_gpu, runs_on_gpu, threads_for
+from pyg_direct.ops.run_kernel import MAX_BLOCKS, is_heard, is_ordinary, run_gpu, runs_on_gpu
 
-# Numbers up to which the loop, in one thread, takes less time than torch, which shares rows out to several.
-_FEW = 2**17
 # Nodes up to which a GPU's blocks, each with all rows of its columns, take less time than torch's.
 _FEW_NODES = 2**12
-_NONE = np.empty(0, np.float32)
-_NOWHERE = np.empty((0, 0, 0), np.float32)
-
-
-def suits_loop(rows: Tensor) -> bool:
-    """Report whether `normalise` takes rows `[N, W, H]` on a CPU, in less time than torch."""
-    return rows.numel() <= _FEW and rows.dtype == torch.float32 and not runs_on_gpu(rows)
 
 
 def suits_grid(like: Tensor, shape: Sequence[int]) -> bool:
-    """Report the same for a GPU, and rows of this shape."""
+    """Report whether `normalise_on_gpu` takes rows of this shape `[N, W, H]`, in less time than torch."""
     return (
         like.dtype == torch.float32
         and runs_on_gpu(like)
@@ -38,36 +31,16 @@ def suits_grid(like: Tensor, shape: Sequence[int]) -> bool:
     )
 
 
-def normalise(rows: Tensor, scale: Tensor, shift: Tensor, eps: float, beside: Tensor, at: int,
-              norm: nn.BatchNorm1d | None = None, out: Tensor | None = None) -> Tensor:  # fmt: skip
-    """Normalize ReLU of checked contiguous fp32 rows `[N, W, H]` on a CPU over the nodes of each snapshot. Return mean
-    and 1 / standard deviation, `[2, W, H]`. Has no gradient.
+def normalise_on_gpu(rows: Tensor, scale: Tensor, shift: Tensor, eps: float,
+                     norm: nn.BatchNorm1d | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Normalize ReLU of checked contiguous fp32 rows `[N, W, H]` over the nodes of each snapshot. Return the results,
+    like `rows`, and means and 1 / standard deviations, `[2, W, H]`. Has no gradient.
 
     Args:
         rows: The snapshots of a node side by side; left unchanged.
         scale, shift: Parameters of the normalization, `[H]`.
         eps: Number that is added to variances.
-        beside: Output by time, to columns from `at` on: contiguous `[W, N, C]`.
-        at: First of these columns.
-        norm: Module whose running statistics see the snapshot, the only one.
-        out: Second output, like `rows`.
-    """
-    _, window, size = rows.shape
-    moments = rows.new_empty(2, window, size)
-    running: tuple[Any, Any, Any] = _NONE, _NONE, 0.0
-    if norm is not None:
-        assert window == 1, "statistics see one snapshot after the other"
-        running = norm.running_mean, norm.running_var, norm.momentum
-    with threads_for(0):
-        run_cpu(kernels.normalise_cpu, rows, scale.detach(), shift.detach(), eps, *running, moments,
-                _NOWHERE if out is None else out, beside, at)  # fmt: skip
-    return moments
-
-
-def normalise_on_gpu(rows: Tensor, scale: Tensor, shift: Tensor, eps: float,
-                     norm: nn.BatchNorm1d | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the normalized rows of `normalise`, like `rows`, and means and 1 / standard deviations. It also advances
-    the count of `norm`.
+        norm: Module whose running statistics and count see the snapshot, the only one.
     """
     num_nodes, window, size = rows.shape
     out, moments = torch.empty_like(rows), rows.new_empty(2, window, size)

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from pyg_direct.dynamic import snapshot_plan, stream
+from pyg_direct.dynamic import group_choice, stream
 from pyg_direct.dynamic.nn import MPNNLSTM
 from tests.dynamic.stream.test_stream import CHANNELS, NODES, make_list
 
@@ -13,16 +13,16 @@ from tests.dynamic.stream.test_stream import CHANNELS, NODES, make_list
 @pytest.mark.parametrize("memory", [None, 600])
 def test_threads_take_turns(monkeypatch, memory):
     waiting, seen = threading.Event(), []
-    real = snapshot_plan.build_group
+    real = group_choice.build_group
 
-    def build(*args):
+    def build(*args, **options):
         # The first thread is in the middle of making matrices until the other one asks, or has long had the time to.
         seen.append(threading.current_thread().name)
         if len(seen) == 1:
             other.start()
             waiting.wait(0.3)
         waiting.set()
-        return real(*args)
+        return real(*args, **options)
 
     snapshots, layer, results = make_list(2), MPNNLSTM(CHANNELS, 4, NODES, 1, 0.0).eval(), []
     given = stream(snapshots, "cpu", group_size=2, memory=memory)
@@ -32,7 +32,7 @@ def test_threads_take_turns(monkeypatch, memory):
             results.append(layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr).detach())
 
     other = threading.Thread(target=work, name="other")
-    monkeypatch.setattr(snapshot_plan, "build_group", build)
+    monkeypatch.setattr(group_choice, "build_group", build)
     work()
     other.join()
 

@@ -11,7 +11,6 @@ import torch
 
 from pyg_direct import NeighborLoader
 from pyg_direct.distributed.dist_loader import DistNeighborLoader
-from pyg_direct.distributed.server.client_connections import Lines
 from pyg_direct.distributed.server.client_graph import ClientGraph
 from pyg_direct.distributed.server.local_channel import Channels
 from pyg_direct.errors import RankError
@@ -72,7 +71,7 @@ def look(name, part):
     return ray.get(find_server(name, part).__ray_call__.remote(lambda _: (os.getpid(), time.time())))
 
 
-@pytest.mark.parametrize("way", ["memory", "lines", "ray"])
+@pytest.mark.parametrize("way", ["memory", "ray"])
 def test_clocks_that_are_apart_and_go_back_change_nothing(clock, data, tmp_path, monkeypatch, way):
     import ray
 
@@ -91,17 +90,9 @@ def test_clocks_that_are_apart_and_go_back_change_nothing(clock, data, tmp_path,
             self._timeout = patience[0]
             return super().hear(part)
 
-    class RecordedLines(Lines):
-        def hear(self, part, reply, timeout):
-            over.append("ray" if reply[1] is None else "lines")
-            return super().hear(part, reply, timeout)
-
     def make_channels(servers):
         return RecordedChannels(servers._meet if way == "memory" else lambda *_: False, servers._timeout)
 
-    monkeypatch.setattr(engine, "Lines", RecordedLines)
-    if way == "ray":
-        monkeypatch.setattr(engine.Lines, "consider", lambda *_: None)
     servers = engine.serve(tmp_path / "wide", name, num_cpus=0.5, timeout=TIMEOUT)
     servers._channels = make_channels(servers)
     apart = [look(name, part)[1] - time.time() for part in range(2)]
@@ -139,4 +130,4 @@ def test_clocks_that_are_apart_and_go_back_change_nothing(clock, data, tmp_path,
         assert_equal(batch, other)
     # The test has no time for the hours by which clocks went back.
     assert seconds >= PATIENCE
-    assert (way in over) if way != "ray" else not over
+    assert bool(over) == (way == "memory")
