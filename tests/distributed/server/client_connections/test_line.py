@@ -13,6 +13,7 @@ from pyg_direct.distributed.server import client_connections
 from pyg_direct.distributed.server.client_connections import CLIENT, LARGE, Line, Lines, Sent, Switchboard, can_open
 from tests.distributed.hosts import ADDRESSES, Hosts, can_make_hosts, enter_host
 from tests.distributed.lines import HERE, find_here, make_answer, open_line, same
+from tests.processes import start_method
 
 pytestmark = pytest.mark.skipif(not can_open(), reason="needs a torch with Gloo")
 # Seconds that no test has: who waits them out hears nothing.
@@ -37,7 +38,7 @@ def serve_apart(pipe, host=None, address=HERE):
 @pytest.fixture
 def apart():
     """(pipe to the server of another process, that process)."""
-    context = get_context("spawn")
+    context = get_context(start_method())
     mine, theirs = context.Pipe()
     process = context.Process(target=serve_apart, args=(theirs,), daemon=True)
     process.start()
@@ -189,7 +190,7 @@ def ask_apart(pipe, host, address):
 @pytest.mark.slow
 @pytest.mark.skipif(not can_make_hosts(), reason="needs network and time namespaces")
 def test_a_line_that_is_cut_is_given_up_and_the_next_one_carries():
-    context, size = get_context("spawn"), 1 << 20
+    context, size = get_context(start_method()), 1 << 20
     with Hosts() as hosts:
         pipes, processes = [], []
         for work, name, address in zip((ask_apart, serve_apart), hosts.names, ADDRESSES, strict=True):
