@@ -12,6 +12,7 @@ import importlib
 import multiprocessing
 import os
 import pkgutil
+import platform
 import shutil
 import subprocess
 import sys
@@ -86,8 +87,11 @@ def write_ptx(path: str) -> None:
     write_archive(Path(path), dict(texts))
 
 
-def compile_family(family: str, folder: str) -> None:
-    """Write the code of all listed loops for a family of processors, which Numba reads from the environment."""
+def compile_family(family: str, folder: str, kept: str) -> None:
+    """Write the code of all listed loops for a family of processors, which Numba reads from the environment.
+
+    Code that an earlier build kept is copied.
+    """
     import_kernels()
     from pyg_direct.compiler.jit import CPU_KERNELS
     from pyg_direct.compiler.shipped_loops import name_entry, read_type
@@ -96,15 +100,26 @@ def compile_family(family: str, folder: str) -> None:
     for line in (ROOT / "pyg_direct/compiler/cpu_loops.txt").read_text().splitlines():
         title, threads, *codes = line.split()
         args = [read_type(code) for code in codes]
-        entry = name_entry(family, title, threads, args)
-        Path(folder, entry.replace("/", "+")).write_bytes(kernels[title].compile(threads, args))
+        name = name_entry(family, title, threads, args).replace("/", "+")
+        own, known = Path(folder, name), Path(kept, name)
+        if known.exists():
+            shutil.copy(known, own)
+            continue
+        own.write_bytes(kernels[title].compile(threads, args))
+        # Other builds see all of it or none of it.
+        part = Path(kept, f"{os.getpid()}.part")
+        shutil.copy(own, part)
+        part.replace(known)
 
 
 def write_loops(path: str) -> None:
     """Compile the listed CPU loops for every family into one archive."""
     import_kernels()
+    from pyg_direct.compiler.code_cache import cache_folder
     from pyg_direct.compiler.shipped_loops import FAMILIES, write_archive
 
+    # Of these sources and this compiler, as all compiled code there, and of this Python.
+    kept = cache_folder(f"families_{sys.implementation.cache_tag}_{platform.machine()}")
     with tempfile.TemporaryDirectory() as folder:
         # The library of vector functions is found where Intel's is installed, which may not be so elsewhere.
         common = {**os.environ, "PYG_DIRECT_CACHE": os.path.join(folder, "cache"), "NUMBA_DISABLE_INTEL_SVML": "1"}
@@ -112,7 +127,7 @@ def write_loops(path: str) -> None:
         for family in FAMILIES:
             Path(folder, family).mkdir()
             named = {"NUMBA_CPU_NAME": family, "NUMBA_CPU_FEATURES": ""}
-            made.append(subprocess.Popen([sys.executable, __file__, family, os.path.join(folder, family)],
+            made.append(subprocess.Popen([sys.executable, __file__, family, os.path.join(folder, family), str(kept)],
                                          env={**common, **named}))  # fmt: skip
         codes = [process.wait() for process in made]
         if any(codes):
@@ -122,7 +137,7 @@ def write_loops(path: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
+    if len(sys.argv) == 4:
         compile_family(*sys.argv[1:])
     elif sys.argv[1].endswith("ptx.zip"):
         write_ptx(sys.argv[1])

@@ -33,11 +33,13 @@ def test_an_environment_that_cannot_be_had_fails_unless_it_is_listed(tmp_path, w
 
 def test_the_wheels_environment_borrows_nothing():
     build = (CI / "run").read_text().partition("build_wheel() {")[2].partition("\n}")[0]
-    clean = build.partition('python3 -m venv "$logs/venv"')[2].partition('python3 -m venv "$logs/bare"')[0]
+    clean, _, later = build.partition('python3 -m venv "$logs/venv"')[2].partition('touch "$logs/venv/ready"')
 
     assert "pip" in clean
     assert "--no-deps" not in clean
-    assert ".pth" not in clean
+    # Then the wheel itself takes the place of the one without kernels.
+    assert re.search(r'venv/bin/pip" install .* "\$logs"/dist/pyg_direct-\*.whl\n', later)
+    assert ".pth" not in build
 
 
 def test_what_is_skipped_for_want_of_a_package_is_run_by_another_step():

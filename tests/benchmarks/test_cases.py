@@ -75,6 +75,10 @@ EXPECTED = {
 }
 
 
+def sample_small_batch(graph):
+    return next(iter(NeighborLoader(graph.to_data(), [4, 3, 2], input_nodes=graph.train_idx, batch_size=64, seed=0)))
+
+
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.delenv("PYG_DIRECT_DATA", raising=False)
@@ -84,6 +88,7 @@ def _small(monkeypatch):
     monkeypatch.setattr(contest, "_WINDOW_SECONDS", 0.001)
     monkeypatch.setattr(whole_graphs, "_SECONDS", 0.0)
     monkeypatch.setattr(dynamic_cases, "PRESETS", dict(list(dynamic_cases.PRESETS.items())[:1]))
+    monkeypatch.setattr(cases, "_sample_batch", sample_small_batch)
     for name, sizes in FEWER.items():
         monkeypatch.setattr(cases, name, partial(getattr(cases, name), **sizes))
 

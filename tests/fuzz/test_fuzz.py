@@ -47,7 +47,8 @@ def cases(draw, subject, device):
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-@settings(max_examples=max(15, settings.default.max_examples // 3))
+# Of other rows than those in which every pair meets; a search finds the smallest case of a failure.
+@settings(max_examples=max(5, settings.default.max_examples // 10))
 @given(data=st.data())
 def test_any_case_is_as_expected(real_device, subject, data):
     case = data.draw(cases(subject, real_device.type))

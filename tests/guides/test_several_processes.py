@@ -33,8 +33,8 @@ def run(*command):
     return begin_until_joined(start)
 
 
-def options(count):
-    return ["--device", "cpu", "--scale", "0.003", "--epochs", "6", "--batch-size", str(64 // count)]
+def options(count, epochs=6):
+    return ["--device", "cpu", "--scale", "0.003", "--epochs", str(epochs), "--batch-size", str(64 // count)]
 
 
 def losses_of(output):
@@ -45,18 +45,18 @@ def test_torchrun_does_what_spawned_processes_do():
     spawned = run(EXAMPLES / "multi_gpu_sage.py", "--processes", "2", *options(2))
 
     output = run("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", EXAMPLES / "multi_gpu_sage.py",
-                 *options(2))  # fmt: skip
+                 *options(2, epochs=2))  # fmt: skip
 
     losses = losses_of(spawned)
     assert "with 2 processes" in spawned
     assert len(losses) == 6
     assert losses[-1] < 0.7 * losses[0], spawned
     assert float(re.search(r"test ([\d.]+)%", spawned)[1]) > 15, spawned
-    assert losses_of(output) == pytest.approx(losses, rel=0.02)
+    assert losses_of(output) == pytest.approx(losses[:2], rel=0.02)
 
 
 def test_one_process_is_enough():
-    output = run(EXAMPLES / "multi_gpu_sage.py", *options(1)[:-4], "--epochs", "1")
+    output = run(EXAMPLES / "multi_gpu_sage.py", *options(1, epochs=1)[:-2])
 
     assert "with 1 processes" in output
     assert len(losses_of(output)) == 1

@@ -45,16 +45,18 @@ def test_no_thread_passes_a_barrier_before_all_are_there():
 
 
 def test_threads_that_ended_are_not_waited_for():
-    def count_those_left(counts):
+    def count_those_there(arrived, counts):
         i = cuda.threadIdx.x
         for barrier in range(i):
-            counts[i] = cuda.syncthreads_count(i > barrier + 1)
+            cuda.atomic.add(arrived, barrier, 1)
+            cuda.syncthreads()
+            counts[i] = arrived[barrier]
 
-    counts = np.zeros(8, dtype=np.int64)
-    launch(count_those_left, 1, counts)
+    arrived, counts = np.zeros(8, dtype=np.int64), np.zeros(8, dtype=np.int64)
+    launch(count_those_there, 1, arrived, counts)
 
-    # The last barrier of thread i includes the threads i and above; the threads above i go on.
-    assert counts.tolist() == [0, 6, 5, 4, 3, 2, 1, 0]
+    # At the last barrier of thread i are the threads i and above; the threads above i go on.
+    assert counts.tolist() == [0, 7, 6, 5, 4, 3, 2, 1]
 
 
 def test_an_exception_of_one_thread_ends_all():

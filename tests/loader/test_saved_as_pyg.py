@@ -50,6 +50,7 @@ def test_a_file_names_nothing_of_ours(installed, name, protocol):
     assert b"pyg_direct" not in sent
 
 
+@pytest.mark.full
 def test_files_load_where_the_package_is_not(installed, tmp_path):
     made = [MAKE[name](PYG) for name in MAKE]
     expected = [made[0](), made[1]("a"), made[2][1].edge_index]

@@ -107,6 +107,7 @@ def test_a_file_of_a_model_names_what_it_did_before(name, way):
     assert getattr(loaded, "note", 3) == 3
 
 
+@pytest.mark.full
 def test_a_model_loads_where_the_package_is_not(tmp_path):
     model, (x, edge_index) = GraphSAGE(WIDTH, 8, 2, 3), (torch.randn(9, WIDTH), torch.randint(9, (2, 30)))
     pyg_direct.accelerate(model)

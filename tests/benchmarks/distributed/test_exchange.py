@@ -1,14 +1,17 @@
 """Processes that benchmarks start."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
+from functools import partial
+from multiprocessing.connection import wait as wait_for_any
 
 import pytest
+from torch.multiprocessing import start_processes
 
-from benchmarks.distributed.exchange import run_processes
+from benchmarks.distributed import exchange
+from tests.processes import start_method
 
 
 def wait(rank, count, device, folder):
@@ -18,25 +21,28 @@ def wait(rank, count, device, folder):
     time.sleep(3600)
 
 
+def measure(folder):
+    # A shell has what it runs in the background ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Processes of a benchmark import for ten seconds; how they start is no matter here.
+    exchange.spawn = partial(start_processes, start_method="fork")
+    exchange.run_processes(wait, 2, "cpu", folder)
+
+
 @pytest.mark.full
 def test_an_interrupted_benchmark_leaves_no_processes(tmp_path):
-    program = subprocess.Popen([sys.executable, "-m", __name__, str(tmp_path)], stderr=subprocess.DEVNULL)
+    program = multiprocessing.get_context(start_method()).Process(target=measure, args=(str(tmp_path),))
+    program.start()
     try:
         while len(names := [name for name in os.listdir(tmp_path) if (tmp_path / name).stat().st_size]) < 2:
-            assert program.poll() is None
-            time.sleep(0.1)
-        program.send_signal(signal.SIGINT)
+            assert not wait_for_any([program.sentinel], 0.1)
+        os.kill(program.pid, signal.SIGINT)
+        program.join()
 
-        assert program.wait() != 0
+        assert program.exitcode != 0
     finally:
         program.kill()
-        program.wait()
+        program.join()
     for name in names:
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / name).read_text()), 0)
-
-
-if __name__ == "__main__":
-    # A shell has what it runs in the background ignore it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    run_processes(wait, 2, "cpu", sys.argv[1])

@@ -28,6 +28,8 @@ import os, signal, sys, time
 import torch, torch.distributed as dist
 from pyg_direct.distributed import DistGraph, DistNeighborLoader
 from tests.processes import LostError, join_group
+# All ranks find the loops of loaders ready.
+import tests.forked
 
 def run(rank, port, size, number):
     try:

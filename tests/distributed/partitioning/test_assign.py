@@ -23,8 +23,7 @@ def assign(edges, num_nodes, num_parts):
     return assign_by_stream(lambda: iter([tuple(edges)]), num_nodes, edges.shape[1], num_parts)
 
 
-@pytest.mark.parametrize("ordered", [False, True], ids=["", "ordered"])
-@pytest.mark.parametrize("num_edges", [20_000, 100_000, 400_000])
+@pytest.mark.parametrize(("num_edges", "ordered"), [(20_000, False), (20_000, True), (100_000, False), (400_000, True)])
 @pytest.mark.full
 def test_parts_of_a_stream_are_equal_however_many_edges_nodes_have(num_edges, ordered):
     edges = draw_edges(2000, num_edges, ordered=ordered)

@@ -124,11 +124,12 @@ def test_structures_that_come_back_are_copied_as_foreseen(device, memory):
     assert [epoch["moved_bytes"] for epoch in trainer.history[2:]] == [foreseen] * 2
 
 
-@pytest.mark.parametrize(("name", "weighted"), [
-    ("TGCN", False), pytest.param("TGCN", True, marks=SLOW),
-    ("MPNNLSTM", True), pytest.param("MPNNLSTM", False, marks=SLOW),
+# Each model with every limit; weights, in turns.
+@pytest.mark.parametrize(("name", "weighted", "memory"), [
+    ("TGCN", False, 5_000), ("MPNNLSTM", True, 5_000),
+    *(pytest.param(name, (number + (name == "TGCN")) % 2 == 0, memory, marks=SLOW)
+      for number, memory in enumerate((480, 1500, 9_000, 20_000, 60_000)) for name in ("TGCN", "MPNNLSTM")),
 ])  # fmt: skip
-@pytest.mark.parametrize("memory", [5_000, *(pytest.param(n, marks=SLOW) for n in (480, 1500, 9_000, 20_000, 60_000))])
 def test_epochs_copy_what_was_foreseen(device, name, weighted, memory):
     signal = make_signal(name, weighted)
     free = make_trainer(name, signal, device=device, **NO_REPLAY[device.type])

@@ -77,6 +77,7 @@ def see_writing(rank, feature):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_starts")
 def test_there_is_one_copy_of_the_rows():
     rows = make_rows()
     feature = Feature(device="cpu", device_list="group").from_cpu_tensor(rows)

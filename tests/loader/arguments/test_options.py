@@ -84,6 +84,7 @@ class TestWorkers:
         assert loader.num_workers == 0
 
     @pytest.mark.slow
+    @pytest.mark.usefixtures("quick_starts")
     def test_spawned_workers_give_equal_batches(self, real_device):
         options = {"batch_size": 16, "shuffle": True, "seed": 1, "device": real_device}
         loader = NeighborLoader(make_data(), [3, 2], **options, num_workers=2, multiprocessing_context="spawn")

@@ -105,7 +105,7 @@ def make_wide_data(width=128):
 
 
 class TestLeaving:
-    """200 loops that end early leave no memory behind."""
+    """100 loops that end early leave no memory behind."""
 
     def leave(self, loader):
         next(iter(loader))
@@ -139,7 +139,7 @@ class TestLeaving:
             getattr(self, how)(loader)
         before = used()
 
-        for _ in range(200):
+        for _ in range(100):
             getattr(self, how)(loader)
 
         # A batch holds more than a megabyte.

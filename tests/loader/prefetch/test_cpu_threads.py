@@ -245,6 +245,7 @@ print(resident() - before)
 
 @pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""),
                     reason="needs glibc")  # fmt: skip
+@pytest.mark.full
 def test_memory_that_threads_freed_goes_back_with_their_end():
     done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
 

@@ -162,6 +162,7 @@ def test_relations_are_summed_together_while_installed():
 @pytest.mark.parametrize(
     ("options", "calls"), [([], "6"), pytest.param(["--no-accelerate"], "0", marks=pytest.mark.slow)]
 )
+@pytest.mark.full
 def test_a_program_has_a_switch(tmp_path, options, calls):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)

@@ -90,7 +90,8 @@ def test_rows_of_any_length_match_reference(device, fanout, num_sources):
 @pytest.mark.slow
 @pytest.mark.parametrize("fanout", [5, 2000])
 def test_hub_matches_reference(device, fanout):
-    degree = 10**5
+    # More than ten times what a block of a GPU takes at once.
+    degree = 25_000
     indptr = torch.tensor([0, 0, degree], device=device)
     indices = torch.arange(degree, dtype=torch.int32, device=device)
 
