@@ -6,9 +6,9 @@ reads features of short rows by the same ids, such as labels and masks, in one l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,10 @@ class ReadTyped:
         order = {kind: number for number, kind in enumerate(types)}
         # List of ids that each table is read by.
         self.lists = tuple(len(types) * batch + order[kind] for batch in range(num_batches) for kind, _ in self.names)
+        # Takes the items of these lists, at least two.
+        self.take: Callable[[Sequence[int]], tuple[int, ...]] = itemgetter(*self.lists)
 
-    def read(self, ids: Tensor, layout: Tensor, counts: list[int]) -> tuple[Tensor, Sequence[Tensor]]:
+    def read(self, ids: Tensor, layout: Tensor, counts: Sequence[int]) -> tuple[Tensor, Sequence[Tensor]]:
         """Return (all rows, the rows of each feature batch after batch), by ids that a sampler made; see
         `TypedReader.read`.
         """
@@ -113,10 +115,12 @@ class TypedRows:
             self._groups[num_batches] = groups
         begins = list(accumulate(sizes, initial=0))
         # Groups of the same types have one layout. Lists: a call of NumPy takes as long as one of them.
-        counts = {group.lists: [sizes[place] for place in group.lists] for group in groups}
-        layouts = [list_layout([begins[place] for place in lists], own) for lists, own in counts.items()]
+        by_lists = {group.lists: group.take for group in groups}
+        counts = {lists: take(sizes) for lists, take in by_lists.items()}
+        layouts = [list_layout(take(begins), counts[lists]) for lists, take in by_lists.items()]
         words = upload(np.array([*chain.from_iterable(layouts)], np.int64), ids.device)
-        words_of = dict(zip(counts, torch.unsafe_split_with_sizes(words, list(map(len, layouts))), strict=True))
+        parted = torch.unsafe_split_with_sizes(words, list(map(len, layouts))) if len(layouts) > 1 else (words,)
+        words_of = dict(zip(counts, parted, strict=True))
         for group in groups:
             whole, parts = group.read(ids, words_of[group.lists], counts[group.lists])
             size = len(group.names)

@@ -363,6 +363,8 @@ class HeteroTopo:
                     self.node_time[start : start + self.num_nodes[kind]] = times[kind].cpu()
         # Types whose nodes have times.
         self.timed_types = frozenset(times)
+        # True if nodes or edges have times.
+        self.is_temporal = bool(self.timed.any()) or bool(self.timed_types)
         has_edge_time = any(r.time is not None for r in relations)
         if times and self.edge_starts[-1] <= _MOST_COPIED_TIMES:
             # One access a step of a search instead of two that wait for each other.
@@ -373,11 +375,6 @@ class HeteroTopo:
         # torch.cat makes all arrays float64 if one of them is.
         self.edge_weight = _concatenate([r.list_weights() for r in relations] if self.weighted.any() else [],
                                         torch.float32)  # fmt: skip
-
-    @property
-    def is_temporal(self) -> bool:
-        """Report whether nodes or edges have times."""
-        return bool(self.timed.any()) or bool(self.timed_types)
 
     @property
     def bound(self) -> int | None:

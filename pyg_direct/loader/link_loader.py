@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import BaseStorage
 from torch_geometric.loader import LinkLoader as PygLinkLoader, LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NegativeSampling
 from typing_extensions import Unpack
@@ -282,20 +283,40 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         out.metadata = (out.metadata[0], *fields)
         source = target = part = batch
         if isinstance(out, HeteroSamplerOutput):
-            part, source, target = batch[edge_type], batch[edge_type[0]], batch[edge_type[-1]]
-        part.input_id = out.metadata[0]
+            edges, nodes = batch._edge_store_dict, batch._node_store_dict
+            part = edges[edge_type] if edge_type in edges else batch[edge_type]
+            source, target = (nodes[kind] if kind in nodes else batch[kind] for kind in (edge_type[0], edge_type[-1]))
+        _put(part, input_id=out.metadata[0])
         if self.neg_sampling is None or self.neg_sampling.is_binary():
-            part.edge_label_index, part.edge_label, part.edge_label_time = fields
+            _put(part, edge_label_index=fields[0], edge_label=fields[1], edge_label_time=fields[2])
             if start is not None:
-                part.edge_label_start_time = start
+                _put(part, edge_label_start_time=start)
             return
-        source.src_index, target.dst_pos_index, target.dst_neg_index = fields[:3]
-        source.seed_time = target.seed_time = fields[3]
+        _put(source, src_index=fields[0])
+        _put(target, dst_pos_index=fields[1], dst_neg_index=fields[2])
+        for end in (source, target):
+            _put(end, seed_time=fields[3])
         if start is not None:
-            source.seed_start_time = target.seed_start_time = start
+            for end in (source, target):
+                _put(end, seed_start_time=start)
         for key in ("edge_label_index", "edge_label_time"):
             if key in part:
                 del part[key]
+
+
+def _put(part: Any, **values: Any) -> None:
+    """Write values into a batch without types, or into a store; None removes a value."""
+    if not isinstance(part, BaseStorage):
+        for key, value in values.items():
+            setattr(part, key, value)
+        return
+    # PyG's own setter takes as long as the launch of a kernel.
+    mapping = part._mapping
+    for key, value in values.items():
+        if value is None:
+            mapping.pop(key, None)
+        else:
+            mapping[key] = value
 
 
 class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[misc]

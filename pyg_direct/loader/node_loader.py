@@ -134,15 +134,18 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
     def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
         if not self._samples_together():
             return super()._submit_together(positions, keys)
-        given, sizes = self.input_data, [own.numel() for own in positions]
-        whole = positions[0] if len(sizes) == 1 else torch.cat(list(positions))
-        # Not by indexing, which wakes torch's threads for a few thousand items.
-        parts = [whole if given.input_id is None else given.input_id.index_select(0, whole),
-                 given.node.index_select(0, whole),
-                 None if given.time is None else given.time.index_select(0, whole)]  # fmt: skip
-        split = [[part] * len(sizes) if part is None or len(sizes) == 1 else torch.unsafe_split_with_sizes(part, sizes)
-                 for part in parts]  # fmt: skip
-        inputs = [NodeSamplerInput(*own, given.input_type) for own in zip(*split, strict=True)]
+        given = self.input_data
+        # Cut at once. Not by indexing, which wakes torch's threads for a few thousand items.
+        whole = positions[0] if len(positions) == 1 else torch.cat(list(positions))
+        parts = [None if part is None else part.index_select(0, whole)
+                 for part in (given.input_id, given.node, given.time)]  # fmt: skip
+        parts[0] = whole if parts[0] is None else parts[0]
+        columns: list[Sequence[Any]] = [[part] for part in parts]
+        if len(positions) > 1:
+            sizes = [len(own) for own in positions]
+            columns = [[None] * len(sizes) if part is None else torch.unsafe_split_with_sizes(part, sizes)
+                       for part in parts]  # fmt: skip
+        inputs = [NodeSamplerInput(*own, given.input_type) for own in zip(*columns, strict=True)]
         pending: PendingOutput | Finished = self._sampler.submit_together(inputs, keys)
         return pending
 

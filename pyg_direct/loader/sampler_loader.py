@@ -19,7 +19,7 @@ from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds, can_share
 from pyg_direct.loader.collate.attributes import without_edge_attributes
 from pyg_direct.loader.collate.data import Attributes
-from pyg_direct.loader.collate.hetero_data import HeteroAttributes
+from pyg_direct.loader.collate.hetero_data import HeteroAttributes, note_typed
 from pyg_direct.loader.collate.stores import StoreAttributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw, rank_sampled
 from pyg_direct.loader.memory_placement import Placed
@@ -321,10 +321,11 @@ class GeneralLoader(EpochLoader):
         if isinstance(self._general, StoreAttributes):
             batch = self._general.build(out)
         elif isinstance(out, HeteroSamplerOutput):
-            batch = self._general.build(self.data, out, checked=is_ours, memory=memory, read=read)
+            batch = self._general.build(self.data, out, checked=is_ours, memory=memory, read=read, notes=True)
         else:
             batch = self._build_homogeneous(out, self._general, is_ours)
-        note_sample(batch, out)
+        if not isinstance(self._general, HeteroAttributes):
+            note_sample(batch, out)
         is_told = isinstance(self._sampler, OwnSampler) and self.transform_sampler_output is None
         if is_told and self._sampler.sample_direction == "forward":
             register_batch(batch, out, is_ours)
@@ -430,22 +431,4 @@ def note_sample(batch: Any, out: Output) -> None:
         if out.orig_row is not None and out.orig_col is not None:
             batch._orig_edge_index = torch.stack([out.orig_row, out.orig_col])
         return
-    trees, nodes, edges = (getattr(out, name) or {} for name in ("batch", "num_sampled_nodes", "num_sampled_edges"))
-    known = batch._node_store_dict
-    for kind, ids in out.node.items():
-        store = (known[kind] if kind in known else batch[kind])._mapping
-        if ids is not None:
-            store.setdefault("n_id", ids)
-        if (tree := trees.get(kind)) is not None:
-            store["batch"] = tree
-        if (counts := nodes.get(kind)) is not None:
-            store["num_sampled_nodes"] = counts
-    known = batch._edge_store_dict
-    for kind, ids in (out.edge or dict.fromkeys(edges)).items():
-        store = (known[kind] if kind in known else batch[kind])._mapping
-        if ids is not None:
-            store.setdefault("e_id", ids)
-        if (counts := edges.get(kind)) is not None:
-            store["num_sampled_edges"] = counts
-    for kind in out.orig_row or {}:
-        batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])
+    note_typed(batch, out)

@@ -300,7 +300,8 @@ class _Relations:
         self.storage, self.address, self._version = StorageWeakRef(storage), storage._cdata, first._version
         self.begin, self._dtype, self._max_degree = int(first.storage_offset()), first.dtype, max_degree
         # Batches hold the lists, which programs may change.
-        self._nodes, self._edges = ({kind: tuple(own) for kind, own in counts.items()} for counts in (nodes, edges))
+        self._nodes, self._edges = (dict(zip(counts, map(tuple, counts.values()), strict=True))
+                                    for counts in (nodes, edges))  # fmt: skip
         # Other batches may share the memory.
         self.beside: list[_Relations] = []
         self._kinds: dict[int, Any] | None = None

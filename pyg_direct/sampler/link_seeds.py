@@ -397,15 +397,17 @@ class Links:
                 LoaderWarning,
             )
         self._drawn = drawn
-        self._targets = torch.cat([self._targets, drawn.targets])
         if is_triplet:
             if self._label is not None:
                 raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
+            self._targets = torch.cat([self._targets, drawn.targets])
             return
-        self._sources = torch.cat([self._sources, drawn.sources])
+        # In one step, as `ends` returns both.
+        self._both = torch.cat([self._sources, drawn.sources, self._targets, drawn.targets])
+        self._sources, self._targets = self._both.view(2, self._num_links + count).unbind()
         if self._label is None:
             self._label = torch.zeros(self._num_links + count, device=self._device)
-            self._label[: self._num_links] = 1
+            self._label.narrow(0, 0, self._num_links).fill_(1)
         else:
             self._label = torch.cat([self._label, self._label.new_zeros((count, *self._label.shape[1:]))])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -46,9 +46,10 @@ from pyg_direct.kernels.sampling.worklist import COLUMNS
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.local_ids.relabel_nodes import num_words
 from pyg_direct.ops.rows.upload import upload
-from pyg_direct.ops.run_kernel import full_grid, grid_for, run_gpu
+from pyg_direct.ops.run_kernel import full_grid, grid_for, prepare_gpu, run_gpu
 from pyg_direct.ops.sampling.sample_hetero import PairList, Rows, Rules, write_edges
 from pyg_direct.runtime.cuda.graph_capture import fill_words
+from pyg_direct.runtime.cuda.launch import OPEN
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs
@@ -166,6 +167,9 @@ class Slot(captured_plan.Slot):
         self.outbox = torch.zeros(STATE + self.totals.numel(), dtype=torch.int64, pin_memory=on_gpu, device="cpu")
         self.inbox_words: np.ndarray = self.inbox.numpy()
         self.outbox_words: np.ndarray = self.outbox.numpy()
+        self.inbox_keys = self.inbox_words[HEADER : HEADER + plan.num_batches].view(np.uint64)
+        # Words of the inbox before the seeds, as they were written last.
+        self.header: tuple[Any, ...] | None = None
         self.arrived = reserve(room)
         self.state = torch.zeros(STATE, dtype=torch.int64, device=device)
         self.state[BAD_SEED] = NO_POSITION
@@ -192,6 +196,16 @@ class Slot(captured_plan.Slot):
         self.bucket_starts, self.new_starts = reserve(num_buckets + 1), reserve(hops, num_buckets + 1)
         self.ranks, self.found = reserve(2, listed, dtype=torch.int32).unbind()
         self.keys = reserve(listed, dtype=torch.int32).view(torch.uint32)
+        # Counts of nodes by class and of edges by entry, up to each hop.
+        node_words, stages = (hops + 2) * classes, plan.num_stages
+        self.node_totals = self.outbox_words[STATE : STATE + node_words].reshape(hops + 2, classes)
+        edge_words = self.outbox_words[STATE + node_words :][: (stages + 1) * entries]
+        self.edge_totals = edge_words.reshape(stages + 1, entries)
+        order = self.draws if is_subgraph else self.draws[:0]
+        self.export_batch = prepare_gpu(
+            captured_hops.export_typed_batch_gpu, self.state, hops, stages, classes, entries, plan.node_starts,
+            self.nodes, self.trees, self.begins, self.firsts, self.totals, self.outputs, self.sources, self.targets,
+            self.ids, order, int(topo.direction == "out"), OPEN, OPEN, OPEN, OPEN)  # fmt: skip
 
 
 class HeteroGpuPlan(CapturedPlan):
@@ -235,7 +249,7 @@ class HeteroGpuPlan(CapturedPlan):
         self._type_sizes, self._type_starts = upload(np.stack([sizes, topo.type_starts[:-1]]), device).unbind()
         class_starts = np.tile(topo.type_starts[:-1], num_batches)
         self._class_starts = upload(class_starts, device)
-        self._node_starts = upload(np.zeros_like(class_starts) if disjoint else class_starts, device)
+        self.node_starts = upload(np.zeros_like(class_starts) if disjoint else class_starts, device)
         self._known_edges = self._known_items = 0
 
     @one_line
@@ -366,13 +380,18 @@ class HeteroGpuPlan(CapturedPlan):
     def _write_inbox(self, slot: Slot, pending: Pending) -> None:
         listed, excluded, _ = pending.seeds
         words, count, seeds = slot.inbox_words, listed.numel(), self.find_seeds()
-        words[NUM_SEEDS], words[SEEDS_ON_GPU], words[OWN_TIMES] = count, listed.ids.is_cuda, listed.times is None
-        words[HEADER : HEADER + self.num_batches].view(np.uint64)[:] = pending.key
-        missing = [0] * (self.num_classes - len(listed.counts))
-        # Classes of batches that are missing begin at the end.
-        words[HEADER + self.num_batches : seeds] = [*accumulate([*listed.counts, *missing], initial=0),
-                                                    *listed.first_trees, *missing]  # fmt: skip
-        if listed.ids.is_cuda:
+        is_on_gpu = listed.ids.is_cuda
+        slot.inbox_keys[:] = pending.key
+        header = is_on_gpu, listed.times is None, listed.counts, listed.first_trees
+        # Most batches have as many seeds as the batch before.
+        if header != slot.header:
+            slot.header = header
+            words[NUM_SEEDS], words[SEEDS_ON_GPU], words[OWN_TIMES] = count, is_on_gpu, listed.times is None
+            missing = [0] * (self.num_classes - len(listed.counts))
+            # Classes of batches that are missing begin at the end.
+            words[HEADER + self.num_batches : seeds] = [*accumulate([*listed.counts, *missing], initial=0),
+                                                        *listed.first_trees, *missing]  # fmt: skip
+        if is_on_gpu:
             slot.arrived[:count].copy_(listed.ids)
             if listed.times is not None:
                 slot.arrived[count : (1 + self.num_times) * count].copy_(listed.times.view(-1))
@@ -559,25 +578,20 @@ class HeteroGpuPlan(CapturedPlan):
         return slot.capacity._replace(edges=edges, items=items, excluded=num_excluded)
 
     def _export(self, slot: Slot, pending: Pending) -> list[GeneralSample]:
-        topo, hops, words = self.topology.topo, self.num_hops, slot.outbox_words
-        num_asked = pending.seeds[2]
+        hops, words, is_subgraph = self.num_hops, slot.outbox_words, self.last_fanouts is not None
         # The words are written anew before these counts are read: differences are copies.
-        node_rows, stages, is_subgraph = (hops + 2) * self.num_classes, self.num_stages, self.last_fanouts is not None
-        nodes = words[STATE : STATE + node_rows].reshape(hops + 2, self.num_classes)
-        edges = words[STATE + node_rows :][: (stages + 1) * self.num_entries].reshape(stages + 1, self.num_entries)
+        node_totals, edge_totals = slot.node_totals, slot.edge_totals
         num_nodes, num_edges = int(words[NODES + hops]), int(words[NUM_INSIDE if is_subgraph else EDGES + hops])
-        order = slot.draws if is_subgraph else slot.draws[:0]
         # Relations without edges have room for one.
-        new, num_empty = slot.arrived.new_empty, self.num_entries - int(np.count_nonzero(edges[-1]))
-        out_nodes = new(num_nodes * (2 if self.disjoint else 1))
-        outputs = out_nodes, new(2 * (num_edges + num_empty)), new(num_edges)
-        run_gpu(captured_hops.export_typed_batch_gpu, grid_for(max(num_nodes, num_edges), slot.state), slot.state, hops,
-                stages, self.num_classes, self.num_entries, self._node_starts, slot.nodes, slot.trees, slot.begins,
-                slot.firsts, slot.totals, slot.outputs, slot.sources, slot.targets, slot.ids, order,
-                int(topo.direction == "out"), out_nodes[:num_nodes], out_nodes[num_nodes:], *outputs[1:])  # fmt: skip
-        samples = split_outputs(topo, outputs, nodes[1:] - nodes[:-1], edges[1:] - edges[:-1], self.num_batches,
-                                self.disjoint, self.max_degree, has_hops=not is_subgraph)  # fmt: skip
-        return samples[:num_asked]
+        new, num_empty = slot.arrived.new_empty, edge_totals[-1].tolist().count(0)
+        num_trees = num_nodes if self.disjoint else 0
+        outputs = new(num_nodes + num_trees), new(2 * (num_edges + num_empty)), new(num_edges)
+        out_nodes, out_trees = torch.unsafe_split_with_sizes(outputs[0], [num_nodes, num_trees])
+        slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state), (out_nodes, out_trees, *outputs[1:]))
+        samples = split_outputs(self.topology.topo, outputs, node_totals[1:] - node_totals[:-1],
+                                edge_totals[1:] - edge_totals[:-1], self.num_batches, self.disjoint, self.max_degree,
+                                has_hops=not is_subgraph)  # fmt: skip
+        return samples[: pending.seeds[2]]
 
 
 def _find_worst_case(topo: HeteroTopo, fanouts: np.ndarray, counts: np.ndarray, copies: int | None

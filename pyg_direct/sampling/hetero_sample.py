@@ -129,29 +129,30 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
         max_degree: See `GeneralSample`.
         has_hops: True for batches of the edges of their hops, False for batches of the edges among their nodes.
     """
-    num_types, num_relations = len(topo.node_types), len(topo.edge_types)
+    types, relations = topo.node_types, topo.edge_types
     nodes, ends, edge_ids = outputs
     sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
-    sizes, edge_sizes = node_counts.sum(0).tolist(), num_edges.sum(0).tolist()
-    first_counts = [counts[0] for counts in sampled_nodes]
+    sizes, edge_sizes = [*map(sum, sampled_nodes)], [*map(sum, sampled_edges)]
     parts = split_parts(nodes, sizes * 2 if disjoint else sizes)
+    trees = parts[len(sizes) :]
     id_parts, pairs_of = split_parts(edge_ids, edge_sizes), _split_pairs(ends, edge_sizes)
+    first_counts = [counts[0] for counts in sampled_nodes]
     samples = []
     for number in range(num_batches):
-        own_types = slice(number * num_types, (number + 1) * num_types)
-        own_relations = slice(number * num_relations, (number + 1) * num_relations)
-        trees = parts[len(sizes) :][own_types]
+        if num_batches > 1:
+            own, of_edges = (slice(number * len(kinds), (number + 1) * len(kinds)) for kinds in (types, relations))
+        else:
+            own = of_edges = slice(None)
         samples.append(GeneralSample(
-            node=dict(zip(topo.node_types, parts[own_types], strict=True)),
-            edge_index=dict(zip(topo.edge_types, pairs_of[own_relations], strict=True)),
-            edge=dict(zip(topo.edge_types, id_parts[own_relations], strict=True)),
-            batch=dict(zip(topo.node_types, trees, strict=True)) if disjoint else None,
-            num_sampled_nodes=dict(zip(topo.node_types, sampled_nodes[own_types], strict=True)) if has_hops else None,
-            num_sampled_edges=dict(zip(topo.edge_types, sampled_edges[own_relations], strict=True))
-            if has_hops else None,
+            node=dict(zip(types, parts[own], strict=False)),
+            edge_index=dict(zip(relations, pairs_of[of_edges], strict=True)),
+            edge=dict(zip(relations, id_parts[of_edges], strict=True)),
+            batch=dict(zip(types, trees[own], strict=True)) if disjoint else None,
+            num_sampled_nodes=dict(zip(types, sampled_nodes[own], strict=True)) if has_hops else None,
+            num_sampled_edges=dict(zip(relations, sampled_edges[of_edges], strict=True)) if has_hops else None,
             memory=outputs,
             max_degree=max_degree,
-            num_seeds=dict(zip(topo.node_types, first_counts[own_types], strict=True)),
+            num_seeds=dict(zip(types, first_counts[own], strict=True)),
         ))  # fmt: skip
     return samples
 
@@ -165,11 +166,11 @@ def _split_pairs(ends: Tensor, sizes: list[int]) -> list[Tensor]:
     """Pairs `[2, E']` that stand one after the other, with room for one edge at least; torch counts writes to each on
     its own.
     """
-    pairs, place, view = [], 0, torch.as_strided
+    pairs, place, view = [], 0, ends.as_strided
     # Without the links that torch keeps for views: two thirds of the time of a split and a view of each part.
     with torch._C._AutoDispatchBelowADInplaceOrView():
         for size in sizes:
-            pairs.append(view(ends, (2, size), (size or 1, 1), place))
+            pairs.append(view((2, size), (size or 1, 1), place))
             place += 2 * size or 2
     return pairs
 

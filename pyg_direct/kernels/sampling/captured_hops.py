@@ -184,6 +184,47 @@ def close_nodes(state, hop, num_classes, inbox, num_batches, repeats, nodes, cla
     cuda.syncthreads()
 
 
+@body
+def list_entries(state, inbox, hop, num_parts, num_batches, num_types, capacity, template, own, work, begins, totals,
+                 shared):  # fmt: skip
+    """Write the entries of a work list and the running sum of their items; by one block.
+
+    Each entry of the template stands for the nodes of `num_parts` hops from `hop` on, an entry of the list for each. If
+    there are more items than the capacity, their number is recorded and the list has none.
+    """
+    tid, num_classes = np.int64(cuda.threadIdx.x), num_batches * num_types
+    entries = np.int64(work.shape[0] // COLUMNS - 1)
+    needed = np.int64(0)
+    first = np.int64(0)
+    while first <= entries:
+        a = first + tid
+        count = np.int64(0)
+        if a < entries:
+            at, source, part = a * COLUMNS, own + (a // num_parts) * COLUMNS, hop + a % num_parts
+            for column in range(COLUMNS):
+                work[at + column] = template[source + column]
+            kind, batch, row = template[source + _FRONT], template[source + _BATCH], part * (num_classes + 1)
+            begin = begins[row + kind]
+            if template[source + _FANOUT] != 0:
+                count = begins[row + kind + 1] - begin
+            work[at + _FRONT], work[at + _LOCAL] = begin, totals[part * num_classes + kind]
+            work[at + _KEY] = inbox[HEADER + batch]
+            work[at + _FIRST_TREE] = begins[batch * num_types]
+        before, total = scan_block(count, shared)
+        if a <= entries:
+            work[a * COLUMNS + _FIRST] = needed + before
+        needed += total
+        first += THREADS
+    cuda.syncthreads()
+    if needed > capacity:
+        a = tid
+        while a <= entries:
+            work[a * COLUMNS + _FIRST] = 0
+            a += THREADS
+        if tid == 0:
+            state[NEEDED_ITEMS] = max(state[NEEDED_ITEMS], needed)
+
+
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[]")
 def list_work_gpu(state, inbox, hop, num_hops, num_batches, num_types, capacity, repeats, nodes, class_starts,
                   bucket_starts, bucket_step, template, work, offsets, begins, firsts, totals,
@@ -205,38 +246,8 @@ def list_work_gpu(state, inbox, hop, num_hops, num_batches, num_types, capacity,
         while c < num_classes:
             first_trees[c] = inbox[HEADER + num_batches + num_classes + 1 + c]
             c += THREADS
-    entries, row = np.int64(work.shape[0] // COLUMNS - 1), hop * (num_classes + 1)
-    known = hop * num_classes
-    own = hop * work.shape[0]
-    needed = np.int64(0)
-    first = np.int64(0)
-    while first <= entries:
-        a = first + tid
-        count = np.int64(0)
-        if a < entries:
-            at, source = a * COLUMNS, own + a * COLUMNS
-            for column in range(COLUMNS):
-                work[at + column] = template[source + column]
-            kind, batch = template[source + _FRONT], template[source + _BATCH]
-            begin = begins[row + kind]
-            if template[source + _FANOUT] != 0:
-                count = begins[row + kind + 1] - begin
-            work[at + _FRONT], work[at + _LOCAL] = begin, totals[known + kind]
-            work[at + _KEY] = inbox[HEADER + batch]
-            work[at + _FIRST_TREE] = begins[batch * num_types]
-        before, total = scan_block(count, shared)
-        if a <= entries:
-            work[a * COLUMNS + _FIRST] = needed + before
-        needed += total
-        first += THREADS
-    cuda.syncthreads()
-    if needed > capacity:
-        a = tid
-        while a <= entries:
-            work[a * COLUMNS + _FIRST] = 0
-            a += THREADS
-        if tid == 0:
-            state[NEEDED_ITEMS] = max(state[NEEDED_ITEMS], needed)
+    list_entries(state, inbox, hop, 1, num_batches, num_types, capacity, template, hop * work.shape[0], work, begins,
+                 totals, shared)  # fmt: skip
 
 
 @gpu_kernel("i8[] i8 i8 i8[] i8[] i8[] i8[]")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
-from pyg_direct.kernels.batch_counters import EDGES, HEADER, NEEDED_ITEMS, NUM_INSIDE
+from pyg_direct.kernels.batch_counters import EDGES, HEADER, NUM_INSIDE
 from pyg_direct.kernels.local_ids.bitmap import has_bit
 from pyg_direct.kernels.local_ids.sorted_buckets import find_node
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
@@ -23,12 +23,12 @@ from pyg_direct.kernels.sampling.captured_hops import (
     find_key,
     first_not_below,
     leave_sizes,
+    list_entries,
     place_all_outputs,
 )
 from pyg_direct.kernels.sampling.worklist import COLUMNS
 
-_FIRST, _FRONT, _LOCAL = worklist.FIRST, worklist.FRONT, worklist.LOCAL
-_KEY, _BATCH, _FIRST_TREE = worklist.KEY, worklist.BATCH, worklist.FIRST_TREE
+_FIRST = worklist.FIRST
 
 
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8[]")
@@ -36,8 +36,7 @@ def list_all_nodes_gpu(state, inbox, num_hops, num_batches, num_types, capacity,
                        bucket_starts, bucket_step, template, work, begins, totals, first_trees):  # fmt: skip
     """Close the nodes of the last hop, and list the work of the stage; one block.
 
-    `template` holds the known columns of the entries of a hop, int64 `[A * COLUMNS]`, all of which have items. If there
-    are more items than the capacity, their number is recorded and the stage has none.
+    `template` holds the known columns of the entries of a hop, int64 `[A * COLUMNS]`; see `list_entries`.
     """
     shared = cuda.shared.array(SCAN_WORDS, np.int64)
     tid, num_classes = np.int64(cuda.threadIdx.x), num_batches * num_types
@@ -47,35 +46,8 @@ def list_all_nodes_gpu(state, inbox, num_hops, num_batches, num_types, capacity,
     while c < num_classes:
         first_trees[c] = inbox[HEADER + num_batches + num_classes + 1 + c]
         c += THREADS
-    parts, entries = num_hops + 1, np.int64(work.shape[0] // COLUMNS - 1)
-    needed = np.int64(0)
-    first = np.int64(0)
-    while first <= entries:
-        a = first + tid
-        count = np.int64(0)
-        if a < entries:
-            at, source, hop = a * COLUMNS, (a // parts) * COLUMNS, a % parts
-            for column in range(COLUMNS):
-                work[at + column] = template[source + column]
-            kind, batch, row = template[source + _FRONT], template[source + _BATCH], hop * (num_classes + 1)
-            begin = begins[row + kind]
-            count = begins[row + kind + 1] - begin
-            work[at + _FRONT], work[at + _LOCAL] = begin, totals[hop * num_classes + kind]
-            work[at + _KEY] = inbox[HEADER + batch]
-            work[at + _FIRST_TREE] = begins[batch * num_types]
-        before, total = scan_block(count, shared)
-        if a <= entries:
-            work[a * COLUMNS + _FIRST] = needed + before
-        needed += total
-        first += THREADS
-    cuda.syncthreads()
-    if needed > capacity:
-        a = tid
-        while a <= entries:
-            work[a * COLUMNS + _FIRST] = 0
-            a += THREADS
-        if tid == 0:
-            state[NEEDED_ITEMS] = max(state[NEEDED_ITEMS], needed)
+    list_entries(state, inbox, 0, num_hops + 1, num_batches, num_types, capacity, template, 0, work, begins, totals,
+                 shared)  # fmt: skip
 
 
 @body

@@ -29,6 +29,7 @@ from pyg_direct.loader.collate.data import copy_store
 from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.sampler.graph_reader import place_rows, refuse_features
 from pyg_direct.sampler.keyed_sampler import PackedOutput
+from pyg_direct.sampling.hetero_sample import GeneralSample
 
 # Rows by (type, key), and the tensors that own their memory.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
@@ -105,6 +106,9 @@ class HeteroAttributes(PlacedRows):
             self._keys.setdefault(kind, []).append(key)
             if (kind, key) not in together:
                 self._keys_beside.setdefault(kind, []).append(key)
+        # True if no relation has rows, a sparse matrix or ids of its own.
+        self._are_edges_bare = all("edge_index" in store and not {"adj_t", "e_id"} & store._mapping.keys()
+                                   and kind not in self._keys for kind, store in data.edge_items())  # fmt: skip
 
     def _name_all(self) -> dict[Any, str]:
         # "paper.x", "author writes paper.edge_attr".
@@ -137,16 +141,18 @@ class HeteroAttributes(PlacedRows):
         samples = [sample for sample in packed if sample is not None]
         if self._typed is None or not self._typed.names or len(samples) < len(outs):
             return [NOTHING] * len(outs)
-        nodes, sizes = samples[0].memory[0], [ids.numel() for sample in samples for ids in sample.node.values()]
-        is_whole = (1 if samples[0].batch is None else 2) * sum(sizes) == nodes.numel()
+        nodes, sizes = samples[0].memory[0], [len(ids) for sample in samples for ids in sample.node.values()]
+        num_nodes = sum(sizes)
+        is_whole = (1 if samples[0].batch is None else 2) * num_nodes == len(nodes)
         if not is_whole or any(sample.memory[0] is not nodes for sample in samples):
             # Each batch has its own memory, or some batches that share it are missing here.
             return [NOTHING] if len(outs) == 1 else [self.read_together([out])[0] for out in outs]
-        rows, shared = self._typed.read(nodes[: sum(sizes)], sizes)
+        rows, shared = self._typed.read(nodes if len(nodes) == num_nodes else nodes[:num_nodes], sizes)
         return [(own, shared) for own in rows]
 
     def build(self, data: HeteroData, out: HeteroSamplerOutput, *, checked: bool = True,
-              memory: list[Any] | None = None, read: Read | None = None) -> HeteroData:  # fmt: skip
+              memory: list[Any] | None = None, read: Read | None = None, notes: bool = False
+              ) -> HeteroData:  # fmt: skip
         """Build the batch of a sampler's output, as PyG's loader does, on the device.
 
         Args:
@@ -155,9 +161,9 @@ class HeteroAttributes(PlacedRows):
             checked: True if the ids come from our sampler.
             memory: Receives the tensors that own the batch's memory, if types share memory.
             read: Rows from `read_together`; None to read them here.
+            notes: Write ids, trees and counts of the output too, see `note_typed`.
         """
         packed = out.packed if checked and isinstance(out, PackedOutput) else None
-        batch, none = _copy_stores(data), self._none
         made: list[Any] = [] if packed is None else [*packed.memory]
         if packed is not None and out.batch is not packed.batch:
             made += (out.batch or {}).values()
@@ -165,6 +171,8 @@ class HeteroAttributes(PlacedRows):
             (read,) = self.read_together([out]) if checked else [NOTHING]
         rows, shared = read
         made += shared
+        none, is_plain = self._none, notes and packed is not None and self._is_plain(data, packed, out)
+        batch = _copy_stores(data, out if is_plain else None)
         nodes, keys = batch._node_store_dict, self._keys_beside if rows else self._keys
         for (kind, key), value in rows.items():
             mapping = nodes[kind]._mapping if kind in nodes else {}
@@ -176,11 +184,11 @@ class HeteroAttributes(PlacedRows):
                 self._slice(kind, keys[kind], mapping, out.node.get(kind, none), checked, made)
             if "num_nodes" in mapping:
                 mapping["num_nodes"] = out.node.get(kind, none).numel()
-        known, edge, places_of = None if packed is None else packed.edge_index, out.edge or {}, self._places
-        for kind, store in batch._edge_store_dict.items():
-            pair, mapping, ids = None if known is None else known.get(kind), store._mapping, edge.get(kind)
+        edge = out.edge or {}
+        for kind, store in {} if is_plain else batch._edge_store_dict.items():
+            pair, mapping, ids = None if packed is None else packed.edge_index.get(kind), store._mapping, edge.get(kind)
             if pair is None:
-                is_sampled = known is None and kind in out.row
+                is_sampled = packed is None and kind in out.row
                 pair = torch.stack([out.row[kind], out.col[kind]] if is_sampled else [none, none])
                 ids = none if ids is None and not is_sampled else ids
             if "edge_index" in mapping:
@@ -190,12 +198,21 @@ class HeteroAttributes(PlacedRows):
                 store.adj_t = slice_adjacency(store.adj_t, pair[0], pair[1], ids, sizes)
                 made.append(store.adj_t)
             if kind in keys:
-                places = places_of.get(kind)
+                places = self._places.get(kind)
                 own = ids if ids is None or places is None else places[ids]
                 self._slice(kind, keys[kind], mapping, own, checked, made)
+        if notes:
+            note_typed(batch, out, has_edges=is_plain)
         if packed is not None and memory is not None:
             memory += made
         return batch
+
+    def _is_plain(self, data: HeteroData, packed: GeneralSample, out: HeteroSamplerOutput) -> bool:
+        """Report whether relations get nothing but their edges, the ids of edges, and counts, in the sample's order."""
+        # Lists: names that are one object are equal without a look at them.
+        return (self._are_edges_bare and out.edge is packed.edge and out.num_sampled_edges is not None
+                and type(data).__copy__ is HeteroData.__copy__
+                and [*data._edge_store_dict] == [*packed.edge_index])  # fmt: skip
 
     def _slice(self, kind: Any, keys: Sequence[str], mapping: dict[str, Any], ids: Tensor | None, checked: bool,
                made: list[Any]) -> None:  # fmt: skip
@@ -217,19 +234,58 @@ class HeteroAttributes(PlacedRows):
             made.append(value)
 
 
-def _copy_stores(data: HeteroData) -> HeteroData:
-    """Copy a graph as `copy.copy(data)` does, which is slow for many types."""
+def note_typed(batch: Any, out: HeteroSamplerOutput, has_edges: bool = False) -> None:
+    """Write ids, trees and counts into a batch; with `has_edges` those of relations are there already."""
+    # PyG's own setter takes as long as the launch of a kernel.
+    trees, nodes, edges = (getattr(out, name) or {} for name in ("batch", "num_sampled_nodes", "num_sampled_edges"))
+    known = batch._node_store_dict
+    for kind, ids in out.node.items():
+        store = (known[kind] if kind in known else batch[kind])._mapping
+        if ids is not None:
+            store.setdefault("n_id", ids)
+        if (tree := trees.get(kind)) is not None:
+            store["batch"] = tree
+        if (counts := nodes.get(kind)) is not None:
+            store["num_sampled_nodes"] = counts
+    known = batch._edge_store_dict
+    for kind, ids in {} if has_edges else (out.edge or dict.fromkeys(edges)).items():
+        store = (known[kind] if kind in known else batch[kind])._mapping
+        if ids is not None:
+            store.setdefault("e_id", ids)
+        if (counts := edges.get(kind)) is not None:
+            store["num_sampled_edges"] = counts
+    for kind in out.orig_row or {}:
+        batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])
+
+
+def _copy_stores(data: HeteroData, out: HeteroSamplerOutput | None) -> HeteroData:
+    """Copy a graph as `copy.copy(data)` does, which is slow for many types.
+
+    Args:
+        data: The graph.
+        out: Sample whose edges, ids and counts are written into the relations, which have no other attributes; None
+            leaves the relations as they are.
+    """
     if type(data).__copy__ is not HeteroData.__copy__:
         return copy.copy(data)
     batch = data.__class__.__new__(data.__class__)
-    parent, values = weakref.ref(batch), batch.__dict__
+    parent, values, edges = weakref.ref(batch), batch.__dict__, data._edge_store_dict
     values.update(data.__dict__)
-    values["_global_store"] = _copy_all({None: data._global_store}, parent)[None]
-    values["_node_store_dict"] = _copy_all(data._node_store_dict, parent)
-    values["_edge_store_dict"] = _copy_all(data._edge_store_dict, parent)
+    values["_global_store"] = copy_store(data._global_store, parent)
+    values["_node_store_dict"] = {kind: copy_store(store, parent) for kind, store in data._node_store_dict.items()}
+    if out is None:
+        values["_edge_store_dict"] = {kind: copy_store(store, parent) for kind, store in edges.items()}
+        return batch
+    made = values["_edge_store_dict"] = {}
+    # Without a call, a look-up or a copy for each relation, of which there may be a hundred.
+    pairs, ids_of, counts_of = out.packed.edge_index, out.edge, out.num_sampled_edges
+    for (kind, store), pair, ids, counts in zip(edges.items(), pairs.values(), ids_of.values(), counts_of.values(),
+                                                strict=True):  # fmt: skip
+        copied = made[kind] = store.__class__.__new__(store.__class__)
+        own = copied.__dict__
+        own.update(store.__dict__)
+        own["_parent"] = parent
+        if "_cached_attr" in own:
+            del own["_cached_attr"]
+        own["_mapping"] = {**own["_mapping"], "edge_index": pair, "e_id": ids, "num_sampled_edges": counts}
     return batch
-
-
-def _copy_all(stores: Mapping[Any, Any], parent: weakref.ref[Any]) -> dict[Any, Any]:
-    """Copy the stores of a graph for another graph."""
-    return {kind: copy_store(store, parent) for kind, store in stores.items()}

@@ -509,7 +509,7 @@ class TypedReader:
         """Return addresses of the tables, and then their rows, int64 `[2 * T]`."""
         return np.array([table.data_ptr() for table in self._tables] + self._num_rows, np.int64)
 
-    def read(self, ids: Tensor, layout: Tensor, counts: list[int]) -> tuple[Tensor, Sequence[Tensor]]:
+    def read(self, ids: Tensor, layout: Tensor, counts: Sequence[int]) -> tuple[Tensor, Sequence[Tensor]]:
         """Return (all rows, the rows of each table): `[sum of counts, ...]`, and parts of it.
 
         Args:
@@ -532,7 +532,7 @@ class TypedReader:
             else:
                 run_gpu(kernels.gather_typed_narrow_gpu, -(-rows.shape[0] // THREADS), layout, self._where, ids,
                         self._row_bytes.bit_length() - 1, address, self._errors)  # fmt: skip
-        return rows, torch.unsafe_split_with_sizes(rows, counts)
+        return rows, torch.unsafe_split_with_sizes(rows, counts)  # type: ignore[arg-type]
 
     def _read_on_cpu(self, ids: Tensor, layout: Tensor, rows: Tensor) -> None:
         # Other code may move a table that stays the same tensor, for example to shared memory.
