@@ -8,11 +8,14 @@ is one of ours.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
+from multiprocessing import util as spawning
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +39,7 @@ from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.model_replay import SearchingPaths
 from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.derived_loader import Filters
-from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, watch_left
+from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, note_process, watch_left
 from pyg_direct.noedit.replaced_class import StandIn, give_back, replace, replace_function, show_batch
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.ops.run_kernel import is_ordinary
@@ -47,6 +50,8 @@ from pyg_direct.sampling.negative_edges import sample_batched_negative_edges, sa
 from pyg_direct.sampling.random_key import check_seed
 from pyg_direct.typing import Device
 
+# Environment variable with the options for processes that a program under `run` starts.
+_HANDED = "PYG_DIRECT_RUN"
 # Methods that fill an object at its creation and after unpickling.
 _METHODS = ("__init__", "__setstate__")
 # Wrapped methods, and the class's own method of this name: None if it inherits one.
@@ -288,11 +293,69 @@ def hand_down(**options: Any) -> None:
     Args:
         options: Arguments of `start` that JSON can represent.
     """
-    os.environ["PYG_DIRECT_RUN"] = json.dumps({"prefix": sys.prefix, "options": options})
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
-    before = os.environ.get("PYTHONPATH")
-    others = [path for path in before.split(os.pathsep) if path != folder] if before else []
-    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *others])
+    os.environ[_HANDED] = json.dumps({"prefix": sys.prefix, "options": options})
+    os.environ.update(_with_startup(os.environ))
+    follow_processes()
+
+
+def follow_processes() -> None:
+    """Give the environment of `hand_down` to processes that are started with another one, and note that there are some.
+
+    A program may set `PYTHONPATH`, or start a process with an environment of its own. If this environment has an empty
+    `PYG_DIRECT_RUN`, the process is left to PyG.
+    """
+    begin, spawn, handed = subprocess.Popen.__init__, spawning.spawnv_passfds, os.environ[_HANDED]
+    if hasattr(begin, "__wrapped__"):
+        return
+    signature = inspect.signature(begin)
+
+    @wraps(begin)
+    def begin_with_startup(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs)
+        env = given.arguments.get("env")
+        found = _with_startup(os.environ if env is None else env, handed)
+        if env is not None or found != dict(os.environ):
+            given.arguments["env"] = found
+        begin(*given.args, **given.kwargs)
+        if _is_python(given.arguments["args"]):
+            note_process()
+
+    @wraps(spawn)
+    def spawn_with_startup(path: Any, args: Sequence[Any], passed: Any) -> int:
+        # multiprocessing gives its processes the environment of this one.
+        before = os.environ.get("PYTHONPATH")
+        os.environ.update(_with_startup(os.environ, handed))
+        try:
+            process: int = spawn(path, args, passed)
+        finally:
+            if before is None:
+                os.environ.pop("PYTHONPATH", None)
+            else:
+                os.environ["PYTHONPATH"] = before
+        if not any("resource_tracker" in os.fsdecode(arg) for arg in args):
+            note_process()
+        return process
+
+    subprocess.Popen.__init__ = begin_with_startup  # type: ignore[method-assign]
+    spawning.spawnv_passfds = spawn_with_startup
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_parent=note_process)
+
+
+def _with_startup(env: Mapping[Any, Any], handed: str | None = None) -> dict[str, str]:
+    """Return an environment with the folder of our start-up file first in `PYTHONPATH`, and with the options."""
+    found = {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
+    if found.setdefault(_HANDED, handed or ""):
+        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+        paths = [path for path in found.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", folder)]
+        found["PYTHONPATH"] = os.pathsep.join([folder, *paths])
+    return found
+
+
+def _is_python(args: Any) -> bool:
+    """Report whether a command starts a Python process, as far as its first word says."""
+    words = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
+    return bool(words) and "python" in os.path.basename(os.fsdecode(words[0]))
 
 
 def uninstall() -> None:

@@ -7,6 +7,7 @@ is named when the program makes one.
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
@@ -23,6 +24,8 @@ LEFT = {
 _NONE_OF_OURS = "there is none of ours"
 _made: Counter[str] = Counter()
 _left: dict[str, Counter[str]] = {}
+# Process ids of this process, if it started others.
+_starters: set[int] = set()
 # Watched classes, and their own `__init__`: None if it is inherited.
 _WATCHED: dict[type, Callable[..., None] | None] = {}
 
@@ -36,6 +39,11 @@ def note_left(name: str, reason: str = _NONE_OF_OURS) -> None:
     """Count an object that is left to PyG, and report its class and the reason once."""
     _left.setdefault(name, Counter())[reason] += 1
     announce(f"{name} left to PyG: {reason}")
+
+
+def note_process() -> None:
+    """Note that this process has started another one, whose objects are not counted here."""
+    _starters.add(os.getpid())
 
 
 def watch_left() -> None:
@@ -87,7 +95,11 @@ def describe_program(*, verbose: bool = False) -> list[str]:
         verbose: Give all reasons for which calls of convolutions were left to PyG.
     """
     made = ", ".join(f"{name} ({count})" for name, count in sorted(_made.items()))
-    lines = [f"replaced in this program: {made}" if made else "no loader of this program was replaced"]
+    if os.getpid() in _starters:
+        place = "this process; those that it started are not counted"
+        lines = [f"replaced in {place}: {made}" if made else f"no loader was replaced in {place}"]
+    else:
+        lines = [f"replaced in this program: {made}" if made else "no loader of this program was replaced"]
     for name, paths in list_totals().items():
         if verbose or not paths.left:
             lines.append(f"{name}: {describe_calls(paths.accelerated, paths.left)}")

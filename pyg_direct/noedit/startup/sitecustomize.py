@@ -54,14 +54,15 @@ class _Watch:
 
 def _start(options: dict[str, Any]) -> None:
     try:
-        from pyg_direct.noedit.install import start
+        from pyg_direct.noedit.install import follow_processes, start
     except ModuleNotFoundError as error:
         if error.name != "pyg_direct":
             raise
         # For example if `run` was started in the folder of the package.
         sys.path.append(_ROOT)
-        from pyg_direct.noedit.install import start
+        from pyg_direct.noedit.install import follow_processes, start
     start(**options)
+    follow_processes()
 
 
 def _execute_next() -> None:
