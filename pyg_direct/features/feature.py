@@ -691,10 +691,10 @@ class Feature:
         return 0.0 if stored is None else stored.count_hot(stored.num_read) / max(1, stored.num_read)
 
     def __repr__(self) -> str:
-        return describe(self, list_parts(self, self._shape))
+        return describe(self, list_parts(self))
 
     def _repr_html_(self) -> str:
-        return show_parts(self, list_parts(self, self._shape))
+        return show_parts(self, list_parts(self))
 
 
 ForkingPickler.register(Feature, send_feature)

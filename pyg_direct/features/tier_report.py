@@ -112,8 +112,10 @@ def report_tiers(feature: Any, dtype: torch.dtype, is_counted: bool) -> Report:
     return Report(tiers, shape[1:].numel() * dtype.itemsize)
 
 
-def list_parts(feature: Any, shape: torch.Size | None) -> Iterator[str]:
-    """Iterate over what `repr` shows of a feature of this shape; None if it holds no rows."""
+def list_parts(feature: Any) -> Iterator[str]:
+    """Iterate over the facts that the `repr` of a feature shows."""
+    # Read here: a feature whose constructor failed has no shape.
+    shape: torch.Size | None = feature._shape
     if shape is None:
         yield from ("empty", str(feature.device))
         return
