@@ -240,7 +240,7 @@ class Sent:
         pieces: Their structures.
         row, diagonal: As in `SnapshotMatrices`; also None if the device makes them.
         column: As in `SnapshotMatrices`; None if it is `row`.
-        num_nodes, num_snapshots, transpose: As in `SnapshotMatrices`.
+        num_nodes, num_snapshots: As in `SnapshotMatrices`.
         makes_row: True if `row` is the inverse root of a node's edges and one.
         makes_diagonal: True if `diagonal` is the square of `row`.
         is_alike: True if `column` is `row`.
@@ -253,7 +253,6 @@ class Sent:
     diagonal: Tensor | None
     num_nodes: int
     num_snapshots: int
-    transpose: str
     makes_row: bool
     makes_diagonal: bool
     is_alike: bool
@@ -273,7 +272,7 @@ class Sent:
         )
         return cls(tuple(map(PackedCSR.of, matrices.pieces)), None if makes_row else row,
                    None if is_alike else matrices.column, None if makes_diagonal else diagonal, matrices.num_nodes,
-                   matrices.num_snapshots, matrices.transpose, makes_row, makes_diagonal, is_alike,
+                   matrices.num_snapshots, makes_row, makes_diagonal, is_alike,
                    matrices.is_symmetric)  # fmt: skip
 
     @property
@@ -319,7 +318,7 @@ class Sent:
         pieces = tuple(piece.unpack() for piece in self.pieces)
         column = self.row if self.is_alike else self.column
         made = SnapshotMatrices(pieces, self.row, column, self.diagonal, self.num_nodes, self.num_snapshots,
-                                self.transpose, pieces if self.is_symmetric else None)  # fmt: skip
+                                pieces if self.is_symmetric else None)  # fmt: skip
         if self.makes_row:
             row = _make_row(made)
             made = replace(made, row=row, column=row)

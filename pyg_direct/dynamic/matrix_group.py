@@ -76,7 +76,7 @@ def choose_values(equality: float, weighted: bool) -> str:
 
 
 def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split", values: str | None = None,
-                union: EdgeUnion | None = None, transpose: str = "auto") -> SnapshotMatrices:  # fmt: skip
+                union: EdgeUnion | None = None) -> SnapshotMatrices:  # fmt: skip
     """Build the matrices of one group.
 
     Args:
@@ -86,7 +86,6 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
         values: Value mode of shared edges: "ones" (no weights), "shared" (one an edge), "stacked" (one a snapshot),
             "move" (edges of unequal weights are exclusive). None takes the smallest that is exact.
         union: Union of the keys of `factors`, if it exists already.
-        transpose: As in `SnapshotMatrices`.
 
     Raises:
         ArgumentError: unknown form or mode, or a mode that cannot hold these weights.
@@ -130,7 +129,7 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
     row = _stack([f.row for f in factors], 1.0)
     column = row if _is_alike(factors) else _stack([f.column for f in factors], 1.0)
     diagonal = _stack([f.diagonal for f in factors], 0.0)
-    return SnapshotMatrices(pieces, row, column, diagonal, num_nodes, union.num_snapshots, transpose)
+    return SnapshotMatrices(pieces, row, column, diagonal, num_nodes, union.num_snapshots)
 
 
 def lay_apart(factors: Sequence[Factors], num_nodes: int) -> SnapshotMatrices:

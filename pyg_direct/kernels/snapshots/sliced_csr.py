@@ -273,35 +273,6 @@ def sum_wide_slices_gpu(z, rows, offsets, cols, weight, num_weights, snapshot, p
             )
 
 
-@gpu_kernel(f"{_ARRAYS} i4 i4 i4 i4 T[]", T=("f4", "f8"))
-def spread_slices_gpu(grad, rows, offsets, cols, weight, num_weights, snapshot, presence, scale, low, size, channels,
-                      lane_bits, out):  # fmt: skip
-    """Adjoint by atomics, without edges by source. out[col[e], t] += weight(e, t) * scale[col[e], t] * grad[i, t]."""
-    thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    lanes = np.int32(1 << lane_bits)
-    one, zero = out.dtype.type(1), out.dtype.type(0)
-    slice_id = thread >> lane_bits
-    while slice_id < rows.shape[0]:
-        target = row_of(rows[slice_id])
-        width, shift = size * channels, np.int64(0)
-        if snapshot.shape[0] > 0:
-            width, shift = channels, np.int64(snapshot[slice_id]) - low
-        if 0 <= shift < size:
-            f = shift * channels + np.int64(thread & (lanes - 1))
-            while f < shift * channels + width:
-                t = f // channels
-                value = grad[target * (size * channels) + f]
-                for e in range(offsets[slice_id], offsets[slice_id + 1]):
-                    share = share_of(weight, num_weights, presence, np.int64(e), t + low, one)
-                    if share != zero:
-                        source = np.int64(cols[e])
-                        if scale.shape[0] > 0:
-                            share *= scale[source * size + t]
-                        cuda.atomic.add(out, source * (size * channels) + f, value * share)
-                f += lanes
-        slice_id += (np.int64(cuda.gridDim.x) * THREADS) >> lane_bits
-
-
 @body
 def find_key(keys, key):
     """Number of `keys` below `key`."""

@@ -167,7 +167,6 @@ def _sum_piece(z: Tensor, piece: SlicedCSR, low: int, transposed: bool) -> Tenso
     return torch.zeros_like(z).index_add(0, targets, z.index_select(0, sources) * shares)
 
 
-TRANSPOSES = ("auto", "structure", "atomic")
 _DTYPES = (torch.float32, torch.float64)
 # Products that one CPU thread does at once: starting threads would take longer.
 SMALL = 2**18
@@ -183,8 +182,6 @@ class SnapshotMatrices:
         pieces: Structures whose sum is W: the overlap and the exclusives, or the union under its mask.
         row, column, diagonal: a, b and d, fp32 or float64 `[N, S]`; None for ones, ones and zeros.
         num_nodes, num_snapshots: N, S.
-        transpose: Order of edges by source for gradients. "structure" holds the edges in that order too; "atomic" adds
-            up by atomics (on a GPU). "auto" is "structure", and symmetric matrices are not held twice.
     """
 
     pieces: tuple[SlicedCSR, ...]
@@ -193,12 +190,7 @@ class SnapshotMatrices:
     diagonal: Tensor | None
     num_nodes: int
     num_snapshots: int
-    transpose: str = "auto"
     _by_source: tuple[SlicedCSR, ...] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.transpose not in TRANSPOSES:
-            raise ArgumentError(f"transpose must be one of {', '.join(TRANSPOSES)}, got {self.transpose!r}")
 
     @property
     def device(self) -> torch.device:
@@ -346,8 +338,6 @@ def _multiply(x: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bo
 
 def _backward(grad: Tensor, matrices: SnapshotMatrices, low: int, deterministic: bool) -> Tensor:
     row, column, diagonal = _factors(matrices, low, grad)
-    if matrices.transpose == "atomic" and runs_on_gpu(grad) and not deterministic:
-        return _spread(grad, matrices.pieces, (row, column, diagonal), low)
     return _forward(grad, matrices.by_source(), (column, row, diagonal), low, deterministic)
 
 
@@ -443,21 +433,6 @@ class _Aggregate(torch.autograd.Function):
         # Gradients of gradients are rarely requested.
         pull = _Aggregate.apply if torch.is_grad_enabled() else _Aggregate.compute
         return pull(grad, *ctx.given), None, None, None, None
-
-
-def _spread(grad: Tensor, pieces: tuple[SlicedCSR, ...], factors: _Factors, low: int) -> Tensor:
-    row, column, diagonal = factors
-    grad = grad.contiguous()
-    out = _start(grad, diagonal)
-    scaled = grad if row is None else grad * row.unsqueeze(2)
-    for piece in pieces:
-        if grad.numel() > 0 and piece.num_edges > 0:
-            width = grad.shape[2] if piece.snapshot is not None else grad.shape[1] * grad.shape[2]
-            lane_bits = choose_lane_bits(width)
-            run_gpu(kernels.spread_slices_gpu, grid_of(piece.num_slices, lane_bits), scaled.view(-1),
-                    *_arrays(piece, column, grad), low, grad.shape[1], grad.shape[2], lane_bits,
-                    out.view(-1))  # fmt: skip
-    return out
 
 
 def multiply_slices(x: Tensor, piece: SlicedCSR, low: int = 0, deterministic: bool | None = None) -> Tensor:
