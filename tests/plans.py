@@ -7,7 +7,6 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from tests.reference.sample import sample
 
 KEY = 2**63 + 11
-METHODS = pytest.mark.parametrize("method", ["bitmap", "sort"])
 # The plan on a GPU and its twin in the simulator.
 ON_GPU_PLANS = pytest.mark.parametrize(
     "device",

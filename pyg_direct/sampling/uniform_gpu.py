@@ -2,9 +2,6 @@
 
 All plans of a topology share scratch memory (`Scratch`). Each batch has a `Slot`. `GpuPlan` gives `CapturedPlan` the
 kernels to capture.
-
-`SortingPlan` serves id spaces too large to scan. Nodes are numbered by sorting keys, with memory in proportion to
-the batch alone.
 """
 
 from __future__ import annotations
@@ -41,10 +38,9 @@ from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import uniform
 from pyg_direct.object_text import one_line, show_fanouts
-from pyg_direct.ops.argument_checks import check_below
-from pyg_direct.ops.local_ids.relabel_nodes import num_words, relabel as relabel_nodes
+from pyg_direct.ops.local_ids.relabel_nodes import num_words
 from pyg_direct.ops.run_kernel import full_grid, grid_for, run_gpu
-from pyg_direct.ops.sampling.sample_uniform import gpu_picks, sample_neighbors
+from pyg_direct.ops.sampling.sample_uniform import gpu_picks
 from pyg_direct.runtime.cuda.graph_capture import fill_words
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
@@ -333,56 +329,3 @@ class GpuPlan(CapturedPlan):
 def to_signed(key: int) -> int:
     """Return a key as a signed number of 64 bits."""
     return key - 2**64 if key >= 2**63 else key
-
-
-class SortingPlan:
-    """Plan that samples hop after hop on the device of the topology; same batches as the plans that use bitmaps."""
-
-    def __init__(self, topology: PlacedTopology, recipe: Recipe) -> None:
-        self.topology, self.recipe = topology, recipe
-
-    @one_line
-    def __repr__(self) -> Iterator[str]:
-        yield show_fanouts(self.recipe.fanouts)
-        yield repr(self.topology)
-
-    def sample(self, seeds: Tensor, key: int) -> Sample:
-        """Sample the batch of `seeds` (int64 `[B]` on the device of the topology) under `key`.
-
-        Raises:
-            IdError: a seed lies outside the graph.
-        """
-        topology, recipe = self.topology, self.recipe
-        topology.check_unchanged()
-        if not seeds.is_cuda:
-            check_below("seeds", seeds.numpy(), topology.num_nodes)
-        if recipe.unique_seeds:
-            seeds = seeds.unique()
-        if seeds.numel() == 0:
-            return empty_sample(seeds, len(recipe.fanouts))
-        n_id = seeds.long()
-        node_counts, edge_counts = [seeds.numel()], [0]
-        rows, columns, ids = [], [], []
-        begin = 0
-        for hop, fanout in enumerate(recipe.fanouts):
-            if not seeds.is_cuda:
-                topology.check_rows(n_id[begin:].numpy())
-            picks = sample_neighbors(topology.indptr, topology.indices, n_id[begin:], fanout=fanout, key=key, hop=hop,
-                                     replace=recipe.replace, edge_ids=topology.edge_ids,
-                                     pairs=topology.pairs, sampling=recipe.sampling,
-                                     layer_dependency=recipe.layer_dependency)  # fmt: skip
-            if not seeds.is_cuda:
-                check_below("neighbors of the topology", picks.nodes.numpy(), topology.num_nodes)
-            targets = torch.arange(begin, n_id.numel(), device=n_id.device)
-            columns.append(targets.repeat_interleave(picks.counts))
-            # The nodes so far are the seeds of this numbering: they keep their places, new ones follow.
-            n_id, local = relabel_nodes(n_id, picks.nodes.long(), topology.num_nodes, method="sort")
-            rows.append(local)
-            ids.append(picks.ids)
-            begin = 0 if recipe.expand_all else node_counts[-1]
-            node_counts.append(n_id.numel())
-            edge_counts.append(edge_counts[-1] + local.numel())
-        if not rows:
-            return empty_sample(seeds, 0)
-        edge_index = torch.stack([torch.cat(rows), torch.cat(columns)])
-        return Sample(n_id, edge_index, torch.cat(ids), node_counts, edge_counts, max_degree=recipe.max_degree)

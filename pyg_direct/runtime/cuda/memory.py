@@ -27,10 +27,8 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +62,7 @@ from pyg_direct.runtime.host.pages import allocating_on, choose_nodes, give_back
 from pyg_direct.runtime.host.tensor_views import as_bytes, view_address
 from pyg_direct.typing import Device
 
-PLACEMENTS = ("cuda", "unified", "pinned", "cpu", "mmap")
+PLACEMENTS = ("cuda", "unified", "pinned", "cpu")
 # Placements to try if one cannot be allocated, in this order.
 FALLBACK = {"unified": ("pinned", "cpu"), "pinned": ("cpu",)}
 _FILL_BYTES = 256 << 20
@@ -81,7 +79,7 @@ class Block:
     Attributes:
         placement: One of `PLACEMENTS`, the one that was obtained.
         num_bytes: Its size.
-        device: The GPU it belongs to or was made for; None for `cpu` and `mmap`.
+        device: The GPU it belongs to or was made for; None for `cpu`.
     """
 
     def __init__(self, placement: str, num_bytes: int, device: torch.device | None) -> None:
@@ -142,10 +140,10 @@ class Block:
                 memory of another GPU, kernels read it over NVLink or PCIe.
 
         Raises:
-            ArgumentError: a GPU cannot read this placement (`cpu`, `mmap`).
+            ArgumentError: a GPU cannot read this placement (`cpu`).
             DeviceError: this GPU cannot read the memory of that one.
         """
-        if self.placement in ("cpu", "mmap"):
+        if self.placement == "cpu":
             raise ArgumentError(f"placement must be one a GPU can read, got {self.placement!r}")
         self.check_process()
         self._check_size(dtype, shape)
@@ -216,16 +214,14 @@ def _count_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False,
-             path: str | os.PathLike[str] | None = None) -> Block:  # fmt: skip
+def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False) -> Block:
     """Allocate memory in exactly this placement.
 
     Args:
         num_bytes: Size, at least 0.
-        placement: `cuda`, `unified`, `pinned`, `cpu` or `mmap`.
-        device: The GPU that will use it; ignored for `cpu` and `mmap`.
+        placement: `cuda`, `unified`, `pinned` or `cpu`.
+        device: The GPU that will use it; ignored for `cpu`.
         shared: For `pinned` and `cpu`: visible to other processes through its CPU view.
-        path: For `mmap`: the file, made with this size when it does not exist.
 
     Raises:
         ArgumentError, DeviceError, MemoryLimitError, CudaError: see the message; no memory stays allocated.
@@ -234,9 +230,9 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
         raise ArgumentError(f"placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
     if num_bytes < 0:
         raise ArgumentError(f"num_bytes must be at least 0, got {num_bytes}")
-    if placement in ("cpu", "mmap"):
+    if placement == "cpu":
         block = Block(placement, num_bytes, None)
-        block._keep = _map_file(path, num_bytes) if placement == "mmap" else _empty_bytes(num_bytes, shared, None)
+        block._keep = _empty_bytes(num_bytes, shared, None)
         return block
     target = resolve_device("cuda" if device is None else device)
     if target.type != "cuda":
@@ -295,20 +291,6 @@ def _empty_bytes(num_bytes: int, shared: bool, index: int | None) -> Tensor:
     if num_bytes >= _RELEASE_BYTES:
         put_on(flat.data_ptr(), num_bytes, choose_nodes(num_bytes, index))
     return flat
-
-
-def _map_file(path: str | os.PathLike[str] | None, num_bytes: int) -> Tensor:
-    if path is None:
-        raise ArgumentError("path must name a file for placement='mmap', got None")
-    file = Path(path)
-    if not file.exists():
-        with file.open("wb") as handle:
-            handle.truncate(num_bytes)
-    if file.stat().st_size < num_bytes:
-        raise ArgumentError(f"path must name a file of at least {num_bytes} bytes, {file} has {file.stat().st_size}")
-    if num_bytes == 0:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(num_bytes,)))
 
 
 def allocate_or_fall_back(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False) -> Block:

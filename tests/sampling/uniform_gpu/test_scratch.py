@@ -13,7 +13,7 @@ from pyg_direct.sampling import captured_plan, uniform_gpu as buffers, uniform_g
 from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import Recipe
 from tests.graphs import GRAPHS, make_random_graph
-from tests.plans import KEY, METHODS, ON_GPU_PLANS, assert_equal, expect_batch, make_seeds, place
+from tests.plans import KEY, ON_GPU_PLANS, assert_equal, expect_batch, make_seeds, place
 
 
 def poison(plan):
@@ -219,15 +219,14 @@ def test_batch_beyond_all_limits_is_refused_and_the_plan_stays_usable(device, mo
 
 
 @pytest.mark.gpu
-@METHODS
 @pytest.mark.parametrize("seeds_at", ["cpu", "cuda"])
 @pytest.mark.parametrize("cache", [None, "30%", "100%"])
 @pytest.mark.parametrize("placement", ["cuda", "unified", "pinned"])
-def test_batch_does_not_depend_on_placement(placement, cache, seeds_at, method):
+def test_batch_does_not_depend_on_placement(placement, cache, seeds_at):
     graph, recipe = GRAPHS["random"], Recipe((3, 2))
     topology = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes).place(placement, "cuda", topology_cache=cache)
-    plan = open_plan(topology, recipe, method=method)
-    seeds = make_seeds([1, 2, 3], "cuda" if method == "sort" else seeds_at)
+    plan = open_plan(topology, recipe)
+    seeds = make_seeds([1, 2, 3], seeds_at)
 
     got = plan.sample(seeds, KEY)
 
@@ -310,9 +309,8 @@ def test_positions_beyond_31_bits_are_real_edges():
     topology = CSRTopo(indptr=torch.arange(num_nodes + 1, device="cuda") * degree, indices=indices)
     seeds = torch.arange(num_nodes - 50, num_nodes)
 
-    for method in ("bitmap", "sort"):
-        batch = open_plan(topology.place("cuda", "cuda"), Recipe((10, 5)), method=method).sample(seeds.cuda(), KEY)
+    batch = open_plan(topology.place("cuda", "cuda"), Recipe((10, 5))).sample(seeds.cuda(), KEY)
 
-        assert int(batch.e_id.max()) >= 2**31
-        assert torch.equal(indices[batch.e_id].long(), batch.n_id[batch.edge_index[0]])
-        assert torch.equal(batch.e_id // degree, batch.n_id[batch.edge_index[1]])
+    assert int(batch.e_id.max()) >= 2**31
+    assert torch.equal(indices[batch.e_id].long(), batch.n_id[batch.edge_index[0]])
+    assert torch.equal(batch.e_id // degree, batch.n_id[batch.edge_index[1]])

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from pyg_direct.ops.local_ids.relabel_nodes import unite
-from tests.plans import METHODS
 from tests.poison import poisoned_memory
+
+METHODS = pytest.mark.parametrize("method", ["bitmap", "sort"])
 
 
 @METHODS

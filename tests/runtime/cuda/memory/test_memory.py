@@ -89,42 +89,23 @@ def test_another_process_writes_shared_memory(placement):
     assert all(values.tolist() == [7] * 16 for values in seen)
 
 
-def test_a_mapped_file_is_made_and_written(tmp_path):
-    block = allocate(16, "mmap", path=tmp_path / "rows")
-
-    block.view_on_cpu(torch.int32, (4,)).copy_(torch.tensor([1, 2, 3, 4]))
-
-    assert (tmp_path / "rows").read_bytes() == b"".join(value.to_bytes(4, "little") for value in (1, 2, 3, 4))
-
-
-def test_a_mapped_file_is_read(tmp_path):
-    (tmp_path / "rows").write_bytes(bytes(range(20)))
-
-    block = allocate(16, "mmap", path=tmp_path / "rows")
-
-    assert block.view_on_cpu(torch.uint8, (16,)).tolist() == list(range(16))
-
-
-@pytest.mark.parametrize("placement", ["cpu", "mmap"])
-def test_no_bytes_are_memory_too(placement, tmp_path):
-    block = allocate(0, placement, path=tmp_path / "rows")
+def test_no_bytes_are_memory_too():
+    block = allocate(0, "cpu")
 
     assert block.view_on_cpu(torch.float32, (0, 7)).shape == (0, 7)
 
 
-@pytest.mark.parametrize("placement", ["cpu", "mmap"])
-def test_ordinary_memory_has_no_view_on_a_gpu(placement, tmp_path):
-    block = allocate(8, placement, path=tmp_path / "rows")
+def test_ordinary_memory_has_no_view_on_a_gpu():
+    block = allocate(8, "cpu")
 
-    with pytest.raises(ArgumentError, match=f"placement must be one a GPU can read, got '{placement}'"):
+    with pytest.raises(ArgumentError, match="placement must be one a GPU can read, got 'cpu'"):
         block.view_on_gpu(torch.uint8, (8,))
 
 
 @pytest.mark.parametrize(("arguments", "error", "words"), [
-    ((8, "disk"), ArgumentError, "placement must be one of cuda, unified, pinned, cpu, mmap, got 'disk'"),
+    ((8, "disk"), ArgumentError, "placement must be one of cuda, unified, pinned, cpu, got 'disk'"),
     ((-1, "cpu"), ArgumentError, "num_bytes must be at least 0, got -1"),
     ((2**62, "cpu"), MemoryLimitError, f"num_bytes must fit host memory, got {2**62}"),
-    ((8, "mmap"), ArgumentError, "path must name a file for placement='mmap', got None"),
     ((8, "unified", "cpu"), DeviceError, "placement='unified' needs a GPU, got device='cpu'"),
 ])  # fmt: skip
 def test_bad_allocations_are_refused(arguments, error, words):
@@ -136,13 +117,6 @@ def test_bad_allocations_are_refused(arguments, error, words):
 def test_a_missing_gpu_is_told(no_gpu, placement):
     with pytest.raises(DeviceError, match="asks for a GPU"):
         allocate(8, placement)
-
-
-def test_a_file_that_is_too_short_is_refused(tmp_path):
-    (tmp_path / "rows").write_bytes(b"1234")
-
-    with pytest.raises(ArgumentError, match=r"path must name a file of at least 8 bytes, .*rows has 4"):
-        allocate(8, "mmap", path=tmp_path / "rows")
 
 
 def test_a_view_larger_than_its_block_is_refused():
@@ -210,9 +184,8 @@ def test_forked_children_are_refused(placement):
     assert run_in_fork(block.check_process) == 42
 
 
-@pytest.mark.parametrize("placement", ["cpu", "mmap"])
-def test_forked_children_may_use_ordinary_memory(placement):
-    block = Block(placement, 8, None)
+def test_forked_children_may_use_ordinary_memory():
+    block = Block("cpu", 8, None)
 
     assert run_in_fork(block.check_process) == 1
 
