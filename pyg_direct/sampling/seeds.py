@@ -131,10 +131,10 @@ def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
-    alone = _list_alone(topology.topo, requests[0], disjoint) if len(requests) == num_times == 1 else None
-    if alone is not None:
-        return alone
     topo, device = topology.topo, topology.device
+    alike = _find_alike(topo, requests) if num_times == 1 else None
+    if alike is not None:
+        return _list_alike(topo, *alike, disjoint)
     # Lists: each call of NumPy takes as long as all of this loop.
     num_types = len(topo.node_types)
     counts, first_trees = ([0] * (len(requests) * num_types) for _ in range(2))
@@ -165,30 +165,46 @@ def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
     return SeedList(rows, tree_times, counts, first_trees, most)
 
 
-def _list_alone(topo: HeteroTopo, request: Request, disjoint: bool) -> SeedList | None:
-    """As `list_seeds` in a third of the time, for a batch whose seeds are on the host and of one type; None for
-    others.
+def _find_alike(topo: HeteroTopo, requests: Sequence[Request]) -> tuple[str, list[Tensor], list[Tensor]] | None:
+    """Find (the type, the ids of each batch, their times) of seeds on the host, int64 and of one type; None for others.
+
+    Times are empty if all batches take the times of the seeds themselves, or the graph has none.
     """
-    seeds, seed_time = request
-    if type(seeds) is not dict or len(seeds) != 1:
-        return None
-    ((kind, ids),) = seeds.items()
-    times = None
-    if not _is_list(ids) or kind not in topo.num_nodes:
-        return None
-    if topo.is_temporal and seed_time is None:
-        _check_own_times(topo, seeds)
-    elif topo.is_temporal:
-        times = seed_time.get(kind) if type(seed_time) is dict and len(seed_time) == 1 else None
-        if not _is_list(times) or times.shape != ids.shape:  # type: ignore[union-attr]
+    kind, all_ids, all_times = None, [], []
+    for seeds, seed_time in requests:
+        given = _by_type(topo, "seeds", seeds)
+        ids = given.get(next(iter(given), "") if kind is None else kind)
+        if len(given) != 1 or not _is_list(ids):
             return None
-    count, counts = len(ids), [0] * len(topo.node_types)
-    check_below(_name_seeds(topo, kind), ids.numpy(), topo.num_nodes[kind])
+        (kind,) = given
+        all_ids.append(ids)
+        if topo.is_temporal and seed_time is not None:
+            times = _by_type(topo, "seed_time", seed_time)
+            time = times.get(kind)
+            if len(times) != 1 or not _is_list(time) or time.shape != ids.shape:  # type: ignore[union-attr]
+                return None
+            all_times.append(time)
+    if kind is None or len(all_times) not in (0, len(all_ids)):
+        return None
+    return kind, all_ids, all_times  # type: ignore[return-value]
+
+
+def _list_alike(topo: HeteroTopo, kind: str, ids: list[Tensor], times: list[Tensor], disjoint: bool) -> SeedList:
+    """As `list_seeds` in a third of the time, for the result of `_find_alike`."""
+    if topo.is_temporal and not times:
+        _check_own_times(topo, {kind: ids[0]})
+    whole, whole_times = (
+        parts[0] if len(parts) == 1 else torch.cat(parts) if parts else None for parts in (ids, times)
+    )
+    assert whole is not None
+    check_below(_name_seeds(topo, kind), whole.numpy(), topo.num_nodes[kind])
+    num_types, number = len(topo.node_types), topo.node_types.index(kind)
+    counts, first_trees = ([0] * (len(ids) * num_types) for _ in range(2))
+    counts[number::num_types] = sizes = [len(own) for own in ids]
+    most = max(sizes)
     if disjoint:
-        _find_bits(topo, count, len(counts) + 1)
-    first_trees = counts.copy()
-    counts[topo.node_types.index(kind)] = count
-    return SeedList(ids.contiguous(), times, counts, first_trees, count)
+        _find_bits(topo, most, len(counts) + 1)
+    return SeedList(whole, whole_times, counts, first_trees, most)
 
 
 def name_seed(topo: HeteroTopo, listed: SeedList, position: int) -> str:
@@ -202,21 +218,12 @@ def name_seed(topo: HeteroTopo, listed: SeedList, position: int) -> str:
 def _read_alike(topology: PlacedHetero, requests: Sequence[Request], disjoint: bool) -> Seeds | None:
     """As `read_group` in as few steps as for one batch and one transfer; None unless the seeds of all are of one type,
     on the host, with times of their own if there are times."""
-    topo = topology.topo
-    given = [_by_type(topo, "seeds", seeds) for seeds, _ in requests]
-    kind = next(iter(given[0]), None)
-    ids = [own.get(kind) for own in given]  # type: ignore[arg-type]
-    if kind is None or any(len(own) > 1 for own in given) or not all(map(_is_list, ids)):
+    topo, alike = topology.topo, _find_alike(topology.topo, requests)
+    if alike is None or (topo.is_temporal and not alike[2]):
         return None
-    times: list[Tensor] = []
-    if topo.is_temporal:
-        for own, (_, seed_time) in zip(ids, requests, strict=True):
-            time = {} if seed_time is None else _by_type(topo, "seed_time", seed_time)
-            if len(time) != 1 or not _is_list(time.get(kind)) or time[kind].shape != own.shape:  # type: ignore[union-attr]
-                return None
-            times.append(time[kind])
-    rows = _check_seeds(topo, kind, torch.cat(ids)).numpy()  # type: ignore[arg-type]
-    sizes = np.array([own.numel() for own in ids], dtype=np.int64)  # type: ignore[union-attr]
+    kind, ids, times = alike
+    rows = _check_seeds(topo, kind, torch.cat(ids)).numpy()
+    sizes = np.array([own.numel() for own in ids], dtype=np.int64)
     bases, tree_shift, tree_bits = _lay_out(topo, sizes, disjoint)
     counts, first_trees = np.zeros((len(sizes), len(topo.node_types)), np.int64), np.cumsum(sizes) - sizes
     number = topo.node_types.index(kind)

@@ -56,6 +56,25 @@ def test_with_all_neighbors_it_is_the_batch_of_pyg(real_device, subgraph_type):
         assert sorted(batch[kind].n_id.tolist()) == sorted(expected[kind].n_id.tolist())
 
 
+@pytest.mark.parametrize("own", [None, "e_id", "num_sampled_edges"])
+def test_relations_have_the_values_that_they_have_where_samples_pass_the_program(real_device, own):
+    data = make_hetero()
+    for store in data.edge_stores:
+        for key in {*store.keys()} - {"edge_index"}:
+            del store[key]
+        if own is not None:
+            store[own] = torch.arange(store.num_edges) + 7
+    options = {"input_nodes": SEEDS, "batch_size": 4, "seed": 0, "device": real_device}
+
+    (batch,) = NeighborLoader(data, [2, 2], **options)
+
+    (expected,) = NeighborLoader(data, [2, 2], transform_sampler_output=lambda out: out, **options)
+    for part, other in zip(batch.edge_stores, expected.edge_stores, strict=True):
+        assert list(part.keys()) == list(other.keys())
+        for key, value in other.items():
+            assert torch.equal(part[key], value) if isinstance(value, torch.Tensor) else part[key] == value, key
+
+
 def test_counts_are_those_of_hops_and_nodes_stand_hop_after_hop(real_device):
     data = make_hetero()
 
