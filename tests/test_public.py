@@ -172,9 +172,12 @@ print((clocks[3] - clocks[2]) / (clocks[1] - clocks[0]), *waited)
 """
 
     # A machine that is slow or shared is so for both. Five hundredths are taken; the first try compiles.
-    tries = [run_python(program, str(tmp_path)).split() for _ in range(4)]
-    assert all(waited == [] for _, *waited in tries), tries
-    assert min(float(computed) for computed, *_ in tries) < 0.08
+    tries = []
+    while len(tries) < 4 and min((computed for computed, *_ in tries), default=1.0) >= 0.08:
+        computed, *waited = run_python(program, str(tmp_path)).split()
+        tries.append((float(computed), waited))
+    assert all(waited == [] for _, waited in tries), tries
+    assert min(computed for computed, _ in tries) < 0.08, tries
 
 
 @pytest.mark.gpu

@@ -10,6 +10,8 @@ ROOMS = ["datasets", "distributed", "dynamic", "errors", "loader", "nn", "sample
 # A process for each, as the first brings others along.
 PROGRAM = f"""
 import os
+# Once, and not in each process that is forked.
+import torch_geometric
 import pyg_direct
 
 for name in {ROOMS}:
