@@ -24,6 +24,7 @@ from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_grap
 from pyg_direct.distributed.server.client_connections import Lines
 from pyg_direct.distributed.server.client_graph import ClientGraph
 from pyg_direct.distributed.server.local_channel import Channels
+from pyg_direct.errors import needs_extra
 from pyg_direct.runtime.comm.host_group import gather
 
 _BATCHES, _EPOCHS = 12, 5
@@ -58,7 +59,8 @@ def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> 
         return DistGraph(folder, device="cpu", share_graph=False, **options), None
     known: list[Any] = [None, None]
     if rank == 0:
-        import ray
+        with needs_extra("servers of Ray", "ray"):
+            import ray
 
         from pyg_direct.distributed.server.ray_servers import serve
 
@@ -128,8 +130,9 @@ def measure_answers(scale: float = 1.0) -> Iterator[Row]:
 
 def _ask_another_node(rank: int, count: int, device: torch.device, folder: str, sizes: list[int]) -> dict[str, Any]:
     """Measure milliseconds of answers of each size and way."""
-    import ray
-    from ray.cluster_utils import Cluster
+    with needs_extra("servers of Ray", "ray"):
+        import ray
+        from ray.cluster_utils import Cluster
 
     from pyg_direct.distributed.server.ray_servers import serve
 
