@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pyg_direct.errors import needs_extra
+
 HERE = Path(__file__).parent
 # Pages, relative to the repository, and the part of `measured.md` that each of them shows.
 PAGES = {"README.md": "headline", "docs/performance.md": "performance"}
@@ -65,10 +67,11 @@ def read_headline() -> dict[str, float]:
 
 def draw_headline(path: Path) -> None:
     """Draw the README's figures as bars; the SVG keeps its words and figures as text."""
-    import matplotlib
+    with needs_extra("a picture", "bench"):
+        import matplotlib
+        from matplotlib import pyplot
 
     matplotlib.use("agg")
-    from matplotlib import pyplot
 
     steps = read_headline()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "step", "font.family": "sans-serif"}):

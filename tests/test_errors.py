@@ -81,9 +81,20 @@ def compile_grid(folder):
     _gpu_compiler.__wrapped__()
 
 
+def draw_figures(folder):
+    importlib.import_module("benchmarks.measured").draw_headline(folder / "step.svg")
+
+
+def cluster(folder):
+    from pyg_direct import ClusterData
+
+    ClusterData(synthetic_graph("products", scale=1e-4).to_data(), 2, log=False)
+
+
 @pytest.mark.parametrize(("package", "call", "extra"), [
     ("ray", import_engine, '".[ray]"'), ("lightning", import_callback, '".[lightning]"'),
-    ("pyarrow", read_parquet, '".[distributed]"'),
+    ("pyarrow", read_parquet, '".[distributed]"'), ("pymetis", cluster, '".[distributed]"'),
+    ("matplotlib", draw_figures, '".[bench]"'),
     ("torch_geometric_temporal", patch_temporal, '".[temporal]"'),
     ("cuda.bindings", compile_source, '".[compile13]" or pip install ".[compile12]"'),
     ("numba_cuda", compile_grid, '".[compile13]" or pip install ".[compile12]"'),

@@ -18,6 +18,7 @@ from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
 from pyg_direct.distributed.server.client_graph import ClientGraph
+from pyg_direct.errors import needs_extra
 from pyg_direct.runtime.comm.host_group import gather
 
 _BATCHES, _EPOCHS = 12, 5
@@ -50,7 +51,8 @@ def open_mode(mode: str, rank: int, count: int, folder: str, **options: Any) -> 
         return DistGraph(folder, device="cpu", share_graph=False, **options), None
     known: list[Any] = [None, None]
     if rank == 0:
-        import ray
+        with needs_extra("servers of Ray", "ray"):
+            import ray
 
         from pyg_direct.distributed.server.ray_servers import serve
 

@@ -9,6 +9,7 @@ from os import PathLike
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -23,7 +24,7 @@ from pyg_direct.distributed.shared_graph import WholeGraph, WholeRows
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature import Feature
 from pyg_direct.object_text import one_line, show_sizes
-from pyg_direct.ops.argument_checks import as_ids, check_ids
+from pyg_direct.ops.argument_checks import as_ids, check_flag, check_ids
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.formation import failures_told
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -101,8 +102,11 @@ class DistGraph:
                  placement: str = "unified", replicas: Any = None, share_rows: bool = False,
                  share_graph: bool | str = "auto", captured: bool | str = "auto", timeout: float = 600,
                  silence: float = 30) -> None:  # fmt: skip
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise ArgumentTypeError(f"group must be a process group that has this process, got {group!r}")
         with failures_told(group):
             self.device = resolve_device(device)
+            share_rows = check_flag("share_rows", share_rows)
             if share_rows and self.device.type != "cpu":
                 raise ArgumentError(f"share_rows needs device='cpu', got {str(self.device)!r}")
             if captured not in (True, False, "auto"):
@@ -110,7 +114,7 @@ class DistGraph:
             if captured == "auto":
                 captured = self.device.type == "cuda" and backend in (None, "nccl")
         self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
-                                         silence=silence, captured=bool(captured))  # fmt: skip
+                                         silence=silence, captured=captured)  # fmt: skip
         try:
             self._open_all(folder, check, device_cache_size, placement, replicas, share_rows, share_graph)
         except Exception:

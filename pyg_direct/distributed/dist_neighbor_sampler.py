@@ -22,7 +22,7 @@ from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.edge_queries import EdgesOfAll
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import LINKS, NODES, EdgeType
-from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.argument_checks import check_flag, check_ids
 from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.sampler.graph_reader import Parts
 from pyg_direct.sampler.keyed_sampler import Drawn
@@ -90,6 +90,8 @@ class DistNeighborSampler(NeighborSampler):
                  time_window: int | None = None, strict_negatives: bool = False,
                  exclude_target_edges: bool | str = False, rev_edge_type: EdgeType | None = None
                  ) -> None:  # fmt: skip
+        if not isinstance(graph, DistGraph):
+            raise ArgumentError(f"graph must be a DistGraph, got {type(graph).__name__}")
         # Not the base class's constructor, which reads a whole graph.
         manifest = graph.part.manifest
         has_times = any(e.time is not None for e in manifest.nodes) or any(e.time is not None for e in manifest.edges)
@@ -107,10 +109,11 @@ class DistNeighborSampler(NeighborSampler):
                                          node_time=NODES if time_attr is not None else None, graph=graph))  # fmt: skip
         check_exclusion(exclude_target_edges, rev_edge_type, self._opened.parts)
         self.num_neighbors = num_neighbors
-        self.subgraph_type, self.replace, self.disjoint = subgraph_type, bool(replace), disjoint
+        self.subgraph_type, self.replace, self.disjoint = subgraph_type, check_flag("replace", replace), disjoint
         self.temporal_strategy = temporal_strategy
         self.time_comparison, self.time_window = time_comparison, time_window
-        self.strict_negatives, self.exclude_target_edges = bool(strict_negatives), exclude_target_edges
+        self.strict_negatives = check_flag("strict_negatives", strict_negatives)
+        self.exclude_target_edges = exclude_target_edges
         self.rev_edge_type = rev_edge_type
         self._read_recipe()
         if time_attr is None:

@@ -33,6 +33,7 @@ from pyg_direct.ops.argument_checks import check_ids, check_integers, in_short
 from pyg_direct.ops.keep_last_events import LastNeighbors, MessageLog, check_events, insert_events, read_rows
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.progress import announce
+from pyg_direct.runtime.cuda.device import resolve_device
 
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
@@ -69,7 +70,7 @@ class LastNeighborLoader(SavedAsPyg, PygLastNeighborLoader):  # type: ignore[mis
     def __init__(self, num_nodes: int, size: int, device: Any = None) -> None:
         self.size = check_count("size", size)
         rows = LastNeighbors.open(check_count("num_nodes", num_nodes), self.size,
-                                  torch.get_default_device() if device is None else torch.device(device))  # fmt: skip
+                                  torch.get_default_device() if device is None else resolve_device(device))  # fmt: skip
         self.neighbors, self.e_id, self._state = rows
         self._assoc = self.neighbors.new_empty(num_nodes)
         self.reset_state()

@@ -244,12 +244,14 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         raise ArgumentError(f"placement must be one of {', '.join(AUTO_PLACEMENTS)}, got {placement!r}")
     check_size(0 if feature_cache is None else feature_cache, "feature_cache")
     check_seed(seed)
+    accelerate, replay = check_flag("accelerate", accelerate), check_flag("replay", replay)
+    verbose = check_flag("verbose", verbose)
     if device is not None and device != "data":
         place = resolve_device(device)
         # Without an index it is the current GPU at the creation of a loader, which differs between processes.
         device = device if str(device) == place.type else place
     start(device=device, placement=placement, feature_cache=feature_cache, seed=seed, accelerate=accelerate,
-          replay=check_flag("replay", replay), verbose=verbose)  # fmt: skip
+          replay=replay, verbose=verbose)  # fmt: skip
     models = "models are accelerated" if accelerate else "models are left as they are"
     announce(f"{len(REPLACEMENTS)} loaders and samplers of PyG are replaced by ours; {models}")
     if verbose:

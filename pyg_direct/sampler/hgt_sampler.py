@@ -63,6 +63,7 @@ class HGTSampler(OwnSampler):
                 given = f"{type(data).__name__}: NeighborLoader takes graphs without types"
             raise NotImplementedError(f"data must be a HeteroData for HGT sampling, as in PyG, got {given}")
         check_flag("is_sorted", is_sorted)
+        check_flag("share_memory", share_memory)
         self.data, self.device, self.placement = data, resolve_device(device), placement
         self._chooses_device = device is None
         self.seed, self._num_calls = check_seed(seed), 0

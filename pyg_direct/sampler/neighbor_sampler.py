@@ -217,6 +217,7 @@ class NeighborSampler(OwnSampler):
                  time_window: int | None = None, strict_negatives: bool = False,
                  exclude_target_edges: bool | str = False, topology_cache: int | str | None = None,
                  rev_edge_type: EdgeType | None = None) -> None:  # fmt: skip
+        check_flag("share_memory", share_memory)
         if not check_flag("directed", directed):
             subgraph_type = SubgraphType.induced
             warn("directed=False is deprecated in PyG; use subgraph_type='induced'", DeprecationWarning)  # fmt: skip

@@ -17,8 +17,10 @@ from pyg_direct.distributed.partitioning.inputs import read_inputs
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.distributed.partitioning.partition_book import check_num_parts
 from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.progress import announce
 from pyg_direct.runtime.host.memory_sizes import parse_size
+from pyg_direct.sampling.random_key import check_seed
 
 _LEAST_MEMORY = 1 << 24
 
@@ -83,6 +85,8 @@ def partition_graph(
         raise ArgumentError(f"method must be one of {', '.join(METHODS)}, or the part of each node, got {method!r}")
     if direction not in ("in", "out"):
         raise ArgumentError(f"direction must be 'in' or 'out', got {direction!r}")
+    check_flag("progress", progress)
+    check_seed(seed)
     piece = parse_size(memory, None, "memory")
     if piece < _LEAST_MEMORY:
         raise ArgumentError(f"memory must be at least {_LEAST_MEMORY}, got {memory!r}")

@@ -17,6 +17,7 @@ from pyg_direct.distributed.partitioning.files import read_array, write_array
 from pyg_direct.distributed.partitioning.manifest import Manifest
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, PartitionError
 from pyg_direct.object_text import one_line, show_sizes
+from pyg_direct.ops.argument_checks import tell_kind
 
 
 def rank_remote(part: GraphPart, kind: str, counts: Tensor) -> Tensor:
@@ -86,8 +87,10 @@ def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str,
         [3]
     """
     manifest = Manifest.read(folder)
-    if not 0 <= share <= manifest.num_parts:
-        raise ArgumentError(f"share must lie in [0, {manifest.num_parts}], got {share}")
+    if not (isinstance(share, (int, float)) and 0 <= share <= manifest.num_parts):
+        raise ArgumentError(f"share must lie in [0, {manifest.num_parts}], got {share!r}")
+    if not isinstance(counts, Mapping) or not all(isinstance(by_kind, Mapping) for by_kind in counts.values()):
+        raise ArgumentTypeError(f"counts must map parts to counts by node type, got {tell_kind(counts)}")
     sizes = {entry.name: entry.num_nodes for entry in manifest.nodes}
     for part, by_kind in counts.items():
         manifest.check_part(part)

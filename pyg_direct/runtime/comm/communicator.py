@@ -88,7 +88,7 @@ class Communicator:
         if dist.get_rank() not in ranks:
             raise ArgumentError(f"group must have this process, rank {dist.get_rank()}, as a member, got ranks {ranks}")
         with failures_told(group):
-            _check(device, backend, silence, captured)
+            _check(device, backend, timeout, silence, captured)
         self.device, self._wire, self.captured = device, device if backend == "nccl" else _HOST, captured
         self._connections = Connections()
         self._ranks, self._silence, self._timeout = ranks, silence, timeout
@@ -427,10 +427,11 @@ class Communicator:
             dist.destroy_process_group(own)
 
 
-def _check(device: torch.device, backend: str, silence: float, captured: bool) -> None:
+def _check(device: torch.device, backend: str, timeout: float, silence: float, captured: bool) -> None:
     if backend not in ("gloo", "nccl") or (backend == "nccl" and device.type != "cuda"):
         raise ArgumentError(f"backend must be gloo, or nccl with tensors on GPUs, got {backend!r} on {device}")
     if captured and backend != "nccl":
         raise ArgumentError(f"captured=True needs backend='nccl', with tensors on GPUs, got {backend!r} on {device}")
-    if not silence > 0:
-        raise ArgumentError(f"silence must be above 0 seconds, got {silence}")
+    for name, seconds in (("timeout", timeout), ("silence", silence)):
+        if not (isinstance(seconds, (int, float)) and seconds > 0):
+            raise ArgumentError(f"{name} must be above 0 seconds, got {seconds!r}")
