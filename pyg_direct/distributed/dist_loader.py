@@ -43,7 +43,6 @@ from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampler.argument_types import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
-from pyg_direct.sampling.captured_plan import Finished
 from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.uniform_gpu import GpuPlan
@@ -220,7 +219,7 @@ class _DistLoader(GeneralLoader):
                 # All processes enqueue these exchanges before the exchanges of the rows.
                 pending = self._begin(stages, work, at + 1) if at + 1 < most else None
                 if item is None:
-                    self._build_for_others(sample)
+                    self._build_for_others(sample[0])
                 else:
                     batches.append(stages.fetch(sample, *item))
                     take_memory(batches[-1])
@@ -233,10 +232,13 @@ class _DistLoader(GeneralLoader):
         return batches
 
     def _begin(self, stages: Stages, work: list[tuple[int, Seeds]], at: int) -> Any:
-        """Begin to sample a batch of a step, or one without seeds after the last."""
+        """Begin to sample a batch of a step, or one without seeds after the last.
+
+        Both are finished in their turn: if a message is too short, all processes sample a batch again at one place.
+        """
         if at < len(work):
             return stages.submit(*work[at])
-        return Finished(self._ask(torch.empty(0, dtype=torch.int64, device="cpu"), 0))
+        return self._submit_together([torch.empty(0, dtype=torch.int64, device="cpu")], [0])
 
     def _take_part(self, count: int = 1) -> Any:
         """Take part in the exchanges of other processes' batches with an empty batch.

@@ -281,6 +281,44 @@ def test_steps_of_several_batches_with_an_exchange_each(tmp_path):
             assert_equal(got, expected)
 
 
+class Noted:
+    """A loader, the stages of its batches, and a batch on its way, which note the exchanges that processes enqueue."""
+
+    def __init__(self):
+        self.exchanges = []
+
+    def _submit_together(self, positions, keys):
+        return self.submit(keys[0], None)
+
+    def submit(self, number, seeds):
+        self.exchanges.append("sample")
+        return self
+
+    def finish(self, *_):
+        # Sampled again, as a message was too short.
+        self.exchanges.append("sample again")
+        return [self]
+
+    def fetch(self, *_):
+        self.exchanges.append("rows")
+
+    def _build_for_others(self, out):
+        self.fetch()
+
+    _begin = _DistLoader._begin
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_processes_with_fewer_batches_exchange_in_one_order_with_the_others(count):
+    few, most = Noted(), Noted()
+
+    _DistLoader._make_overlapped(few, few, [(number, None) for number in range(count)], 3)
+    _DistLoader._make_overlapped(most, most, [(number, None) for number in range(3)], 3)
+
+    assert few.exchanges == most.exchanges
+    assert len(few.exchanges) == 9
+
+
 def run_own(rank, folder):
     """Batches of nodes and of links that rank 0 has one of and rank 1 four, in two epochs; and what is refused."""
     found, refused = {}, []
