@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +21,37 @@ from pyg_direct.dynamic.conv_operators import Factors, Sum
 from pyg_direct.dynamic.matrix_group import FORMS, build_group
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices, aggregate_snapshots, choose_kernel
-from pyg_direct.ops.snapshots.slice_csr import measure_overlap, unite
+from pyg_direct.ops.snapshots.slice_csr import EdgeUnion, unite
 
 WIDTHS = (2, 4, 8, 16, 64)
+
+
+class OverlapStatistics(NamedTuple):
+    """Overlap and change of consecutive snapshots.
+
+    Attributes:
+        overlap_rate: S * shared edges / edges of all snapshots, in [0, 1]; 1 if there are no edges.
+        change_rate: For each snapshot but the first, the share of its edges that the one before lacks.
+        num_shared, num_union: Edges that all snapshots have; edges that any snapshot has.
+        num_edges: Edges of each snapshot.
+    """
+
+    overlap_rate: float
+    change_rate: tuple[float, ...]
+    num_shared: int
+    num_union: int
+    num_edges: tuple[int, ...]
+
+
+def measure_overlap(union: EdgeUnion) -> OverlapStatistics:
+    """Measure overlap and change of the snapshots of a union; waits for its device."""
+    has = [union.has(t) for t in range(union.num_snapshots)]
+    edges = [int(h.sum()) for h in has]
+    shared = int((union.presence == union.full).sum())
+    kept = [int((before & now).sum()) for before, now in pairwise(has)]
+    change = tuple(1 - k / n if n else 0.0 for k, n in zip(kept, edges[1:], strict=True))
+    rate = union.num_snapshots * shared / sum(edges) if sum(edges) else 1.0
+    return OverlapStatistics(rate, change, shared, union.keys.numel(), tuple(edges))
 
 
 def measure_snapshots(shape: DynamicShape, name: str, count: int = 4, widths: tuple[int, ...] = WIDTHS,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.dynamic.kernel_reads import Reads, count_reads
-from benchmarks.dynamic.snapshots import multiply_apart, sum_apart, to_csr
+from benchmarks.dynamic.snapshots import measure_overlap, multiply_apart, sum_apart, to_csr
 from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.datasets.dynamic_graphs import DynamicShape, draw_snapshots
@@ -20,7 +20,7 @@ from pyg_direct.dynamic.conv_operators import Factors, Sum
 from pyg_direct.dynamic.matrix_group import FORMS, build_group
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices, aggregate_snapshots, choose_kernel, multiply_slices
-from pyg_direct.ops.snapshots.slice_csr import measure_overlap, unite
+from pyg_direct.ops.snapshots.slice_csr import unite
 
 RATES = (0.5, 0.7, 0.9, 1.0)
 COUNTS = (2, 4, 8)

@@ -15,7 +15,6 @@ it also belongs to one snapshot.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -66,12 +65,6 @@ class EdgeUnion(NamedTuple):
         """Return the edges that a snapshot has as a mask, bool `[U]`."""
         return (self.presence >> snapshot & 1).bool()
 
-    def narrow(self, low: int, high: int) -> EdgeUnion:
-        """Return the union of snapshots [low, high) alone."""
-        presence = self.presence >> low & ((1 << (high - low)) - 1)
-        kept = presence != 0
-        return EdgeUnion(self.keys[kept], presence[kept], high - low)
-
 
 def merge_unions(first: EdgeUnion, second: EdgeUnion) -> EdgeUnion:
     """Merge the unions of two groups of snapshots; the snapshots of `second` follow those in `first`.
@@ -116,34 +109,6 @@ def unite(snapshots: Sequence[Tensor]) -> EdgeUnion:
         pairs = [merge_unions(*unions[i : i + 2]) for i in range(0, len(unions) - 1, 2)]
         unions = pairs + unions[2 * len(pairs) :]
     return unions[0]
-
-
-class OverlapStatistics(NamedTuple):
-    """Overlap and change of consecutive snapshots.
-
-    Attributes:
-        overlap_rate: S * shared edges / edges of all snapshots, in [0, 1]; 1 if there are no edges.
-        change_rate: For each snapshot but the first, the share of its edges that the one before lacks.
-        num_shared, num_union: Edges that all snapshots have; edges that any snapshot has.
-        num_edges: Edges of each snapshot.
-    """
-
-    overlap_rate: float
-    change_rate: tuple[float, ...]
-    num_shared: int
-    num_union: int
-    num_edges: tuple[int, ...]
-
-
-def measure_overlap(union: EdgeUnion) -> OverlapStatistics:
-    """Measure overlap and change of the snapshots of a union; waits for its device."""
-    has = [union.has(t) for t in range(union.num_snapshots)]
-    edges = [int(h.sum()) for h in has]
-    shared = int((union.presence == union.full).sum())
-    kept = [int((before & now).sum()) for before, now in itertools.pairwise(has)]
-    change = tuple(1 - k / n if n else 0.0 for k, n in zip(kept, edges[1:], strict=True))
-    rate = union.num_snapshots * shared / sum(edges) if sum(edges) else 1.0
-    return OverlapStatistics(rate, change, shared, union.keys.numel(), tuple(edges))
 
 
 _Self = TypeVar("_Self", bound="Arrays")

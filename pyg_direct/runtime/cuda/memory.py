@@ -204,24 +204,20 @@ class Block:
             with torch.cuda.device(self.device):
                 call("cuMemFree", address)
         elif self.placement == "pinned":
-            if self._keep is not None:
-                call("cuMemHostUnregister", address)
-            else:
-                call("cuMemFreeHost", address)
+            call("cuMemFreeHost", address)
 
 
 def _count_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False) -> Block:
+def allocate(num_bytes: int, placement: str, device: Device = None) -> Block:
     """Allocate memory in exactly this placement.
 
     Args:
         num_bytes: Size, at least 0.
         placement: `cuda`, `unified`, `pinned` or `cpu`.
         device: The GPU that will use it; ignored for `cpu`.
-        shared: For `pinned` and `cpu`: visible to other processes through its CPU view.
 
     Raises:
         ArgumentError, DeviceError, MemoryLimitError, CudaError: see the message; no memory stays allocated.
@@ -232,7 +228,7 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
         raise ArgumentError(f"num_bytes must be at least 0, got {num_bytes}")
     if placement == "cpu":
         block = Block(placement, num_bytes, None)
-        block._keep = _empty_bytes(num_bytes, shared, None)
+        block._keep = _empty_bytes(num_bytes)
         return block
     target = resolve_device("cuda" if device is None else device)
     if target.type != "cuda":
@@ -247,12 +243,12 @@ def allocate(num_bytes: int, placement: str, device: Device = None, *, shared: b
                 raise MemoryLimitError(f"num_bytes must fit free GPU memory, got {num_bytes}: {error}") from error
         elif num_bytes > 0:
             with show_wait(f"allocating {placement} memory", items=num_bytes // 64):
-                _allocate_on_host(block, shared)
+                _allocate_on_host(block)
             _BLOCKS[block.address] = block
     return block
 
 
-def _allocate_on_host(block: Block, shared: bool) -> None:
+def _allocate_on_host(block: Block) -> None:
     driver = load_driver()
     assert block.device is not None
     # Free memory is not checked: the system can free more.
@@ -272,35 +268,30 @@ def _allocate_on_host(block: Block, shared: bool) -> None:
             with contextlib.suppress(CudaError, AttributeError):
                 advise(block._address, block.num_bytes, "SetPreferredLocation", -1, nodes[0])
         block.let_use(block.device)
-    elif shared:
-        block._keep = _empty_bytes(block.num_bytes, shared, block.device.index)
-        call("cuMemHostRegister", block._keep.data_ptr(), block.num_bytes, 0x01 | 0x02)
-        block._address = block._keep.data_ptr()
     else:
         with allocating_on(choose_nodes(block.num_bytes, block.device.index)):
             block._address = int(call("cuMemHostAlloc", block.num_bytes, 0x01 | 0x02))
 
 
-def _empty_bytes(num_bytes: int, shared: bool, index: int | None) -> Tensor:
+def _empty_bytes(num_bytes: int) -> Tensor:
     try:
-        flat = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-        flat = flat.share_memory_() if shared else use_large_pages(flat)
+        flat = use_large_pages(torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
     except RuntimeError as error:
         raise MemoryLimitError(f"num_bytes must fit host memory, got {num_bytes}: {error}") from error
     # Smaller memory may share its pages with others of the allocator.
     if num_bytes >= _RELEASE_BYTES:
-        put_on(flat.data_ptr(), num_bytes, choose_nodes(num_bytes, index))
+        put_on(flat.data_ptr(), num_bytes, choose_nodes(num_bytes, None))
     return flat
 
 
-def allocate_or_fall_back(num_bytes: int, placement: str, device: Device = None, *, shared: bool = False) -> Block:
+def allocate_or_fall_back(num_bytes: int, placement: str, device: Device = None) -> Block:
     """Allocate as `allocate` does, but unified falls back to pinned and pinned to cpu, with one warning that says
     why.
     """
     reasons = []
     for attempt in (placement, *FALLBACK.get(placement, ())):
         try:
-            block = allocate(num_bytes, attempt, device, shared=shared)
+            block = allocate(num_bytes, attempt, device)
         except (CudaError, DeviceError) as error:
             reasons.append(f"{attempt}: {error}")
             continue

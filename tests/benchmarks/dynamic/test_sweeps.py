@@ -7,11 +7,12 @@ import torch
 
 from benchmarks.dynamic import sweeps
 from benchmarks.dynamic.kernel_reads import count_reads
+from benchmarks.dynamic.snapshots import measure_overlap
 from pyg_direct.bench.picture import draw_file
 from pyg_direct.bench.result_row import Machine, save_rows
 from pyg_direct.datasets.dynamic_graphs import DynamicShape
 from pyg_direct.dynamic.matrix_group import build_group
-from pyg_direct.ops.snapshots.slice_csr import measure_overlap, slice_keys, unite
+from pyg_direct.ops.snapshots.slice_csr import slice_keys, unite
 
 SHAPE = DynamicShape(60, 900)
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from benchmarks.dynamic.snapshots import measure_overlap
 from pyg_direct.datasets.dynamic_graphs import DynamicShape, draw_snapshots, synthetic_dtdg
 from pyg_direct.dynamic.snapshot import order_edges
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.ops.snapshots.slice_csr import measure_overlap, unite
+from pyg_direct.ops.snapshots.slice_csr import unite
 
 
 @pytest.mark.parametrize("change", [0.0, 0.1, 1.0])

@@ -142,7 +142,7 @@ def test_unified_memory_prefers_the_node_of_its_gpu(host, monkeypatch, error):
     monkeypatch.setattr(memory, "load_driver", lambda: SimpleNamespace(CUmemAttach_flags=flags))
     block = memory.Block("unified", GIB, torch.device("cuda", 0))
 
-    memory._allocate_on_host(block, shared=False)
+    memory._allocate_on_host(block)
     # It holds no memory that could be freed.
     block._address = 0
 

@@ -20,7 +20,6 @@ CODES = {2: "CUDA_ERROR_OUT_OF_MEMORY", 700: "CUDA_ERROR_ILLEGAL_ADDRESS", 719: 
 STEPS = {
     "unified": ["cuMemAllocManaged", "cuMemAdvise_v2"],
     "pinned": ["cuMemHostAlloc"],
-    "shared": ["cuMemHostRegister"],
 }
 
 
@@ -44,7 +43,7 @@ class Driver:
                                            CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9)  # fmt: skip
 
     def __init__(self):
-        self.fails, self.memory, self.registered, self.launches = {}, {}, set(), 0
+        self.fails, self.memory, self.launches = {}, {}, 0
         self.has_context = True
 
     def __getattr__(self, name):
@@ -66,9 +65,9 @@ class Driver:
 
     def is_used(self):
         """Report whether memory remains after its last reference."""
-        if self.memory or self.registered:
+        if self.memory:
             gc.collect()
-        return bool(self.memory or self.registered)
+        return bool(self.memory)
 
     def take(self, num_bytes):
         block = torch.zeros(num_bytes, dtype=torch.uint8)
@@ -86,14 +85,6 @@ class Driver:
         return ()
 
     do_cuMemFreeHost = do_cuMemFree  # noqa: N815
-
-    def do_cuMemHostRegister(self, address, num_bytes, flags):  # noqa: N802
-        self.registered.add(address)
-        return ()
-
-    def do_cuMemHostUnregister(self, address):  # noqa: N802
-        self.registered.remove(address)
-        return ()
 
     def do_cuGetErrorString(self, code):  # noqa: N802
         return (f"text of {int(code)}".encode(),)
@@ -141,7 +132,7 @@ def driver(monkeypatch):
 
 
 def allocate_as(kind, num_bytes=64, how=allocate):
-    return how(num_bytes, "pinned" if kind == "shared" else kind, "cuda", shared=kind == "shared")
+    return how(num_bytes, kind, "cuda")
 
 
 @pytest.mark.parametrize("kind", STEPS)
@@ -150,7 +141,7 @@ def test_memory_is_had_written_and_given_back(driver, kind):
 
     block.view_on_cpu(torch.int64, (8,)).fill_(7)
 
-    assert len(driver.memory) + len(driver.registered) == 1
+    assert len(driver.memory) == 1
     assert block.view_on_cpu(torch.int64, (8,)).tolist() == [7] * 8
 
 

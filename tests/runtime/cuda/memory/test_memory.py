@@ -20,7 +20,7 @@ from pyg_direct.errors import (
 from pyg_direct.runtime.cuda import memory
 from pyg_direct.runtime.cuda.memory import Block, allocate, allocate_or_fall_back, find_block
 
-ON_HOST = pytest.mark.parametrize(("placement", "shared"), [("unified", False), ("pinned", False), ("pinned", True)])
+ON_HOST = pytest.mark.parametrize("placement", ["unified", "pinned"])
 
 
 @pytest.fixture
@@ -68,25 +68,6 @@ def test_cpu_memory_is_seen_through_views(dtype):
     assert (view.shape, view.dtype) == ((2, 3), dtype)
     assert view.view(torch.uint8).unique().tolist() == [1]
     assert (block.placement, block.num_bytes, block.device) == ("cpu", 64, None)
-
-
-def write_seven(view):
-    view.fill_(7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("placement", ["cpu", pytest.param("pinned", marks=pytest.mark.gpu)])
-def test_another_process_writes_shared_memory(placement):
-    block = allocate(64, placement, shared=True)
-    view = block.view_on_cpu(torch.int32, (16,))
-
-    child = torch.multiprocessing.get_context("spawn").Process(target=write_seven, args=(view,))
-    child.start()
-    child.join()
-
-    assert child.exitcode == 0
-    seen = [view] if placement == "cpu" else [view, block.view_on_gpu(torch.int32, (16,)).cpu()]
-    assert all(values.tolist() == [7] * 16 for values in seen)
 
 
 def test_no_bytes_are_memory_too():
@@ -192,8 +173,8 @@ def test_forked_children_may_use_ordinary_memory():
 
 @pytest.mark.gpu
 @ON_HOST
-def test_both_sides_see_the_same_bytes(placement, shared):
-    block = allocate(4000, placement, "cuda", shared=shared)
+def test_both_sides_see_the_same_bytes(placement):
+    block = allocate(4000, placement, "cuda")
     on_cpu, on_gpu = block.view_on_cpu(torch.int32, (10, 100)), block.view_on_gpu(torch.int32, (10, 100))
 
     on_cpu.copy_(torch.arange(1000).view(10, 100))
@@ -205,7 +186,7 @@ def test_both_sides_see_the_same_bytes(placement, shared):
     assert on_cpu[3].tolist() == [-5] * 100
     assert on_cpu[4, 0] == 400
     assert (on_cpu.device.type, on_gpu.device) == ("cpu", torch.device("cuda", 0))
-    assert (block.placement, on_cpu.is_shared()) == (placement, shared)
+    assert (block.placement, on_cpu.is_shared()) == (placement, False)
 
 
 @pytest.mark.gpu
@@ -222,8 +203,8 @@ def test_gpu_memory_is_seen_by_the_gpu_alone():
 @pytest.mark.gpu
 @ON_HOST
 @pytest.mark.parametrize("side", ["view_on_cpu", "view_on_gpu"])
-def test_a_view_keeps_its_block_alive_and_the_last_one_frees_it(placement, shared, side):
-    block = allocate(64, placement, "cuda", shared=shared)
+def test_a_view_keeps_its_block_alive_and_the_last_one_frees_it(placement, side):
+    block = allocate(64, placement, "cuda")
     block.view_on_cpu(torch.int64, (8,)).copy_(torch.arange(8))
     view = getattr(block, side)(torch.int64, (8,))[2:]
     alive = weakref.ref(block)
@@ -231,7 +212,7 @@ def test_a_view_keeps_its_block_alive_and_the_last_one_frees_it(placement, share
     del block
     gc.collect()
     seen = view.tolist()
-    held = alive() is not None or shared
+    held = alive() is not None
     del view
     gc.collect()
 
@@ -268,8 +249,8 @@ def test_more_than_the_gpu_has_is_refused():
 
 @pytest.mark.gpu
 @ON_HOST
-def test_forked_children_of_a_gpu_process_are_refused(placement, shared):
-    block = allocate(64, placement, "cuda", shared=shared)
+def test_forked_children_of_a_gpu_process_are_refused(placement):
+    block = allocate(64, placement, "cuda")
     on_cpu = block.view_on_cpu(torch.uint8, (64,)).fill_(9)
 
     codes = [run_in_fork(lambda: block.view_on_gpu(torch.uint8, (64,))), run_in_fork(lambda: block.address)]
