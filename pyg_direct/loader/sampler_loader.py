@@ -321,7 +321,9 @@ class GeneralLoader(EpochLoader):
         if isinstance(self._general, StoreAttributes):
             batch = self._general.build(out)
         elif isinstance(out, HeteroSamplerOutput):
-            batch = self._general.build(self.data, out, checked=is_ours, memory=memory, read=read, notes=True)
+            # Rows of a graph in parts come without ids, which follow below.
+            more = {"notes": True} if isinstance(self._general, HeteroAttributes) else {}
+            batch = self._general.build(self.data, out, checked=is_ours, memory=memory, read=read, **more)
         else:
             batch = self._build_homogeneous(out, self._general, is_ours)
         if not isinstance(self._general, HeteroAttributes):
