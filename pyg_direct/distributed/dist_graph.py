@@ -114,7 +114,7 @@ class DistGraph:
             if captured == "auto":
                 captured = self.device.type == "cuda" and backend in (None, "nccl")
         self.communicator = Communicator(group, device=self.device, backend=backend, timeout=timeout,
-                                         silence=silence, captured=captured)  # fmt: skip
+                                         silence=silence, captured=bool(captured))  # fmt: skip
         try:
             self._open_all(folder, check, device_cache_size, placement, replicas, share_rows, share_graph)
         except Exception:

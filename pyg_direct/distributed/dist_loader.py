@@ -26,7 +26,7 @@ from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
 from pyg_direct.distributed.graph_part import PartTopo
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.hetero_topo import EdgeType
-from pyg_direct.loader.base_loader import ALONE, Stages, make_alone, run_stages
+from pyg_direct.loader.base_loader import ALONE, make_alone, run_stages
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
 from pyg_direct.loader.node_loader import NodeLoader
@@ -34,7 +34,7 @@ from pyg_direct.loader.option_types import DistSubGraphOptions, TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
 from pyg_direct.loader.prefetch.gpu_streams import hold_for, note_memory, take_memory
 from pyg_direct.loader.prefetch.lockstep_ranks import GROUP_BYTES, GroupSize, Steps
-from pyg_direct.loader.profiler import EpochRecord
+from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.sampling.draw_random import derive_key

@@ -339,7 +339,7 @@ def follow_processes() -> None:
         return process
 
     subprocess.Popen.__init__ = begin_with_startup  # type: ignore[method-assign]
-    spawning.spawnv_passfds = spawn_with_startup
+    spawning.spawnv_passfds = spawn_with_startup  # type: ignore[assignment]
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_parent=note_process)
 
