@@ -56,6 +56,7 @@ class LastNeighborLoader(SavedAsPyg, PygLastNeighborLoader):  # type: ignore[mis
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
+        DeviceError: `device` is a GPU that does not exist.
 
     Example:
         >>> loader = LastNeighborLoader(num_nodes=4, size=2)

@@ -77,7 +77,7 @@ def plan_replicas(folder: str | PathLike[str], counts: Mapping[int, Mapping[str,
         share: Limit of copied rows, as a share of the nodes of the part.
 
     Raises:
-        ArgumentError: named argument, rule and value.
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
 
     Example:
         >>> ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
