@@ -31,12 +31,14 @@ def test_a_loop_is_the_only_machine_code(tmp_path):
     assert found == "([2, 3], [2, 0, 2, 1]) ['number_sources_cpu']"
 
 
+@pytest.mark.full
 def test_loops_read_back_from_disk_have_all_their_steps(tmp_path):
     outputs = [run_python(COUNT_MODULES + "print(number())", PYG_DIRECT_CACHE=str(tmp_path)) for _ in range(2)]
 
     assert outputs == ["([2, 3], [2, 0, 2, 1])"] * 2
 
 
+@pytest.mark.full
 def test_a_numba_without_one_of_the_functions_compiles_each_step(tmp_path):
     found = run_python(COUNT_MODULES + """
 import builtins
@@ -49,6 +51,7 @@ print(number(), len(made) > 10)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.full
 def test_functions_of_the_program_are_compiled_as_ever(tmp_path, is_first):
     found = run_python(COUNT_MODULES + f"""
 import numba, gc
