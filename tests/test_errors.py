@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch_geometric
 
 from pyg_direct import NeighborLoader
 from pyg_direct.datasets import synthetic_graph
@@ -104,6 +105,9 @@ def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch, tmp_path,
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "pyg_direct.distributed.server.ray_servers", raising=False)
+    for name in ("WITH_METIS", "WITH_TORCH_SPARSE"):
+        # These have METIS too.
+        monkeypatch.setattr(torch_geometric.typing, name, False)
 
     with pytest.raises(ModuleNotFoundError) as caught:
         call(tmp_path)
