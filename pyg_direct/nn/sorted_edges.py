@@ -291,17 +291,24 @@ def forget_dead(known: dict[Any, Any]) -> None:
 
 
 class _Relations:
-    """Batches of relations that share memory, not requested yet, by the position of their first edge."""
+    """Batches of relations that share memory, not requested yet, by the position of their first edge.
 
-    def __init__(self, pairs: Mapping[Any, Tensor], nodes: Mapping[Any, Sequence[int]],
-                 edges: Mapping[Any, Sequence[int]], max_degree: int | None) -> None:  # fmt: skip
-        first = next(iter(pairs.values()))
-        storage = first.untyped_storage()
-        self.storage, self.address, self._version = StorageWeakRef(storage), storage._cdata, first._version
-        self.begin, self._dtype, self._max_degree = int(first.storage_offset()), first.dtype, max_degree
-        # Batches hold the lists, which programs may change.
-        self._nodes, self._edges = (dict(zip(counts, map(tuple, counts.values()), strict=True))
-                                    for counts in (nodes, edges))  # fmt: skip
+    Args:
+        memory: A tensor over that memory.
+        begin: Position of the first edge.
+        version: Writes to each pair so far.
+        nodes: New nodes of each hop, by type.
+        list_counts: Returns the edges of each hop, by relation in the order in that memory.
+        max_degree: Upper bound of the edges of a target of one relation.
+    """
+
+    def __init__(self, memory: Tensor, begin: int, version: int, nodes: Mapping[Any, Sequence[int]],
+                 list_counts: Callable[[], Mapping[Any, Sequence[int]]], max_degree: int | None) -> None:  # fmt: skip
+        storage = memory.untyped_storage()
+        self.storage, self.address, self._version = StorageWeakRef(storage), storage._cdata, version
+        self.begin, self._dtype, self._max_degree = begin, memory.dtype, max_degree
+        self._nodes, self._list_counts = _as_tuples(nodes), list_counts
+        self._edges: Mapping[Any, Sequence[int]] = {}
         # Other batches may share the memory.
         self.beside: list[_Relations] = []
         self._kinds: dict[int, Any] | None = None
@@ -309,6 +316,7 @@ class _Relations:
     def find(self, place: int) -> SortedBatch | None:
         """Return the batch whose edges begin at a position of the memory."""
         if self._kinds is None:
+            self._edges = self._list_counts()
             # They stand one after the other, with room for one edge at least.
             sizes = [2 * max(sum(counts), 1) for counts in self._edges.values()]
             self._kinds = dict(zip(accumulate(sizes, initial=self.begin), self._edges, strict=False))
@@ -337,9 +345,22 @@ def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[A
         num_sampled_edges: Edges of each hop, by relation.
         max_degree: Upper bound of the edges of a target of one relation.
     """
-    if not pairs or next(iter(pairs.values())).is_inference():
+    if pairs:
+        first, counts = next(iter(pairs.values())), _as_tuples(num_sampled_edges)
+        begin = int(first.storage_offset())
+        _keep_relations(first, begin, first._version, num_sampled_nodes, lambda: counts, max_degree)
+
+
+def _as_tuples(counts: Mapping[Any, Sequence[int]]) -> dict[Any, tuple[int, ...]]:
+    """Copy counts, as batches hold the lists, which programs may change."""
+    return dict(zip(counts, map(tuple, counts.values()), strict=True))
+
+
+def _keep_relations(memory: Tensor, *args: Any) -> None:
+    """Keep the relations of a sample; the arguments are those of `_Relations`."""
+    if memory.is_inference():
         return
-    relations = _Relations(pairs, num_sampled_nodes, num_sampled_edges, max_degree)
+    relations = _Relations(memory, *args)
     global told
     told += 1
     forget_dead(_RELATIONS)
@@ -388,7 +409,10 @@ def register_batch(batch: Any, out: Any, is_checked: bool = True) -> None:
     # For outputs of pyg_direct samplers: all relations, as long as they share memory.
     packed = getattr(out, "packed", None)
     if packed is not None:
-        register_relations(packed.edge_index, nodes, edges, max_degree)
+        own = packed.packed
+        if own.relations:
+            # Pairs that are viewed later, each counts its own writes.
+            _keep_relations(own.ends, own.begin + own.ends.storage_offset(), 0, nodes, own.list_counts, max_degree)
         return
     for kind, counts in edges.items():
         edge_index = batch._edge_store_dict[kind]._mapping.get("edge_index") if kind in out.row else None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +14,99 @@ from torch import Tensor
 
 from pyg_direct.errors import LoaderWarning, warn
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
+from pyg_direct.runtime.host.tensor_views import ordinary_tensors
+
+_Key, _Value = TypeVar("_Key"), TypeVar("_Value")
+# Of all dictionaries: their items are made in microseconds, by one thread.
+_MAKING = threading.RLock()
+
+
+class _Made(dict[_Key, _Value]):
+    """Dictionary that is copied and pickled as one of Python's own."""
+
+    __slots__ = ("_make",)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (dict(self),)
+
+
+class LazyDict(_Made[_Key, _Value]):
+    """Dictionary whose items are made at the first use; afterwards it is as fast as any.
+
+    Args:
+        make: Returns the items.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, make: Callable[[], Mapping[_Key, _Value]]) -> None:
+        self._make: Callable[[], Mapping[_Key, _Value]] = make
+
+    def _fill(self) -> None:
+        with _MAKING:
+            if type(self) is LazyDict:
+                with ordinary_tensors():
+                    items = self._make()
+                dict.update(self, items)
+                # Last: another thread may look meanwhile.
+                self._make, self.__class__ = _none, _Made  # type: ignore[assignment]
+
+
+def _none() -> dict[Any, Any]:
+    return {}
+
+
+def _filled(name: str) -> Callable[..., Any]:
+    """Return a method of `dict` that makes the items first."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(self) is LazyDict:
+            self._fill()
+        return getattr(_Made, name)(self, *args, **kwargs)
+
+    return method
+
+
+for _name in ("__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__",
+              "__or__", "__reduce_ex__", "__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get",
+              "items", "keys", "pop", "popitem", "setdefault", "update", "values"):  # fmt: skip
+    setattr(LazyDict, _name, _filled(_name))
+
+
+class PackedEdges:
+    """Edges of a batch, relation after relation in two arrays; parts of the arrays are viewed at the first use.
+
+    Args:
+        relations: The relations, in the order of their edges.
+        ends: Pairs of ends, see `split_outputs`.
+        ids: Ids of edges, likewise.
+        counts: Edges of each hop, int64 `[H, R]`.
+        begin: Positions of the first pair and of the first id of the batch.
+
+    Attributes:
+        list_counts: Returns the edges of each hop by relation, as new lists; it does not hold the arrays.
+    """
+
+    def __init__(self, relations: Sequence[EdgeType], ends: Tensor, ids: Tensor, counts: np.ndarray,
+                 begin: tuple[int, int] = (0, 0)) -> None:  # fmt: skip
+        self.relations, self.ends, self.begin = relations, ends, begin[0]
+        self._ids, self._counts, self._first_id = ids, counts, begin[1]
+        self.list_counts = partial(_list_counts, relations, counts)
+
+    def view_pairs(self) -> dict[EdgeType, Tensor]:
+        """Return the local ids of sources and targets, int64 `[2, E']`, by relation."""
+        pairs = _split_pairs(self.ends, self.begin, self._counts.sum(0).tolist())
+        return dict(zip(self.relations, pairs, strict=True))
+
+    def view_ids(self) -> dict[EdgeType, Tensor]:
+        """Return the ids of edges, int64 `[E']`, by relation."""
+        sizes = self._counts.sum(0).tolist()
+        own = self._ids.narrow(0, self._first_id, sum(sizes))
+        return dict(zip(self.relations, split_parts(own, sizes), strict=True))
+
+
+def _list_counts(relations: Sequence[EdgeType], counts: np.ndarray) -> dict[EdgeType, list[int]]:
+    return dict(zip(relations, counts.T.tolist(), strict=True))
 
 
 @dataclass
@@ -31,6 +127,7 @@ class GeneralSample:
         sampled: Of a graph in parts: the sampled edges, if edges keep their ids in both directions; otherwise None.
         max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
         num_seeds: Nodes of each type that are seeds, the first ones.
+        packed: Edges of all relations, if they share memory.
     """
 
     node: dict[str, Tensor]
@@ -43,6 +140,7 @@ class GeneralSample:
     sampled: GeneralSample | None = None
     max_degree: int | None = None
     num_seeds: dict[str, int] = field(default_factory=dict)
+    packed: PackedEdges | None = None
 
     @property
     def row(self) -> dict[EdgeType, Tensor]:
@@ -81,7 +179,7 @@ class GeneralSample:
                 row[reverse], col[reverse], edge[reverse] = col[edge_type], row[edge_type], None
         pairs = {kind: torch.stack([row[kind], col[kind]]) for kind in row}
         return replace(self, edge_index=pairs, edge=edge, num_sampled_nodes=None, num_sampled_edges=None, memory=(),
-                       sampled=self if keep_sampled else None)  # fmt: skip
+                       packed=None, sampled=self if keep_sampled else None)  # fmt: skip
 
 
 def find_partner(edge_type: EdgeType, edge_types: Sequence[EdgeType]) -> EdgeType | None:
@@ -131,28 +229,33 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     """
     types, relations = topo.node_types, topo.edge_types
     nodes, ends, edge_ids = outputs
-    sampled_nodes, sampled_edges = node_counts.T.tolist(), num_edges.T.tolist()
-    sizes, edge_sizes = [*map(sum, sampled_nodes)], [*map(sum, sampled_edges)]
+    sampled_nodes = node_counts.T.tolist()
+    sizes = [*map(sum, sampled_nodes)]
     parts = split_parts(nodes, sizes * 2 if disjoint else sizes)
     trees = parts[len(sizes) :]
-    id_parts, pairs_of = split_parts(edge_ids, edge_sizes), _split_pairs(ends, edge_sizes)
     first_counts = [counts[0] for counts in sampled_nodes]
-    samples = []
+    samples, begin = [], (0, 0)
     for number in range(num_batches):
         if num_batches > 1:
             own, of_edges = (slice(number * len(kinds), (number + 1) * len(kinds)) for kinds in (types, relations))
         else:
             own = of_edges = slice(None)
+        counts = num_edges[:, of_edges]
+        edges = PackedEdges(relations, ends, edge_ids, counts, begin)
+        if num_batches > 1:
+            of_relations = counts.sum(0)
+            begin = begin[0] + 2 * int(np.maximum(of_relations, 1).sum()), begin[1] + int(of_relations.sum())
         samples.append(GeneralSample(
             node=dict(zip(types, parts[own], strict=False)),
-            edge_index=dict(zip(relations, pairs_of[of_edges], strict=True)),
-            edge=dict(zip(relations, id_parts[of_edges], strict=True)),
+            edge_index=LazyDict(edges.view_pairs),
+            edge=LazyDict(edges.view_ids),
             batch=dict(zip(types, trees[own], strict=True)) if disjoint else None,
             num_sampled_nodes=dict(zip(types, sampled_nodes[own], strict=True)) if has_hops else None,
-            num_sampled_edges=dict(zip(relations, sampled_edges[of_edges], strict=True)) if has_hops else None,
+            num_sampled_edges=LazyDict(edges.list_counts) if has_hops else None,
             memory=outputs,
             max_degree=max_degree,
             num_seeds=dict(zip(types, first_counts[own], strict=True)),
+            packed=edges,
         ))  # fmt: skip
     return samples
 
@@ -162,11 +265,13 @@ def split_parts(array: Tensor, sizes: list[int]) -> Sequence[Tensor]:
     return torch.unsafe_split_with_sizes(array, sizes) if sizes else ()
 
 
-def _split_pairs(ends: Tensor, sizes: list[int]) -> list[Tensor]:
-    """Pairs `[2, E']` that stand one after the other, with room for one edge at least; torch counts writes to each on
-    its own.
+def _split_pairs(ends: Tensor, place: int, sizes: list[int]) -> list[Tensor]:
+    """Pairs `[2, E']` that stand one after the other from a place on, with room for one edge at least; torch counts
+    writes to each on its own.
     """
-    pairs, place, view = [], 0, ends.as_strided
+    pairs, view = [], ends.as_strided
+    # A view of a part of memory has the offset of the part.
+    place += ends.storage_offset()
     # Without the links that torch keeps for views: two thirds of the time of a split and a view of each part.
     with torch._C._AutoDispatchBelowADInplaceOrView():
         for size in sizes:

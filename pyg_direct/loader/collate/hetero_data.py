@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -29,11 +30,13 @@ from pyg_direct.loader.collate.data import copy_store
 from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.sampler.graph_reader import place_rows, refuse_features
 from pyg_direct.sampler.keyed_sampler import PackedOutput
-from pyg_direct.sampling.hetero_sample import GeneralSample
+from pyg_direct.sampling.hetero_sample import GeneralSample, LazyDict, PackedEdges
 
 # Rows by (type, key), and the tensors that own their memory.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
 NOTHING: Read = {}, ()
+# Attributes of relations that batches read, or that no mark is kept of.
+_NOT_BARE = {"adj_t", "batch", "e_id", "num_nodes"}
 
 
 class TypeRanking:
@@ -106,9 +109,12 @@ class HeteroAttributes(PlacedRows):
             self._keys.setdefault(kind, []).append(key)
             if (kind, key) not in together:
                 self._keys_beside.setdefault(kind, []).append(key)
-        # True if no relation has rows, a sparse matrix or ids of its own.
-        self._are_edges_bare = all("edge_index" in store and not {"adj_t", "e_id"} & store._mapping.keys()
-                                   and kind not in self._keys for kind, store in data.edge_items())  # fmt: skip
+        # Copies of the relations as batches have them, for a graph whose relations have no rows, sparse matrices or ids.
+        # `marks` notices changes of what they hold.
+        self._source, self._relations = weakref.ref(data), None
+        if all("edge_index" in store and not _NOT_BARE & store._mapping.keys() and kind not in self._keys
+               for kind, store in data.edge_items()):  # fmt: skip
+            self._relations = {kind: copy_store(store, self._source) for kind, store in data.edge_items()}
 
     def _name_all(self) -> dict[Any, str]:
         # "paper.x", "author writes paper.edge_attr".
@@ -172,7 +178,7 @@ class HeteroAttributes(PlacedRows):
         rows, shared = read
         made += shared
         none, is_plain = self._none, notes and packed is not None and self._is_plain(data, packed, out)
-        batch = _copy_stores(data, out if is_plain else None)
+        batch = _copy_stores(data, partial(_make_relations, self._relations, packed) if is_plain else None)
         nodes, keys = batch._node_store_dict, self._keys_beside if rows else self._keys
         for (kind, key), value in rows.items():
             mapping = nodes[kind]._mapping if kind in nodes else {}
@@ -184,7 +190,7 @@ class HeteroAttributes(PlacedRows):
                 self._slice(kind, keys[kind], mapping, out.node.get(kind, none), checked, made)
             if "num_nodes" in mapping:
                 mapping["num_nodes"] = out.node.get(kind, none).numel()
-        edge = out.edge or {}
+        edge: Mapping[Any, Any] = {} if is_plain else out.edge or {}
         for kind, store in {} if is_plain else batch._edge_store_dict.items():
             pair, mapping, ids = None if packed is None else packed.edge_index.get(kind), store._mapping, edge.get(kind)
             if pair is None:
@@ -210,9 +216,10 @@ class HeteroAttributes(PlacedRows):
     def _is_plain(self, data: HeteroData, packed: GeneralSample, out: HeteroSamplerOutput) -> bool:
         """Report whether relations get nothing but their edges, the ids of edges, and counts, in the sample's order."""
         # Lists: names that are one object are equal without a look at them.
-        return (self._are_edges_bare and out.edge is packed.edge and out.num_sampled_edges is not None
+        return (self._relations is not None and packed.packed is not None and self._source() is data
+                and out.edge is packed.edge and out.num_sampled_edges is packed.num_sampled_edges is not None
                 and type(data).__copy__ is HeteroData.__copy__
-                and [*data._edge_store_dict] == [*packed.edge_index])  # fmt: skip
+                and [*data._edge_store_dict] == [*packed.packed.relations])  # fmt: skip
 
     def _slice(self, kind: Any, keys: Sequence[str], mapping: dict[str, Any], ids: Tensor | None, checked: bool,
                made: list[Any]) -> None:  # fmt: skip
@@ -237,7 +244,7 @@ class HeteroAttributes(PlacedRows):
 def note_typed(batch: Any, out: HeteroSamplerOutput, has_edges: bool = False) -> None:
     """Write ids, trees and counts into a batch; with `has_edges` those of relations are there already."""
     # PyG's own setter takes as long as the launch of a kernel.
-    trees, nodes, edges = (getattr(out, name) or {} for name in ("batch", "num_sampled_nodes", "num_sampled_edges"))
+    trees, nodes = (getattr(out, name) or {} for name in ("batch", "num_sampled_nodes"))
     known = batch._node_store_dict
     for kind, ids in out.node.items():
         store = (known[kind] if kind in known else batch[kind])._mapping
@@ -247,7 +254,7 @@ def note_typed(batch: Any, out: HeteroSamplerOutput, has_edges: bool = False) ->
             store["batch"] = tree
         if (counts := nodes.get(kind)) is not None:
             store["num_sampled_nodes"] = counts
-    known = batch._edge_store_dict
+    known, edges = batch._edge_store_dict, {} if has_edges else out.num_sampled_edges or {}
     for kind, ids in {} if has_edges else (out.edge or dict.fromkeys(edges)).items():
         store = (known[kind] if kind in known else batch[kind])._mapping
         if ids is not None:
@@ -258,34 +265,37 @@ def note_typed(batch: Any, out: HeteroSamplerOutput, has_edges: bool = False) ->
         batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])
 
 
-def _copy_stores(data: HeteroData, out: HeteroSamplerOutput | None) -> HeteroData:
+def _copy_stores(data: HeteroData, make: Callable[[weakref.ref[Any]], dict[Any, Any]] | None) -> HeteroData:
     """Copy a graph as `copy.copy(data)` does, which is slow for many types.
 
     Args:
         data: The graph.
-        out: Sample whose edges, ids and counts are written into the relations, which have no other attributes; None
-            leaves the relations as they are.
+        make: Makes the relations of the copy at their first use; None copies those of the graph.
     """
     if type(data).__copy__ is not HeteroData.__copy__:
         return copy.copy(data)
     batch = data.__class__.__new__(data.__class__)
-    parent, values, edges = weakref.ref(batch), batch.__dict__, data._edge_store_dict
+    parent, values = weakref.ref(batch), batch.__dict__
     values.update(data.__dict__)
     values["_global_store"] = copy_store(data._global_store, parent)
     values["_node_store_dict"] = {kind: copy_store(store, parent) for kind, store in data._node_store_dict.items()}
-    if out is None:
-        values["_edge_store_dict"] = {kind: copy_store(store, parent) for kind, store in edges.items()}
-        return batch
-    made = values["_edge_store_dict"] = {}
+    if make is None:
+        values["_edge_store_dict"] = {kind: copy_store(store, parent) for kind, store in data._edge_store_dict.items()}
+    else:
+        values["_edge_store_dict"] = LazyDict(partial(make, parent))
+    return batch
+
+
+def _make_relations(relations: Mapping[Any, Any], sample: GeneralSample, parent: weakref.ref[Any]) -> dict[Any, Any]:
+    """Copy relations for another graph, with the edges of a sample, their ids and counts."""
+    assert sample.packed is not None
+    packed, made = sample.packed, {}
     # Without a call, a look-up or a copy for each relation, of which there may be a hundred.
-    pairs, ids_of, counts_of = out.packed.edge_index, out.edge, out.num_sampled_edges
-    for (kind, store), pair, ids, counts in zip(edges.items(), pairs.values(), ids_of.values(), counts_of.values(),
-                                                strict=True):  # fmt: skip
+    columns = sample.edge_index.values(), sample.edge.values(), packed.list_counts().values()
+    for (kind, store), pair, ids, counts in zip(relations.items(), *columns, strict=True):
         copied = made[kind] = store.__class__.__new__(store.__class__)
         own = copied.__dict__
         own.update(store.__dict__)
         own["_parent"] = parent
-        if "_cached_attr" in own:
-            del own["_cached_attr"]
         own["_mapping"] = {**own["_mapping"], "edge_index": pair, "e_id": ids, "num_sampled_edges": counts}
-    return batch
+    return made
