@@ -30,7 +30,7 @@ from pyg_direct.sampler.graph_reader import Parts
 from pyg_direct.sampler.keyed_sampler import to_general_output, to_output
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
 from pyg_direct.sampling.hetero_sample import GeneralSample, find_partner
-from pyg_direct.sampling.link_endpoints import Excluded
+from pyg_direct.sampling.link_endpoints import Ends, Excluded
 from pyg_direct.sampling.negative_links import TRIES, AskedNodes, Drawn, Edges, EdgeSet, Nodes, draw_negatives
 from pyg_direct.sampling.sampling_options import Sample
 
@@ -126,11 +126,49 @@ class _Ends(NamedTuple):
 def _read_ends(parts: Parts, edge_type: EdgeType | None) -> _Ends:
     if not isinstance(parts.num_nodes, dict):
         return _Ends(None, None, parts.num_nodes, parts.num_nodes)
-    assert edge_type is not None
+    if edge_type is None:
+        raise ArgumentError("edge_label_index must name a relation of a graph with types, got none")
     for end in (edge_type[0], edge_type[-1]):
         if end not in parts.num_nodes:
             raise ArgumentError(f"edge_label_index must name known node types, got {end!r} of {list(parts.num_nodes)}")
     return _Ends(edge_type[0], edge_type[-1], parts.num_nodes[edge_type[0]], parts.num_nodes[edge_type[-1]])
+
+
+def _check_ends(index: EdgeSamplerInput, ends: _Ends) -> tuple[Tensor, Tensor]:
+    """Check the ids of links, and return sources and targets, int64."""
+    sources = check_ids("edge_label_index", index.row, ends.num_sources).long()
+    targets = check_ids("edge_label_index", index.col, ends.num_targets).long()
+    if sources.numel() != targets.numel():
+        raise ArgumentError("edge_label_index must have as many sources as targets, got "
+                            f"{sources.numel()} and {targets.numel()}")  # fmt: skip
+    return sources, targets
+
+
+def check_negatives(index: EdgeSamplerInput, neg_sampling: NegativeSampling, source: NegativeSource) -> None:
+    """Check that links have what their negatives need.
+
+    Raises:
+        ArgumentError: links have no times, or triplets have labels.
+    """
+    if source.has_times and index.time is None:
+        raise ArgumentError("edge_label_time must be given for negatives among nodes with times, got None")
+    if neg_sampling.is_triplet() and index.label is not None:
+        raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
+
+
+def _warn_of_untimely(count: int, num_negatives: int) -> None:
+    if count:
+        warn(f"{count} of {num_negatives} negatives of a batch are later than their link, as no node is that early",
+             LoaderWarning)  # fmt: skip
+
+
+def _list_by_way(pairs: Tensor, ways: Ways) -> Excluded:
+    """List links `[2, L]` by each relation that holds them."""
+    found: dict[EdgeType, Tensor] = {}
+    for kind, is_turned in ways:
+        own = pairs.flip(0) if is_turned else pairs
+        found[kind] = torch.cat([found[kind], own], 1) if kind in found else own
+    return found
 
 
 class PositiveLinks:
@@ -335,15 +373,9 @@ class Links:
     """
 
     def __init__(self, index: EdgeSamplerInput, parts: Parts, device: torch.device) -> None:
-        if parts.is_hetero and index.input_type is None:
-            raise ArgumentError("edge_label_index must name a relation of a graph with types, got none")
         self._index, self._device, self.is_hetero = index, device, parts.is_hetero
         self._ends = _read_ends(parts, index.input_type)
-        sources = check_ids("edge_label_index", index.row, self._ends.num_sources).long()
-        targets = check_ids("edge_label_index", index.col, self._ends.num_targets).long()
-        if sources.numel() != targets.numel():
-            raise ArgumentError("edge_label_index must have as many sources as targets, got "
-                                f"{sources.numel()} and {targets.numel()}")  # fmt: skip
+        sources, targets = _check_ends(index, self._ends)
         if device.type == "cuda" and sources.device == targets.device:
             # One copy for both.
             self._sources, self._targets = upload(torch.stack([sources, targets]), device).unbind()
@@ -376,8 +408,7 @@ class Links:
             key: Key of the batch.
             edges: Pairs to avoid; None for none.
         """
-        if source.has_times and self._time is None:
-            raise ArgumentError("edge_label_time must be given for negatives among nodes with times, got None")
+        check_negatives(self._index, neg_sampling, source)
         self._mode = neg_sampling.mode.value
         count = math.ceil(self._num_links * neg_sampling.amount)
         is_triplet = neg_sampling.is_triplet()
@@ -398,8 +429,6 @@ class Links:
             )
         self._drawn = drawn
         if is_triplet:
-            if self._label is not None:
-                raise ArgumentError("edge_label must be None with triplets, whose index fields say what is negative")
             self._targets = torch.cat([self._targets, drawn.targets])
             return
         # In one step, as `ends` returns both.
@@ -482,13 +511,7 @@ class Links:
 
     def finish(self, out: SamplerOutput | HeteroSamplerOutput, disjoint: bool) -> SamplerOutput | HeteroSamplerOutput:
         """Number the trees of `out` by links and note the positions of links in its metadata, as PyG does."""
-        num_untimely = 0 if self._drawn is None else self._drawn.num_untimely
-        if num_untimely:
-            warn(
-                f"{num_untimely} of {self._more_targets} negatives of a batch are later than their link, as no node "
-                "is that early",
-                LoaderWarning,
-            )
+        _warn_of_untimely(0 if self._drawn is None else self._drawn.num_untimely, self._more_targets)
         if disjoint and out.batch is not None:
             if isinstance(out.batch, dict):
                 out.batch = {kind: self._owners[batch] for kind, batch in out.batch.items()}
@@ -514,12 +537,74 @@ class Links:
         Args:
             ways: Relations that hold the links; see `find_ways`.
         """
-        pairs = torch.stack([self._sources[: self._num_links], self._targets[: self._num_links]])
-        found: dict[EdgeType, Tensor] = {}
-        for kind, is_turned in ways:
-            own = pairs.flip(0) if is_turned else pairs
-            found[kind] = torch.cat([found[kind], own], 1) if kind in found else own
-        return found
+        return _list_by_way(torch.stack([self._sources[: self._num_links], self._targets[: self._num_links]]), ways)
+
+
+class CapturedLinks:
+    """The links of a batch whose negatives are drawn, and whose ends are found, by a plan on a GPU; equal to `Links`.
+
+    Args:
+        index: PyG's input, for which `fits` is True.
+        parts: The graph, to check ids.
+        neg_sampling: Mode and number of negatives; None for none.
+        source: Source of the negatives; None for none.
+
+    Attributes:
+        ends: The links, as seeds of the plan.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+    """
+
+    def __init__(self, index: EdgeSamplerInput, parts: Parts, neg_sampling: NegativeSampling | None,
+                 source: NegativeSource | None) -> None:  # fmt: skip
+        self._index, self._is_hetero, ends = index, parts.is_hetero, _read_ends(parts, index.input_type)
+        sources, targets = _check_ends(index, ends)
+        self._is_triplet = neg_sampling is not None and neg_sampling.is_triplet()
+        more = 0
+        if neg_sampling is not None and source is not None:
+            check_negatives(index, neg_sampling, source)
+            more = math.ceil(sources.numel() * neg_sampling.amount)
+        self.ends = Ends(sources, targets, 0 if self._is_triplet else more, more,
+                         index.label is None and neg_sampling is not None and not self._is_triplet,
+                         types=(ends.source, ends.target), time=index.time,
+                         nodes=None if source is None else (source.sources, source.targets))  # fmt: skip
+
+    @staticmethod
+    def fits(index: EdgeSamplerInput, source: NegativeSource | None) -> bool:
+        """Check if kernels can read the links, and draw negatives from the source (None for no negatives).
+
+        Links on a GPU, strict negatives and nodes that a program draws are left to `Links`.
+        """
+        given = index.row, index.col, *(() if index.time is None else (index.time,))
+        if any(not isinstance(part, Tensor) or part.dtype != torch.int64 or part.is_cuda for part in given):
+            return False
+        is_drawn = source is None or (source.edges is None and not isinstance(source.sources, AskedNodes))
+        return is_drawn and index.row.numel() > 0 and (index.time is None or index.time.dim() in (1, 2))
+
+    def list_excluded(self, ways: Ways) -> Excluded:
+        """See `Links.list_excluded`."""
+        return _list_by_way(torch.stack([self.ends.sources, self.ends.targets]), ways)
+
+    def finish(self, sample: GeneralSample) -> SamplerOutput | HeteroSamplerOutput:
+        """Give a sample PyG's form, with positions, labels and times of the links in its metadata."""
+        placed, ends, count = sample.ends, self.ends, self.ends.num_links
+        assert placed is not None
+        _warn_of_untimely(placed.num_untimely, ends.more_targets)
+        out, places = to_general_output(sample, self._is_hetero), placed.places
+        if self._is_triplet:
+            negatives = places[2 * count :].view(count, -1).squeeze(-1)
+            out.metadata = (self._index.input_id, places[:count], places[count : 2 * count], negatives, placed.times)
+            return out
+        label = self._index.label
+        if label is not None:
+            if ends.more_sources:
+                label = torch.cat([label, label.new_zeros((ends.more_sources, *label.shape[1:]))])
+            label = upload(label, places.device)
+        elif ends.has_labels:
+            label = placed.labels
+        out.metadata = (self._index.input_id, places.view(2, -1), label, placed.times)
+        return out
 
 
 class PendingLinks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace as replace_fields
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -36,6 +37,7 @@ from pyg_direct.sampler.argument_types import FanoutsOf, Graph, Subgraph
 from pyg_direct.sampler.graph_reader import Parts, read_parts, read_topology
 from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output, to_output
 from pyg_direct.sampler.link_seeds import (
+    CapturedLinks,
     Links,
     Negatives,
     NegativeSource,
@@ -396,7 +398,7 @@ class NeighborSampler(OwnSampler):
         return self.submit_from_edges(index, neg_sampling, key=key).finish()
 
     def submit_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
-                          key: int | None = None) -> PendingLinks:  # fmt: skip
+                          key: int | None = None) -> PendingLinks | PendingOutput:  # fmt: skip
         """Start to sample around links; as `sample_from_edges`, but without waiting for a captured plan.
 
         Args:
@@ -410,21 +412,11 @@ class NeighborSampler(OwnSampler):
         """
         self._leave_gpu_in_worker()
         key = self._next_key() if key is None else key
-        links = self._open_links(index, neg_sampling, key)
-        if self._is_plain():
-            plan = self._open_plan(unique_seeds=True)
-            pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
-            return PendingLinks(links, pending, self.disjoint)
-        ways = self.find_ways(index.input_type)
-        excluded = None if ways is None else links.list_excluded(ways)
-        plan = self._open_plan(windows=has_windows(index.time))
-        if isinstance(plan, GeneralPlan):
-            seeds, times = links.seeds(self.disjoint)
-            request = seeds, times if self.is_temporal else None
-            pending = plan.submit_together([request], [key], None if excluded is None else [excluded], repeats=True)
-            return PendingLinks(links, PendingOutput(pending, lambda samples: samples[0]), self.disjoint)
-        sample = plan.sample(links.ends().unique(), key)
-        return PendingLinks(links, Finished(sample), self.disjoint)
+        if not self._is_plain():
+            return PendingOutput(self.submit_links_together([index], neg_sampling, [key]), itemgetter(0))
+        links, plan = self._open_links(index, neg_sampling, key), self._open_plan(unique_seeds=True)
+        pending = (plan.submit if isinstance(plan, GpuPlan) else plan.sample)(links.ends(), key)
+        return PendingLinks(links, pending, self.disjoint)
 
     def submit_links_together(self, inputs: Sequence[EdgeSamplerInput], neg_sampling: NegativeSampling | None,
                               keys: Sequence[int]) -> PendingOutput | Finished:  # fmt: skip
@@ -444,10 +436,18 @@ class NeighborSampler(OwnSampler):
         plan, each = self._open_plan(windows=has_windows(inputs[0].time)), list(zip(inputs, keys, strict=True))
         if not isinstance(plan, GeneralPlan):
             return Finished([self.sample_from_edges(index, neg_sampling, key=key) for index, key in each])
+        ways = self.find_ways(inputs[0].input_type)
+        negatives = None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
+        source = None if negatives is None else self._negatives(negatives, inputs[0].input_type)
+        if plan.is_captured and all(CapturedLinks.fits(index, source) for index in inputs):
+            own_links = [CapturedLinks(index, self._opened.parts, negatives, source) for index in inputs]
+            without = None if ways is None else [own.list_excluded(ways) for own in own_links]
+            pending = plan.submit_together([own.ends for own in own_links], keys, without, repeats=True)
+            return PendingOutput(pending, lambda samples: [
+                own.finish(sample) for own, sample in zip(own_links, samples, strict=True)])  # fmt: skip
         links = [self._open_links(index, neg_sampling, key) for index, key in each]
         seeds = [own.seeds(self.disjoint) for own in links]
         requests = [(own, times if self.is_temporal else None) for own, times in seeds]
-        ways = self.find_ways(inputs[0].input_type)
         excluded = None if ways is None else [own.list_excluded(ways) for own in links]
 
         def give(samples: list[GeneralSample]) -> list[SamplerOutput | HeteroSamplerOutput]:

@@ -42,6 +42,7 @@ from pyg_direct.kernels.batch_counters import (
 from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel, sorted_buckets
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import captured_hops, captured_subgraph, hetero, weighted_gpu, worklist
+from pyg_direct.kernels.sampling.link_ends import TABLE
 from pyg_direct.kernels.sampling.worklist import COLUMNS
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.local_ids.relabel_nodes import num_words
@@ -53,8 +54,9 @@ from pyg_direct.runtime.cuda.launch import OPEN
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs
+from pyg_direct.sampling.link_endpoints import EndList, Ends, draw_ends, place_ends
 from pyg_direct.sampling.local_ids import fits_table
-from pyg_direct.sampling.seeds import Request, SeedList, list_seeds, name_seed
+from pyg_direct.sampling.seeds import Request, SeedList, list_ends, list_seeds, name_seed
 
 # Nodes up to which every hop reads the whole bitmap: flags would cost more than they save.
 _SCAN_NODES = 1 << 27
@@ -162,7 +164,9 @@ class Slot(captured_plan.Slot):
 
         self.capacity, self.layout = capacity, layout
         room = (1 + plan.num_times) * seeds
-        self.inbox = torch.zeros(plan.find_seeds() + room, dtype=torch.int64, pin_memory=on_gpu, device="cpu")
+        # Links have a table before them, and fewer words than their ends.
+        words = plan.find_seeds() + TABLE * plan.num_batches + room
+        self.inbox = torch.zeros(words, dtype=torch.int64, pin_memory=on_gpu, device="cpu")
         self.totals = reserve((hops + 2) * classes + (rows + 1) * entries)
         self.outbox = torch.zeros(STATE + self.totals.numel(), dtype=torch.int64, pin_memory=on_gpu, device="cpu")
         self.inbox_words: np.ndarray = self.inbox.numpy()
@@ -257,11 +261,12 @@ class HeteroGpuPlan(CapturedPlan):
         yield show_count(self.num_hops, "hop")
         yield repr(self.topology)
 
-    def submit(self, requests: Sequence[Request], keys: Sequence[int], excluded: PairList | None = None) -> Pending:
+    def submit(self, requests: Sequence[Request] | Sequence[Ends], keys: Sequence[int],
+               excluded: PairList | None = None) -> Pending:  # fmt: skip
         """Enqueue batches on torch's current stream and return at once.
 
         Args:
-            requests: At most as many as are sampled together.
+            requests: Seeds or links of at most as many batches as are sampled together.
             keys: A key for each.
             excluded: Pairs whose edges are not picked; None for none.
 
@@ -269,7 +274,8 @@ class HeteroGpuPlan(CapturedPlan):
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         topo = self.topology.topo
-        listed = list_seeds(self.topology, requests, self.disjoint, self.num_times)
+        list_all: Any = list_ends if isinstance(requests[0], Ends) else list_seeds
+        listed = list_all(self.topology, requests, self.disjoint, self.num_times)
         missing = self.num_batches - len(requests)
         pending = Pending(self, (listed, excluded, len(requests)), [*keys, *[0] * missing])
         if listed.numel() == 0 and not self._is_awaited:
@@ -380,18 +386,21 @@ class HeteroGpuPlan(CapturedPlan):
     def _write_inbox(self, slot: Slot, pending: Pending) -> None:
         listed, excluded, _ = pending.seeds
         words, count, seeds = slot.inbox_words, listed.numel(), self.find_seeds()
-        is_on_gpu = listed.ids.is_cuda
+        is_links = isinstance(listed, EndList)
+        is_there = is_links or listed.ids.is_cuda
         slot.inbox_keys[:] = pending.key
-        header = is_on_gpu, listed.times is None, listed.counts, listed.first_trees
+        header = is_there, listed.times is None, listed.counts, listed.first_trees
         # Most batches have as many seeds as the batch before.
         if header != slot.header:
             slot.header = header
-            words[NUM_SEEDS], words[SEEDS_ON_GPU], words[OWN_TIMES] = count, is_on_gpu, listed.times is None
+            words[NUM_SEEDS], words[SEEDS_ON_GPU], words[OWN_TIMES] = count, is_there, listed.times is None
             missing = [0] * (self.num_classes - len(listed.counts))
             # Classes of batches that are missing begin at the end.
             words[HEADER + self.num_batches : seeds] = [*accumulate([*listed.counts, *missing], initial=0),
                                                         *listed.first_trees, *missing]  # fmt: skip
-        if is_on_gpu:
+        if is_links:
+            draw_ends(listed, seeds, words, slot.inbox, self.num_batches, slot.arrived)
+        elif is_there:
             slot.arrived[:count].copy_(listed.ids)
             if listed.times is not None:
                 slot.arrived[count : (1 + self.num_times) * count].copy_(listed.times.view(-1))
@@ -591,7 +600,21 @@ class HeteroGpuPlan(CapturedPlan):
         samples = split_outputs(self.topology.topo, outputs, node_totals[1:] - node_totals[:-1],
                                 edge_totals[1:] - edge_totals[:-1], self.num_batches, self.disjoint, self.max_degree,
                                 has_hops=not is_subgraph)  # fmt: skip
-        return samples[: pending.seeds[2]]
+        listed, _, num_asked = pending.seeds
+        if isinstance(listed, EndList):
+            self._place_links(slot, listed, samples, out_trees)
+        return samples[:num_asked]
+
+    def _place_links(self, slot: Slot, listed: EndList, samples: Sequence[GeneralSample], trees: Tensor) -> None:
+        """Note the local ids of the ends of links in their samples; trees become numbers of links."""
+        parts: Sequence[Tensor] = [trees]
+        if self.num_batches > 1:
+            parts = trees.split([sum(len(ids) for ids in own.node.values()) for own in samples])
+        untimely = slot.inbox_words[self.find_seeds() :][TABLE - 1 : TABLE * self.num_batches : TABLE].tolist()
+        starts = self.topology.topo.type_starts
+        for number, sample in zip(range(len(listed.requests)), samples, strict=False):
+            sample.ends = place_ends(listed, number, sample, slot.nodes, parts[number], slot.arrived, starts,
+                                     untimely[number])  # fmt: skip
 
 
 def _find_worst_case(topo: HeteroTopo, fanouts: np.ndarray, counts: np.ndarray, copies: int | None

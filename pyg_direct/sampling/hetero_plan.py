@@ -55,7 +55,7 @@ from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.captured_plan import Finished, PendingList, PendingOutput
 from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
-from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
+from pyg_direct.sampling.link_endpoints import Ends, Excluded, list_pairs
 from pyg_direct.sampling.local_ids import (
     Scratch,
     SortedNumbering,
@@ -197,7 +197,8 @@ class GeneralPlan:
             self.rows = self.rows._replace(edge_weight=self.rows.edge_weight[:0])
         self._edges_per_seed = _expect_edges(topo, self.fanouts)
         is_on_gpu = SIMULATED or topology.device.type == "cuda"
-        self._is_captured = is_on_gpu and self._picks_here
+        # Also a plan of links.
+        self.is_captured = is_on_gpu and self._picks_here
         # By the number of batches that they sample together, and whether seeds may repeat.
         self._captured: dict[tuple[int, bool], HeteroGpuPlan] = {}
         # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
@@ -224,7 +225,7 @@ class GeneralPlan:
             ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         own = None if excluded is None else [excluded]
-        if self._is_captured:
+        if self.is_captured:
             samples: list[GeneralSample] = self.submit_together([(seeds, seed_time)], [key], own).finish()
             return samples[0]
         return self._sample_all([(seeds, seed_time)], [key], own)[0]
@@ -238,7 +239,7 @@ class GeneralPlan:
             keys: A key for each.
             excluded: Edges that each is sampled without; None for none.
         """
-        if self._is_captured:
+        if self.is_captured:
             samples: list[GeneralSample] = self.submit_together(requests, keys, excluded).finish()
             return samples
         if self.recipe.subgraph_type == "induced":
@@ -247,7 +248,7 @@ class GeneralPlan:
                     for request, key, own in zip(requests, keys, each, strict=True)]  # fmt: skip
         return self._sample_all(requests, keys, excluded)
 
-    def submit_together(self, requests: Sequence[Request], keys: Sequence[int],
+    def submit_together(self, requests: Sequence[Request] | Sequence[Ends], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
                         ) -> PendingOutput | Finished:  # fmt: skip
         """Start to sample several batches; `finish()` of the returned object gives the result of `sample_together`.
@@ -258,7 +259,7 @@ class GeneralPlan:
                 ones, ascending; unless disjoint.
         """
         repeats = repeats and not self.disjoint
-        if not self._is_captured:
+        if not self.is_captured:
             if repeats:
                 requests = [(list_different(seeds), times) for seeds, times in requests]
             return Finished(self.sample_together(requests, keys, excluded))

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_direct.errors import LoaderWarning, warn
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
+from pyg_direct.sampling.link_endpoints import PlacedEnds
 
 _Key, _Value = TypeVar("_Key"), TypeVar("_Value")
 # Of all dictionaries: their items are made in microseconds, by one thread.
@@ -128,6 +129,7 @@ class GeneralSample:
         max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
         num_seeds: Nodes of each type that are seeds, the first ones.
         packed: Edges of all relations, if they share memory.
+        ends: Local ids of the ends of links that a plan on a GPU has drawn; None for other seeds.
     """
 
     node: dict[str, Tensor]
@@ -141,6 +143,7 @@ class GeneralSample:
     max_degree: int | None = None
     num_seeds: dict[str, int] = field(default_factory=dict)
     packed: PackedEdges | None = None
+    ends: PlacedEnds | None = None
 
     @property
     def row(self) -> dict[EdgeType, Tensor]:

@@ -1,20 +1,24 @@
 """Link ends: the pairs of nodes whose edges a batch leaves out, and links as seeds of a plan on a GPU.
 
 `list_pairs` lists the excluded pairs, such as the links that a batch predicts. `Ends` are links that a plan on a
-GPU samples around: negatives are drawn in its graph, and the ends are placed there.
+GPU samples around. Kernels draw their negatives (`draw_ends`), and find the ends in the batch (`place_ends`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.graph.hetero_topo import EdgeType, PlacedHetero
+from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo, PlacedHetero
+from pyg_direct.kernels.sampling.link_ends import TABLE, draw_links_gpu, place_links_gpu
 from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import grid_for, run_gpu
+from pyg_direct.sampling.negative_links import Nodes
 
 # Sources and targets by relation, ids within their types, int64 `[2, P]`; pairs need not be edges.
 Excluded: TypeAlias = Mapping[EdgeType, Tensor]
@@ -34,36 +38,56 @@ def list_pairs(topology: PlacedHetero, excluded: Sequence[Excluded]) -> tuple[Te
     if not parts:
         none = torch.empty(0, dtype=torch.int64, device=device)
         return none, none, none, none
-    pairs = torch.cat([part.to(device) for *_, part in parts], 1)
     sizes = [part.shape[1] for *_, part in parts]
     numbers, batches = np.array([part[:2] for part in parts], np.int64).T
-    own = np.stack([numbers, topo.type_starts[topo.reached[numbers]], batches])
-    relation, first, batch = upload(np.repeat(own, sizes, 1), device).unbind()
+    own = np.repeat(np.stack([numbers, topo.type_starts[topo.reached[numbers]], batches]), sizes, 1)
+    if any(part.is_cuda for *_, part in parts):
+        pairs = torch.cat([part.to(device) for *_, part in parts], 1)
+        relation, first, batch = upload(own, device).unbind()
+    else:
+        # One copy for all.
+        words = np.concatenate([own, torch.cat([part for *_, part in parts], 1).numpy()])
+        relation, first, batch, *pairs = upload(words, device).unbind()
     expanded, reached = (pairs[1], pairs[0]) if topo.direction == "in" else (pairs[0], pairs[1])
     return relation, expanded, reached + first, batch
 
 
 class Ends:
-    """The ends of links and of uniform negatives, as seeds of a plan with `unique_seeds`.
+    """The ends of links and of their negatives, as seeds of a plan on a GPU.
 
     Args:
-        sources, targets: Nodes at either end of the links, int64 `[L]` on the CPU, checked before.
+        sources, targets: Nodes at either end of the links, int64 `[L]` on the CPU.
         more_sources, more_targets: Negatives at either end, drawn under the key of the batch as `draw_negatives` does.
-        has_labels: Whether a label is wanted for each pair of a source and a target.
+        has_labels: True if each pair of a source and a target gets a label.
+        types: Node types of either end, for a plan with types; None for the only type.
+        time: A time for each link, int64 `[L]`, or a window, `[L, 2]`, on the CPU; None without times.
+        nodes: Nodes that negatives are drawn from, at either end, for a plan with types; None without negatives.
     """
 
     is_cuda = False
 
-    def __init__(self, sources: Tensor, targets: Tensor, more_sources: int, more_targets: int,
-                 has_labels: bool) -> None:  # fmt: skip
+    def __init__(self, sources: Tensor, targets: Tensor, more_sources: int, more_targets: int, has_labels: bool, *,
+                 types: tuple[str | None, str | None] = (None, None), time: Tensor | None = None,
+                 nodes: tuple[Nodes, Nodes] | None = None) -> None:  # fmt: skip
         self.sources, self.targets = sources, targets
-        self.more_sources, self.has_labels = more_sources, has_labels
+        self.more_sources, self.more_targets, self.has_labels = more_sources, more_targets, has_labels
+        self.types, self.time, self.nodes = types, time, nodes
         self.num_links = sources.shape[0]
         self.num_pairs = self.num_links + more_sources
         self._count = self.num_pairs + self.num_links + more_targets
 
+    @property
+    def width(self) -> int:
+        """Number of times of a link."""
+        return 0 if self.time is None else self.time.dim()
+
+    @property
+    def is_triplet(self) -> bool:
+        """True if only targets have negatives."""
+        return self.more_sources < self.more_targets
+
     def numel(self) -> int:
-        """How many ends there are."""
+        """Number of ends."""
         return self._count
 
     def __getitem__(self, place: int) -> Tensor:
@@ -75,9 +99,125 @@ class PlacedEnds(NamedTuple):
     """Places of the ends of links in a batch.
 
     Attributes:
-        places: Local ids: sources, sources of negatives, targets, targets of negatives; int64 `[n]`.
+        places: Local ids: sources, sources of negatives, targets, targets of negatives; int64 `[n]`. In a batch with
+            types, the negatives of a triplet's link are adjacent.
         labels: 1 for given links and 0 for negatives, float32 `[L + negatives]`; empty unless asked for.
+        times: Times of the pairs, or of the links of triplets, int64 `[n]` or `[n, 2]`; None without times.
+        num_untimely: Negatives with an end that is later than the link.
     """
 
     places: Tensor
     labels: Tensor
+    times: Tensor | None = None
+    num_untimely: int = 0
+
+
+def draw_ends(listed: EndList, given: int, words: np.ndarray, inbox: Tensor, num_batches: int, arrived: Tensor
+              ) -> None:  # fmt: skip
+    """Write the links of a group of batches to an inbox, and draw their negatives into `arrived`.
+
+    Args:
+        listed: The links.
+        given: First word of the inbox for them.
+        words, inbox: The inbox, on the host.
+        num_batches: Batches of the plan; those after the given ones are empty.
+        arrived: All ends, as seeds, and then their times, int64 on the GPU.
+    """
+    table = words[given : given + TABLE * num_batches].reshape(num_batches, TABLE)
+    table[:] = 0
+    at = given + table.size
+    for row, ends in zip(table, listed.requests, strict=False):
+        row[0], row[1] = ends.num_links, ends.more_targets
+        for part in (ends.sources, ends.targets, *(() if ends.time is None else (ends.time,))):
+            count = part.numel()
+            words[at : at + count] = part.numpy().reshape(-1)
+            at += count
+    first, none = listed.requests[0], arrived[:0]
+    # Without negatives nothing is drawn.
+    tables = (1, none, none, none.double()) * 2 if first.nodes is None else [*first.nodes[0].tables,
+                                                                            *first.nodes[1].tables]  # fmt: skip
+    most = sum(ends.num_links + ends.more_targets for ends in listed.requests)
+    # The first array names the GPU; the inbox is on the host.
+    run_gpu(draw_links_gpu, grid_for(most, arrived), arrived, inbox, given, num_batches, listed.num_types,
+            *listed.type_numbers, first.width, int(first.is_triplet), *tables)  # fmt: skip
+
+
+def place_ends(listed: EndList, number: int, sample: Any, nodes: Tensor, trees: Tensor, arrived: Tensor,
+               type_starts: np.ndarray, num_untimely: int) -> PlacedEnds:  # fmt: skip
+    """Find the local ids of the ends of a batch of a group.
+
+    Args:
+        listed: The links of the group.
+        number: Number of the batch.
+        sample: The batch, a `GeneralSample`.
+        nodes: Its nodes as ids of the id space, seeds first, int64; unused with trees.
+        trees: Trees of all its nodes, int64 on the GPU, which become numbers of links; `[0]` without trees.
+        arrived: See `draw_ends`.
+        type_starts: Start of each type in the id space, int64 `[T + 1]`.
+        num_untimely: See `PlacedEnds`.
+    """
+    ends, num_types, disjoint = listed.requests[number], listed.num_types, sample.batch is not None
+    begins = listed.begins[number * num_types : (number + 1) * num_types]
+    at = [begins[own] for own in listed.type_numbers]
+    is_one_type = listed.type_numbers[0] == listed.type_numbers[1]
+    at[1] += ends.num_pairs if is_one_type else 0
+    if disjoint:
+        ranges = [0, 0, 0, ends.num_pairs if is_one_type else 0, 0, 0]
+    else:
+        firsts = [0, *accumulate(sample.num_seeds.values())]
+        ranges = [value for own in listed.type_numbers
+                  for value in (firsts[own], firsts[own + 1], int(type_starts[own]))]  # fmt: skip
+    num_times = ends.width * ends.num_pairs
+    memory = arrived.new_empty(ends.numel() + num_times)
+    places, times = memory.unsafe_split_with_sizes([ends.numel(), num_times]) if num_times else (memory, memory[:0])
+    labels = memory.new_empty(ends.num_pairs if ends.has_labels else 0, dtype=torch.float32)
+    times_at = listed.numel() + ends.width * begins[0]
+    run_gpu(place_links_gpu, grid_for(max(memory.numel(), trees.numel()), arrived), nodes, arrived, ends.num_links,
+            ends.more_targets, int(ends.is_triplet), *at, times_at, *ranges, int(disjoint), trees, places, labels,
+            times)  # fmt: skip
+    own_times = None if ends.time is None else times.view(-1, 2) if ends.width == 2 else times
+    return PlacedEnds(places, labels, own_times, num_untimely)
+
+
+class EndList(NamedTuple):
+    """Links as a captured plan reads them, in the form of a `SeedList`.
+
+    Attributes:
+        requests: The links of each of G batches.
+        num_types: Number of node types, T.
+        type_numbers: Numbers of the types of sources and of targets.
+        counts: Ends of each type of each batch, `G * T`.
+        first_trees: Number within its batch of the first tree of these, `G * T`.
+        begins: First of these among all ends, and the end of the last, `G * T + 1`.
+        most: Ends of the largest batch.
+    """
+
+    requests: Sequence[Ends]
+    num_types: int
+    type_numbers: tuple[int, int]
+    counts: list[int]
+    first_trees: list[int]
+    begins: list[int]
+    most: int
+
+    @classmethod
+    def of(cls, topo: HeteroTopo, requests: Sequence[Ends]) -> EndList:
+        """List the links of several batches, all between nodes of the same types."""
+        num_types = len(topo.node_types)
+        source, target = (0 if kind is None else topo.node_types.index(kind) for kind in requests[0].types)
+        counts, first_trees = ([0] * (len(requests) * num_types) for _ in range(2))
+        for ends, first in zip(requests, range(0, len(counts), num_types), strict=True):
+            counts[first + source] = ends.num_pairs
+            counts[first + target] += ends.num_links + ends.more_targets
+            first_trees[first + target] = 0 if source == target else ends.num_pairs
+        most = max(ends.numel() for ends in requests)
+        return cls(requests, num_types, (source, target), counts, first_trees, [*accumulate(counts, initial=0)], most)
+
+    @property
+    def times(self) -> Tensor | None:
+        """Times of the first batch; None if seeds have their own, or none."""
+        return self.requests[0].time
+
+    def numel(self) -> int:
+        """Number of ends."""
+        return self.begins[-1]

@@ -63,6 +63,10 @@ class Nodes:
         time: When each begins to exist, integers `[N]`; None for always.
         device: The device that draws.
 
+    Attributes:
+        tables: Number of nodes, times, nodes in the order of times, and sums of weights, as kernels read them; empty if
+            unused.
+
     Raises:
         ArgumentError: too many nodes, none, or weights that are not chances.
     """
@@ -80,6 +84,9 @@ class Nodes:
                 chances = chances[order]
             # Summed on the CPU, as sums on a GPU differ in their last bits.
             self._running = torch.cat([chances.new_zeros(1), chances.cumsum(0)]).to(device)
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        times, order = none if self._times is None else self._times, none if self._order is None else self._order
+        self.tables = num_nodes, times, order, none.double() if self._running is None else self._running
 
     def draw(self, numbers: Tensor, key: int, slot: int, until: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Draw (a node for each draw, whether time and chances allow it, None if they always do): int64 and bool `[n]`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,6 +14,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
 from pyg_direct.ops.argument_checks import check_below, check_ids, check_integers
 from pyg_direct.ops.rows.upload import upload
+from pyg_direct.sampling.link_endpoints import EndList, Ends
 
 _IDENTITY_BITS = 62
 # Seeds of a batch and their times, None for the times of the seeds themselves; by type if there are types.
@@ -207,6 +208,32 @@ def _list_alike(topo: HeteroTopo, kind: str, ids: list[Tensor], times: list[Tens
     return SeedList(whole, whole_times, counts, first_trees, most)
 
 
+def list_ends(topology: PlacedHetero, requests: Sequence[Ends], disjoint: bool, num_times: int = 1) -> EndList:
+    """List the links of several batches; their ids are checked before.
+
+    Args:
+        topology, disjoint, num_times: See `list_seeds`.
+        requests: The links of each batch; all have the same options.
+
+    Raises:
+        ArgumentError: times are missing, or of another shape; or there are too many seeds.
+    """
+    topo, listed = topology.topo, EndList.of(topology.topo, requests)
+    for ends in requests:
+        if ends.time is not None:
+            shape = (ends.num_links,) if ends.width == 1 else (ends.num_links, 2)
+            if ends.time.shape != shape or (topo.is_temporal and ends.width != num_times):
+                shape = (ends.num_links,) if num_times == 1 else (ends.num_links, num_times)
+                raise ArgumentError(f"edge_label_time must have shape {shape}, got {tuple(ends.time.shape)}")
+        elif topo.is_temporal and num_times > 1:
+            raise ArgumentError("edge_label_time must be given where each link has a window of its own, got None")
+        elif topo.is_temporal:
+            _check_own_times(topo, dict.fromkeys(topo.node_types[number] for number in listed.type_numbers))
+    if disjoint:
+        _find_bits(topo, listed.most, len(listed.counts) + 1)
+    return listed
+
+
 def name_seed(topo: HeteroTopo, listed: SeedList, position: int) -> str:
     """Describe a seed that is no node of its type."""
     kind = topo.node_types[
@@ -330,7 +357,7 @@ def _read_times(topology: PlacedHetero, given: dict[str, Tensor], seed_time: Ten
     return [topology.rows.node_time[upload(ids, device).long() + starts[kind]] for kind, ids in given.items()]
 
 
-def _check_own_times(topo: HeteroTopo, given: Mapping[str, Tensor]) -> None:
+def _check_own_times(topo: HeteroTopo, given: Iterable[str]) -> None:
     """Refuse seeds without times of their own."""
     if not topo.timed_types:
         raise ArgumentError(

@@ -1,0 +1,141 @@
+"""Links as seeds of a plan with types on a GPU: negatives are drawn, and later all ends are found among the nodes.
+
+Words of the links in an inbox: for each batch the number of its links, the number of its negatives, and a counter of
+negatives later than their link. Then, batch after batch: sources, targets, and `width` times of each link.
+
+The ends of a batch are the given ones and then the negatives. Negative j belongs to link j modulo the number of links.
+A batch with triplets has negative targets alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
+from pyg_direct.kernels.batch_counters import HEADER, NEGATIVE_DRAW, NUM_SEEDS
+from pyg_direct.kernels.sampling.captured_hops import first_not_below
+from pyg_direct.kernels.sampling.random import count_until, draw, draw_below
+
+# Words of a batch before the links.
+TABLE = 3
+_SHARE_BITS = np.uint64(2**52 - 1)
+
+
+@body
+def draw_end(key, number, num_nodes, times, order, sums, until):
+    """(node, 1 if time and weights allow it, otherwise 0) of a negative, as `sampling.negative_links.Nodes` draws it.
+
+    `times`, `order` and `sums` are empty without times, or without weights.
+    """
+    bound = np.int64(num_nodes)
+    if times.shape[0] > 0:
+        bound = count_until(times, until)
+    is_allowed = np.int64(bound > 0)
+    bound = max(bound, np.int64(1))
+    if sums.shape[0] == 0:
+        place = draw_below(key, number, 0, bound)
+    else:
+        total, place = sums[bound], np.int64(0)
+        if total > 0.0:
+            share = np.float64((draw(key, number, 0) >> np.uint64(12)) & _SHARE_BITS) * 2.0**-52 * total
+            # Sums after each node that are not above the share.
+            low, high = np.int64(1), np.int64(num_nodes) + 1
+            while low < high:
+                middle = (low + high) >> 1
+                if sums[middle] <= share:
+                    low = middle + 1
+                else:
+                    high = middle
+            place = min(low - 1, bound - 1)
+        else:
+            is_allowed = np.int64(0)
+    if order.shape[0] > 0:
+        place = order[place]
+    return place, is_allowed
+
+
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 i8 i8 i8[] i8[] f8[] i8 i8[] i8[] f8[]")
+def draw_links_gpu(arrived, inbox, given, num_batches, num_types, source_type, target_type, width, is_triplet,
+                   num_sources, source_times, source_order, source_sums, num_targets, target_times, target_order,
+                   target_sums):  # fmt: skip
+    """Write the ends of links and of their negatives to `arrived` as seeds, and then their times, tree after tree.
+
+    `given` is the first word of the links in the inbox; see `load_typed_seeds_gpu` for the words before.
+    """
+    count, words = inbox[NUM_SEEDS], given + TABLE * num_batches
+    batch, step = np.int64(0), np.int64(cuda.gridDim.x) * THREADS
+    # Number among the pairs of the batch.
+    p = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while batch < num_batches:
+        num_links, num_negatives = inbox[given + TABLE * batch], inbox[given + TABLE * batch + 1]
+        if p >= num_links + num_negatives:
+            p -= num_links + num_negatives
+            words += (2 + width) * num_links
+            batch += 1
+            continue
+        begins = HEADER + num_batches + batch * num_types
+        sources = num_links if is_triplet != 0 else num_links + num_negatives
+        source_at, target_at, first_tree = inbox[begins + source_type], inbox[begins + target_type], inbox[begins]
+        if source_type == target_type:
+            target_at += sources
+        own_times = words + 2 * num_links + width * (p % num_links)
+        if p < num_links:
+            source, target = inbox[words + p], inbox[words + num_links + p]
+        else:
+            key, number, until = inbox[HEADER + batch], p - num_links, np.int64(0)
+            if width > 0:
+                until = inbox[own_times + width - 1]
+            target, is_timely = draw_end(draw(key, NEGATIVE_DRAW, 1), number, num_targets, target_times, target_order,
+                                         target_sums, until)  # fmt: skip
+            source = np.int64(0)
+            if is_triplet == 0:
+                source, is_early = draw_end(draw(key, NEGATIVE_DRAW, 0), number, num_sources, source_times,
+                                            source_order, source_sums, until)  # fmt: skip
+                is_timely *= is_early
+            if is_timely == 0:
+                cuda.atomic.add(inbox, given + TABLE * batch + 2, 1)
+        arrived[target_at + p] = target
+        if p < sources:
+            arrived[source_at + p] = source
+        for w in range(width):
+            time = inbox[own_times + w]
+            arrived[count + width * (first_tree + sources + p) + w] = time
+            if p < sources:
+                arrived[count + width * (first_tree + p) + w] = time
+        p += step
+
+
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8[] i8[] f4[] i8[]")
+def place_links_gpu(nodes, ends, num_links, num_negatives, is_triplet, source_at, target_at, times_at, source_first,
+                    source_end, source_start, target_first, target_end, target_start, disjoint, trees, places, labels,
+                    times):  # fmt: skip
+    """Local ids of the ends of a batch's links, which `draw_links_gpu` has written to `ends`.
+
+    Sources are looked up in nodes[source_first : source_end], ascending, as ids that begin at `source_start`; targets
+    likewise. If ends have trees, they are numbered from `source_first` and `target_first` instead, and `trees` become
+    numbers of links. `places` gets sources, then targets. Those of triplets are followed by the negatives of each link.
+    """
+    sources = num_links if is_triplet != 0 else num_links + num_negatives
+    most = max(max(places.shape[0], trees.shape[0]), times.shape[0])
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < most:
+        if i < places.shape[0]:
+            p, at, first, end, start = i, source_at, source_first, source_end, source_start
+            if i >= sources:
+                p, at, first, end, start = i - sources, target_at, target_first, target_end, target_start
+            place = p + first
+            if disjoint == 0:
+                place = first_not_below(nodes, first, end, ends[at + p] + start) - first
+            out = i
+            if is_triplet != 0 and p >= num_links:
+                number = p - num_links
+                out = 2 * num_links + (number % num_links) * (num_negatives // num_links) + number // num_links
+            places[out] = place
+        if i < labels.shape[0]:
+            labels[i] = np.float32(1) if i < num_links else np.float32(0)
+        if i < times.shape[0]:
+            times[i] = ends[times_at + i]
+        if i < trees.shape[0]:
+            tree = trees[i]
+            trees[i] = (tree if tree < sources else tree - sources) % num_links
+        i += np.int64(cuda.gridDim.x) * THREADS
