@@ -238,7 +238,8 @@ class _DistLoader(GeneralLoader):
         """
         if at < len(work):
             return stages.submit(*work[at])
-        return self._submit_together([torch.empty(0, dtype=torch.int64, device="cpu")], [0])
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        return self._submit_together([Seeds(none, none)], [0])
 
     def _take_part(self, count: int = 1) -> Any:
         """Take part in the exchanges of other processes' batches with an empty batch.

@@ -49,6 +49,7 @@ class ReadTyped:
         order = {kind: number for number, kind in enumerate(types)}
         # List of ids that each table is read by.
         self.lists = tuple(len(types) * batch + order[kind] for batch in range(num_batches) for kind, _ in self.names)
+        self.reads_all = self.lists == tuple(range(len(types) * num_batches))
         # Takes the items of these lists, at least two.
         self.take: Callable[[Sequence[int]], tuple[int, ...]] = itemgetter(*self.lists)
 
@@ -97,12 +98,15 @@ class TypedRows:
         self._groups: dict[int, list[ReadTyped]] = {}
         self.names = {name for group in self._forms for name in group}
 
-    def read(self, ids: Tensor, sizes: Sequence[int]) -> tuple[list[dict[tuple[str, str], Tensor]], list[Tensor]]:
+    def read(self, ids: Tensor, sizes: Sequence[int], starts: Tensor | None = None
+             ) -> tuple[list[dict[tuple[str, str], Tensor]], list[Tensor]]:  # fmt: skip
         """Return (rows of each batch by name, the tensors whose memory they share).
 
         Args:
-            ids: Ids within their types, batch after batch and type after type, int64 on the device.
+            ids: Ids within their types, batch after batch and type after type, int64 on the device; more may follow.
             sizes: Their number by batch and type.
+            starts: First position of each batch and type, the end of the last, and a zero for each, int64 on the
+                device; None if they are not there.
         """
         num_batches = len(sizes) // max(1, len(self._types))
         rows: list[dict[tuple[str, str], Tensor]] = [{} for _ in range(num_batches)]
@@ -113,14 +117,13 @@ class TypedRows:
         if groups is None or not all(group.is_current for group in groups):
             groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
             self._groups[num_batches] = groups
-        begins = list(accumulate(sizes, initial=0))
         # Groups of the same types have one layout. Lists: a call of NumPy takes as long as one of them.
         by_lists = {group.lists: group.take for group in groups}
         counts = {lists: take(sizes) for lists, take in by_lists.items()}
-        layouts = [list_layout(take(begins), counts[lists]) for lists, take in by_lists.items()]
-        words = upload(np.array([*chain.from_iterable(layouts)], np.int64), ids.device)
-        parted = torch.unsafe_split_with_sizes(words, list(map(len, layouts))) if len(layouts) > 1 else (words,)
-        words_of = dict(zip(counts, parted, strict=True))
+        if starts is not None and len(starts) == 2 * len(sizes) + 1 and all(group.reads_all for group in groups):
+            words_of = dict.fromkeys(counts, starts)
+        else:
+            words_of = self._upload_layouts(by_lists, counts, sizes, ids.device)
         for group in groups:
             whole, parts = group.read(ids, words_of[group.lists], counts[group.lists])
             size = len(group.names)
@@ -128,8 +131,18 @@ class TypedRows:
                 own.update(zip(group.names, parts[number * size : (number + 1) * size], strict=True))
             memory.append(whole)
             if group.is_counting:
-                group.count(ids.split(list(sizes)))
+                group.count(ids[: sum(sizes)].split(list(sizes)))
         return rows, memory
+
+    @staticmethod
+    def _upload_layouts(by_lists: Mapping[tuple[int, ...], Any], counts: Mapping[tuple[int, ...], Any],
+                        sizes: Sequence[int], device: torch.device) -> dict[tuple[int, ...], Tensor]:  # fmt: skip
+        """Return the layout of each group of types on the device; all travel together."""
+        begins = list(accumulate(sizes, initial=0))
+        layouts = [list_layout(take(begins), counts[lists]) for lists, take in by_lists.items()]
+        words = upload(np.array([*chain.from_iterable(layouts)], np.int64), device)
+        parted = torch.unsafe_split_with_sizes(words, list(map(len, layouts))) if len(layouts) > 1 else (words,)
+        return dict(zip(counts, parted, strict=True))
 
 
 class ReadTogether:

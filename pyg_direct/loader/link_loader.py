@@ -213,10 +213,10 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
         # A sampler of a user's subclass may draw differently.
         return is_own(self._sampler, NeighborSampler)
 
-    def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
+    def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         if not self._samples_together():
-            return super()._submit_together(positions, keys)
-        inputs = [self.input_data[own] for own in positions]
+            return super()._submit_together(seeds, keys)
+        inputs = [self.input_data[own.positions] for own in seeds]
         pending: PendingOutput | Finished = self._sampler.submit_links_together(inputs, self.neg_sampling, keys)
         return pending
 

@@ -131,21 +131,26 @@ class NodeLoader(GeneralLoader, PygNodeLoader):  # type: ignore[misc]
         # A sampler of a user's subclass may draw differently.
         return is_own(self._sampler, NeighborSampler)
 
-    def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
+    def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         if not self._samples_together():
-            return super()._submit_together(positions, keys)
+            return super()._submit_together(seeds, keys)
         given = self.input_data
-        # Cut at once. Not by indexing, which wakes torch's threads for a few thousand items.
-        whole = positions[0] if len(positions) == 1 else torch.cat(list(positions))
-        parts = [None if part is None else part.index_select(0, whole)
-                 for part in (given.input_id, given.node, given.time)]  # fmt: skip
-        parts[0] = whole if parts[0] is None else parts[0]
-        columns: list[Sequence[Any]] = [[part] for part in parts]
-        if len(positions) > 1:
-            sizes = [len(own) for own in positions]
-            columns = [[None] * len(sizes) if part is None else torch.unsafe_split_with_sizes(part, sizes)
-                       for part in parts]  # fmt: skip
-        inputs = [NodeSamplerInput(*own, given.input_type) for own in zip(*columns, strict=True)]
+        if len(seeds) == 1:
+            (own,) = seeds
+            # Not by indexing, which wakes torch's threads for a few thousand items.
+            input_id, time = (None if part is None else part.index_select(0, own.positions)
+                              for part in (given.input_id, given.time))  # fmt: skip
+            input_id = own.positions if input_id is None else input_id
+            inputs = [NodeSamplerInput(input_id, own.nodes, time, given.input_type)]
+        else:
+            # Cut at once.
+            whole, sizes = torch.cat([own.positions for own in seeds]), [len(own.positions) for own in seeds]
+            ids, times = ([None] * len(sizes) if part is None else
+                          torch.unsafe_split_with_sizes(part.index_select(0, whole), sizes)
+                          for part in (given.input_id, given.time))  # fmt: skip
+            inputs = [NodeSamplerInput(own.positions if input_id is None else input_id, own.nodes, time,
+                                       given.input_type)
+                      for own, input_id, time in zip(seeds, ids, times, strict=True)]  # fmt: skip
         pending: PendingOutput | Finished = self._sampler.submit_together(inputs, keys)
         return pending
 

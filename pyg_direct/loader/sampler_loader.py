@@ -134,11 +134,11 @@ class GeneralLoader(EpochLoader):
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         if not self._samples_together():
             return Drawn(self._ask(seeds.positions, key.of_batch(number)))
-        return PendingOutput(self._submit_together([seeds.positions], [key.of_batch(number)]), _first_drawn)
+        return PendingOutput(self._submit_together([seeds], [key.of_batch(number)]), _first_drawn)
 
-    def _submit_together(self, positions: Sequence[Tensor], keys: Sequence[int]) -> PendingOutput | Finished:
+    def _submit_together(self, seeds: Sequence[Seeds], keys: Sequence[int]) -> PendingOutput | Finished:
         """Start to sample around the seeds of several batches; the result is a list."""
-        return Finished([self._ask(own, key) for own, key in zip(positions, keys, strict=True)])
+        return Finished([self._ask(own.positions, key) for own, key in zip(seeds, keys, strict=True)])
 
     def _samples_together(self) -> bool:
         """Check if several batches can be sampled in one call."""
@@ -166,7 +166,7 @@ class GeneralLoader(EpochLoader):
 
         def submit(work: Sequence[Work]) -> PendingOutput | Finished:
             keys = [key.of_batch(number) for number, _ in work]
-            return self._submit_together([seeds.positions for _, seeds in work], keys)
+            return self._submit_together([seeds for _, seeds in work], keys)
 
         def read(samples: Sequence[Drawn]) -> Sequence[Any]:
             if not self._is_own() or not hasattr(self._general, "read_together"):

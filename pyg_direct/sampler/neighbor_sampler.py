@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace as replace_fields
 from operator import itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import (
@@ -376,7 +377,11 @@ class NeighborSampler(OwnSampler):
 
         def give(samples: list[GeneralSample]) -> list[SamplerOutput | HeteroSamplerOutput]:
             outs = [to_general_output(sample, self.is_hetero) for sample in samples]
-            times = upload_parts([index.time for index in inputs], self.device)
+            times: Sequence[Any] = [index.time for index in inputs]
+            if all(sample.seed_time is not None for sample in samples) and all(own.dtype == torch.int64 for own in times):
+                times = [sample.seed_time.view(own.shape) for sample, own in zip(samples, times, strict=True)]
+            else:
+                times = upload_parts(times, self.device)
             for out, index, time in zip(outs, inputs, times, strict=True):
                 out.metadata = (index.input_id, time)
             return outs

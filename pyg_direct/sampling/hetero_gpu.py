@@ -209,7 +209,7 @@ class Slot(captured_plan.Slot):
         self.export_batch = prepare_gpu(
             captured_hops.export_typed_batch_gpu, self.state, hops, stages, classes, entries, plan.node_starts,
             self.nodes, self.trees, self.begins, self.firsts, self.totals, self.outputs, self.sources, self.targets,
-            self.ids, order, int(topo.direction == "out"), OPEN, OPEN, OPEN, OPEN)  # fmt: skip
+            self.ids, order, int(topo.direction == "out"), self.seed_times, OPEN, OPEN, OPEN, OPEN, OPEN)  # fmt: skip
 
 
 class HeteroGpuPlan(CapturedPlan):
@@ -592,17 +592,23 @@ class HeteroGpuPlan(CapturedPlan):
         node_totals, edge_totals = slot.node_totals, slot.edge_totals
         num_nodes, num_edges = int(words[NODES + hops]), int(words[NUM_INSIDE if is_subgraph else EDGES + hops])
         # Relations without edges have room for one.
-        new, num_empty = slot.arrived.new_empty, edge_totals[-1].tolist().count(0)
-        num_trees = num_nodes if self.disjoint else 0
-        outputs = new(num_nodes + num_trees), new(2 * (num_edges + num_empty)), new(num_edges)
-        out_nodes, out_trees = torch.unsafe_split_with_sizes(outputs[0], [num_nodes, num_trees])
-        slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state), (out_nodes, out_trees, *outputs[1:]))
-        samples = split_outputs(self.topology.topo, outputs, node_totals[1:] - node_totals[:-1],
-                                edge_totals[1:] - edge_totals[:-1], self.num_batches, self.disjoint, self.max_degree,
-                                has_hops=not is_subgraph)  # fmt: skip
+        new, num_pairs = slot.arrived.new_empty, 2 * (num_edges + edge_totals[-1].tolist().count(0))
         listed, _, num_asked = pending.seeds
+        width, size = (2 if self.disjoint else 1), len(self.topology.topo.node_types)
+        words = [2 * self.num_classes + 1]
+        if isinstance(listed, SeedList) and listed.times is not None:
+            # Times of the seeds of each batch.
+            words += [self.num_times * sum(listed.counts[place : place + size])
+                      for place in range(0, len(listed.counts), size)]  # fmt: skip
+        outputs = new(width * num_nodes + sum(words)), new(num_pairs + num_edges)
+        slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state),
+                          (*outputs, num_nodes, num_edges, sum(words[1:])))  # fmt: skip
+        samples = split_outputs(self.topology.topo, (*outputs, outputs[1]), node_totals[1:] - node_totals[:-1],
+                                edge_totals[1:] - edge_totals[:-1], self.num_batches, self.disjoint, self.max_degree,
+                                has_hops=not is_subgraph, words=words, first_id=num_pairs)  # fmt: skip
         if isinstance(listed, EndList):
-            self._place_links(slot, listed, samples, out_trees)
+            trees = outputs[0][num_nodes : 2 * num_nodes] if self.disjoint else outputs[0][:0]
+            self._place_links(slot, listed, samples, trees)
         return samples[:num_asked]
 
     def _place_links(self, slot: Slot, listed: EndList, samples: Sequence[GeneralSample], trees: Tensor) -> None:

@@ -129,6 +129,9 @@ class GeneralSample:
         max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
         num_seeds: Nodes of each type that are seeds, the first ones.
         packed: Edges of all relations, if they share memory.
+        num_together: Nodes of all batches that share `memory`.
+        starts: Words by which rows of all these batches are read, see `list_layout`; None if they are not known.
+        seed_time: Times of the seeds as given, int64 on the device; None if they are not there.
         ends: Local ids of the ends of links that a plan on a GPU has drawn; None for other seeds.
     """
 
@@ -143,6 +146,9 @@ class GeneralSample:
     max_degree: int | None = None
     num_seeds: dict[str, int] = field(default_factory=dict)
     packed: PackedEdges | None = None
+    num_together: int = 0
+    starts: Tensor | None = None
+    seed_time: Tensor | None = None
     ends: PlacedEnds | None = None
 
     @property
@@ -215,8 +221,8 @@ def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node_counts: np.ndarray,
                   num_edges: np.ndarray, num_batches: int, disjoint: bool, max_degree: int | None, *,
-                  has_hops: bool = True) -> list[GeneralSample]:  # fmt: skip
-    """Return the batches whose types and relations stand one after the other in three arrays.
+                  has_hops: bool = True, words: Sequence[int] = (), first_id: int = 0) -> list[GeneralSample]:  # fmt: skip
+    """Return the batches whose types and relations stand one after the other in three arrays, or two.
 
     Args:
         topo: The graph.
@@ -229,15 +235,18 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
         disjoint: Whether trees are told apart.
         max_degree: See `GeneralSample`.
         has_hops: True for batches of the edges of their hops, False for batches of the edges among their nodes.
+        words: Sizes of what follows the nodes: `starts`, and then times of the seeds of each batch.
+        first_id: Position of the first id, if ids follow the pairs in their array.
     """
     types, relations = topo.node_types, topo.edge_types
     nodes, ends, edge_ids = outputs
     sampled_nodes = node_counts.T.tolist()
     sizes = [*map(sum, sampled_nodes)]
-    parts = split_parts(nodes, sizes * 2 if disjoint else sizes)
-    trees = parts[len(sizes) :]
+    parts = split_parts(nodes, [*sizes, *sizes, *words] if disjoint else [*sizes, *words])
+    trees, rest = parts[len(sizes) :], parts[len(parts) - len(words) :]
     first_counts = [counts[0] for counts in sampled_nodes]
-    samples, begin = [], (0, 0)
+    num_together, memory = sum(sizes), outputs[:2] if edge_ids is ends else outputs
+    samples, begin = [], (0, first_id)
     for number in range(num_batches):
         if num_batches > 1:
             own, of_edges = (slice(number * len(kinds), (number + 1) * len(kinds)) for kinds in (types, relations))
@@ -252,13 +261,16 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             node=dict(zip(types, parts[own], strict=False)),
             edge_index=LazyDict(edges.view_pairs),
             edge=LazyDict(edges.view_ids),
-            batch=dict(zip(types, trees[own], strict=True)) if disjoint else None,
+            batch=dict(zip(types, trees[own], strict=False)) if disjoint else None,
             num_sampled_nodes=dict(zip(types, sampled_nodes[own], strict=True)) if has_hops else None,
             num_sampled_edges=LazyDict(edges.list_counts) if has_hops else None,
-            memory=outputs,
+            memory=memory,
             max_degree=max_degree,
             num_seeds=dict(zip(types, first_counts[own], strict=True)),
             packed=edges,
+            num_together=num_together,
+            starts=rest[0] if rest else None,
+            seed_time=rest[1 + number] if len(rest) > 1 + number else None,
         ))  # fmt: skip
     return samples
 

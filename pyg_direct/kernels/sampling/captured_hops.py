@@ -407,41 +407,54 @@ def forget_nodes_gpu(state, num_hops, nodes, seen):
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[]")
+@gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[] i8[] i8[] i8 i8 i8")
 def export_typed_batch_gpu(state, num_hops, num_stages, num_classes, num_entries, node_starts, nodes, trees, begins,
-                           firsts, totals, outputs, sources, targets, ids, order, expands_sources, out_nodes, out_trees,
-                           out_pairs, out_ids):  # fmt: skip
-    """The batch by class and entry, hop after hop within each; pairs have sources of edges first.
+                           firsts, totals, outputs, sources, targets, ids, order, expands_sources, seed_times,
+                           out_nodes, out_edges, num_nodes, num_edges, num_times):  # fmt: skip
+    """The batch by class and entry, hop after hop within each.
 
-    Edges have as many stages as hops, and stand in order; or one, of the places that `order` lists.
+    `out_nodes` gets nodes, their trees if there are any, the first node of each class and the end of the last, a zero
+    for each class, and `num_times` times of seeds. `out_edges` gets the pairs of ends, sources of an entry first, and
+    then the ids. Edges have as many stages as hops, and stand in order; or one, of the places that `order` lists.
     """
     first = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     step = np.int64(cuda.gridDim.x) * THREADS
     i = first
-    while i < out_nodes.shape[0]:
+    while i < num_nodes:
         hop = find_hop(state, NODES, num_hops, i)
         row = hop * (num_classes + 1)
         kind = find_below(begins, row, num_classes, i)
         at = outputs[kind] + totals[hop * num_classes + kind] + i - begins[row + kind]
         out_nodes[at] = nodes[i] - node_starts[kind]
-        if out_trees.shape[0] > 0:
-            out_trees[at] = trees[i]
+        if trees.shape[0] > 0:
+            out_nodes[num_nodes + at] = trees[i]
+        i += step
+    rest = 2 * num_nodes if trees.shape[0] > 0 else num_nodes
+    i = first
+    while i < 2 * num_classes + 1 + num_times:
+        word = np.int64(0)
+        if i <= num_classes:
+            word = outputs[i]
+        elif i > 2 * num_classes:
+            word = seed_times[i - 2 * num_classes - 1]
+        out_nodes[rest + i] = word
         i += step
     edge_totals, id_starts = (num_hops + 2) * num_classes, num_classes + 1
     pair_starts = id_starts + num_entries + 1
+    first_id = outputs[pair_starts + num_entries]
     e = first
-    while e < out_ids.shape[0]:
+    while e < num_edges:
         hop = find_hop(state, EDGES + 1, num_stages - 1, e)
         own = order[e] if order.shape[0] > 0 else e
         row = hop * (num_entries + 1)
         entry = find_below(firsts, row, num_entries, e)
         place = totals[edge_totals + hop * num_entries + entry] + e - firsts[row + entry]
-        out_ids[outputs[id_starts + entry] + place] = ids[own]
+        out_edges[first_id + outputs[id_starts + entry] + place] = ids[own]
         count = totals[edge_totals + num_stages * num_entries + entry]
         at = outputs[pair_starts + entry] + place
         source, target = sources[own], targets[own]
         if expands_sources:
             source, target = target, source
-        out_pairs[at] = source
-        out_pairs[at + count] = target
+        out_edges[at] = source
+        out_edges[at + count] = target
         e += step

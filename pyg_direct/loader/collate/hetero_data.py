@@ -149,11 +149,10 @@ class HeteroAttributes(PlacedRows):
             return [NOTHING] * len(outs)
         nodes, sizes = samples[0].memory[0], [len(ids) for sample in samples for ids in sample.node.values()]
         num_nodes = sum(sizes)
-        is_whole = (1 if samples[0].batch is None else 2) * num_nodes == len(nodes)
-        if not is_whole or any(sample.memory[0] is not nodes for sample in samples):
+        if samples[0].num_together != num_nodes or any(sample.memory[0] is not nodes for sample in samples):
             # Each batch has its own memory, or some batches that share it are missing here.
             return [NOTHING] if len(outs) == 1 else [self.read_together([out])[0] for out in outs]
-        rows, shared = self._typed.read(nodes if len(nodes) == num_nodes else nodes[:num_nodes], sizes)
+        rows, shared = self._typed.read(nodes, sizes, samples[0].starts)
         return [(own, shared) for own in rows]
 
     def build(self, data: HeteroData, out: HeteroSamplerOutput, *, checked: bool = True,
