@@ -6,6 +6,7 @@ import torch
 from pyg_direct import NeighborLoader
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.multi_read import TypedRows
+from pyg_direct.loader.batch_sampler import Seeds
 from tests.hetero_data import make_hetero
 from tests.loader.prefetch.batch_groups.test_together import OPTIONS, list_epoch, make_loader
 
@@ -83,7 +84,7 @@ def test_batches_have_the_same_rows(option, super_batch, monkeypatch):
         return loader
 
     with monkeypatch.context() as patch:
-        patch.setattr(TypedRows, "read", lambda typed, ids, sizes: ([{}] * (len(sizes) // 4), []))
+        patch.setattr(TypedRows, "read", lambda typed, ids, sizes, *_: ([{}] * (len(sizes) // 4), []))
         expected = list_epoch(make())
     read = []
     real = TypedRows.read
@@ -102,8 +103,8 @@ def test_a_batch_of_a_group_is_made_alone_too():
     data = make_hetero()
     loader = NeighborLoader(data, [3, 2], "paper", batch_size=4, device="cpu", seed=1)
     loader._prepare()
-    positions = [torch.arange(4), torch.arange(4, 9)]
-    first, second = loader._submit_together(positions, [5, 6]).finish()
+    seeds = [Seeds(own, own) for own in (torch.arange(4), torch.arange(4, 9))]
+    first, second = loader._submit_together(seeds, [5, 6]).finish()
 
     for out in (second, first):
         assert torch.equal(loader._build(out, [])["paper"].x, data["paper"].x[out.node["paper"]])
