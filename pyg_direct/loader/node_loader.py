@@ -15,6 +15,7 @@ from typing_extensions import Unpack
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.row_dtypes import check_store_dtype
 from pyg_direct.loader.arguments import check_custom_cls, check_stores, read_input_nodes, settle_workers
+from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.sampler_loader import GeneralLoader

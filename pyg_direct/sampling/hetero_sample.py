@@ -221,7 +221,8 @@ def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node_counts: np.ndarray,
                   num_edges: np.ndarray, num_batches: int, disjoint: bool, max_degree: int | None, *,
-                  has_hops: bool = True, words: Sequence[int] = (), first_id: int = 0) -> list[GeneralSample]:  # fmt: skip
+                  has_hops: bool = True, words: Sequence[int] = (), first_id: int = 0
+                  ) -> list[GeneralSample]:  # fmt: skip
     """Return the batches whose types and relations stand one after the other in three arrays, or two.
 
     Args:

@@ -413,9 +413,10 @@ def export_typed_batch_gpu(state, num_hops, num_stages, num_classes, num_entries
                            out_nodes, out_edges, num_nodes, num_edges, num_times):  # fmt: skip
     """The batch by class and entry, hop after hop within each.
 
-    `out_nodes` gets nodes, their trees if there are any, the first node of each class and the end of the last, a zero
-    for each class, and `num_times` times of seeds. `out_edges` gets the pairs of ends, sources of an entry first, and
-    then the ids. Edges have as many stages as hops, and stand in order; or one, of the places that `order` lists.
+    `out_nodes` gets nodes, and their trees if there are any. The first node of each class and the end of the last
+    follow, then a zero for each class, and `num_times` times of seeds. `out_edges` gets the pairs of ends, sources of
+    an entry first, and then the ids. Edges have as many stages as hops, and stand in order; or one, of the places that
+    `order` lists.
     """
     first = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     step = np.int64(cuda.gridDim.x) * THREADS

@@ -1,7 +1,7 @@
 """Links as seeds of a plan with types on a GPU: negatives are drawn, and later all ends are found among the nodes.
 
-Words of the links in an inbox: for each batch the number of its links, the number of its negatives, and a counter of
-negatives later than their link. Then, batch after batch: sources, targets, and `width` times of each link.
+An inbox has a table of `TABLE` words a batch: its links, its negatives, and a counter of negatives later than their
+link. Then, batch after batch: sources, targets, and `width` times of each link.
 
 The ends of a batch are the given ones and then the negatives. Negative j belongs to link j modulo the number of links.
 A batch with triplets has negative targets alone.

@@ -30,7 +30,7 @@ from pyg_direct.loader.collate.data import copy_store
 from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.sampler.graph_reader import place_rows, refuse_features
 from pyg_direct.sampler.keyed_sampler import PackedOutput
-from pyg_direct.sampling.hetero_sample import GeneralSample, LazyDict, PackedEdges
+from pyg_direct.sampling.hetero_sample import GeneralSample, LazyDict
 
 # Rows by (type, key), and the tensors that own their memory.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
@@ -109,8 +109,8 @@ class HeteroAttributes(PlacedRows):
             self._keys.setdefault(kind, []).append(key)
             if (kind, key) not in together:
                 self._keys_beside.setdefault(kind, []).append(key)
-        # Copies of the relations as batches have them, for a graph whose relations have no rows, sparse matrices or ids.
-        # `marks` notices changes of what they hold.
+        # Copies of the relations as batches have them, for a graph whose relations have no rows, sparse matrices or
+        # ids. `marks` notices changes of what they hold.
         self._source, self._relations = weakref.ref(data), None
         if all("edge_index" in store and not _NOT_BARE & store._mapping.keys() and kind not in self._keys
                for kind, store in data.edge_items()):  # fmt: skip
