@@ -45,6 +45,7 @@ from pyg_direct.sampler.keyed_sampler import (
 from pyg_direct.sampler.link_seeds import LoaderLinks, tells_negatives
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
+from pyg_direct.sampling.hetero_sample import LazyDict
 from pyg_direct.sampling.negative_links import check_weight
 from pyg_direct.sampling.plan_factory import is_captured_on
 from pyg_direct.sampling.random_key import EpochKey
@@ -281,27 +282,37 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
             start, fields[-1] = fields[-1].t().contiguous().unbind()
         # Their memory belongs to the batch.
         out.metadata = (out.metadata[0], *fields)
-        source = target = part = batch
+        is_indexed = self.neg_sampling is None or self.neg_sampling.is_binary()
+
+        def write(part: Any) -> None:
+            _put(part, input_id=out.metadata[0])
+            if is_indexed:
+                _put(part, edge_label_index=fields[0], edge_label=fields[1], edge_label_time=fields[2])
+                if start is not None:
+                    _put(part, edge_label_start_time=start)
+            else:
+                for key in ("edge_label_index", "edge_label_time"):
+                    if key in part:
+                        del part[key]
+
+        source = target = batch
         if isinstance(out, HeteroSamplerOutput):
             edges, nodes = batch._edge_store_dict, batch._node_store_dict
-            part = edges[edge_type] if edge_type in edges else batch[edge_type]
             source, target = (nodes[kind] if kind in nodes else batch[kind] for kind in (edge_type[0], edge_type[-1]))
-        _put(part, input_id=out.metadata[0])
-        if self.neg_sampling is None or self.neg_sampling.is_binary():
-            _put(part, edge_label_index=fields[0], edge_label=fields[1], edge_label_time=fields[2])
-            if start is not None:
-                _put(part, edge_label_start_time=start)
+            if type(edges) is LazyDict and edge_type in self.data._edge_store_dict:
+                edges.when_made(lambda made: write(made[edge_type]))
+            else:
+                write(edges[edge_type] if edge_type in edges else batch[edge_type])
+        else:
+            write(batch)
+        if is_indexed:
             return
         _put(source, src_index=fields[0])
         _put(target, dst_pos_index=fields[1], dst_neg_index=fields[2])
         for end in (source, target):
             _put(end, seed_time=fields[3])
-        if start is not None:
-            for end in (source, target):
+            if start is not None:
                 _put(end, seed_start_time=start)
-        for key in ("edge_label_index", "edge_label_time"):
-            if key in part:
-                del part[key]
 
 
 def _put(part: Any, **values: Any) -> None:

@@ -43,6 +43,17 @@ class LazyDict(_Made[_Key, _Value]):
     def __init__(self, make: Callable[[], Mapping[_Key, _Value]]) -> None:
         self._make: Callable[[], Mapping[_Key, _Value]] = make
 
+    def when_made(self, change: Callable[[Mapping[_Key, _Value]], None]) -> None:
+        """Change the items of a dictionary that was not used yet, as soon as they are made."""
+        make = self._make
+
+        def make_changed() -> Mapping[_Key, _Value]:
+            items = make()
+            change(items)
+            return items
+
+        self._make = make_changed
+
     def _fill(self) -> None:
         with _MAKING:
             if type(self) is LazyDict:

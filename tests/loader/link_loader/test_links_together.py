@@ -6,11 +6,13 @@ from torch_geometric.sampler import NegativeSampling
 
 from pyg_direct import LinkNeighborLoader
 from pyg_direct.sampler import NeighborSampler
+from pyg_direct.sampler.link_seeds import CapturedLinks
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from tests.batches import make_data
 from tests.hetero_data import make_hetero
 from tests.hetero_graphs import make_parts
 from tests.loader.prefetch.batch_groups.test_together import list_epoch
+from tests.plans import ON_GPU_PLANS
 from tests.sampler.test_link_seeds import CITES, WRITES, make_links
 
 OPTIONS = {
@@ -38,6 +40,24 @@ def test_batches_are_those_that_come_without(real_device, option, edge_type):
 
     assert len(got) == 6
     assert got == expected
+
+
+@ON_GPU_PLANS
+@pytest.mark.parametrize("option", ["binary", "disjoint", "triplets", "weighted"])
+def test_kernels_place_links_as_steps_do(device, option, monkeypatch):
+    weights = NegativeSampling("binary", 1.5, src_weight=torch.arange(40.0), dst_weight=torch.arange(40.0))
+    options = {"neg_sampling": weights} if option == "weighted" else OPTIONS[option]
+    edge_type = CITES if option in ("disjoint", "weighted") else WRITES
+    links = make_links(6, 40 if edge_type == CITES else 25, 40)
+
+    def make():
+        return list_epoch(LinkNeighborLoader(make_hetero(), [1], (edge_type, links), batch_size=4, seed=3,
+                                             device=device, **options))  # fmt: skip
+
+    got = make()
+    monkeypatch.setattr(CapturedLinks, "fits", lambda *_: False)
+
+    assert got == make()
 
 
 @pytest.mark.parametrize("mode", ["binary", "triplet"])
