@@ -378,9 +378,9 @@ class NeighborSampler(OwnSampler):
         def give(samples: list[GeneralSample]) -> list[SamplerOutput | HeteroSamplerOutput]:
             outs = [to_general_output(sample, self.is_hetero) for sample in samples]
             times: Sequence[Any] = [index.time for index in inputs]
-            are_there = all(sample.seed_time is not None for sample in samples)
-            if are_there and all(own.dtype == torch.int64 for own in times):
-                times = [sample.seed_time.view(own.shape) for sample, own in zip(samples, times, strict=True)]
+            there = [sample.seed_time for sample in samples if sample.seed_time is not None]
+            if len(there) == len(times) and all(own.dtype == torch.int64 for own in times):
+                times = [copied.view(own.shape) for copied, own in zip(there, times, strict=True)]
             else:
                 times = upload_parts(times, self.device)
             for out, index, time in zip(outs, inputs, times, strict=True):

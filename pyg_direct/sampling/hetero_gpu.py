@@ -595,17 +595,17 @@ class HeteroGpuPlan(CapturedPlan):
         new, num_pairs = slot.arrived.new_empty, 2 * (num_edges + edge_totals[-1].tolist().count(0))
         listed, _, num_asked = pending.seeds
         width, size = (2 if self.disjoint else 1), len(self.topology.topo.node_types)
-        words = [2 * self.num_classes + 1]
+        more = [2 * self.num_classes + 1]
         if isinstance(listed, SeedList) and listed.times is not None:
             # Times of the seeds of each batch.
-            words += [self.num_times * sum(listed.counts[place : place + size])
-                      for place in range(0, len(listed.counts), size)]  # fmt: skip
-        outputs = new(width * num_nodes + sum(words)), new(num_pairs + num_edges)
+            more += [self.num_times * sum(listed.counts[place : place + size])
+                     for place in range(0, len(listed.counts), size)]  # fmt: skip
+        outputs = new(width * num_nodes + sum(more)), new(num_pairs + num_edges)
         slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state),
-                          (*outputs, num_nodes, num_edges, sum(words[1:])))  # fmt: skip
+                          (*outputs, num_nodes, num_edges, sum(more[1:])))  # fmt: skip
         samples = split_outputs(self.topology.topo, (*outputs, outputs[1]), node_totals[1:] - node_totals[:-1],
                                 edge_totals[1:] - edge_totals[:-1], self.num_batches, self.disjoint, self.max_degree,
-                                has_hops=not is_subgraph, words=words, first_id=num_pairs)  # fmt: skip
+                                has_hops=not is_subgraph, words=more, first_id=num_pairs)  # fmt: skip
         if isinstance(listed, EndList):
             trees = outputs[0][num_nodes : 2 * num_nodes] if self.disjoint else outputs[0][:0]
             self._place_links(slot, listed, samples, trees)

@@ -55,7 +55,7 @@ from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.captured_plan import Finished, PendingList, PendingOutput
 from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
-from pyg_direct.sampling.link_endpoints import Ends, Excluded, list_pairs
+from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
 from pyg_direct.sampling.local_ids import (
     Scratch,
     SortedNumbering,
@@ -248,7 +248,7 @@ class GeneralPlan:
                     for request, key, own in zip(requests, keys, each, strict=True)]  # fmt: skip
         return self._sample_all(requests, keys, excluded)
 
-    def submit_together(self, requests: Sequence[Request] | Sequence[Ends], keys: Sequence[int],
+    def submit_together(self, requests: Sequence[Any], keys: Sequence[int],
                         excluded: Sequence[Excluded] | None = None, *, repeats: bool = False
                         ) -> PendingOutput | Finished:  # fmt: skip
         """Start to sample several batches; `finish()` of the returned object gives the result of `sample_together`.

@@ -17,7 +17,8 @@ from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.sampling.link_endpoints import PlacedEnds
 
-_Key, _Value = TypeVar("_Key"), TypeVar("_Value")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 # Of all dictionaries: their items are made in microseconds, by one thread.
 _MAKING = threading.RLock()
 
@@ -298,7 +299,7 @@ def _split_pairs(ends: Tensor, place: int, sizes: list[int]) -> list[Tensor]:
     """
     pairs, view = [], ends.as_strided
     # A view of a part of memory has the offset of the part.
-    place += ends.storage_offset()
+    place += int(ends.storage_offset())
     # Without the links that torch keeps for views: two thirds of the time of a split and a view of each part.
     with torch._C._AutoDispatchBelowADInplaceOrView():
         for size in sizes:

@@ -38,11 +38,11 @@ def list_pairs(topology: PlacedHetero, excluded: Sequence[Excluded]) -> tuple[Te
     if not parts:
         none = torch.empty(0, dtype=torch.int64, device=device)
         return none, none, none, none
-    sizes = [part.shape[1] for *_, part in parts]
+    sizes, pairs = [part.shape[1] for *_, part in parts], list[Tensor]()
     numbers, batches = np.array([part[:2] for part in parts], np.int64).T
     own = np.repeat(np.stack([numbers, topo.type_starts[topo.reached[numbers]], batches]), sizes, 1)
     if any(part.is_cuda for *_, part in parts):
-        pairs = torch.cat([part.to(device) for *_, part in parts], 1)
+        pairs += torch.cat([part.to(device) for *_, part in parts], 1).unbind()
         relation, first, batch = upload(own, device).unbind()
     else:
         # One copy for all.

@@ -176,8 +176,10 @@ class HeteroAttributes(PlacedRows):
             (read,) = self.read_together([out]) if checked else [NOTHING]
         rows, shared = read
         made += shared
-        none, is_plain = self._none, notes and packed is not None and self._is_plain(data, packed, out)
-        batch = _copy_stores(data, partial(_make_relations, self._relations, packed) if is_plain else None)
+        none, make = self._none, None
+        if notes and packed is not None and self._relations is not None and self._is_plain(data, packed, out):
+            make = partial(_make_relations, self._relations, packed)
+        is_plain, batch = make is not None, _copy_stores(data, make)
         nodes, keys = batch._node_store_dict, self._keys_beside if rows else self._keys
         for (kind, key), value in rows.items():
             mapping = nodes[kind]._mapping if kind in nodes else {}
@@ -214,8 +216,9 @@ class HeteroAttributes(PlacedRows):
 
     def _is_plain(self, data: HeteroData, packed: GeneralSample, out: HeteroSamplerOutput) -> bool:
         """Report whether relations get nothing but their edges, the ids of edges, and counts, in the sample's order."""
+        source: Any = self._source()
         # Lists: names that are one object are equal without a look at them.
-        return (self._relations is not None and packed.packed is not None and self._source() is data
+        return (packed.packed is not None and source is data
                 and out.edge is packed.edge and out.num_sampled_edges is packed.num_sampled_edges is not None
                 and type(data).__copy__ is HeteroData.__copy__
                 and [*data._edge_store_dict] == [*packed.packed.relations])  # fmt: skip
