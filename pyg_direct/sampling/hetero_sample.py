@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,9 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 # Of all dictionaries: their items are made in microseconds, by one thread.
 _MAKING = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # A thread of the parent may hold it.
+    os.register_at_fork(after_in_child=lambda: globals().update(_MAKING=threading.RLock()))
 
 
 class _Made(dict[_Key, _Value]):
