@@ -72,6 +72,22 @@ class DistAttributes:
         split = [share(rows) for rows, (_, share) in zip(found, joined, strict=True)]
         return [list(own) for own in zip(*split, strict=True)]
 
+    def add_edge_rows(self, rows: Rows, out: SamplerOutput | HeteroSamplerOutput) -> Rows:
+        """Fetch the rows of the edges of a sample that came with the rows of its nodes.
+
+        Args:
+            rows: Rows of the nodes, by type.
+            out: The sample.
+
+        Returns:
+            All of its rows, which `build` takes.
+        """
+        if len(self._graph.part.tables) == len(self._graph.node_types):
+            return rows
+        asked = self._list_hetero(out) if isinstance(out, HeteroSamplerOutput) else self.knowing(
+            getattr(out, "sampled", None))._list_rows(out.node, out.row, out.col, out.edge)  # fmt: skip
+        return [*rows, *self._graph.rows.fetch(asked[len(rows) :])]
+
     def _join(self, wanted: Sequence[Wanted]) -> tuple[Wanted, Share]:
         """Join the requests of batches for one kind: (the request, function that shares out its rows)."""
         assert isinstance(self._graph.rows, RowExchange)

@@ -282,16 +282,18 @@ class DistGraph:
         held = self.part.num_bytes + self.rows.kept_bytes if self.whole is None else self.whole.num_bytes
         return held
 
-    def make_plan(self, recipe: GeneralRecipe, *, timed: bool, weighted: bool) -> GeneralPlan:
+    def make_plan(self, recipe: GeneralRecipe, *, timed: bool, weighted: bool, with_rows: bool = False) -> GeneralPlan:
         """Make a plan for a recipe, equal in all processes.
 
         Args:
             recipe: Options of sampling.
             timed, weighted: Sample by the times and weights of the partition.
+            with_rows: Let captured batches have the rows of their nodes.
         """
         if self.whole is not None:
             return GeneralPlan(self.whole.place(timed=timed, weighted=weighted, summed=recipe.replace), recipe)  # type: ignore[arg-type]
-        return DistPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted)
+        rows = self.rows if with_rows and isinstance(self.rows, RowExchange) else None
+        return DistPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted, rows=rows)
 
     def times_of(self, kind: str, ids: Tensor) -> Tensor:
         """Return the times of nodes of a type, int64 `[n]`; collective, unless the graph lies in one memory.

@@ -162,6 +162,8 @@ class _DistLoader(GeneralLoader):
             self._sampler.forget_written()
         if self._general is None:
             self._general = DistAttributes(self.graph, not self._sampler.disjoint)
+            # Before the first sample, on all processes.
+            self._sampler._fetches_rows = self._is_own()
         return self._general
 
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
@@ -258,6 +260,10 @@ class _DistLoader(GeneralLoader):
                 self.transform_sampler_output = transform
 
     def _build(self, out: Any, memory: list[Any] | None = None, read: Any = None) -> Any:
+        rows = None if self.transform_sampler_output is not None or hasattr(out, "is_given") else \
+            getattr(out, "node_rows", None)  # fmt: skip
+        if read is None and rows is not None and isinstance(self._general, DistAttributes):
+            read = self._general.add_edge_rows(rows, out)
         # Also if a transform returns its own output of the same edges.
         self._sampled, self._rows_read = getattr(out, "sampled", None), read
         try:

@@ -31,6 +31,7 @@ class GeneralSample:
         sampled: Of a graph in parts: the sampled edges, if edges keep their ids in both directions; otherwise None.
         max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
         num_seeds: Nodes of each type that are seeds, the first ones.
+        rows: Of a graph in parts: rows of the nodes by node type and attribute, if they came with the sample.
     """
 
     node: dict[str, Tensor]
@@ -43,6 +44,7 @@ class GeneralSample:
     sampled: GeneralSample | None = None
     max_degree: int | None = None
     num_seeds: dict[str, int] = field(default_factory=dict)
+    rows: list[dict[str, Tensor]] | None = None
 
     @property
     def row(self) -> dict[EdgeType, Tensor]:
