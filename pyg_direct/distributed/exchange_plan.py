@@ -343,7 +343,7 @@ class ExchangePlan(HeteroGpuPlan):
     def _agree(self, slot: Any, stream: int) -> None:
         """Exchange the needs of all ranks, and leave the largest to the host."""
         # The words of the state are clear again.
-        run_gpu(frontier_segments.send_needs_gpu, 1, slot.outbox, slot.needs, self.num_parts, slot.to_send,
+        run_gpu(frontier_segments.send_needs_gpu, 1, slot.needs, slot.outbox, self.num_parts, slot.to_send,
                 stream=stream)  # fmt: skip
         self._exchange(slot.to_send, slot.received, slot.needs.numel(), stream)
         run_gpu(frontier_segments.agree_needs_gpu, 1, slot.received, self.num_parts, slot.needs, slot.need_box,
