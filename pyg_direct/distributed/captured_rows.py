@@ -26,8 +26,9 @@ from pyg_direct.ops.run_kernel import grid_for, run_gpu
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampling.hetero_sample import GeneralSample
 
-# Rows of a segment before batches show how many they need.
-_FIRST_ROWS = 4 if SIMULATED else 1024
+# Rows of a segment before batches show how many they need, and the number that later ones are a multiple of: own rows
+# behind them are aligned then.
+_FIRST_ROWS, _ALIGNED = (4, 1) if SIMULATED else (1024, 128)
 
 
 class RowRoom(NamedTuple):
@@ -43,7 +44,8 @@ class RowRoom(NamedTuple):
 
     def grow(self, needs: list[int]) -> RowRoom:
         """Return room for needs by type, first of others and then own, with head-room; a need of 0 is met."""
-        grown = [max(own, need + need // 4) for own, need in zip([*self.others, *self.own], needs, strict=True)]
+        grown = [max(own, -(-(need + need // 8) // _ALIGNED) * _ALIGNED)
+                 for own, need in zip([*self.others, *self.own], needs, strict=True)]  # fmt: skip
         count = len(self.others)
         return RowRoom(tuple(grown[:count]), tuple(grown[count:]))
 
@@ -58,22 +60,22 @@ class RowSlot:
     """
 
     def __init__(self, rows: CapturedRows, room: RowRoom, num_nodes: int) -> None:
-        device, parts, kinds = rows.device, rows.num_parts, len(room.others)
+        device, parts, kinds, others = rows.device, rows.num_parts, len(room.others), rows.num_parts - 1
         self.starts, self.own_starts = (
             upload(np.concatenate([[0], np.cumsum(own)]).astype(np.int64), device) for own in room
         )
         self.length = kinds + sum(room.others)
         self.to_send, self.received = torch.zeros(2, parts * self.length, dtype=torch.int64, device=device).unbind()
-        self.places = torch.zeros(parts * sum(room.others), dtype=torch.int64, device=device)
+        self.places = torch.zeros(others * sum(room.others), dtype=torch.int64, device=device)
         self.own_places = torch.zeros(sum(room.own), dtype=torch.int64, device=device)
         self.slots = torch.zeros(num_nodes, dtype=torch.int64, device=device)
         # Rows of nodes that other parts own.
         self.num_remote = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
-        self.places_of = [part.contiguous() for part in self.places.split([parts * count for count in room.others])]
+        self.places_of = list(self.places.split([others * count for count in room.others]))
         self.own_places_of = list(self.own_places.split(list(room.own)))
         # By attribute: rows to send; and received rows with the own ones behind them.
         self.answers, self.rows = (
-            [torch.empty((parts * room.others[one.kind] + more * room.own[one.kind], *one.feature.shape[1:]),
+            [torch.empty((others * room.others[one.kind] + more * room.own[one.kind], *one.feature.shape[1:]),
                          dtype=one.feature.dtype, device=device) for one in rows.attributes]
             for more in (0, 1)
         )  # fmt: skip
@@ -132,7 +134,7 @@ class CapturedRows:
         total = 8 * num_nodes + 24 * self.num_parts * sum(room.others) + 8 * sum(room.own)
         for one in self.attributes:
             width = math.prod(one.feature.shape[1:]) * one.feature.dtype.itemsize
-            total += width * (2 * self.num_parts * room.others[one.kind] + room.own[one.kind])
+            total += width * (2 * (self.num_parts - 1) * room.others[one.kind] + room.own[one.kind])
         return total
 
     def find_tables(self) -> tuple[tuple[int, ...], ...]:
@@ -161,17 +163,18 @@ class CapturedRows:
                 2 * hops, own.num_remote, stream=stream)  # fmt: skip
         plan.exchange(own.to_send, own.received, stream)
         run_gpu(row_segments.locate_row_ids_gpu, grid_for(own.places.numel(), slot.state), own.received, kinds, parts,
-                own.length, own.starts, *found, slot.needs, slot.owner_counts, own.places, stream=stream)  # fmt: skip
+                self._part.part, own.length, own.starts, *found, slot.needs, slot.owner_counts, own.places,
+                stream=stream)  # fmt: skip
         with plan.on_stream(stream):
             for one, answers, rows in zip(self.attributes, own.answers, own.rows, strict=True):
                 stored: Any = one.feature.stored
                 places, own_places = own.places_of[one.kind], own.own_places_of[one.kind]
                 # No rank asks a part without rows, whose rows are not read.
-                if stored.shape[0] > 0 and answers.numel() > 0:
-                    gather = stored.open_gather()
-                    gather(places, answers)
-                    gather(own_places, rows[len(places) :])
-                plan.exchange(as_bytes(answers), as_bytes(rows[: len(places)]), stream)
+                for ids, out in ((places, answers), (own_places, rows[len(places) :])):
+                    if stored.shape[0] > 0 and out.numel() > 0:
+                        stored.open_gather(out.data_ptr())(ids, out)
+                if answers.numel() > 0:
+                    plan.exchange_with_others(as_bytes(answers), as_bytes(rows[: len(places)]), stream)
 
     def take(self, slot: RowSlot, sample: GeneralSample) -> list[dict[str, Tensor]]:
         """Return the rows of a batch by node type and attribute, in the order of its nodes."""

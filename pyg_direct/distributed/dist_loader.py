@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -202,31 +203,29 @@ class _DistLoader(GeneralLoader):
                     or sampler.subgraph_type == SubgraphType.induced)  # fmt: skip
 
     def _overlaps(self) -> bool:
-        """Check if the batches of a group are sampled one after the other, each while rows of the one before come."""
+        """Check if the batches of a group are sampled one after the other, with one more ahead of the host."""
         return self.device.type == "cuda"
 
     def _samples_together(self) -> bool:
         return self.graph.whole is None and self._groups()
 
     def _make_overlapped(self, stages: Stages, work: list[tuple[int, Seeds]], most: int) -> list[Any]:
-        """Make the batches of a step, each sampled while the rows of the one before come; take part in as many of other
-        processes.
-        """
+        """Make the batches of a step, one more sampled ahead; take part in as many of other processes."""
         batches: list[Any] = []
-        pending = self._begin(stages, work, 0)
+        begun: deque[Any] = deque([self._begin(stages, work, 0)])
         try:
             for at in range(most):
-                item = work[at] if at < len(work) else None
-                sample = pending.finish() if item is None else stages.finish(pending, item[0])
-                # All processes enqueue these exchanges before the exchanges of the rows.
-                pending = self._begin(stages, work, at + 1) if at + 1 < most else None
+                if at + 1 < most:
+                    # The GPU has work while the host waits for sizes and makes a batch.
+                    begun.append(self._begin(stages, work, at + 1))
+                pending, item = begun.popleft(), work[at] if at < len(work) else None
                 if item is None:
-                    self._build_for_others(sample[0])
+                    self._build_for_others(pending.finish()[0])
                 else:
-                    batches.append(stages.fetch(sample, *item))
+                    batches.append(stages.fetch(stages.finish(pending, item[0]), *item))
                     take_memory(batches[-1])
         except BaseException:
-            if pending is not None:
+            for pending in begun:
                 # A batch on its way holds its graph, which must go before the exchange ends.
                 with suppress(Exception):
                     pending.finish()

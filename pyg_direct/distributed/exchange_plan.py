@@ -256,6 +256,11 @@ class ExchangePlan(HeteroGpuPlan):
         if not self._is_trial:
             self.transport.exchange(to_send, received, stream)
 
+    def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
+        """As `exchange`, without segments of this rank."""
+        if not self._is_trial:
+            self.transport.exchange_with_others(to_send, received, stream)
+
     def _exchange(self, to_send: Tensor, received: Tensor, length: int, stream: int) -> None:
         size = self.num_parts * length
         self.exchange(to_send[:size], received[:size], stream)

@@ -240,12 +240,15 @@ class MemoryRows:
         """Return the addresses of the tables: a captured read serves as long as they stay."""
         return self._nearest.table.data_ptr(), self.tier.table.data_ptr(), self.max_blocks or 0
 
-    def open_gather(self) -> Gather:
-        """Return the read of rows as kernels on torch's current stream, (ids, out) -> None; ids are not checked."""
+    def open_gather(self, address: int) -> Gather:
+        """Return the read of rows into memory at an address, by kernels on torch's current stream: (ids, out) -> None;
+        ids are not checked.
+        """
         cold = None if self.hot is None else self.tier.table
         errors = unread_errors(self.device) if self.errors is None else self.errors.word
         exponents = check_widening(self.tier.dtype, self.dtype, self.exponents, self.shape[0], self.device)
-        return choose_gather(self._nearest.table, cold, self.directory, self.dtype, exponents, errors, self.max_blocks)
+        return choose_gather(self._nearest.table, cold, self.directory, self.dtype, exponents, errors, self.max_blocks,
+                             address)  # fmt: skip
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
         """Replace rows in the tier, and their hot copies too; of an id that comes several times, the last row counts.

@@ -4,7 +4,8 @@
 with the number of ids of each type. Then come the ids, in room for `starts[k + 1] - starts[k]` of each type `k`. Owners
 find the positions of their rows, and rows travel back at the same places, one array for each attribute.
 
-Nodes of the own part are not sent. Their rows stand behind the received rows, in room by `own_starts`.
+Rows come from the other parts alone, in the order of their numbers. Nodes of the own part are not sent: their rows
+stand behind the received rows, in room by `own_starts`.
 """
 
 from __future__ import annotations
@@ -63,17 +64,17 @@ def fill_row_segments_gpu(state, num_hops, num_types, begins, totals, outputs, n
                 if found < 0:
                     cuda.atomic.max(needs, np.int64(needs.shape[0]) - 1, np.int64(1))
                 own_places[own_starts[kind] + number] = max(np.int64(0), found - first_nodes[kind])
-                slots[at] = num_parts * room + number
+                slots[at] = (num_parts - 1) * room + number
         elif number < room:
             to_send[part * length + num_types + starts[kind] + number] = node
-            slots[at] = part * room + number
+            slots[at] = (part - 1 if part > own else part) * room + number
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8[] i8[] i8 u4[] i4[] i8[] i4[] i8[]")
-def locate_row_ids_gpu(received, num_types, num_parts, length, starts, first_nodes, num_ids, bits, ranks, needs, counts,
-                       places):  # fmt: skip
-    """Find the positions of received ids among the rows of their type: type after type, part after part in each.
+@gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8 u4[] i4[] i8[] i4[] i8[]")
+def locate_row_ids_gpu(received, num_types, num_parts, own, length, starts, first_nodes, num_ids, bits, ranks, needs,
+                       counts, places):  # fmt: skip
+    """Find the positions of received ids among the rows of their type: type after type, other part after part in each.
 
     A place without an id gets the first row. `counts` is cleared for the next batch.
     """
@@ -84,8 +85,9 @@ def locate_row_ids_gpu(received, num_types, num_parts, length, starts, first_nod
         while k < counts.shape[0]:
             counts[k] = 0
             k += THREADS
-    while i < num_parts * room:
-        part, within = i // room, i % room
+    while i < (num_parts - 1) * room:
+        other, within = i // room, i % room
+        part = other + 1 if other >= own else other
         kind = find_below(starts, 0, num_types, within)
         number, found = within - starts[kind], np.int64(0)
         if number < received[part * length + kind]:
@@ -93,5 +95,5 @@ def locate_row_ids_gpu(received, num_types, num_parts, length, starts, first_nod
             if found < 0:
                 cuda.atomic.max(needs, np.int64(needs.shape[0]) - 1, np.int64(1))
             found = max(np.int64(0), found - first_nodes[kind])
-        places[num_parts * starts[kind] + part * (starts[kind + 1] - starts[kind]) + number] = found
+        places[(num_parts - 1) * starts[kind] + other * (starts[kind + 1] - starts[kind]) + number] = found
         i += np.int64(cuda.gridDim.x) * THREADS
