@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from pyg_direct.kernels.sampling import frontier_segments, row_segments
 from pyg_direct.ops.rows.gather_rows import RowReader, gather_rows, unread_errors
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_gpu
+from pyg_direct.runtime.cuda.launch import on_raw_stream
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampling.hetero_sample import GeneralSample
 
@@ -165,7 +167,7 @@ class CapturedRows:
         run_gpu(row_segments.locate_row_ids_gpu, grid_for(own.places.numel(), slot.state), own.received, kinds, parts,
                 self._part.part, own.length, own.starts, *found, slot.needs, slot.owner_counts, own.places,
                 stream=stream)  # fmt: skip
-        with plan.on_stream(stream):
+        with on_raw_stream(stream, self.device) if self.device.type == "cuda" else nullcontext():
             for one, answers, rows in zip(self.attributes, own.answers, own.rows, strict=True):
                 stored: Any = one.feature.stored
                 places, own_places = own.places_of[one.kind], own.own_places_of[one.kind]

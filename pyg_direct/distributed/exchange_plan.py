@@ -17,7 +17,6 @@ A `Transport` moves segments: `NcclSegments` on GPUs, whose exchanges are captur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -264,13 +263,6 @@ class ExchangePlan(HeteroGpuPlan):
     def _exchange(self, to_send: Tensor, received: Tensor, length: int, stream: int) -> None:
         size = self.num_parts * length
         self.exchange(to_send[:size], received[:size], stream)
-
-    def on_stream(self, stream: int) -> AbstractContextManager[Any]:
-        """Make a raw stream torch's current one, for kernels that are launched there."""
-        device = self.topology.device
-        if device.type != "cuda":
-            return nullcontext()
-        return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device))
 
     def _enqueue(self, slot: Any, stream: int) -> None:
         super()._enqueue(slot, stream)

@@ -28,10 +28,10 @@ def fill_row_segments_gpu(state, num_hops, num_types, begins, totals, outputs, n
                           own_places, slots, needs, need, outbox):  # fmt: skip
     """Write the nodes of all hops to the segments of their owners, after `count_owners_gpu`.
 
-    `numbered` has the bucket and the number in it of each node. `slots` gets, by type as the batch leaves, the place of
-    each node's rows among the received ones and those of the own part, whose positions go to `own_places`.
-    `first_nodes` has the nodes of the own part before each type. `needs[need:]` gets the most ids of a segment and of
-    the own part, by type, if they did not fit. `outbox` gets the number of nodes that other parts own.
+    `numbered` has the bucket of each node and its number there. `first_nodes` has the nodes of the own part before each
+    type. `slots` gets the place of each node's rows, in the order of the finished batch; `own_places` gets positions in
+    the own part. `needs[need:]` gets the most ids of a segment by type, then of the own part, if they did not fit.
+    `outbox` gets the number of nodes that other parts own.
     """
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     if cuda.blockIdx.x == 0:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_direct.errors import RankError
+from pyg_direct.runtime.cuda.launch import on_raw_stream
 
 # Blocks that NCCL may take: 32 move the segments of a batch in 0.70 ms, 16 in 1.09, 8 in 2.08 (four H200).
 _BLOCKS = 32
@@ -138,7 +139,7 @@ class NcclSegments:
             to_send, received: `[P * length]`, contiguous, on the GPU.
             stream: The raw stream.
         """
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self._device)):
+        with on_raw_stream(stream, self._device):
             self._swap(to_send, received)
 
     def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
@@ -152,7 +153,7 @@ class NcclSegments:
             return
         sizes = [to_send.numel() // (self._size - 1)] * self._size
         sizes[self._group.rank()] = 0
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self._device)):
+        with on_raw_stream(stream, self._device):
             self._swap(to_send, received, sizes)
 
     def hold(self, holder: Holder) -> None:
