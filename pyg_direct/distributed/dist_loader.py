@@ -48,10 +48,6 @@ from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.uniform_gpu import GpuPlan
 
-# Bytes of the batches of a step on a GPU.
-GPU_GROUP_BYTES = 512 << 20
-
-
 def check_alike(loader: Any, ranks: str) -> None:
     """Refuse a loader whose arguments differ between processes; collective, unless each process samples its own seeds
     alone.
@@ -177,7 +173,7 @@ class _DistLoader(GeneralLoader):
                       ) -> Iterator[Any]:  # fmt: skip
         overlaps, most = self._overlaps(), self.graph.most_batches if self._groups() else 1
         if most != self._group.most:
-            self._group = GroupSize(most, GPU_GROUP_BYTES if overlaps else GROUP_BYTES)
+            self._group = GroupSize(most, (overlaps and self.graph.step_bytes) or GROUP_BYTES)
         together = None if most == 1 or overlaps else Together(most, *self._stages_together(key))
         stages = self._stages(key, record, together)
         if most == 1:

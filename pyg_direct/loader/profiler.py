@@ -32,8 +32,9 @@ _END = object()
 
 @contextmanager
 def ending(batches: Iterator[Any]) -> Iterator[None]:
-    """End an iterator with this block: a loop that is left early must end its threads even if something, such as the
-    traceback of an earlier error, still holds the iterator.
+    """End an iterator with this block.
+
+    A loop that is left early must end its threads. The traceback of an earlier error may still hold the iterator.
     """
     try:
         yield
