@@ -48,6 +48,7 @@ from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.uniform_gpu import GpuPlan
 
+
 def check_alike(loader: Any, ranks: str) -> None:
     """Refuse a loader whose arguments differ between processes; collective, unless each process samples its own seeds
     alone.
