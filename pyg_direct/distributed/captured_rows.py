@@ -181,7 +181,7 @@ class CapturedRows:
     def take(self, slot: RowSlot, sample: GeneralSample) -> list[dict[str, Tensor]]:
         """Return the rows of a batch by node type and attribute, in the order of its nodes."""
         sizes = [sample.node[kind].numel() if kind in sample.node else 0 for kind in self._kinds]
-        slots = slot.slots[: sum(sizes)].split(sizes)
+        slots = torch.unsafe_split_with_sizes(slot.slots[: sum(sizes)], sizes)
         found: list[dict[str, Tensor]] = [{} for _ in sizes]
         for one, rows, reader in zip(self.attributes, slot.rows, slot.readers, strict=True):
             own, stored = slots[one.kind], one.feature.stored

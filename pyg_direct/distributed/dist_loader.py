@@ -106,6 +106,8 @@ class _DistLoader(GeneralLoader):
     _sampled: Any = None
     _rows_read: Any = None
     _group = GroupSize()
+    # Whether batches of this epoch are made in groups.
+    _is_grouped = False
     _given_data: Any
 
     def _even_out(self, ranks: str) -> None:
@@ -172,7 +174,8 @@ class _DistLoader(GeneralLoader):
 
     def _work_in_turn(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
                       ) -> Iterator[Any]:  # fmt: skip
-        overlaps, most = self._overlaps(), self.graph.most_batches if self._groups() else 1
+        self._is_grouped = self._groups()
+        overlaps, most = self._overlaps(), self.graph.most_batches if self._is_grouped else 1
         if most != self._group.most:
             self._group = GroupSize(most, (overlaps and self.graph.step_bytes) or GROUP_BYTES)
         together = None if most == 1 or overlaps else Together(most, *self._stages_together(key))
@@ -204,7 +207,7 @@ class _DistLoader(GeneralLoader):
         return self.device.type == "cuda"
 
     def _samples_together(self) -> bool:
-        return self.graph.whole is None and self._groups()
+        return self.graph.whole is None and self._is_grouped
 
     def _make_overlapped(self, stages: Stages, work: list[tuple[int, Seeds]], most: int) -> list[Any]:
         """Make the batches of a step, one more sampled ahead; take part in as many of other processes."""

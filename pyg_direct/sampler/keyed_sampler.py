@@ -291,6 +291,7 @@ def to_general_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput |
     )  # fmt: skip
     # In a graph in parts, the rows of an edge lie with one of its ends.
     out.sampled, out.max_degree, out.node_rows = sample.sampled, sample.max_degree, sample.rows
+    out.pair = sample.edge_index[LINKS]
     return out
 
 

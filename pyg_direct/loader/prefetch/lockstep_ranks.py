@@ -147,8 +147,10 @@ def _step(communicator: Communicator, make: Callable[[list[Work], int], list[Any
     """Make the batches of a step: (batches, event behind them, bytes of the largest batch of all processes before)."""
     agreed = communicator.agree(group.num_bytes * _COUNTS + len(items))
     batches, event = make(items, _count_most(agreed)), None
-    group.count(batches)
-    if communicator.device.type == "cuda":
+    is_on_gpu = communicator.device.type == "cuda"
+    # On a GPU batches share no memory: the first stands for all.
+    group.count(batches[:1] if is_on_gpu else batches)
+    if is_on_gpu:
         event = torch.cuda.Event()
         event.record()
     made = batches, event, max(agreed) // _COUNTS
