@@ -4,7 +4,8 @@
 - `dist_graph.py`, `graph_part.py`: a partitioned graph in the memory of one process, and one part of it.
 - `frontier_exchange.py`, `row_exchange.py`: sampling of a hop by the owners of its nodes, and rows by id from their
   owners.
-- `exchange_plan.py`, `segment_rows.py`: the same over NCCL without a wait between hops, as one captured plan.
+- `exchange_plan.py`, `captured_rows.py`: both over NCCL without a wait between hops, as one captured plan.
+- `segment_rows.py`: rows by id over NCCL, for edges and for single requests.
 - `dist_loader.py`: the loaders; `dist_neighbor_sampler.py`: PyG's sampler interface.
 - `shared_graph.py`: all parts in one memory of a host or of a clique of GPUs.
 - `server/`: parts on servers, for clients that hold none.

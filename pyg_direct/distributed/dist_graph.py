@@ -35,6 +35,8 @@ from pyg_direct.sampling.sampling_options import GeneralRecipe
 from pyg_direct.typing import Device
 
 _LOGGER = logging.getLogger(__name__)
+# Share of the memory of the smallest GPU for the batches of a step.
+_STEP_SHARE = 1 / 128
 
 
 class DistGraph:
@@ -96,6 +98,8 @@ class DistGraph:
     obstacle: str | None = None
     # Batches that one exchange makes.
     most_batches = MOST_BATCHES
+    # Bytes of the batches of a step on a GPU, equal on all ranks.
+    step_bytes = 0
 
     def __init__(self, folder: str | PathLike[str], *, device: Device = None, group: Any = None,
                  backend: str | None = None, check: str | None = "size", device_cache_size: int | str = 0,
@@ -126,6 +130,9 @@ class DistGraph:
                   replicas: Any, share_rows: bool, share_graph: bool | str) -> None:  # fmt: skip
         # In turn, so that an error in one process is raised in all.
         self.communicator.run(self._check, device_cache_size, placement, share_graph, share_rows, replicas)
+        if self.communicator.captured:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            self.step_bytes = int(_STEP_SHARE * min(self.communicator.run(self.communicator.agree, total)))
         self.obstacle = self._find_obstacle(share_graph, folder)
         self.part: GraphPart = self.communicator.run(self._open, folder, check)
         self.pairs = PairExchange(self.part, self.communicator)
@@ -282,16 +289,18 @@ class DistGraph:
         held = self.part.num_bytes + self.rows.kept_bytes if self.whole is None else self.whole.num_bytes
         return held
 
-    def make_plan(self, recipe: GeneralRecipe, *, timed: bool, weighted: bool) -> GeneralPlan:
+    def make_plan(self, recipe: GeneralRecipe, *, timed: bool, weighted: bool, with_rows: bool = False) -> GeneralPlan:
         """Make a plan for a recipe, equal in all processes.
 
         Args:
             recipe: Options of sampling.
             timed, weighted: Sample by the times and weights of the partition.
+            with_rows: Let captured batches have the rows of their nodes.
         """
         if self.whole is not None:
             return GeneralPlan(self.whole.place(timed=timed, weighted=weighted, summed=recipe.replace), recipe)  # type: ignore[arg-type]
-        return DistPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted)
+        rows = self.rows if with_rows and isinstance(self.rows, RowExchange) else None
+        return DistPlan(self.part, recipe, self.communicator, timed=timed, weighted=weighted, rows=rows)
 
     def times_of(self, kind: str, ids: Tensor) -> Tensor:
         """Return the times of nodes of a type, int64 `[n]`; collective, unless the graph lies in one memory.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -46,9 +47,6 @@ from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
 from pyg_direct.sampling.uniform_gpu import GpuPlan
-
-# Bytes of the batches of a step on a GPU.
-GPU_GROUP_BYTES = 512 << 20
 
 
 def check_alike(loader: Any, ranks: str) -> None:
@@ -108,6 +106,8 @@ class _DistLoader(GeneralLoader):
     _sampled: Any = None
     _rows_read: Any = None
     _group = GroupSize()
+    # Whether batches of this epoch are made in groups.
+    _is_grouped = False
     _given_data: Any
 
     def _even_out(self, ranks: str) -> None:
@@ -162,6 +162,8 @@ class _DistLoader(GeneralLoader):
             self._sampler.forget_written()
         if self._general is None:
             self._general = DistAttributes(self.graph, not self._sampler.disjoint)
+            # Before the first sample, on all processes.
+            self._sampler._fetches_rows = self._is_own()
         return self._general
 
     def _work_here(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None = None
@@ -172,9 +174,10 @@ class _DistLoader(GeneralLoader):
 
     def _work_in_turn(self, key: EpochKey, batches: Iterator[tuple[int, Seeds]], record: EpochRecord | None
                       ) -> Iterator[Any]:  # fmt: skip
-        overlaps, most = self._overlaps(), self.graph.most_batches if self._groups() else 1
+        self._is_grouped = self._groups()
+        overlaps, most = self._overlaps(), self.graph.most_batches if self._is_grouped else 1
         if most != self._group.most:
-            self._group = GroupSize(most, GPU_GROUP_BYTES if overlaps else GROUP_BYTES)
+            self._group = GroupSize(most, (overlaps and self.graph.step_bytes) or GROUP_BYTES)
         together = None if most == 1 or overlaps else Together(most, *self._stages_together(key))
         stages = self._stages(key, record, together)
         if most == 1:
@@ -200,31 +203,29 @@ class _DistLoader(GeneralLoader):
                     or sampler.subgraph_type == SubgraphType.induced)  # fmt: skip
 
     def _overlaps(self) -> bool:
-        """Check if the batches of a group are sampled one after the other, each while rows of the one before come."""
+        """Check if the batches of a group are sampled one after the other, with one more ahead of the host."""
         return self.device.type == "cuda"
 
     def _samples_together(self) -> bool:
-        return self.graph.whole is None and self._groups()
+        return self.graph.whole is None and self._is_grouped
 
     def _make_overlapped(self, stages: Stages, work: list[tuple[int, Seeds]], most: int) -> list[Any]:
-        """Make the batches of a step, each sampled while the rows of the one before come; take part in as many of other
-        processes.
-        """
+        """Make the batches of a step, one more sampled ahead; take part in as many of other processes."""
         batches: list[Any] = []
-        pending = self._begin(stages, work, 0)
+        begun: deque[Any] = deque([self._begin(stages, work, 0)])
         try:
             for at in range(most):
-                item = work[at] if at < len(work) else None
-                sample = pending.finish() if item is None else stages.finish(pending, item[0])
-                # All processes enqueue these exchanges before the exchanges of the rows.
-                pending = self._begin(stages, work, at + 1) if at + 1 < most else None
+                if at + 1 < most:
+                    # The GPU has work while the host waits for sizes and makes a batch.
+                    begun.append(self._begin(stages, work, at + 1))
+                pending, item = begun.popleft(), work[at] if at < len(work) else None
                 if item is None:
-                    self._build_for_others(sample[0])
+                    self._build_for_others(pending.finish()[0])
                 else:
-                    batches.append(stages.fetch(sample, *item))
+                    batches.append(stages.fetch(stages.finish(pending, item[0]), *item))
                     take_memory(batches[-1])
         except BaseException:
-            if pending is not None:
+            for pending in begun:
                 # A batch on its way holds its graph, which must go before the exchange ends.
                 with suppress(Exception):
                     pending.finish()
@@ -259,6 +260,10 @@ class _DistLoader(GeneralLoader):
                 self.transform_sampler_output = transform
 
     def _build(self, out: Any, memory: list[Any] | None = None, read: Any = None) -> Any:
+        rows = None if self.transform_sampler_output is not None or hasattr(out, "is_given") else \
+            getattr(out, "node_rows", None)  # fmt: skip
+        if read is None and rows is not None and isinstance(self._general, DistAttributes):
+            read = self._general.add_edge_rows(rows, out)
         # Also if a transform returns its own output of the same edges.
         self._sampled, self._rows_read = getattr(out, "sampled", None), read
         try:

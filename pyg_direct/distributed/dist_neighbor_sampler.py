@@ -84,6 +84,9 @@ class DistNeighborSampler(NeighborSampler):
         >>> dist.destroy_process_group()
     """
 
+    # Whether captured samples come with the rows of their nodes: those of a loader.
+    _fetches_rows = False
+
     def __init__(self, graph: DistGraph, num_neighbors: Any, subgraph_type: Any = "directional", replace: bool = False,
                  disjoint: bool = False, temporal_strategy: str = "uniform", time_attr: str | None = None,
                  weight_attr: str | None = None, *, seed: int | None = None, time_comparison: str = "<=",
@@ -148,7 +151,7 @@ class DistNeighborSampler(NeighborSampler):
             own = Recipe(tuple(recipe.fanouts), recipe.replace, unique_seeds=unique_seeds)  # type: ignore[arg-type]
             return open_plan(self.graph.whole.place_plain(), own)
         has_times, has_weights = self.time_attr is not None, self.weight_attr is not None
-        return self.graph.make_plan(recipe, timed=has_times, weighted=has_weights)
+        return self.graph.make_plan(recipe, timed=has_times, weighted=has_weights, with_rows=self._fetches_rows)
 
     def _open_topology(self) -> Any:
         options = {"timed": self.time_attr is not None, "weighted": self.weight_attr is not None}

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS
+from pyg_direct.distributed.captured_rows import CapturedRows, RowRoom, RowSlot
 from pyg_direct.distributed.graph_part import GraphPart, PartTopo
 from pyg_direct.distributed.partitioning.partition_book import table_dtype
 from pyg_direct.errors import PartitionError
@@ -50,18 +51,27 @@ _NODES_AT_ONCE = 1 << 24
 
 
 class Room(NamedTuple):
-    """Nodes and edges that a segment has room for, by hop; equal on all ranks."""
+    """Room of segments, equal on all ranks: for nodes and edges by hop, and for rows by node type."""
 
     nodes: tuple[int, ...]
     edges: tuple[int, ...]
+    rows: RowRoom = RowRoom()
 
-    def grow(self, needs: Sequence[int]) -> Room:
-        """Return room for the needs of a batch, by hop nodes and edges, with head-room; a need of 0 is met."""
+    def grow(self, needs: list[int]) -> Room:
+        """Return room for the needs of a batch, with head-room: by hop nodes and edges, then of rows; a need of 0 is
+        met.
+        """
+        of_hops, of_rows = needs[: 2 * len(self.nodes)], needs[2 * len(self.nodes) :]
         nodes, edges = (
-            tuple(max(own, need + need // 4) for own, need in zip(room, needs[first::2], strict=False))
-            for first, room in enumerate(self)
+            tuple(max(own, need + need // 4) for own, need in zip(room, of_hops[first::2], strict=True))
+            for first, room in enumerate(self[:2])
         )
-        return Room(nodes, edges)
+        return Room(nodes, edges, self.rows.grow(of_rows))
+
+    @property
+    def num_words(self) -> int:
+        """Words of the needs of a batch, without flags."""
+        return 2 * len(self.nodes) + 2 * len(self.rows.others)
 
 
 def _pad(count: int) -> int:
@@ -81,12 +91,12 @@ class ExchangeSlot(Slot):
             return torch.empty(size, dtype=dtype, device=device)
 
         self.room = room
-        words = parts * max(plan.node_length(most_nodes), 2 * plan.num_hops + 2)
+        words = parts * max(plan.node_length(most_nodes), room.num_words + 2)
         # Kernels that are loaded before the first exchange find segments without nodes.
         self.to_send, self.received = torch.zeros(2, words, dtype=torch.int64, device=device).unbind()
-        answers = parts * max((plan.answer_items(n) + 2 * e for n, e in zip(*room, strict=True)), default=0)
+        answers = parts * max((plan.answer_items(n) + 2 * e for n, e in zip(*room[:2], strict=True)), default=0)
         self.answers, self.answers_back = torch.zeros(2, answers, dtype=topo.word_dtype, device=device).unbind()
-        self.needs = torch.zeros(2 * plan.num_hops + 2, dtype=torch.int64, device=device)
+        self.needs = torch.zeros(room.num_words + 2, dtype=torch.int64, device=device)
         self.need_box = torch.zeros(self.needs.numel(), dtype=torch.int64, pin_memory=device.type == "cuda",
                                     device="cpu")  # fmt: skip
         self.need_words: np.ndarray = self.need_box.numpy()
@@ -104,6 +114,12 @@ class ExchangeSlot(Slot):
         )
         self.asked_repeats = reserve(parts * most_edges, torch.uint8)
         self.asked_scores = reserve(parts * most_edges if plan.is_weighted else 0, torch.float64)
+        self.own_rows = None if plan.node_rows is None else RowSlot(plan.node_rows, room.rows, self.nodes.numel())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return super().num_bytes + (0 if self.own_rows is None else self.own_rows.num_bytes)
 
 
 class ExchangePlan(HeteroGpuPlan):
@@ -113,9 +129,12 @@ class ExchangePlan(HeteroGpuPlan):
         part: The part of this rank.
         plan: The plan with the rows, flags and rules to use; its subgraphs are not induced.
         transport: Exchange between the ranks.
+        node_rows: Rows of nodes that batches have; None for batches without.
 
     Attributes:
         room: Room of segments, equal on all ranks.
+        id_starts: Number that turns a node of a slot into an id of the id space of all types, int64 `[T]`.
+        owners: Owners of these ids (`_join_books`).
 
     Raises:
         PartitionError: the part does not hold the nodes that it owns.
@@ -124,25 +143,29 @@ class ExchangePlan(HeteroGpuPlan):
     _slot_class = ExchangeSlot
     _is_awaited = True
 
-    def __init__(self, part: GraphPart, plan: GeneralPlan, transport: Transport) -> None:
+    def __init__(self, part: GraphPart, plan: GeneralPlan, transport: Transport,
+                 node_rows: CapturedRows | None = None) -> None:  # fmt: skip
         topology: Any = plan.topology
         topo: PartTopo = topology.topo
         super().__init__(topology, plan.fanouts, plan.rules, plan.rows, plan.flags, disjoint=plan.disjoint,
                          repeats=False, num_batches=1, max_degree=plan.recipe.max_degree)  # fmt: skip
         device = topology.device
-        self._bounds, self._table = _join_books(part, topo, device)
+        self.owners = _join_books(part, topo, device)
         self.transport, self.num_parts = transport, part.num_parts
         self._is_captured = not SIMULATED and transport.is_captured
         self._is_trial = False
-        self.room = Room((_FIRST_NODES,) * self.num_hops, (_FIRST_EDGES,) * self.num_hops)
+        self.node_rows = node_rows
+        rows = RowRoom() if node_rows is None else node_rows.first_room()
+        self.room = Room((_FIRST_NODES,) * self.num_hops, (_FIRST_EDGES,) * self.num_hops, rows)
+        self._tables: tuple[Any, ...] = ()
         self._directory, self._num_ids = part.find_directory()
         # Without trees, nodes stand as ids of the id space already.
         starts = topo.type_starts[:-1]
-        self._id_starts = upload(starts if plan.disjoint else np.zeros_like(starts), device)
+        self.id_starts = upload(starts if plan.disjoint else np.zeros_like(starts), device)
         per_type = np.bincount(topo.expanded, minlength=len(topo.node_types))
         self._most_relations = int(per_type.max(initial=0))
         self._asked_template = upload(self._list_asked_templates(part, plan), device)
-        self._none = self._id_starts[:0]
+        self._none = self.id_starts[:0]
         transport.hold(self)
 
     def sample(self, requests: Sequence[Request], keys: Sequence[int]) -> list[GeneralSample]:
@@ -195,7 +218,27 @@ class ExchangePlan(HeteroGpuPlan):
     def _count_slot_bytes(self, capacity: Capacity) -> int:
         nodes, edges = max(self.room.nodes, default=0), max(self.room.edges, default=0)
         own = 24 * self.node_length(nodes) + 40 * self.answer_items(nodes) + (33 + 4 * 8 + 8 * self.is_weighted) * edges
+        if self.node_rows is not None:
+            own += self.node_rows.count_bytes(self.room.rows, capacity.edges + capacity.seeds) // self.num_parts
         return super()._count_slot_bytes(capacity) + self.num_parts * own
+
+    def submit(self, *args: Any, **options: Any) -> Pending:
+        """Enqueue a batch; see `HeteroGpuPlan.submit`.
+
+        Args:
+            *args, **options: Its arguments.
+        """
+        if self.node_rows is not None and self._tables != (tables := self.node_rows.find_tables()):
+            # Graphs read the tables that were there when they were captured.
+            self._tables = tables
+            self._drop_slots()
+        return super().submit(*args, **options)
+
+    def _drop_slots(self) -> None:
+        with self._lock:
+            while self._pending:
+                self.finish(self._pending[0])
+            self._slots.clear()
 
     def _enqueue_once(self, slot: Any, stream: int) -> None:
         self._is_trial = True
@@ -207,10 +250,25 @@ class ExchangePlan(HeteroGpuPlan):
     def _wait(self, sized: torch.cuda.Event) -> None:
         self.transport.wait(sized)
 
-    def _exchange(self, to_send: Tensor, received: Tensor, length: int, stream: int) -> None:
+    def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
+        """Enqueue an exchange of segments, unless kernels are only tried."""
         if not self._is_trial:
-            size = self.num_parts * length
-            self.transport.exchange(to_send[:size], received[:size], stream)
+            self.transport.exchange(to_send, received, stream)
+
+    def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
+        """As `exchange`, without segments of this rank."""
+        if not self._is_trial:
+            self.transport.exchange_with_others(to_send, received, stream)
+
+    def _exchange(self, to_send: Tensor, received: Tensor, length: int, stream: int) -> None:
+        size = self.num_parts * length
+        self.exchange(to_send[:size], received[:size], stream)
+
+    def _enqueue(self, slot: Any, stream: int) -> None:
+        super()._enqueue(slot, stream)
+        if self.node_rows is not None:
+            self.node_rows.enqueue(self, slot, stream)
+        self._agree(slot, stream)
 
     def _pick(self, slot: Any, work: Tensor, hop: int, stage: int, stream: int) -> None:
         nodes, edges = slot.room.nodes[hop], slot.room.edges[hop]
@@ -229,8 +287,6 @@ class ExchangePlan(HeteroGpuPlan):
                 slot.answers_back[edges:], self._none, slot.nodes, slot.trees, slot.starts, slot.sizes, slot.offsets,
                 slot.draws, slot.repeats, slot.sources, slot.ids, slot.targets, scratch.fresh, scratch.touched,
                 layout.bucket_shift, slot.bucket_counts, slot.ranks, stream=stream)  # fmt: skip
-        if hop + 1 == self.num_hops:
-            self._agree(slot, stream)
 
     def _ask(self, slot: Any, hop: int, nodes: int, stream: int) -> None:
         """Send the nodes of a hop to their owners."""
@@ -239,9 +295,9 @@ class ExchangePlan(HeteroGpuPlan):
         # The nodes of the hop are not counted here: a full grid, unless there are few nodes at all.
         grid = grid_for(slot.nodes.numel(), slot.state)
         frontier = slot.begins, hop * (types + 1), types, slot.nodes
-        run_gpu(frontier_segments.count_owners_gpu, grid, *frontier, self._id_starts, self.num_parts, self._bounds,
-                self._table, slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
-        run_gpu(frontier_segments.fill_segments_gpu, grid, *frontier, slot.trees, slot.seed_times, self._id_starts,
+        run_gpu(frontier_segments.count_owners_gpu, grid, *frontier, self.id_starts, self.num_parts,
+                *self.owners, slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
+        run_gpu(frontier_segments.fill_segments_gpu, grid, *frontier, slot.trees, slot.seed_times, self.id_starts,
                 slot.inbox, self.num_parts, nodes, length, slot.template, template, slot.bases, slot.owner_counts,
                 slot.slots, slot.to_send, slot.needs, 2 * hop, stream=stream)  # fmt: skip
         self._exchange(slot.to_send, slot.received, length, stream)
@@ -283,7 +339,8 @@ class ExchangePlan(HeteroGpuPlan):
 
     def _agree(self, slot: Any, stream: int) -> None:
         """Exchange the needs of all ranks, and leave the largest to the host."""
-        run_gpu(frontier_segments.send_needs_gpu, 1, slot.state, slot.needs, self.num_parts, slot.to_send,
+        # The words of the state are clear again.
+        run_gpu(frontier_segments.send_needs_gpu, 1, slot.needs, slot.outbox, self.num_parts, slot.to_send,
                 stream=stream)  # fmt: skip
         self._exchange(slot.to_send, slot.received, slot.needs.numel(), stream)
         run_gpu(frontier_segments.agree_needs_gpu, 1, slot.received, self.num_parts, slot.needs, slot.need_box,
@@ -297,8 +354,15 @@ class ExchangePlan(HeteroGpuPlan):
         if not any(needs):
             return super()._find_larger(slot, pending)
         # All ranks sample it again, even one whose own seeds are bad.
-        self.room = self.room.grow(needs)
+        self.room = self.room.grow(needs[:-1])
         return self._grow(slot) or slot.capacity
+
+    def _export(self, slot: Any, pending: Pending) -> list[GeneralSample]:
+        samples = super()._export(slot, pending)
+        if self.node_rows is not None:
+            for sample in samples:
+                sample.rows = self.node_rows.take(slot.own_rows, sample)
+        return samples
 
 
 def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.distributed.captured_rows import CapturedRows
 from pyg_direct.distributed.exchange_plan import ExchangePlan, serves
 from pyg_direct.distributed.graph_part import GraphPart, PlacedPart
-from pyg_direct.distributed.row_exchange import Unpacker, pack
+from pyg_direct.distributed.row_exchange import RowExchange, Unpacker, pack
 from pyg_direct.kernels.sampling.worklist import BATCH, BY_PLACE, COLUMNS, FIRST, RELATION, ROWS, TIMED
 from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
@@ -199,6 +200,7 @@ class DistPlan(GeneralPlan):
         recipe: Options of sampling, equal in all processes.
         communicator: Communicator of the owners of the other parts; rank r owns part r.
         timed, weighted: Sample by the times and weights of the partition.
+        rows: Rows that come with captured batches if kernels alone read them; None for none.
     """
 
     _exchange: ExchangePlan | None = None
@@ -209,10 +211,10 @@ class DistPlan(GeneralPlan):
     _most_batches = MOST_BATCHES
 
     def __init__(self, part: GraphPart, recipe: GeneralRecipe, communicator: Communicator, *, timed: bool,
-                 weighted: bool) -> None:  # fmt: skip
+                 weighted: bool, rows: RowExchange | None = None) -> None:  # fmt: skip
         placed: Any = part.place(timed=timed, weighted=weighted)
         super().__init__(placed, recipe)
-        self.part, self._placed, self._communicator = part, placed, communicator
+        self.part, self._placed, self._communicator, self._rows_of_nodes = part, placed, communicator, rows
         self._picker = Picker(part, placed, self, self._most_batches)
         # True if the plan needs all edges of the nodes, as for induced subgraphs.
         self._wants_all = False
@@ -254,8 +256,17 @@ class DistPlan(GeneralPlan):
         """Find the captured plan of this process's part; None if the host drives the hops."""
         segments = self._communicator.open_segments() if serves(self, self.part.num_parts) else None
         if segments is not None and self._exchange is None:
-            self._exchange = ExchangePlan(self.part, self, segments)
+            self._exchange = ExchangePlan(self.part, self, segments, self._open_node_rows())
         return self._exchange if segments is not None else None
+
+    def _open_node_rows(self) -> CapturedRows | None:
+        """Return the rows that come with captured batches; all ranks agree on them."""
+        rows = self._rows_of_nodes
+        features = None if rows is None else rows.find_captured()
+        if rows is None or not all(self._communicator.agree(int(features is not None))):
+            return None
+        assert features is not None
+        return CapturedRows(self.part, features, rows.note_remote)
 
     def _find_excluded(self, excluded: Sequence[Excluded]) -> Any:
         topo = self._placed.topo

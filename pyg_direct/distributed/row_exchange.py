@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.distributed.captured_rows import CapturedRows
 from pyg_direct.distributed.graph_part import GraphPart, Table
 from pyg_direct.distributed.segment_rows import RowsOfKind, SegmentRows
 from pyg_direct.distributed.shared_arrays import tell
@@ -318,6 +319,17 @@ class RowExchange:
             rows = self._assemble(one, number, asked, arrays)
             found.append(rows if inverse is None else {name: value[inverse] for name, value in rows.items()})
         return found
+
+    def find_captured(self) -> dict[str, dict[str, Feature]] | None:
+        """Return the part's own rows of nodes if captured batches can fetch them from all owners; otherwise None."""
+        features = {entry.name: {name: self.features[entry.name][name] for name in self.names(entry.name)}
+                    for entry in self._part.manifest.nodes}  # fmt: skip
+        is_plain = not self._has_copies and self._peers is None
+        return features if is_plain and CapturedRows.serves(features) else None
+
+    def note_remote(self, count: int) -> None:
+        """Count rows that other parts sent."""
+        self.num_remote += count
 
     def _open_segments(self) -> SegmentRows | None:
         """Return the exchange in segments; None without NCCL, or if some rows are found on other ways."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_beside_hot, blocks_for_rows
 from pyg_direct.features.hot_rows import (
     Listing,
@@ -31,7 +32,10 @@ from pyg_direct.kernels.batch_counters import NO_POSITION
 from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
 from pyg_direct.ops.rows.gather_rows import (
     Directory,
+    Gather,
     RowReader,
+    check_widening,
+    choose_gather,
     gather_rows,
     keep_last,
     scatter_rows,
@@ -226,6 +230,25 @@ class MemoryRows:
         if self.tier.block is not None:
             self.tier.block.check_process()
         return self._reader.read(ids)
+
+    @property
+    def can_be_captured(self) -> bool:
+        """True if kernels alone read all rows, so that a graph may capture the read."""
+        return (self.is_on_gpu or SIMULATED) and self.following is None
+
+    def find_tables(self) -> tuple[int, ...]:
+        """Return the addresses of the tables: a captured read serves as long as they stay."""
+        return self._nearest.table.data_ptr(), self.tier.table.data_ptr(), self.max_blocks or 0
+
+    def open_gather(self, address: int) -> Gather:
+        """Return the read of rows into memory at an address, by kernels on torch's current stream: (ids, out) -> None;
+        ids are not checked.
+        """
+        cold = None if self.hot is None else self.tier.table
+        errors = unread_errors(self.device) if self.errors is None else self.errors.word
+        exponents = check_widening(self.tier.dtype, self.dtype, self.exponents, self.shape[0], self.device)
+        return choose_gather(self._nearest.table, cold, self.directory, self.dtype, exponents, errors, self.max_blocks,
+                             address)  # fmt: skip
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
         """Replace rows in the tier, and their hot copies too; of an id that comes several times, the last row counts.

@@ -34,7 +34,7 @@ from pyg_direct.loader.memory_placement import Placed, describe as describe_plac
 from pyg_direct.loader.prefetch.batch_groups import SharedFetch, SharedRows, SuperBatch
 from pyg_direct.loader.prefetch.cpu_threads import Background
 from pyg_direct.loader.prefetch.gpu_streams import Pipeline, take_memory
-from pyg_direct.loader.profiler import EpochRecord, Stages
+from pyg_direct.loader.profiler import EpochRecord, Stages, ending
 from pyg_direct.object_text import describe, show_count, show_options, show_parts
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.progress import announce
@@ -188,10 +188,11 @@ class EpochLoader(ReportedLoader):
         rows = self._rows()
         if getattr(rows, "is_behind", False):
             self._tell_kept()
-        for batch in batches:
-            if not self._has_told_kept and not are_current(rows):
-                self._tell_kept()
-            yield batch
+        with ending(batches):
+            for batch in batches:
+                if not self._has_told_kept and not are_current(rows):
+                    self._tell_kept()
+                yield batch
 
     def _check_inputs(self, **parts: tuple[Tensor | None, int | None]) -> None:
         """Check that the current graph still has all seeds.
@@ -318,18 +319,19 @@ class EpochLoader(ReportedLoader):
         return self._share().count_steps(super().__len__())  # type: ignore[misc]
 
     def _iterate(self, epoch: int, first: int, batches: Iterator[Any], drawn: int | None = None) -> Iterator[Any]:
-        for number in count_from(first + 1):
-            if torch.is_inference_mode_enabled():
-                with ordinary_tensors():
+        with ending(batches):
+            for number in count_from(first + 1):
+                if torch.is_inference_mode_enabled():
+                    with ordinary_tensors():
+                        batch = next(batches, _END)
+                else:
                     batch = next(batches, _END)
-            else:
-                batch = next(batches, _END)
-            if batch is _END:
-                break
-            result = self._finish_batch(batch)
-            # Not through `__setattr__` of torch's loader, which compares each name.
-            self.__dict__["_standing"] = (epoch, number, drawn)
-            yield result
+                if batch is _END:
+                    break
+                result = self._finish_batch(batch)
+                # Not through `__setattr__` of torch's loader, which compares each name.
+                self.__dict__["_standing"] = (epoch, number, drawn)
+                yield result
         if self._standing[0] == epoch:
             self._standing = (epoch + 1, 0, None)
 

@@ -148,10 +148,10 @@ def infer(model: torch.nn.Module, data: Data | NeighborLoader, *, x: Tensor | No
         x = loader.data.x if x is None else x
         loader = inference_loader(loader.data, loader.batch_size if batch_size is None else batch_size,
                                   device=loader.device, topology_placement=loader.topology_placement,
-                                  topology_cache=loader.topology_cache, prefetch=loader.prefetch, seed=loader.seed,
-                                  generator=loader.generator)  # fmt: skip
+                                  topology_cache=loader.topology_cache, prefetch=loader.prefetch, seed=0)  # fmt: skip
     else:
-        loader = inference_loader(data, batch_size, **options)
+        # All neighbors in order: the program's random numbers do not move on for a seed.
+        loader = inference_loader(data, batch_size, **{"seed": 0, **options})  # type: ignore[arg-type]
         x = data.x if x is None else x
     if not isinstance(x, Tensor) or len(x) != loader.data.num_nodes:
         raise ArgumentError(f"x must have a row for each of the {loader.data.num_nodes} nodes, got "

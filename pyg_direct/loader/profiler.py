@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -27,6 +28,20 @@ START, FINISH, FETCH, WAIT = range(4)
 # Names of the ranges in profiles.
 RANGES = ("pyg_direct.sample", "pyg_direct.sample", "pyg_direct.fetch", "pyg_direct.wait")
 _END = object()
+
+
+@contextmanager
+def ending(batches: Iterator[Any]) -> Iterator[None]:
+    """End an iterator with this block.
+
+    A loop that is left early must end its threads. The traceback of an earlier error may still hold the iterator.
+    """
+    try:
+        yield
+    finally:
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
 
 
 class Stages(NamedTuple):
@@ -192,7 +207,7 @@ class EpochRecord:
     def hand_out(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Iterate over the same batches, and note the time of waiting and use."""
         times = None
-        try:
+        with ending(batches):
             while True:
                 noted = self._enter(WAIT)
                 begin = perf_counter_ns()
@@ -215,10 +230,6 @@ class EpochRecord:
                 yield batch
                 # Released while the next one is made.
                 del batch
-        finally:
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
 
     def _close(self) -> BatchTimes:
         number = next(iter(self._open), None)

@@ -29,6 +29,9 @@ _BY_ROW = ("torch.nn.modules.activation", "torch.nn.modules.batchnorm", "torch.n
            "torch_geometric.nn.norm")  # fmt: skip
 _OVER_ROWS = (torch.nn.GLU, torch.nn.LogSoftmax, torch.nn.MultiheadAttention, torch.nn.Softmax, torch.nn.Softmin,
               norm.GraphNorm, norm.GraphSizeNorm, norm.MeanSubtractionNorm, norm.PairNorm)  # fmt: skip
+# PyG's aggregations that depend on the largest degree, or on all nodes.
+_OF_ALL = (aggr.EquilibriumAggregation, aggr.GraphMultisetTransformer, aggr.GRUAggregation, aggr.LSTMAggregation,
+           aggr.SetTransformerAggregation)  # fmt: skip
 # Edges counted at a time.
 _EDGES_AT_ONCE = 1 << 24
 # Nodes for a test of a layer, edges from which their targets are taken, other edges and nodes around them.
@@ -160,10 +163,16 @@ def find_reach(model: Any, layer: int, graph: Graph, read: Callable[[Tensor], Te
         read: Features of nodes, by id.
     """
     run: Run = partial(model.inference_per_layer, layer)
+    # PyG's quantiles and medians fail with fewer than two edges, or if the first node has no neighbors.
+    needs_edges = any(isinstance(part, aggr.QuantileAggregation) for part in model.modules())
+    if needs_edges:
+        run = partial(_run_after_edges, run)
     whole, by_batch = Reach(None), Reach(lambda batch, x: run(x, edges_of(batch), batch.batch_size))
     module = _find_convolution(model, layer)
     # Modules that learn from their inputs, or cache edges, are computed once on the whole graph.
-    if any(part.training or _keeps_edges(part) for part in model.modules()):
+    if any(part.training or _keeps_edges(part) or isinstance(part, _OF_ALL) for part in model.modules()):
+        return whole
+    if needs_edges and not graph.is_list:
         return whole
     if module is not None and _is_gcn(module) and graph.is_list:
         return Reach(partial(_convolve_gcn, module, graph), partial(_finish, model, layer), _ends_by_row(model, layer))
@@ -171,7 +180,10 @@ def find_reach(model: Any, layer: int, graph: Graph, read: Callable[[Tensor], Te
         return by_batch if graph.sees_neighbors_only(run, read) else whole
     if _ends_by_row(model, layer):
         return by_batch
-    return Reach(lambda batch, x: module(x, edges_of(batch))[: batch.batch_size], partial(_finish, model, layer), False)
+    convolve: Run = lambda x, edges, count: module(x, edges)[:count]  # noqa: E731
+    if needs_edges:
+        convolve = partial(_run_after_edges, convolve)
+    return Reach(lambda batch, x: convolve(x, edges_of(batch), batch.batch_size), partial(_finish, model, layer), False)
 
 
 def gives_each_row(finish: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
@@ -187,6 +199,13 @@ def gives_each_row(finish: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
 def edges_of(batch: Any) -> Any:
     """Return the edges of a batch in the form of its graph."""
     return batch.adj_t if "adj_t" in batch else batch.edge_index
+
+
+def _run_after_edges(run: Run, x: Tensor, edges: Tensor, count: int) -> Tensor:
+    """Run a layer with two more nodes, and two edges to the first, before the nodes of a batch."""
+    nodes, more = x.new_zeros(2, *x.shape[1:]), edges.new_zeros(2, 2)
+    more[0] = 1
+    return run(torch.cat([nodes, x]), torch.cat([more, edges + 2], 1), count + 2)[2:]
 
 
 def _find_convolution(model: Any, layer: int) -> Any:

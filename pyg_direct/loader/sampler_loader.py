@@ -356,19 +356,22 @@ class GeneralLoader(EpochLoader):
 
     def _build_homogeneous(self, out: SamplerOutput, attributes: Attributes, is_ours: bool) -> Data:
         none = torch.empty(0, dtype=torch.int64, device=self.device)
-        # torch's idle threads spin for a while, in parallel with the loops that read features.
-        with one_thread(self.device.type == "cpu"):
-            pairs = torch.stack([out.row, out.col])
+        pairs = getattr(out, "pair", None) if is_ours else None
+        # A view of more would keep, and save, all of it.
+        if pairs is None or pairs.untyped_storage().nbytes() > pairs.nbytes:
+            # torch's idle threads spin for a while, in parallel with the loops that read features.
+            with one_thread(self.device.type == "cpu"):
+                pairs = torch.stack([out.row, out.col])
         sample = Sample(out.node, pairs, none if out.edge is None else out.edge, [], [])
         data = self.data
         if out.edge is None:
             # Merged edges have no attributes.
             data = without_edge_attributes(data)
         batch = attributes.build(data, sample, none, checked=is_ours, counts_seeds=False)
-        for key in ("num_sampled_nodes", "num_sampled_edges", "input_id"):
-            del batch._store[key]
-        if out.edge is None:
-            del batch._store["e_id"]
+        # PyG's own setters take as long as the launch of a kernel.
+        mapping = batch._store._mapping
+        for key in ("num_sampled_nodes", "num_sampled_edges", "input_id", *(["e_id"] if out.edge is None else [])):
+            del mapping[key]
         return batch
 
     def _list_options(self) -> Iterator[str]:

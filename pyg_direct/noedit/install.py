@@ -52,6 +52,8 @@ from pyg_direct.typing import Device
 
 # Environment variable with the options for processes that a program under `run` starts.
 _HANDED = "PYG_DIRECT_RUN"
+# Functions of `os` that start a program with the environment of this process, and with a given one.
+_INHERITING, _GIVING = ("system", "execv"), ("execve", "posix_spawn", "posix_spawnp")
 # Methods that fill an object at its creation and after unpickling.
 _METHODS = ("__init__", "__setstate__")
 # Wrapped methods, and the class's own method of this name: None if it inherits one.
@@ -306,7 +308,7 @@ def follow_processes() -> None:
     A program may set `PYTHONPATH`, or start a process with an environment of its own. If this environment has an empty
     `PYG_DIRECT_RUN`, the process is left to PyG.
     """
-    begin, spawn, handed = subprocess.Popen.__init__, spawning.spawnv_passfds, os.environ[_HANDED]
+    begin, handed = subprocess.Popen.__init__, os.environ[_HANDED]
     if hasattr(begin, "__wrapped__"):
         return
     signature = inspect.signature(begin)
@@ -322,26 +324,47 @@ def follow_processes() -> None:
         if _is_python(given.arguments["args"]):
             note_process()
 
-    @wraps(spawn)
-    def spawn_with_startup(path: Any, args: Sequence[Any], passed: Any) -> int:
-        # multiprocessing gives its processes the environment of this one.
+    subprocess.Popen.__init__ = begin_with_startup  # type: ignore[method-assign]
+    for module, names in ((spawning, ("spawnv_passfds",)), (os, _INHERITING)):
+        for name in names:
+            if hasattr(module, name):
+                setattr(module, name, _inherit_startup(getattr(module, name), handed))
+    for name in _GIVING:
+        if hasattr(os, name):
+            setattr(os, name, _give_startup(getattr(os, name), handed))
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_parent=note_process)
+
+
+def _inherit_startup(start: Callable[..., Any], handed: str) -> Callable[..., Any]:
+    """Wrap a function that starts a process with the environment of this one."""
+
+    @wraps(start)
+    def start_with_startup(*args: Any, **kwargs: Any) -> Any:
         before = os.environ.get("PYTHONPATH")
         os.environ.update(_with_startup(os.environ, handed))
         try:
-            process: int = spawn(path, args, passed)
+            return start(*args, **kwargs)
         finally:
             if before is None:
                 os.environ.pop("PYTHONPATH", None)
             else:
                 os.environ["PYTHONPATH"] = before
-        if not any("resource_tracker" in os.fsdecode(arg) for arg in args):
-            note_process()
-        return process
+            if "python" in repr(args) and "resource_tracker" not in repr(args):
+                note_process()
 
-    subprocess.Popen.__init__ = begin_with_startup  # type: ignore[method-assign]
-    spawning.spawnv_passfds = spawn_with_startup  # type: ignore[assignment]
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_parent=note_process)
+    return start_with_startup
+
+
+def _give_startup(start: Callable[..., Any], handed: str) -> Callable[..., Any]:
+    """Wrap a function that starts a process with an environment of its own, its third argument."""
+
+    @wraps(start)
+    def start_with_startup(path: Any, args: Any, env: Any, *more: Any, **kwargs: Any) -> Any:
+        found = _with_startup(os.environ if env is None else env, handed)
+        return start(path, args, found, *more, **kwargs)
+
+    return start_with_startup
 
 
 def _with_startup(env: Mapping[Any, Any], handed: str | None = None) -> dict[str, str]:

@@ -234,7 +234,7 @@ class PackedOutput(HeteroSamplerOutput):  # type: ignore[misc]
     def __init__(self, sample: GeneralSample) -> None:
         self._sample: GeneralSample = sample
         self._ends: tuple[Any, Any] | None = None
-        self.max_degree = sample.max_degree
+        self.max_degree, self.node_rows = sample.max_degree, sample.rows
         super().__init__(sample.node, None, None, sample.edge, sample.batch, sample.num_sampled_nodes,
                          sample.num_sampled_edges)  # fmt: skip
 
@@ -290,7 +290,8 @@ def to_general_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput |
         None if edges is None else edges[LINKS],
     )  # fmt: skip
     # In a graph in parts, the rows of an edge lie with one of its ends.
-    out.sampled, out.max_degree = sample.sampled, sample.max_degree
+    out.sampled, out.max_degree, out.node_rows = sample.sampled, sample.max_degree, sample.rows
+    out.pair = sample.edge_index[LINKS]
     return out
 
 

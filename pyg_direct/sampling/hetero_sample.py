@@ -144,6 +144,7 @@ class GeneralSample:
         sampled: Of a graph in parts: the sampled edges, if edges keep their ids in both directions; otherwise None.
         max_degree: Upper bound of the edges of one relation that an expanded node has; None for none.
         num_seeds: Nodes of each type that are seeds, the first ones.
+        rows: Of a graph in parts: rows of the nodes by node type and attribute, if they came with the sample.
         packed: Edges of all relations, if they share memory.
         num_together: Nodes of all batches that share `memory`.
         starts: Words by which rows of all these batches are read, see `list_layout`; None if they are not known.
@@ -161,6 +162,7 @@ class GeneralSample:
     sampled: GeneralSample | None = None
     max_degree: int | None = None
     num_seeds: dict[str, int] = field(default_factory=dict)
+    rows: list[dict[str, Tensor]] | None = None
     packed: PackedEdges | None = None
     num_together: int = 0
     starts: Tensor | None = None

@@ -3,7 +3,7 @@ import pickle
 import pytest
 import torch
 from torch_geometric.data import Data
-from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, MessagePassing, conv
+from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, MessagePassing, aggr, conv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import coalesce, degree
 
@@ -136,6 +136,35 @@ def test_accelerated_models_give_the_same(real_device, name):
     got = infer(model, NeighborLoader(data, [-1], batch_size=11, device=real_device))
 
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: "median", lambda: aggr.QuantileAggregation(0.2, fill_value=5.0), lambda: ["mean", "median"],
+    lambda: aggr.LSTMAggregation(8, 8), lambda: aggr.GRUAggregation(8, 8),
+    lambda: aggr.EquilibriumAggregation(8, 8, [4], 2)])  # fmt: skip
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_nodes_without_edges_get_the_rows_of_the_whole_graph(make, batch_size):
+    torch.manual_seed(0)
+    target = torch.randint(20, (120,)).sort().values
+    data = Data(x=torch.randn(40, 8), edge_index=torch.stack([torch.randint(30, (120,)), target]))
+    model = _Of(8, 8, 2, 8, make=lambda i, o: conv.SAGEConv(i, o, aggr=make())).eval()
+    with torch.no_grad():
+        expected = model(data.x, data.edge_index)
+
+    got = infer(model, data, batch_size=batch_size, device="cpu")
+
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_inference_draws_no_random_numbers_of_the_program():
+    data = make_data()
+    model, loader = make_model(data, "cpu"), inference_loader(data, batch_size=30, device="cpu")
+    before = torch.get_rng_state()
+
+    infer(model, data, batch_size=30, device="cpu")
+    infer(model, loader)
+
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(("name", "is_cut"), [("gcn", True), ("neighbors", True), ("sage function", True),

@@ -262,8 +262,8 @@ class ClientGraph(DistGraph):
         self.rows = _ClientRows(part, alone, servers)
         self.pairs = _ClientPairs(part, alone, servers)
 
-    def make_plan(self, recipe: Any, *, timed: bool, weighted: bool) -> DistPlan:
-        """Make a plan for a recipe."""
+    def make_plan(self, recipe: Any, *, timed: bool, weighted: bool, with_rows: bool = False) -> DistPlan:
+        """Make a plan for a recipe; batches are never captured, so `with_rows` changes nothing."""
         return _ClientPlan(self.part, recipe, self.communicator, self._servers, timed=timed, weighted=weighted)
 
     @one_line

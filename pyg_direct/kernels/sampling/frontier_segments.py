@@ -286,8 +286,8 @@ def read_answers_gpu(work, slots, bases, room, num_items, most, answers, starts,
 
 
 @gpu_kernel("i8[] i8[] i8 i8[]")
-def send_needs_gpu(state, needs, num_parts, to_send):
-    """Copy the needs of this rank's batch to the segments of all ranks; one block."""
+def send_needs_gpu(needs, state, num_parts, to_send):
+    """Copy the needs of this rank's batch to the segments of all ranks; one block. `state` may lie on the host."""
     count = np.int64(needs.shape[0])
     if cuda.threadIdx.x == 0 and (state[NEEDED_EDGES] > 0 or state[NEEDED_ITEMS] > 0):
         needs[count - 2] = 1

@@ -14,7 +14,7 @@ import torch
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.loader.prefetch.batch_groups import HOST_ROOM, Work, count_bytes
-from pyg_direct.runtime.comm.communicator import Communicator
+from pyg_direct.runtime.comm.communicator import Communicator, Unawaited
 
 # Bytes of the batches of a step, unless it is one batch.
 GROUP_BYTES = HOST_ROOM
@@ -72,7 +72,7 @@ class Steps:
         self._group, self._size = GroupSize() if group is None else group, 1
         # As on all other ranks: the size of a group is agreed on two steps before.
         self._ahead = ahead if self._group.most == 1 else min(ahead, 1)
-        self._make: Callable[[list[Work]], tuple[Any, Any, int]] = partial(_step, communicator, make, self._group)
+        self._make: Callable[[list[Work]], Any] = partial(_step, communicator, make, self._group)
         self._batches: deque[Future[Any]] = deque()
         self._ready: deque[Any] = deque()
         # Ends the epoch here, once: after the last batch, at `close()` or `cut()`, or when this object is dropped.
@@ -143,15 +143,18 @@ class Steps:
 
 
 def _step(communicator: Communicator, make: Callable[[list[Work], int], list[Any]], group: GroupSize,
-          items: list[Work]) -> tuple[list[Any], Any, int]:  # fmt: skip
+          items: list[Work]) -> tuple[list[Any], Any, int] | Unawaited:  # fmt: skip
     """Make the batches of a step: (batches, event behind them, bytes of the largest batch of all processes before)."""
     agreed = communicator.agree(group.num_bytes * _COUNTS + len(items))
     batches, event = make(items, _count_most(agreed)), None
-    group.count(batches)
-    if communicator.device.type == "cuda":
+    is_on_gpu = communicator.device.type == "cuda"
+    # On a GPU batches share no memory: the first stands for all.
+    group.count(batches[:1] if is_on_gpu else batches)
+    if is_on_gpu:
         event = torch.cuda.Event()
         event.record()
-    return batches, event, max(agreed) // _COUNTS
+    made = batches, event, max(agreed) // _COUNTS
+    return Unawaited(made) if getattr(communicator, "is_awaited_by_graphs", False) else made
 
 
 def _count_most(agreed: list[int]) -> int:

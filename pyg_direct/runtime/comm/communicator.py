@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,12 @@ _END = 5.0
 # The headers that processes begin with when one of them failed are below this.
 _FAILED = -1
 _HOST = torch.device("cpu")
+
+
+class Unawaited(NamedTuple):
+    """Result of a task whose work on the GPU is not waited for: its caller orders it by an event."""
+
+    value: Any
 
 
 class Communicator:
@@ -168,7 +174,10 @@ class Communicator:
                     if event is not None:
                         event.wait()
                     result = fn(*args)
-                    self._stream.synchronize()
+                    if isinstance(result, Unawaited):
+                        result = result.value
+                    else:
+                        self._stream.synchronize()
         except BaseException as error:
             # First wake the caller here: notifying the others may take a while.
             done.set_exception(error)
@@ -206,6 +215,11 @@ class Communicator:
             return None
         self._broken = self._accuse(silent, f"no sign of life for {self._silence:g} seconds")
         return self._broken
+
+    @property
+    def is_awaited_by_graphs(self) -> bool:
+        """True if exchanges are captured: the host waits for each graph, so that a task need not wait at its end."""
+        return self._segments is not None
 
     def widen(self, width: int) -> None:
         """Widen rows to at least so many words; all processes do so between the same exchanges."""

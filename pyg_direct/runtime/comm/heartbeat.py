@@ -37,6 +37,8 @@ class Pulse:
 
     def __init__(self, name: str, rank: int, size: int, silence: float) -> None:
         self._store: Any = PrefixStore(f"pyg_direct/{name}", open_store(silence))
+        # The others can miss this process from here on, even if its thread never sends a heartbeat.
+        self._store.set(str(rank), "0")
         self._rank, self._size, self._silence = rank, size, silence
         self._beat = min(_BEAT, silence / (2 * _MISSED))
         # Counts of the others and when they were seen to change; when the store answered last.
@@ -54,8 +56,8 @@ class Pulse:
         count = 0
         try:
             while not self._stopped.wait(self._beat if count else 0):
-                self._store.set(str(self._rank), str(count))
                 count += 1
+                self._store.set(str(self._rank), str(count))
                 if self._looks.is_set():
                     self._look()
                 self._hear_or_tell()

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_direct.errors import RankError
+from pyg_direct.runtime.cuda.launch import on_raw_stream
 
 # Blocks that NCCL may take: 32 move the segments of a batch in 0.70 ms, 16 in 1.09, 8 in 2.08 (four H200).
 _BLOCKS = 32
@@ -51,6 +52,14 @@ class Transport(Protocol):
             stream: The raw stream.
         """
 
+    def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
+        """As `exchange`, with segments of the other ranks alone, in the order of their numbers.
+
+        Args:
+            to_send, received: `[(P - 1) * length]`, contiguous.
+            stream: The raw stream.
+        """
+
     def wait(self, event: torch.cuda.Event) -> None:
         """Wait for an event behind exchanges as long as all ranks go on."""
 
@@ -81,7 +90,7 @@ class NcclSegments:
     def __init__(self, group: Any, size: int, device: torch.device, *, timeout: float,
                  find_reason: Callable[[], str | None] = lambda: None, hear: Callable[[], object] = lambda: None
                  ) -> None:  # fmt: skip
-        self._group, self._device, self._timeout = group, device, timeout
+        self._group, self._size, self._device, self._timeout = group, size, device, timeout
         self._find_reason, self._hear = find_reason, hear
         self._options = dist.AllToAllOptions()
         self._options.asyncOp = False
@@ -118,8 +127,8 @@ class NcclSegments:
         torch.cuda.current_stream(device).synchronize()
         return segments
 
-    def _swap(self, to_send: Tensor, received: Tensor) -> None:
-        work = self._group.alltoall_base(received, to_send, [], [], self._options)
+    def _swap(self, to_send: Tensor, received: Tensor, sizes: Sequence[int] = ()) -> None:
+        work = self._group.alltoall_base(received, to_send, list(sizes), list(sizes), self._options)
         if work is not None:
             work.wait()
 
@@ -130,8 +139,22 @@ class NcclSegments:
             to_send, received: `[P * length]`, contiguous, on the GPU.
             stream: The raw stream.
         """
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self._device)):
+        with on_raw_stream(stream, self._device):
             self._swap(to_send, received)
+
+    def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
+        """As `exchange`, with segments of the other ranks alone, in the order of their numbers.
+
+        Args:
+            to_send, received: `[(P - 1) * length]`, contiguous, on the GPU.
+            stream: The raw stream.
+        """
+        if self._size == 1:
+            return
+        sizes = [to_send.numel() // (self._size - 1)] * self._size
+        sizes[self._group.rank()] = 0
+        with on_raw_stream(stream, self._device):
+            self._swap(to_send, received, sizes)
 
     def hold(self, holder: Holder) -> None:
         """Release the graphs of a holder before the group ends."""

@@ -15,6 +15,7 @@ import functools
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -213,6 +214,15 @@ def set_stream(stream: torch.cuda.Stream) -> None:
     """Make a stream the current one of its GPU, and its GPU the current one."""
     torch._C._cuda_setStream(stream_id=stream.stream_id, device_index=stream.device_index,
                              device_type=stream.device_type)  # fmt: skip
+
+
+def on_raw_stream(stream: int, device: torch.device) -> AbstractContextManager[Any]:
+    """Make a raw stream of a GPU torch's current one in a block; 0 is the default stream, of which torch would make a
+    new one.
+    """
+    if stream == 0:
+        return torch.cuda.stream(torch.cuda.default_stream(device))
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device))
 
 
 def is_current(stream: torch.cuda.Stream) -> bool:

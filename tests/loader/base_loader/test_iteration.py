@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import threading
 import weakref
 
 import pytest
@@ -67,6 +68,23 @@ def test_an_epoch_left_early_is_over(real_device, epochs, prefetch):
     assert_equal_epochs(first, epochs[0][:2])
     assert_equal_epochs(loader, epochs[1])
     assert_equal_epochs(loader, epochs[2])
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["", "its iterator is held"])
+def test_an_epoch_left_early_ends_what_makes_its_batches(monkeypatch, kept):
+    made, work = [], NeighborLoader._work_here
+    monkeypatch.setattr(NeighborLoader, "_work_here", lambda *args: made.append(work(*args)) or made[-1])
+    batches = iter(make_loader("cpu"))
+    next(batches)
+    threads = {thread for thread in threading.enumerate() if thread.name.startswith("pyg_direct_batch")}
+
+    ended = weakref.ref(made[0])
+    if not kept:
+        made.clear()
+    batches.close()
+
+    assert made[0].gi_frame is None if kept else ended() is None
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_an_epoch_left_at_once_is_over(real_device, epochs):

@@ -1,6 +1,7 @@
 """Processes that a program under `run` starts find the start-up file, whatever environment the program gives them."""
 
 import os
+import shlex
 import subprocess
 import sys
 from multiprocessing import util
@@ -19,6 +20,8 @@ def spawned(monkeypatch):
     paths = []
     monkeypatch.setattr(util, "spawnv_passfds", lambda *_: (paths.append(os.environ["PYTHONPATH"]), 7)[1])
     monkeypatch.setattr(subprocess.Popen, "__init__", subprocess.Popen.__init__)
+    for name in (*install._INHERITING, *install._GIVING):
+        monkeypatch.setattr(os, name, getattr(os, name, None))
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
     monkeypatch.setattr(program_record, "_starters", set())
     monkeypatch.setenv("PYTHONPATH", "/own")
@@ -50,6 +53,21 @@ def test_spawned_processes_keep_it_too(spawned, monkeypatch):
 
     startup = os.path.join(os.path.dirname(install.__file__), "startup")
     assert (process, spawned, os.environ["PYTHONPATH"]) == (7, [os.pathsep.join([startup, "/own"])], "/own")
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_spawn"), reason="needs posix_spawn")
+def test_programs_that_os_starts_keep_it_too(spawned, monkeypatch, tmp_path):
+    plain = {"PATH": os.environ["PATH"], "PYTHONPATH": "/own"}
+    words = [sys.executable, "-c", ASK.replace("print(", f"print(file=open({str(tmp_path / 'said')!r}, 'a'), *(") + ")"]
+    monkeypatch.setenv("PYTHONPATH", "/own")
+
+    for start in (lambda: os.system(shlex.join(words)), lambda: os.spawnv(os.P_WAIT, sys.executable, words),
+                  lambda: os.spawnve(os.P_WAIT, sys.executable, words, plain),
+                  lambda: os.waitpid(os.posix_spawn(sys.executable, words, plain), 0)):  # fmt: skip
+        start()
+
+    assert (tmp_path / "said").read_text() == "_Watch True\n" * 4
+    assert os.environ["PYTHONPATH"] == "/own"
 
 
 def test_a_process_may_be_left_to_pyg(spawned):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from pyg_direct.distributed import DistFeature, DistGraph, PartitionInfo
 from pyg_direct.errors import ArgumentError, RankError
 from pyg_direct.runtime.comm.communicator import Communicator
+from pyg_direct.runtime.comm.heartbeat import Pulse
 from tests.distributed.ranks import make_data, write_data
 from tests.processes import ranks_started, run_ranks, wait_for_end
 
@@ -106,9 +107,12 @@ def test_one_that_fails_is_named_at_once_and_lost_connections_are_made_anew(tmp_
         assert num_threads <= 2
 
 
-def die_while_forming(rank, folder, victim, number):
+def die_while_forming(rank, folder, victim, number, is_early):
     agree()
-    if rank == victim:
+    if rank == victim and is_early:
+        # Before the first heartbeat of its thread.
+        Pulse.wait_for_beat = Pulse._run = lambda self: os.kill(os.getpid(), number)
+    elif rank == victim:
         dist.ProcessGroupGloo = lambda *args: os.kill(os.getpid(), number)
     torch.save(hear(agree, silence=3), folder / str(rank))
     # As if a program ended with its error, without closing.
@@ -117,12 +121,13 @@ def die_while_forming(rank, folder, victim, number):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("victim", "number"), [(2, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGKILL),
-                                                (0, signal.SIGSTOP)])  # fmt: skip
-def test_one_that_dies_or_freezes_while_it_connects_is_named_in_time(tmp_path, victim, number):
+@pytest.mark.parametrize(("victim", "number", "is_early"), [
+    (2, signal.SIGKILL, False), (1, signal.SIGSTOP, False), (0, signal.SIGKILL, False), (0, signal.SIGSTOP, False),
+    (2, signal.SIGKILL, True), (1, signal.SIGSTOP, True)])  # fmt: skip
+def test_one_that_dies_or_freezes_while_it_connects_is_named_in_time(tmp_path, victim, number, is_early):
     others = [rank for rank in range(3) if rank != victim]
 
-    with ranks_started(die_while_forming, 3, tmp_path, victim, number, store="tcp") as context:
+    with ranks_started(die_while_forming, 3, tmp_path, victim, number, is_early, store="tcp") as context:
         wait_for_end(context, *others)
 
     assert [context.processes[rank].exitcode for rank in others] == [0, 0]

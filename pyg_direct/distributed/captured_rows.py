@@ -1,0 +1,193 @@
+"""`CapturedRows`: rows of the nodes of a batch, fetched from their owners in the captured graph that samples it.
+
+Ids go to their owners after the last hop, and rows come back at the same places
+(`kernels/sampling/row_segments.py`). The rows of the own part are read beside them. Once the sizes of the batch are
+known, one read brings its rows into the order of its nodes. The host neither waits nor calls for them before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_direct.compiler.jit import SIMULATED
+from pyg_direct.distributed.graph_part import GraphPart, PartTopo
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.memory_rows import MemoryRows
+from pyg_direct.kernels.sampling import frontier_segments, row_segments
+from pyg_direct.ops.rows.gather_rows import RowReader, gather_rows, unread_errors
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.ops.run_kernel import grid_for, run_gpu
+from pyg_direct.runtime.cuda.launch import on_raw_stream
+from pyg_direct.runtime.host.tensor_views import as_bytes
+from pyg_direct.sampling.hetero_sample import GeneralSample
+
+# Rows of a segment before batches show how many they need, and the number that later ones are a multiple of: own rows
+# behind them are aligned then.
+_FIRST_ROWS, _ALIGNED = (4, 1) if SIMULATED else (1024, 128)
+
+
+class RowRoom(NamedTuple):
+    """Rows that there is room for, by node type.
+
+    Attributes:
+        others: In the segment of another part; equal on all ranks.
+        own: Of the own part; equal on all ranks too, as they agree on all sizes at once.
+    """
+
+    others: tuple[int, ...] = ()
+    own: tuple[int, ...] = ()
+
+    def grow(self, needs: list[int]) -> RowRoom:
+        """Return room for needs by type, first of others and then own, with head-room; a need of 0 is met."""
+        grown = [max(own, -(-(need + need // 8) // _ALIGNED) * _ALIGNED)
+                 for own, need in zip([*self.others, *self.own], needs, strict=True)]  # fmt: skip
+        count = len(self.others)
+        return RowRoom(tuple(grown[:count]), tuple(grown[count:]))
+
+
+class RowSlot:
+    """Buffers of the rows of a batch.
+
+    Args:
+        rows: The rows to fetch.
+        room: Rows that they hold.
+        num_nodes: Nodes of a batch at most.
+    """
+
+    def __init__(self, rows: CapturedRows, room: RowRoom, num_nodes: int) -> None:
+        device, parts, kinds, others = rows.device, rows.num_parts, len(room.others), rows.num_parts - 1
+        self.starts, self.own_starts = (
+            upload(np.concatenate([[0], np.cumsum(own)]).astype(np.int64), device) for own in room
+        )
+        self.length = kinds + sum(room.others)
+        self.to_send, self.received = torch.zeros(2, parts * self.length, dtype=torch.int64, device=device).unbind()
+        self.places = torch.zeros(others * sum(room.others), dtype=torch.int64, device=device)
+        self.own_places = torch.zeros(sum(room.own), dtype=torch.int64, device=device)
+        self.slots = torch.zeros(num_nodes, dtype=torch.int64, device=device)
+        # Rows of nodes that other parts own.
+        self.num_remote = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
+        self.places_of = list(self.places.split([others * count for count in room.others]))
+        self.own_places_of = list(self.own_places.split(list(room.own)))
+        # By attribute: rows to send; and received rows with the own ones behind them.
+        self.answers, self.rows = (
+            [torch.empty((others * room.others[one.kind] + more * room.own[one.kind], *one.feature.shape[1:]),
+                         dtype=one.feature.dtype, device=device) for one in rows.attributes]
+            for more in (0, 1)
+        )  # fmt: skip
+        self.readers = [RowReader(own, None, None, unread_errors(device), None) if device.type == "cuda" else None
+                        for own in self.rows]  # fmt: skip
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of GPU memory held."""
+        own = [self.to_send, self.received, self.places, self.own_places, self.slots, *self.answers, *self.rows]
+        return sum(tensor.numel() * tensor.element_size() for tensor in own)
+
+
+class _Attribute(NamedTuple):
+    """Rows of one attribute, of the node type with number `kind`."""
+
+    kind: int
+    name: str
+    feature: Feature
+
+
+class CapturedRows:
+    """Stage of an `ExchangePlan` that fetches the rows of the nodes of its batches.
+
+    Args:
+        part: The part of this rank.
+        features: Its rows by node type and attribute; equal names on all ranks.
+        note_remote: Called with the number of rows that other parts sent for a batch.
+
+    Attributes:
+        attributes: All attributes of all types.
+    """
+
+    def __init__(self, part: GraphPart, features: Mapping[str, Mapping[str, Feature]],
+                 note_remote: Callable[[int], object] = lambda count: None) -> None:  # fmt: skip
+        self._part, self.device, self.num_parts = part, part.device, part.num_parts
+        self._kinds = [entry.name for entry in part.manifest.nodes]
+        self.attributes = [_Attribute(number, name, feature) for number, kind in enumerate(self._kinds)
+                           for name, feature in features[kind].items()]  # fmt: skip
+        self._first_nodes = upload(part.own_starts, self.device)
+        self._directory, self._num_ids = part.find_directory()
+        self._note_remote = note_remote
+
+    @staticmethod
+    def serves(features: Mapping[str, Mapping[str, Feature]]) -> bool:
+        """Report whether kernels alone read all these rows."""
+        return all(isinstance(feature.stored, MemoryRows) and feature.stored.can_be_captured
+                   for own in features.values() for feature in own.values())  # fmt: skip
+
+    def first_room(self) -> RowRoom:
+        """Return the room before batches show how much they need."""
+        return RowRoom((_FIRST_ROWS,) * len(self._kinds), (_FIRST_ROWS,) * len(self._kinds))
+
+    def count_bytes(self, room: RowRoom, num_nodes: int) -> int:
+        """Count the bytes of a slot."""
+        total = 8 * num_nodes + 24 * self.num_parts * sum(room.others) + 8 * sum(room.own)
+        for one in self.attributes:
+            width = math.prod(one.feature.shape[1:]) * one.feature.dtype.itemsize
+            total += width * (2 * (self.num_parts - 1) * room.others[one.kind] + room.own[one.kind])
+        return total
+
+    def find_tables(self) -> tuple[tuple[int, ...], ...]:
+        """Return the places of all tables: a graph that reads them serves as long as they stay."""
+        return tuple(one.feature.stored.find_tables() for one in self.attributes)  # type: ignore[union-attr]
+
+    def enqueue(self, plan: Any, slot: Any, stream: int) -> None:
+        """Enqueue the exchange of the ids and rows of a batch.
+
+        Args:
+            plan: The `ExchangePlan`.
+            slot: Its slot, whose `own_rows` is a `RowSlot`.
+            stream: The raw stream.
+        """
+        own: RowSlot = slot.own_rows
+        topo: PartTopo = plan.topology.topo
+        hops, kinds, parts = plan.num_hops, len(topo.node_types), self.num_parts
+        grid = grid_for(slot.nodes.numel(), slot.state)
+        for hop in range(hops + 1):
+            run_gpu(frontier_segments.count_owners_gpu, grid, slot.begins, hop * (kinds + 1), kinds, slot.nodes,
+                    plan.id_starts, parts, *plan.owners, slot.owner_counts, slot.slots, stream=stream)  # fmt: skip
+        found = self._first_nodes, self._num_ids, *self._directory
+        run_gpu(row_segments.fill_row_segments_gpu, grid, slot.state, hops, kinds, slot.begins, slot.totals,
+                slot.outputs, slot.nodes, plan.id_starts, slot.owner_counts, slot.slots, parts, self._part.part,
+                own.length, own.starts, own.own_starts, *found, own.to_send, own.own_places, own.slots, slot.needs,
+                2 * hops, own.num_remote, stream=stream)  # fmt: skip
+        plan.exchange(own.to_send, own.received, stream)
+        run_gpu(row_segments.locate_row_ids_gpu, grid_for(own.places.numel(), slot.state), own.received, kinds, parts,
+                self._part.part, own.length, own.starts, *found, slot.needs, slot.owner_counts, own.places,
+                stream=stream)  # fmt: skip
+        with on_raw_stream(stream, self.device) if self.device.type == "cuda" else nullcontext():
+            for one, answers, rows in zip(self.attributes, own.answers, own.rows, strict=True):
+                stored: Any = one.feature.stored
+                places, own_places = own.places_of[one.kind], own.own_places_of[one.kind]
+                # No rank asks a part without rows, whose rows are not read.
+                for ids, out in ((places, answers), (own_places, rows[len(places) :])):
+                    if stored.shape[0] > 0 and out.numel() > 0:
+                        stored.open_gather(out.data_ptr())(ids, out)
+                if answers.numel() > 0:
+                    plan.exchange_with_others(as_bytes(answers), as_bytes(rows[: len(places)]), stream)
+
+    def take(self, slot: RowSlot, sample: GeneralSample) -> list[dict[str, Tensor]]:
+        """Return the rows of a batch by node type and attribute, in the order of its nodes."""
+        sizes = [sample.node[kind].numel() if kind in sample.node else 0 for kind in self._kinds]
+        slots = torch.unsafe_split_with_sizes(slot.slots[: sum(sizes)], sizes)
+        found: list[dict[str, Tensor]] = [{} for _ in sizes]
+        for one, rows, reader in zip(self.attributes, slot.rows, slot.readers, strict=True):
+            own, stored = slots[one.kind], one.feature.stored
+            found[one.kind][one.name] = gather_rows(rows, own) if reader is None else reader.read(own)
+            if isinstance(stored, MemoryRows) and stored.served is not None:
+                stored.count(slot.places_of[one.kind])
+                stored.count(slot.own_places_of[one.kind])
+        self._note_remote(int(slot.num_remote[0]) if self.attributes else 0)
+        return found
