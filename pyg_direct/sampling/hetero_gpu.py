@@ -592,7 +592,7 @@ class HeteroGpuPlan(CapturedPlan):
         node_totals, edge_totals = slot.node_totals, slot.edge_totals
         num_nodes, num_edges = int(words[NODES + hops]), int(words[NUM_INSIDE if is_subgraph else EDGES + hops])
         # Relations without edges have room for one.
-        new, num_pairs = slot.arrived.new_empty, 2 * (num_edges + edge_totals[-1].tolist().count(0))
+        new, num_empty = slot.arrived.new_empty, edge_totals[-1].tolist().count(0)
         listed, _, num_asked = pending.seeds
         width, size = (2 if self.disjoint else 1), len(self.topology.topo.node_types)
         more = [2 * self.num_classes + 1]
@@ -600,12 +600,11 @@ class HeteroGpuPlan(CapturedPlan):
             # Times of the seeds of each batch.
             more += [self.num_times * sum(listed.counts[place : place + size])
                      for place in range(0, len(listed.counts), size)]  # fmt: skip
-        outputs = new(width * num_nodes + sum(more)), new(num_pairs + num_edges)
-        slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state),
-                          (*outputs, num_nodes, num_edges, sum(more[1:])))  # fmt: skip
-        samples = split_outputs(self.topology.topo, (*outputs, outputs[1]), node_totals[1:] - node_totals[:-1],
+        outputs = new(width * num_nodes + sum(more)), new(2 * (num_edges + num_empty)), new(num_edges)
+        slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state), (*outputs, num_nodes, sum(more[1:])))
+        samples = split_outputs(self.topology.topo, outputs, node_totals[1:] - node_totals[:-1],
                                 edge_totals[1:] - edge_totals[:-1], self.num_batches, self.disjoint, self.max_degree,
-                                has_hops=not is_subgraph, words=more, first_id=num_pairs)  # fmt: skip
+                                has_hops=not is_subgraph, words=more)  # fmt: skip
         if isinstance(listed, EndList):
             trees = outputs[0][num_nodes : 2 * num_nodes] if self.disjoint else outputs[0][:0]
             self._place_links(slot, listed, samples, trees)

@@ -239,9 +239,8 @@ def _merge(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node_counts: np.ndarray,
                   num_edges: np.ndarray, num_batches: int, disjoint: bool, max_degree: int | None, *,
-                  has_hops: bool = True, words: Sequence[int] = (), first_id: int = 0
-                  ) -> list[GeneralSample]:  # fmt: skip
-    """Return the batches whose types and relations stand one after the other in three arrays, or two.
+                  has_hops: bool = True, words: Sequence[int] = ()) -> list[GeneralSample]:  # fmt: skip
+    """Return the batches whose types and relations stand one after the other in three arrays.
 
     Args:
         topo: The graph.
@@ -255,7 +254,6 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
         max_degree: See `GeneralSample`.
         has_hops: True for batches of the edges of their hops, False for batches of the edges among their nodes.
         words: Sizes of what follows the nodes: `starts`, and then times of the seeds of each batch.
-        first_id: Position of the first id, if ids follow the pairs in their array.
     """
     types, relations = topo.node_types, topo.edge_types
     nodes, ends, edge_ids = outputs
@@ -264,8 +262,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     parts = split_parts(nodes, [*sizes, *sizes, *words] if disjoint else [*sizes, *words])
     trees, rest = parts[len(sizes) :], parts[len(parts) - len(words) :]
     first_counts = [counts[0] for counts in sampled_nodes]
-    num_together, memory = sum(sizes), outputs[:2] if edge_ids is ends else outputs
-    samples, begin = [], (0, first_id)
+    num_together, samples, begin = sum(sizes), [], (0, 0)
     for number in range(num_batches):
         if num_batches > 1:
             own, of_edges = (slice(number * len(kinds), (number + 1) * len(kinds)) for kinds in (types, relations))
@@ -283,7 +280,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             batch=dict(zip(types, trees[own], strict=False)) if disjoint else None,
             num_sampled_nodes=dict(zip(types, sampled_nodes[own], strict=True)) if has_hops else None,
             num_sampled_edges=LazyDict(edges.list_counts) if has_hops else None,
-            memory=memory,
+            memory=outputs,
             max_degree=max_degree,
             num_seeds=dict(zip(types, first_counts[own], strict=True)),
             packed=edges,

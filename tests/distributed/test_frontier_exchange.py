@@ -42,8 +42,9 @@ def write(folder, graph, num_parts, method="hash"):
 
 def as_lists(sample):
     found = {}
-    for name, value in vars(sample).items():
-        # How a batch lies in memory is no part of what it is.
+    # How a batch lies in memory is no part of what it is.
+    for name in vars(sample).keys() - {"packed", "num_together", "starts", "seed_time"}:
+        value = getattr(sample, name)
         found[name] = value if name != "memory" else len(value)
         if isinstance(value, dict):
             found[name] = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in value.items()}

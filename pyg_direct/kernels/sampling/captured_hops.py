@@ -407,16 +407,15 @@ def forget_nodes_gpu(state, num_hops, nodes, seen):
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
-@gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[] i8[] i8[] i8 i8 i8")
+@gpu_kernel("i8[] i8 i8 i8 i8 i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8[] i8 i8[] i8[] i8[] i8[] i8 i8")
 def export_typed_batch_gpu(state, num_hops, num_stages, num_classes, num_entries, node_starts, nodes, trees, begins,
                            firsts, totals, outputs, sources, targets, ids, order, expands_sources, seed_times,
-                           out_nodes, out_edges, num_nodes, num_edges, num_times):  # fmt: skip
+                           out_nodes, out_pairs, out_ids, num_nodes, num_times):  # fmt: skip
     """The batch by class and entry, hop after hop within each.
 
     `out_nodes` gets nodes, and their trees if there are any. The first node of each class and the end of the last
-    follow, then a zero for each class, and `num_times` times of seeds. `out_edges` gets the pairs of ends, sources of
-    an entry first, and then the ids. Edges have as many stages as hops, and stand in order; or one, of the places that
-    `order` lists.
+    follow, then a zero for each class, and `num_times` times of seeds. Pairs have sources of edges first. Edges have as
+    many stages as hops, and stand in order; or one, of the places that `order` lists.
     """
     first = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     step = np.int64(cuda.gridDim.x) * THREADS
@@ -442,20 +441,19 @@ def export_typed_batch_gpu(state, num_hops, num_stages, num_classes, num_entries
         i += step
     edge_totals, id_starts = (num_hops + 2) * num_classes, num_classes + 1
     pair_starts = id_starts + num_entries + 1
-    first_id = outputs[pair_starts + num_entries]
     e = first
-    while e < num_edges:
+    while e < out_ids.shape[0]:
         hop = find_hop(state, EDGES + 1, num_stages - 1, e)
         own = order[e] if order.shape[0] > 0 else e
         row = hop * (num_entries + 1)
         entry = find_below(firsts, row, num_entries, e)
         place = totals[edge_totals + hop * num_entries + entry] + e - firsts[row + entry]
-        out_edges[first_id + outputs[id_starts + entry] + place] = ids[own]
+        out_ids[outputs[id_starts + entry] + place] = ids[own]
         count = totals[edge_totals + num_stages * num_entries + entry]
         at = outputs[pair_starts + entry] + place
         source, target = sources[own], targets[own]
         if expands_sources:
             source, target = target, source
-        out_edges[at] = source
-        out_edges[at + count] = target
+        out_pairs[at] = source
+        out_pairs[at + count] = target
         e += step
