@@ -204,15 +204,15 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
         if count == 1:
             # As in several processes, for the model of several.
             with _Exchanging(folder, device=device, device_cache_size="100%") as own:
-                loader = _make_loader(own, num_nodes, 2, 0, _MORE_BATCHES[device.type])
+                loader = _make_loader(own, num_nodes, 2, 0, _MORE_BATCHES["cpu"])
                 result["shared_seconds"] = median([_run_epoch(own, num_nodes, loader)["seconds"] for _ in range(4)][1:])
         if count > 1:
             result["hidden"] = _measure_hidden(graph, num_nodes)
             result |= _measure_exchange(graph.communicator)
     if count > 1:
         with DistGraph(folder, device=device, device_cache_size="100%", replicas="20%", share_graph=False) as graph:
-            # Groups of batches have their size from the second epoch on, as above.
-            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES[device.type])
+            # Groups of batches have their size from the second epoch on, as above. The host drives these hops.
+            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES["cpu"])
             result["kept_bytes"] = [_run_epoch(graph, num_nodes, loader)["row_bytes"] for _ in range(2)][-1]
     with DistGraph(folder, device=device, device_cache_size="100%") as graph:
         if graph.whole is not None:
