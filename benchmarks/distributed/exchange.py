@@ -27,9 +27,12 @@ from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.formation import stay_on_host
 
 FANOUTS, BATCH = [15, 10, 5], 512
+# Seeds of a batch whose parts are exchanged.
+_SEEDS = {"cpu": BATCH, "cuda": 1024}
 _BATCHES, _EXCHANGES = 12, 20
-# Batches per process of an epoch, if a loader has several epochs.
-_MORE_BATCHES = 48
+# Batches per process of an epoch, if a loader has several epochs; a GPU makes them so fast that fewer would mostly
+# measure how an epoch begins and ends.
+_MORE_BATCHES = {"cpu": 48, "cuda": 480}
 _BIG = 1 << 22
 
 
@@ -59,7 +62,7 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         case = f"distributed/{name}/{device}/{count}"
         crowded = f" on {cores} cores" if device == "cpu" and count * threads > cores else ""
         yield Row.of(case, "edges of all processes", "M/s", [v / 1e6 for v in result["edges"]],
-                     note=f"{BATCH} seeds a batch, {FANOUTS}, without training, {threads} threads each"
+                     note=f"{_SEEDS[device]} seeds a batch, {FANOUTS}, without training, {threads} threads each"
                           f"{crowded}")  # fmt: skip
         yield Row.of(case, "rows of all processes", "M/s", [v / 1e6 for v in result["rows"]])
         yield from _describe_whole(found, count, case)
@@ -190,7 +193,7 @@ class _Exchanging(DistGraph):
 def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     with DistGraph(folder, device=device, device_cache_size="100%", share_graph=False) as graph:
-        loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES)
+        loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES[device.type])
         rates = [_run_epoch(graph, num_nodes, loader) for _ in range(4)][1:]
         if graph.whole is None:
             result["group"] = _count_in_group(loader)
@@ -201,24 +204,24 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
         if count == 1:
             # As in several processes, for the model of several.
             with _Exchanging(folder, device=device, device_cache_size="100%") as own:
-                loader = _make_loader(own, num_nodes, 2, 0, _MORE_BATCHES)
+                loader = _make_loader(own, num_nodes, 2, 0, _MORE_BATCHES["cpu"])
                 result["shared_seconds"] = median([_run_epoch(own, num_nodes, loader)["seconds"] for _ in range(4)][1:])
         if count > 1:
             result["hidden"] = _measure_hidden(graph, num_nodes)
             result |= _measure_exchange(graph.communicator)
     if count > 1:
         with DistGraph(folder, device=device, device_cache_size="100%", replicas="20%", share_graph=False) as graph:
-            # Groups of batches have their size from the second epoch on, as above.
-            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES)
+            # Groups of batches have their size from the second epoch on, as above. The host drives these hops.
+            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES["cpu"])
             result["kept_bytes"] = [_run_epoch(graph, num_nodes, loader)["row_bytes"] for _ in range(2)][-1]
     with DistGraph(folder, device=device, device_cache_size="100%") as graph:
         if graph.whole is not None:
-            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES)
+            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES[device.type])
             speeds = [_run_epoch(graph, num_nodes, loader)["edges"] for _ in range(4)]
             result |= {"whole": speeds[1:], "held": graph.num_bytes}
     if count > 1 and device.type == "cpu":
         with DistGraph(folder, device=device, share_rows=True, share_graph=False) as graph:
-            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES)
+            loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES[device.type])
             result["shared_edges"] = [_run_epoch(graph, num_nodes, loader)["edges"] for _ in range(4)][1:]
     return result
 
@@ -231,9 +234,10 @@ def _count_in_group(loader: DistNeighborLoader) -> float:
 
 def _make_loader(graph: DistGraph, num_nodes: int, prefetch: int, seed: int, batches: int = _BATCHES
                  ) -> DistNeighborLoader:  # fmt: skip
-    count = min(num_nodes, BATCH * batches * graph.communicator.size)
+    size = _SEEDS[graph.device.type]
+    count = min(num_nodes, size * batches * graph.communicator.size)
     seeds = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))[:count]
-    return DistNeighborLoader(graph, FANOUTS, seeds, batch_size=BATCH, prefetch=prefetch, seed=1)
+    return DistNeighborLoader(graph, FANOUTS, seeds, batch_size=size, prefetch=prefetch, seed=1)
 
 
 def _run_epoch(graph: DistGraph, num_nodes: int, epoch: int | DistNeighborLoader) -> dict[str, float]:

@@ -16,6 +16,7 @@ A `Transport` moves segments: `NcclSegments` on GPUs, whose exchanges are captur
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -130,6 +131,7 @@ class ExchangePlan(HeteroGpuPlan):
         plan: The plan with the rows, flags and rules to use; its subgraphs are not induced.
         transport: Exchange between the ranks.
         node_rows: Rows of nodes that batches have; None for batches without.
+        sent: Gets the bytes sent to other ranks, head-room of segments included: `rows`, and `hops` for all else.
 
     Attributes:
         room: Room of segments, equal on all ranks.
@@ -144,7 +146,7 @@ class ExchangePlan(HeteroGpuPlan):
     _is_awaited = True
 
     def __init__(self, part: GraphPart, plan: GeneralPlan, transport: Transport,
-                 node_rows: CapturedRows | None = None) -> None:  # fmt: skip
+                 node_rows: CapturedRows | None = None, sent: Counter[str] | None = None) -> None:  # fmt: skip
         topology: Any = plan.topology
         topo: PartTopo = topology.topo
         super().__init__(topology, plan.fanouts, plan.rules, plan.rows, plan.flags, disjoint=plan.disjoint,
@@ -158,6 +160,9 @@ class ExchangePlan(HeteroGpuPlan):
         rows = RowRoom() if node_rows is None else node_rows.first_room()
         self.room = Room((_FIRST_NODES,) * self.num_hops, (_FIRST_EDGES,) * self.num_hops, rows)
         self._tables: tuple[Any, ...] = ()
+        self._sent: Counter[str] = Counter() if sent is None else sent
+        # Bytes that a batch sends without the rows.
+        self._hop_bytes = 0
         self._directory, self._num_ids = part.find_directory()
         # Without trees, nodes stand as ids of the id space already.
         starts = topo.type_starts[:-1]
@@ -254,6 +259,7 @@ class ExchangePlan(HeteroGpuPlan):
         """Enqueue an exchange of segments, unless kernels are only tried."""
         if not self._is_trial:
             self.transport.exchange(to_send, received, stream)
+            self._hop_bytes += to_send.nbytes // self.num_parts * (self.num_parts - 1)
 
     def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
         """As `exchange`, without segments of this rank."""
@@ -265,10 +271,12 @@ class ExchangePlan(HeteroGpuPlan):
         self.exchange(to_send[:size], received[:size], stream)
 
     def _enqueue(self, slot: Any, stream: int) -> None:
+        self._hop_bytes = 0
         super()._enqueue(slot, stream)
         if self.node_rows is not None:
             self.node_rows.enqueue(self, slot, stream)
         self._agree(slot, stream)
+        slot.hop_bytes = self._hop_bytes
 
     def _pick(self, slot: Any, work: Tensor, hop: int, stage: int, stream: int) -> None:
         nodes, edges = slot.room.nodes[hop], slot.room.edges[hop]
@@ -359,7 +367,9 @@ class ExchangePlan(HeteroGpuPlan):
 
     def _export(self, slot: Any, pending: Pending) -> list[GeneralSample]:
         samples = super()._export(slot, pending)
+        self._sent["hops"] += slot.hop_bytes
         if self.node_rows is not None:
+            self._sent["rows"] += sum(answers.nbytes for answers in slot.own_rows.answers)
             for sample in samples:
                 sample.rows = self.node_rows.take(slot.own_rows, sample)
         return samples

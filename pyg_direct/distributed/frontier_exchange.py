@@ -256,7 +256,8 @@ class DistPlan(GeneralPlan):
         """Find the captured plan of this process's part; None if the host drives the hops."""
         segments = self._communicator.open_segments() if serves(self, self.part.num_parts) else None
         if segments is not None and self._exchange is None:
-            self._exchange = ExchangePlan(self.part, self, segments, self._open_node_rows())
+            self._exchange = ExchangePlan(self.part, self, segments, self._open_node_rows(),
+                                          self._communicator.sent)  # fmt: skip
         return self._exchange if segments is not None else None
 
     def _open_node_rows(self) -> CapturedRows | None:

@@ -1,6 +1,7 @@
 """Several ranks of exchange plans in one process, on one device: they run in turn, and copy segments between them."""
 
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -78,7 +79,7 @@ class LockstepCommunicator:
     captured = True
 
     def __init__(self, transport):
-        self._transport = transport
+        self._transport, self.sent = transport, Counter()
 
     def open_segments(self):
         return self._transport

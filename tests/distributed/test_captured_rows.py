@@ -94,6 +94,9 @@ def test_rows_come_with_the_batch(tmp_path, device, num_parts, method, options):
     for rank, (samples, num_remote, plan, _) in enumerate(results):
         check(samples, graph, rows)
         assert plan.room == results[0][2].room
+        # Rows that are sent, and room that is not used.
+        assert plan._sent["rows"] > 0
+        assert plan._sent["hops"] > 0
         assert num_remote == sum(int((owners[kind].owners(ids.cpu()) != rank).sum())
                                  for sample in samples for kind, ids in sample.node.items())  # fmt: skip
 
