@@ -88,59 +88,98 @@ def run_python(program, *arguments):
     return done.stdout.strip()
 
 
-def test_import_starts_neither_cuda_nor_a_compiler():
-    found = run_python(f"""
-import sys
-import torch
+# What forks of a process find that has imported torch, or PyG too; and what it finds itself.
+IMPORTS = f"""
+import os, sys, time
+from ast import literal_eval
+WAITS = {{"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.connect", "subprocess.Popen", "time.sleep",
+         "_thread.start_new_thread"}}
+
+def fork(find):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, repr(find()).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        told = file.read()
+    os.wait()
+    return literal_eval(told)
+
+def import_without_compiler():
+    sys.modules |= dict.fromkeys(["numba", "llvmlite", "cuda", "cuda.bindings", "matplotlib"])
+    names = {{}}
+    exec({EVERYTHING!r}, names)
+    return names["pyg_direct"].__version__
+
+def use_own_bytecode():
+    # As installed: compiled, by the first import.
+    sys.pycache_prefix, sys.dont_write_bytecode = sys.argv[1], False
+
+def list_rooms():
+    before = set(sys.modules)
+    use_own_bytecode()
+    import pyg_direct
+    alone = sorted(set(sys.modules) - before)
+    from pyg_direct import NeighborLoader
+    new = sorted(set(sys.modules) - before)
+    ours = [name for name in new if name.startswith("pyg_direct")]
+    return alone, ours, [name for name in new if name not in ours]
 
 def refuse(*args, **kwargs):
     raise SystemExit("CUDA was started")
 
-torch.cuda.init = torch.cuda._lazy_init = torch._C._cuda_init = refuse
-# PyG imports Numba and tqdm where they are installed; the commands need typer and rich.
-import torch_geometric.loader, torch_geometric.nn, tqdm, typer
-before = set(sys.modules)
-{EVERYTHING}
-assert not torch.cuda.is_initialized()
-new = {{name.partition(".")[0] for name in set(sys.modules) - before}} - set(sys.stdlib_module_names) - {{"rich"}}
-print(sorted(new), sorted({{"numba.cuda", "numba_cuda_mlir", "matplotlib"}} & set(sys.modules)))
-""")
+def import_everything():
+    torch.cuda.init = torch.cuda._lazy_init = torch._C._cuda_init = refuse
+    # PyG imports Numba and tqdm where they are installed, and may warn; the commands need typer and rich.
+    import torch_geometric.loader, torch_geometric.nn, tqdm, typer, warnings
+    before = set(sys.modules)
+    warnings.simplefilter("error")
+    exec({EVERYTHING!r}, {{}})
+    new = {{name.partition(".")[0] for name in set(sys.modules) - before}} - set(sys.stdlib_module_names) - {{"rich"}}
+    compilers = {{"numba.cuda", "numba_cuda_mlir", "matplotlib"}} & set(sys.modules)
+    return sorted(new), sorted(compilers), torch.cuda.is_initialized()
 
-    assert found == "['pyg_direct'] []"
-
-
-def test_import_needs_no_compiler():
-    found = run_python(f"""
-import sys
-sys.modules |= dict.fromkeys(["numba", "llvmlite", "cuda", "cuda.bindings", "matplotlib"])
-{EVERYTHING}
-print(pyg_direct.__version__)
-""")
-
-    assert found == pyg_direct.__version__
-
-
-def test_import_warns_of_nothing():
-    run_python(f"""
-import warnings
-import torch, torch_geometric.loader, torch_geometric.nn, typer  # which may warn of their own
-warnings.simplefilter("error")
-{EVERYTHING}
-""")
-
-
-def test_import_enters_few_rooms():
-    alone, with_loader, others = map(literal_eval, run_python("""
-import sys
+begin = time.process_time()
+import torch
+seconds = time.process_time() - begin
+is_first, found = len(sys.argv) < 3, {{}}
+if is_first:
+    found["without compiler"] = fork(import_without_compiler)
 import torch_geometric
-before = set(sys.modules)
-import pyg_direct
-print(sorted(set(sys.modules) - before))
+if is_first:
+    found |= {{"rooms": fork(list_rooms), "everything": fork(import_everything)}}
+waited, is_over = [], False
+sys.addaudithook(lambda event, _: waited.append(event) if event in WAITS and not is_over else None)
+use_own_bytecode()
+begin = time.process_time()
 from pyg_direct import NeighborLoader
-new = sorted(set(sys.modules) - before)
-print([name for name in new if name.startswith("pyg_direct")])
-print([name for name in new if not name.startswith("pyg_direct")])
-""").splitlines())  # fmt: skip
+found["time"] = (time.process_time() - begin) / seconds, waited
+is_over = True
+print(found)
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module")
+def imports(compiled):
+    return literal_eval(run_python(IMPORTS, compiled))
+
+
+def test_import_warns_of_nothing_and_starts_neither_cuda_nor_a_compiler(imports):
+    assert imports["everything"] == (["pyg_direct"], [], False)
+
+
+def test_import_needs_no_compiler(imports):
+    assert imports["without compiler"] == pyg_direct.__version__
+
+
+def test_import_enters_few_rooms(imports):
+    alone, with_loader, others = imports["rooms"]
 
     assert (alone, others) == (["pyg_direct", "pyg_direct.old_import_paths"], [])
     assert len(with_loader) <= 200
@@ -150,32 +189,13 @@ print([name for name in new if not name.startswith("pyg_direct")])
         assert f"pyg_direct.{room}" not in with_loader
 
 
-def test_import_is_quick_beside_torch(tmp_path):
-    # CPU time of a process is counted, because a clock includes other programs on the cores.
-    program = """
-import sys, time
-clocks = [time.process_time()]
-import torch
-clocks.append(time.process_time())
-import torch_geometric
-waited, is_over = [], False
-WAITS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.connect", "subprocess.Popen", "time.sleep",
-         "_thread.start_new_thread"}
-sys.addaudithook(lambda event, _: waited.append(event) if event in WAITS and not is_over else None)
-# As installed: compiled, by the first try.
-sys.pycache_prefix, sys.dont_write_bytecode = sys.argv[1], False
-clocks.append(time.process_time())
-from pyg_direct import NeighborLoader
-clocks.append(time.process_time())
-is_over = True
-print((clocks[3] - clocks[2]) / (clocks[1] - clocks[0]), *waited)
-"""
+def test_import_is_quick_beside_torch(imports, compiled):
+    # CPU time of a process is counted, because a clock includes other programs on the cores. A machine that is slow or
+    # shared is so for both. Five hundredths are taken.
+    tries = [imports["time"]]
+    while len(tries) < 4 and min(computed for computed, _ in tries) >= 0.08:
+        tries.append(literal_eval(run_python(IMPORTS, compiled, "again"))["time"])
 
-    # A machine that is slow or shared is so for both. Five hundredths are taken; the first try compiles.
-    tries = []
-    while len(tries) < 4 and min((computed for computed, *_ in tries), default=1.0) >= 0.08:
-        computed, *waited = run_python(program, str(tmp_path)).split()
-        tries.append((float(computed), waited))
     assert all(waited == [] for _, waited in tries), tries
     assert min(computed for computed, _ in tries) < 0.08, tries
 
