@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import start_method
+
 _IS_APART = "PYG_DIRECT_TESTS_APART"
 _started: dict[str, _Apart] = {}
 
@@ -45,12 +47,15 @@ class _Apart:
     """A process that runs tests of one file."""
 
     def __init__(self, file: str, config: pytest.Config) -> None:
-        self.connection, theirs = get_context("spawn").Pipe()
+        context: Any = get_context(start_method())
+        self.connection, theirs = context.Pipe()
         left_out = [name for name in config.option.plugins if name.startswith("no:")]
         arguments = [file, f"--rootdir={config.rootpath}", "-c", str(config.inipath)]
+        # A forked process has imported Hypothesis, whose own assertions nobody reads.
+        arguments += ["-W", "ignore:Module already imported so cannot be rewritten"]
         for name in ("no:terminal", "no:cacheprovider", *left_out):
             arguments += ["-p", name]
-        self.process = get_context("spawn").Process(target=_serve, args=(arguments, theirs), daemon=False)
+        self.process = context.Process(target=_serve, args=(arguments, theirs, dict(os.environ)), daemon=False)
         self.process.start()
         theirs.close()
 
@@ -68,8 +73,8 @@ class _Apart:
         return self.process.exitcode
 
 
-def _serve(arguments: list[str], connection: Connection) -> None:
-    os.environ[_IS_APART] = "1"
+def _serve(arguments: list[str], connection: Connection, environment: dict[str, str]) -> None:
+    os.environ.update(environment, **{_IS_APART: "1"})
     # Options of the environment, `-n 2` for one, are meant for the process that runs all tests.
     os.environ.pop("PYTEST_ADDOPTS", None)
     pytest.main(arguments, plugins=[_Server(connection)])
