@@ -29,6 +29,12 @@ CASES = [{}, {"disjoint": True}, {"replace": True, "weight_attr": "weight"}, {"t
          {"subgraph_type": "induced"}]  # fmt: skip
 
 
+def needs_ray(test):
+    """Mark a test of servers that are Ray actors."""
+    test = pytest.mark.filterwarnings("ignore")(test)
+    return pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")(test)
+
+
 class ServersHere:
     """Servers in this process."""
 
@@ -234,83 +240,7 @@ def test_clients_in_a_process_group_have_equally_many_batches(folder):
     assert shared == others
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
-@pytest.mark.filterwarnings("ignore")
-def test_a_server_that_is_killed_comes_back_and_no_batch_is_lost(folder, data):
-    import ray
-
-    from pyg_direct.distributed.server.ray_servers import connect, serve
-
-    servers = serve(folder, "tested", num_cpus=0.5)
-    try:
-        graph = ClientGraph(connect(2, "tested"), device="cpu")
-        got = []
-        for number, batch in enumerate(DistNeighborLoader(graph, [4, 3], SEEDS, **COMMON)):
-            got.append(as_dict(batch))
-            if number in (1, 3):
-                ray.kill(ray.get_actor(f"tested/{number % 2}", namespace="pyg_direct"), no_restart=False)
-    finally:
-        servers.close()
-        ray.shutdown()
-
-    expected = list(NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON))
-    assert len(got) == len(expected)
-    for batch, other in zip(got, expected, strict=True):
-        assert_equal(batch, as_dict(other))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
-@pytest.mark.filterwarnings("ignore")
-def test_names_that_nobody_has_or_somebody_has_are_refused(folder):
-    import ray
-
-    from pyg_direct.distributed.server.ray_servers import connect, serve
-
-    try:
-        servers = serve(folder, "taken", num_cpus=0.5)
-        with pytest.raises(ArgumentError, match=r"name must be that of 2 servers .*, got 'other', of which part 0"):
-            connect(2, "other")
-        with pytest.raises(ArgumentError, match="name must be one that no servers have yet, got 'taken'"):
-            serve(folder, "taken", num_cpus=0.5)
-        with pytest.raises(ArgumentError, match=r"name must be that of 3 servers .*, got 'taken', of which part 2"):
-            connect(3, "taken")
-        answered = connect(2, "taken").ask("books", dict.fromkeys(range(2), ()))
-        servers.close()
-    finally:
-        ray.shutdown()
-
-    assert sorted(answered) == [0, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
-@pytest.mark.filterwarnings("ignore")
-def test_a_cluster_that_somebody_noted_is_not_joined_unasked(folder, monkeypatch):
-    import ray
-
-    from pyg_direct.distributed.server.ray_servers import serve
-
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    # Short: Ray's sockets lie there.
-    with tempfile.TemporaryDirectory(dir="/tmp") as noted:
-        monkeypatch.setenv("RAY_TMPDIR", noted)
-        (Path(noted) / "ray").mkdir()
-        # As `ray start` leaves it where its cluster was killed: nobody listens at port 1.
-        (Path(noted) / "ray/ray_current_cluster").write_text("127.0.0.1:1")
-        try:
-            servers = serve(folder, "own", num_cpus=0.5)
-            answered = servers.ask("books", dict.fromkeys(range(2), ()))
-            servers.close()
-        finally:
-            ray.shutdown()
-
-    assert sorted(answered) == [0, 1]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
-@pytest.mark.filterwarnings("ignore")
+@needs_ray
 @pytest.mark.parametrize("call", ["connect", "stop"])
 def test_a_program_in_no_cluster_is_told_to_name_that_of_the_servers(call, monkeypatch):
     from pyg_direct.distributed.server import ray_servers as engine
@@ -321,59 +251,151 @@ def test_a_program_in_no_cluster_is_told_to_name_that_of_the_servers(call, monke
         getattr(engine, call)(*((2, "graph") if call == "connect" else ("graph",)))
 
 
-def connect_apart(address, mode):
-    """Which parts' servers answer another program of this host."""
-    os.environ |= {"RAY_AUTH_MODE": mode} if mode else {}
+def connect_apart(addresses, environment):
+    """Which parts' servers answer another program of this host, for each address that it names."""
+    os.environ |= environment
+    import ray
+
     from pyg_direct.distributed.server.ray_servers import connect
 
-    servers = connect(2, "near", address=address)
-    return sorted(servers.ask("books", dict.fromkeys(range(2), ())))
+    found = []
+    for address in addresses:
+        servers = connect(2, "own", address=address)
+        found.append(sorted(servers.ask("books", dict.fromkeys(range(2), ()))))
+        ray.shutdown()
+    return found
+
+
+def find_mode():
+    """What another program needs to join a cluster that this one has started."""
+    return {name: os.environ[name] for name in ["RAY_AUTH_MODE"] if name in os.environ}
+
+
+def run_apart(fn, *args):
+    """What a function returns in a program that ends with it."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(fn, *args).result(120)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("is_named", [True, False])
-def test_ray_that_is_started_here_listens_on_the_loopback(folder, is_named, tmp_path, monkeypatch):
+@needs_ray
+def test_a_cluster_is_started_here_on_the_loopback_though_another_one_is_noted(folder, tmp_path, monkeypatch):
     import ray
 
     from pyg_direct.distributed.server.ray_servers import _FOR_HOSTS, serve
 
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     before = list_listened()
-    servers = serve(folder, "near", num_cpus=0.5)
-    try:
-        listened = {address for _, address, _ in list_listened() - before}
-        address = ray.get_runtime_context().gcs_address
-        if not is_named:
+    # Short: Ray's sockets lie there.
+    with tempfile.TemporaryDirectory(dir="/tmp") as noted:
+        monkeypatch.setenv("RAY_TMPDIR", noted)
+        (Path(noted) / "ray").mkdir()
+        # As `ray start` leaves it where its cluster was killed: nobody listens at port 1.
+        (Path(noted) / "ray/ray_current_cluster").write_text("127.0.0.1:1")
+        try:
+            servers = serve(folder, "own", num_cpus=0.5)
+            answered = servers.ask("books", dict.fromkeys(range(2), ()))
+            listened = {address for _, address, _ in list_listened() - before}
+            address = ray.get_runtime_context().gcs_address
             # As `ray start` notes it: other tests may have clusters on this host, too.
             (tmp_path / "ray").mkdir()
             (tmp_path / "ray/ray_current_cluster").write_text(address)
-            monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-            address = "auto"
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            answered = pool.submit(connect_apart, address, os.environ.get("RAY_AUTH_MODE")).result(120)
-    finally:
-        servers.close()
-        ray.shutdown()
+            elsewhere = run_apart(connect_apart, [address, "auto"], find_mode() | {"RAY_TMPDIR": str(tmp_path)})
+            servers.close()
+        finally:
+            ray.shutdown()
 
-    assert answered == [0, 1]
+    assert sorted(answered) == [0, 1]
+    assert elsewhere == [[0, 1], [0, 1]]
     # The same address, as an IPv6 socket says it.
     assert listened
     assert {address.removeprefix("::ffff:") for address in listened} == {"127.0.0.1"}
     assert _FOR_HOSTS not in os.environ
 
 
-def serve_apart(address, folder, mode):
+@pytest.mark.slow
+@needs_ray
+def test_servers_do_not_outlive_the_program_that_starts_ray(folder):
+    import ray
+
+    from pyg_direct.distributed.server.ray_servers import serve
+
+    with pytest.raises(ArgumentError, match="detached must be False where this program starts Ray"):
+        serve(folder, "kept", num_cpus=0.5, detached=True)
+
+    assert not ray.is_initialized()
+
+
+# The last tests of the file: it stays until they have ended, and those before start clusters of their own.
+@pytest.fixture(scope="module")
+def engine():
+    """Ray for tests that do not ask how it starts."""
+    import ray
+
+    from pyg_direct.distributed.server import ray_servers as engine
+
+    engine._start(None)
+    yield engine
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_server_that_is_killed_comes_back_and_no_batch_is_lost(engine, folder, data):
+    import ray
+
+    servers = engine.serve(folder, "tested", num_cpus=0.5)
+    graph = ClientGraph(engine.connect(2, "tested"), device="cpu")
+    got = []
+    for number, batch in enumerate(DistNeighborLoader(graph, [4, 3], SEEDS, **COMMON)):
+        got.append(as_dict(batch))
+        if number in (1, 3):
+            ray.kill(ray.get_actor(f"tested/{number % 2}", namespace="pyg_direct"), no_restart=False)
+    servers.close()
+
+    expected = list(NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON))
+    assert len(got) == len(expected)
+    for batch, other in zip(got, expected, strict=True):
+        assert_equal(batch, as_dict(other))
+
+
+@pytest.mark.slow
+@needs_ray
+def test_names_that_nobody_has_or_somebody_has_are_refused(engine, folder):
+    import ray
+
+    servers = engine.serve(folder, "taken", num_cpus=0.5)
+    with pytest.raises(ArgumentError, match=r"name must be that of 2 servers .*, got 'other', of which part 0"):
+        engine.connect(2, "other")
+    with pytest.raises(ArgumentError, match="name must be one that no servers have yet, got 'taken'"):
+        engine.serve(folder, "taken", num_cpus=0.5)
+    with pytest.raises(ArgumentError, match=r"name must be that of 3 servers .*, got 'taken', of which part 2"):
+        engine.connect(3, "taken")
+    answered = engine.connect(2, "taken").ask("books", dict.fromkeys(range(2), ()))
+    # Servers that cannot all start leave none: the name of one is free.
+    ray.kill(ray.get_actor("taken/0", namespace="pyg_direct"))
+    with pytest.raises(ArgumentError, match="name must be one that no servers have yet, got 'taken'"):
+        engine.serve(folder, "taken", num_cpus=0.5)
+    with pytest.raises(ArgumentError, match="of which part 0 has none"):
+        engine.connect(2, "taken")
+    num_stopped = engine.stop("taken")
+    del servers
+
+    assert sorted(answered) == [0, 1]
+    assert num_stopped == 1
+
+
+def serve_apart(address, folder, environment):
     """Start servers that are to outlive this program."""
-    os.environ |= {"RAY_AUTH_MODE": mode} if mode else {}
+    os.environ |= environment
     from pyg_direct.distributed.server.ray_servers import serve
 
     serve(folder, "kept", num_cpus=0.5, address=address, detached=True)
 
 
-def use_apart(address, mode):
+def use_apart(address, environment):
     """(number of batches that the servers of another program give, number of those that were ended)."""
-    os.environ |= {"RAY_AUTH_MODE": mode} if mode else {}
+    os.environ |= environment
     from pyg_direct.distributed.server.ray_servers import connect, stop
 
     graph = ClientGraph(connect(2, "kept", address=address), device="cpu")
@@ -381,58 +403,19 @@ def use_apart(address, mode):
     return len(batches), stop("kept")
 
 
-def run_apart(fn, *args):
-    """What a function returns in a program that ends with it."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(fn, *args, os.environ.get("RAY_AUTH_MODE")).result(120)
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
-@pytest.mark.filterwarnings("ignore")
-def test_detached_servers_outlive_their_program_until_they_are_stopped(folder, data):
+@needs_ray
+def test_detached_servers_outlive_their_program_until_they_are_stopped(engine, folder, data):
     import ray
 
-    from pyg_direct.distributed.server import ray_servers as engine
-
-    with pytest.raises(ArgumentError, match="detached must be False where this program starts Ray"):
-        engine.serve(folder, "kept", num_cpus=0.5, detached=True)
-    assert not ray.is_initialized()
     # A cluster that both programs come to.
-    engine._start(None)
-    try:
-        address = ray.get_runtime_context().gcs_address
-        run_apart(serve_apart, address, folder)
-        num_batches, num_stopped = run_apart(use_apart, address)
-        with pytest.raises(ArgumentError, match="got 'kept'"):
-            engine.connect(2, "kept")
-        with pytest.raises(ArgumentError, match=r"name must be that of servers .*, got 'kept'"):
-            engine.stop("kept")
-    finally:
-        ray.shutdown()
+    address = ray.get_runtime_context().gcs_address
+    run_apart(serve_apart, address, folder, find_mode())
+    num_batches, num_stopped = run_apart(use_apart, address, find_mode())
+    with pytest.raises(ArgumentError, match="got 'kept'"):
+        engine.connect(2, "kept")
+    with pytest.raises(ArgumentError, match=r"name must be that of servers .*, got 'kept'"):
+        engine.stop("kept")
 
     assert num_batches == len(list(NeighborLoader(data, [4, 3], SEEDS, device="cpu", **COMMON)))
     assert num_stopped == 2
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
-@pytest.mark.filterwarnings("ignore")
-def test_servers_that_cannot_all_start_leave_none(folder):
-    import ray
-
-    from pyg_direct.distributed.server import ray_servers as engine
-
-    servers = engine.serve(folder, "half", num_cpus=0.5)
-    try:
-        ray.kill(ray.get_actor("half/0", namespace="pyg_direct"))
-        with pytest.raises(ArgumentError, match="name must be one that no servers have yet, got 'half'"):
-            engine.serve(folder, "half", num_cpus=0.5)
-        with pytest.raises(ArgumentError, match="of which part 0 has none"):
-            engine.connect(2, "half")
-        num_stopped = engine.stop("half")
-        del servers
-    finally:
-        ray.shutdown()
-
-    assert num_stopped == 1

@@ -55,8 +55,7 @@ def test_who_serves_damaged_files_hears_which(engine, folder, kind):
 
 
 def test_names_are_free_once_servers_are_ended(engine, folder):
-    for _ in range(3):
-        engine.serve(folder, "again", num_cpus=0.5).close()
+    engine.serve(folder, "again", num_cpus=0.5).close()
     engine.serve(folder, "again", num_cpus=0.5)
     assert engine.stop("again") == 2
 
