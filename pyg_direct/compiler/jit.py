@@ -38,11 +38,9 @@ from pyg_direct.compiler.code_cache import (
     find_unwritable,
     place_source,
     read_or_make,
-    read_sources,
-    source_folder,
 )
 from pyg_direct.compiler.link_once import linked_once, readable_is_enough, replaced
-from pyg_direct.compiler.nvrtc import PTX_VERSIONS, compile_source, link_pieces, nearest_target, stamp_version
+from pyg_direct.compiler.nvrtc import compile_source, link_pieces, nearest_target, stamp_version
 from pyg_direct.errors import ArgumentError, needs_extra
 from pyg_direct.progress import announce, show_wait
 
@@ -280,12 +278,7 @@ def _bind(on_gpu: bool) -> None:
 @functools.cache
 def _declare(function: DeviceFunction) -> Any:
     signature = _type("i4")(*map(_type, function.signature.split()))
-    cuda, link = _gpu_compiler().cuda, []
-    if COMPILER == "mlir":
-        # It also links the compiled code, to no end here, and wants all pieces for that: code for the oldest will do.
-        names = read_sources(source_folder(), ".cu")
-        link = [cuda.LTOIR(compile_source(name[:-3], min(PTX_VERSIONS))) for name in names]
-    return cuda.declare_device(function.name, signature, link=link)
+    return _gpu_compiler().cuda.declare_device(function.name, signature)
 
 
 def _type(code: str, is_array: bool = False) -> Any:
@@ -610,9 +603,16 @@ def _pretend_device(compute_capability: tuple[int, int]) -> Iterator[None]:
     if COMPILER == "mlir":
         from numba_cuda_mlir import tools
         from numba_cuda_mlir.descriptor import MLIRDispatcher
+        from numba_cuda_mlir.numba_cuda.cudadrv.driver import _Linker
 
         compile_once = compile_steps_once(MLIRDispatcher.compile, compute_capability)
-        with replaced(tools, "_cached_cc", compute_capability), replaced(MLIRDispatcher, "compile", compile_once):
+        # The driver makes machine code of the PTX: that of the compiler takes half of the time, and nobody reads it.
+        no_code = SimpleNamespace(code=b"")
+        with (
+            replaced(tools, "_cached_cc", compute_capability),
+            replaced(MLIRDispatcher, "compile", compile_once),
+            replaced(_Linker, "complete", lambda linker: no_code),
+        ):
             yield
     else:
         import numba.cuda.dispatcher as asked

@@ -24,13 +24,17 @@ SOURCES = sorted(path.stem for path in source_folder().glob("*.cu"))
 NOT_WITH_MLIR = {"pick_labor_gpu"}
 
 
-def marks_of(kernel):
+def all_kernels(not_with_mlir=frozenset()):
+    """Mark a test that takes each kernel."""
     # Kernels of a file call the same bodies, which a process compiles once; CI keeps them together.
-    marks = [pytest.mark.xdist_group(kernel.fn.__module__.rpartition(".")[2])]
-    return [*marks, pytest.mark.xfail] if COMPILER == "mlir" and kernel.name in NOT_WITH_MLIR else marks
+    groups = {k: pytest.mark.xdist_group(k.fn.__module__.rpartition(".")[2]) for k in KERNELS}
+    failing = not_with_mlir if COMPILER == "mlir" else ()
+    return pytest.mark.parametrize("kernel", [
+        pytest.param(k, id=k.name, marks=[groups[k], *([pytest.mark.xfail] if k.name in failing else [])])
+        for k in KERNELS
+    ])  # fmt: skip
 
 
-kernels = pytest.mark.parametrize("kernel", [pytest.param(k, id=k.name, marks=marks_of(k)) for k in KERNELS])
 architectures = pytest.mark.parametrize("target", PTX_VERSIONS, ids=lambda target: "sm_{}{}".format(*target))
 
 
@@ -76,7 +80,7 @@ def assemble(ptx, target):
 
 
 @architectures
-@kernels
+@all_kernels()
 @pytest.mark.full
 def test_compiles_to_one_entry_without_loose_ends(kernel, target):
     for choice, code in compile_kernel(kernel, target):
@@ -94,7 +98,7 @@ def read_instructions(ptx):
 
 
 @architectures
-@kernels
+@all_kernels(NOT_WITH_MLIR)
 @pytest.mark.full
 def test_assembles_at_the_ptx_version_of_the_oldest_driver(kernel, target):
     oldest = min(PTX_VERSIONS)
