@@ -57,7 +57,7 @@ def test_what_is_skipped_for_want_of_a_package_is_run_by_another_step():
         assert skipping <= {*done.stdout.split(), *elsewhere}
     assert re.search(r"^    PYTHONPATH=\$PWD .* -m pytest .* \\\n        -n 3 \$\(list_ray_files\)$", run, re.M)
     assert re.search(r"-m pytest tests/loader/collate/attributes/test_frames.py$", run, re.M)
-    assert re.search(r"-o pythonpath= tests/guides\)$", run, re.M)
+    assert re.search(r"-o pythonpath= tests/guides\) \|\| failed=1$", run, re.M)
     assert {f"test_{name}" for name in ("ray", "sparse", "wheel")} <= {*re.findall(r"^step \w+ \d+m (\w+)$", run, re.M)}
 
 

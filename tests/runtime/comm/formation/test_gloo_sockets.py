@@ -88,6 +88,7 @@ def listen(rank, count, device):
             "told": [os.environ.get(name) for name in NAMES]}  # fmt: skip
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_processes_of_a_benchmark_listen_on_the_loopback(monkeypatch):
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
