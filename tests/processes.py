@@ -26,7 +26,8 @@ _ATTEMPTS = 4
 # Messages of Gloo about lost peers: while it connects, and afterwards.
 LOST = ("connectFullMesh", "onnection closed by peer", "onnection reset by peer")
 # Processes are forked from one that has imported it all, but never started CUDA, nor a thread.
-PRELOADED = ["pyg_direct.distributed", "pyg_direct", "tests.fuzz.producers", "tests.forked"]
+PRELOADED = ["pyg_direct.distributed.dist_neighbor_sampler", "pyg_direct.distributed.dist_loader", "pyg_direct",
+             "tests.fuzz.producers", "tests.forked"]  # fmt: skip
 
 
 def start_method() -> str:

@@ -112,6 +112,10 @@ def import_without_compiler():
     exec({EVERYTHING!r}, names)
     return names["pyg_direct"].__version__
 
+def import_server():
+    import pyg_direct.distributed.server.part_server
+    return "torch_geometric" in sys.modules
+
 def use_own_bytecode():
     # As installed: compiled, by the first import.
     sys.pycache_prefix, sys.dont_write_bytecode = sys.argv[1], False
@@ -145,7 +149,7 @@ import torch
 seconds = time.process_time() - begin
 is_first, found = len(sys.argv) < 3, {{}}
 if is_first:
-    found["without compiler"] = fork(import_without_compiler)
+    found |= {{"without compiler": fork(import_without_compiler), "server": fork(import_server)}}
 import torch_geometric
 if is_first:
     found |= {{"rooms": fork(list_rooms), "everything": fork(import_everything)}}
@@ -176,6 +180,10 @@ def test_import_warns_of_nothing_and_starts_neither_cuda_nor_a_compiler(imports)
 
 def test_import_needs_no_compiler(imports):
     assert imports["without compiler"] == pyg_direct.__version__
+
+
+def test_a_server_of_a_part_does_not_import_pyg(imports):
+    assert imports["server"] is False
 
 
 def test_import_enters_few_rooms(imports):

@@ -11,12 +11,16 @@
 - `server/`: parts on servers, for clients that hold none.
 """
 
-from pyg_direct.distributed.dist_feature import DistFeature, PartitionInfo
-from pyg_direct.distributed.dist_graph import DistGraph
-from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
-from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
-from pyg_direct.distributed.partitioning.partition_graph import partition_graph
-from pyg_direct.distributed.partitioning.replicas import AccessCounter, plan_replicas
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyg_direct.distributed.dist_feature import DistFeature, PartitionInfo
+    from pyg_direct.distributed.dist_graph import DistGraph
+    from pyg_direct.distributed.dist_loader import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
+    from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
+    from pyg_direct.distributed.partitioning.partition_graph import partition_graph
+    from pyg_direct.distributed.partitioning.replicas import AccessCounter, plan_replicas
 
 __all__ = [
     "AccessCounter",
@@ -30,3 +34,30 @@ __all__ = [
     "partition_graph",
     "plan_replicas",
 ]
+
+# Module of each public name, imported when it is read: a server of a part needs no loaders, and so no PyG.
+_MODULES = {
+    "AccessCounter": "partitioning.replicas",
+    "DistFeature": "dist_feature",
+    "DistGraph": "dist_graph",
+    "DistLinkNeighborLoader": "dist_loader",
+    "DistNeighborLoader": "dist_loader",
+    "DistNeighborSampler": "dist_neighbor_sampler",
+    "DistSubGraphLoader": "dist_loader",
+    "PartitionInfo": "dist_feature",
+    "partition_graph": "partitioning.partition_graph",
+    "plan_replicas": "partitioning.replicas",
+}
+
+
+if not TYPE_CHECKING:
+    # Type checkers would take every name for one of the room.
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
