@@ -98,7 +98,9 @@ def test_one_that_fails_is_named_at_once_and_lost_connections_are_made_anew(tmp_
         assert f"{rule}, got others on rank 2" in said["way"]
         assert said["lost twice"] == own["lost twice"] == "nothing"
         assert said["always lost"] == own["always lost"]
-        assert said["always lost"].endswith("rank 2: connectFullMesh failed: connection closed by peer")
+        # On a busy machine Gloo may lose a connection of another rank by itself.
+        words = r"RankError: the processes could not be joined in 4 attempts, at last rank \d: .*connectFullMesh .*"
+        assert re.fullmatch(words, said["always lost"], re.DOTALL)
         # Another one may be late too, if the machine is busy.
         for words in (said["absent"], own["absent"]):
             assert re.fullmatch("RankError: rank ([01], )?2 did not come within 1 seconds to form a group .*", words)
