@@ -256,7 +256,8 @@ def test_errors_are_told_and_who_is_killed_leaves_the_others_all_they_read(tmp_p
 
 def test_a_host_apart_is_refused_where_one_memory_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(dist_graph, "Communicator", lambda *args, **options: SimpleNamespace(
-        size=2, rank=0, run=lambda *given: "rank 1 is on another host than rank 0", close=lambda: None))  # fmt: skip
+        size=2, rank=0, captured=False, run=lambda *given: "rank 1 is on another host than rank 0",
+        close=lambda: None))  # fmt: skip
 
     with pytest.raises(ArgumentError, match=r"share_graph=True needs .* rank 1 is on another host"):
         DistGraph(tmp_path, device=CPU, share_graph=True)
