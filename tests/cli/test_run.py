@@ -419,10 +419,10 @@ if __name__ == "__main__":
     pytest.param([], ["spawn", "forkserver", "fork"], marks=SLOW), (["--no-accelerate"], ["fork"]),
 ])  # fmt: skip
 @pytest.mark.full
-def test_processes_that_a_program_starts_make_our_loaders_with_its_options(tmp_path, accelerate, ways):
+def test_processes_that_a_program_starts_make_our_loaders_with_its_options(warm, tmp_path, accelerate, ways):
     (tmp_path / "starting.py").write_text(STARTING)
 
-    done = run("run", "--device", "cpu", "--placement", "cpu", *accelerate, "-m", "starting", *ways, cwd=tmp_path)
+    done = warm.run("run", "--device", "cpu", "--placement", "cpu", *accelerate, "-m", "starting", *ways, cwd=tmp_path)
 
     ours = f"pyg_direct.loader.neighbor_loader cpu {not accelerate}"
     names = {"spawn": "__mp_main__", "forkserver": "__mp_main__", "fork": "__main__"}
