@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -29,7 +30,6 @@ from torch_geometric.nn import MessagePassing, norm
 
 from pyg_direct.nn.replay.padded_batch import Sizes
 from pyg_direct.nn.sorted_edges import find_batch
-from pyg_direct.nn.trimming import has_hooks
 
 # Attributes of modules that are compared by value.
 _SETTINGS = frozenset((bool, int, float, str, type(None)))
@@ -136,40 +136,36 @@ def fill_in(nest: Any, tensors: Iterator[Tensor]) -> Any:
     return dict(zip(rest[1], parts, strict=True)) if kind is dict else kind(parts)
 
 
-def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outside: Outside
+def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State
               ) -> BatchCall | WholeCall | None:  # fmt: skip
-    """Read the arguments of a model's call; None if its kind does not determine a pass.
-
-    Args:
-        outside: Values that the model's code reads besides.
-    """
+    """Read the arguments of a model's call; None if its kind does not determine a pass."""
     tensors: list[Tensor] = []
     nest = take_tensors((args, kwargs), tensors)
     if nest is None or not tensors or not _can_record(tensors[0].device):
         return None
     device = tensors[0].device
     if any(find_batch(tensor) is not None for tensor in tensors):
-        return _read_batch(model, args, kwargs, outside)
+        return _read_batch(model, args, kwargs, state)
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.device != device or tensor.is_inference():
             return None
-    state = _read_state(model, device, outside)
-    if state is None:
+    found = state.read(model, device)
+    if found is None:
         return None
     forms = [(tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad) for tensor in tensors]
     # Orders of edges are remembered by their count of writes.
     addresses = tuple([(tensor.data_ptr(), -1 if tensor.is_floating_point() else tensor._version)
                        for tensor in tensors])  # fmt: skip
-    return WholeCall((nest, *forms, *state), nest, tensors, addresses)
+    return WholeCall((nest, *forms, found), nest, tensors, addresses)
 
 
-def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outside: Outside) -> BatchCall | None:
+def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> BatchCall | None:
     values = [*args, *kwargs.values()]
-    found = [(place, known) for place, value in enumerate(values)
-             if isinstance(value, Tensor) and (known := find_batch(value)) is not None]  # fmt: skip
-    if len(found) != 1:
+    batches = [(place, known) for place, value in enumerate(values)
+               if isinstance(value, Tensor) and (known := find_batch(value)) is not None]  # fmt: skip
+    if len(batches) != 1:
         return None
-    edges_at, known = found[0]
+    edges_at, known = batches[0]
     edge_index = values[edges_at]
     sizes = known.read_hops(edge_index)
     if sizes is None:
@@ -200,18 +196,95 @@ def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outsi
             kinds.append((type(value), value))
         else:
             return None
-    state = _read_state(model, edge_index.device, outside)
-    return None if state is None else BatchCall((*kinds, *state), Sizes(*sizes), edge_index, rows, args, kwargs)
+    found = state.read(model, edge_index.device)
+    return None if found is None else BatchCall((*kinds, found), Sizes(*sizes), edge_index, rows, args, kwargs)
 
 
 def _can_record(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
 
 
-def _read_state(model: Any, device: torch.device, outside: Outside) -> tuple[Any, ...] | None:
-    """Read the state of a model and of torch on which recorded passes depend; None if a hook or a mode watches, or a
-    tensor is on another device.
+class State:
+    """State of a model and of torch on which recorded passes depend.
+
+    It is read in full once. Later reads compare the identities of all that it consists of, within microseconds, and
+    read it again only if one has changed.
+
+    Args:
+        outside: Values that the model's code reads besides.
     """
+
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+        # Of torch and of values outside, then all.
+        self._around: tuple[Any, ...] = ()
+        self._state: tuple[Any, ...] | None = None
+        # Parts of the model with their classes and dictionaries, and dictionaries of hooks, which must be empty.
+        self._parts: list[torch.nn.Module] = []
+        self._kinds: list[tuple[type, int]] = []
+        self._hooks: list[Any] = []
+        # Containers, which show later changes, with the lengths, items and tensors that they had. Items that are kept
+        # leave their ids to no others.
+        self._views: list[Any] = []
+        self._lengths: list[int] = []
+        self._items: list[Any] = []
+        self._ids: list[int] = []
+        self._tensors: list[Tensor] = []
+        self._memory: list[Any] = []
+
+    def read(self, model: Any, device: torch.device) -> tuple[Any, ...] | None:
+        """Return the state; None if a hook or a mode watches, or a tensor is on another device."""
+        around = _read_modes(device)
+        if around is None:
+            return None
+        for read in self._outside.values:
+            _read_value(read(), device, around, [], [])
+        if self._state is None or self._around != tuple(around) or not self._is_unchanged(device):
+            self._around = tuple(around)
+            self._state = self._read_parts(model, device)
+        return self._state
+
+    def _is_unchanged(self, device: torch.device) -> bool:
+        return (
+            list(map(len, self._views)) == self._lengths
+            and list(map(id, chain.from_iterable(self._views))) == self._ids
+            and [(type(part), id(part.__dict__)) for part in self._parts] == self._kinds
+            and not any(self._hooks)
+            and [_read_tensor(tensor, device) for tensor in self._tensors] == self._memory
+        )
+
+    def _read_parts(self, model: Any, device: torch.device) -> tuple[Any, ...] | None:
+        """Read the state of a model in full, and how to find changes."""
+        state: list[Any] = [*self._around]
+        self._parts, self._hooks, self._views, self._tensors = list(model.modules()), [], [], []
+        for part in self._parts:
+            own, is_conv = part.__dict__, isinstance(part, MessagePassing)
+            # Hooks of the model itself are called around its `forward`.
+            names = (*(() if part is model else _HOOKS), *(_HOOKS_OF_MESSAGES if is_conv else ()))
+            hooks = [own[name] for name in names if name in own]
+            if any(hooks) or _is_compiled(part) or (is_conv and part.explain):
+                return None
+            self._hooks += hooks
+            self._views += [own.values(), part._parameters.values(), part._buffers.values(), part._modules.values()]
+            state += (id(part), part.__class__)
+            for name, value in own.items():
+                if name not in _INTERNALS:
+                    _read_value(value, device, state, self._views, self._tensors)
+            for tensor in (*part._parameters.values(), *part._buffers.values()):
+                if tensor is not None:
+                    if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.device != device:
+                        return None
+                    state.append((id(tensor), *_read_memory(tensor)))
+                    self._tensors.append(tensor)
+        self._kinds = [(type(part), id(part.__dict__)) for part in self._parts]
+        self._lengths, self._items = list(map(len, self._views)), list(chain.from_iterable(self._views))
+        self._ids = list(map(id, self._items))
+        self._memory = [_read_tensor(tensor, device) for tensor in self._tensors]
+        return tuple(state)
+
+
+def _read_modes(device: torch.device) -> list[Any] | None:
+    """Read the settings of torch on which recorded passes depend; None if a hook or a mode watches."""
     # torch calls the second ones for each operation.
     if (modules._global_forward_pre_hooks or modules._global_forward_hooks or modules._global_backward_pre_hooks
             or modules._global_backward_hooks or torch._C._len_torch_dispatch_stack() > 0
@@ -221,41 +294,54 @@ def _read_state(model: Any, device: torch.device, outside: Outside) -> tuple[Any
     functions = [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
     if any(type(mode) is not DeviceContext for mode in functions):
         return None
-    state: list[Any] = [torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type),
-                        torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
-                        torch.get_default_dtype(), *[mode.device for mode in functions],
-                        device, torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0,
-                        ]  # fmt: skip
-    for part in model.modules():
-        # Hooks of the model itself are called around its `forward`.
-        if (part is not model and has_hooks(part)) or (isinstance(part, MessagePassing) and _is_watched(part)):
-            return None
-        state += (id(part), part.__class__)
-        for name, value in part.__dict__.items():
-            if name not in _INTERNALS:
-                _read_value(value, device, state)
-        for tensor in (*part._parameters.values(), *part._buffers.values()):
-            if tensor is not None:
-                if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.device != device:
-                    return None
-                state.append((id(tensor), *_read_memory(tensor)))
-    for read in outside.values:
-        _read_value(read(), device, state)
-    return tuple(state)
+    # In inference mode torch makes tensors that may not be written later.
+    return [torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type),
+            torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+            torch.get_default_dtype(), torch.is_inference_mode_enabled(), *[mode.device for mode in functions],
+            device, torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0]  # fmt: skip
 
 
-def _read_value(value: Any, device: torch.device, state: list[Any]) -> None:
-    """Append an attribute to a state: settings by value, tensors by their memory, and others by their identity."""
+def _read_value(value: Any, device: torch.device, state: list[Any], views: list[Any], tensors: list[Tensor]) -> None:
+    """Append an attribute to a state: settings by value, tensors by their memory, and others by their identity.
+
+    Args:
+        value: The attribute.
+        device: Device of the model.
+        state: The state.
+        views: Containers that were read, to which they are added.
+        tensors: Tensors that were read, to which they are added.
+    """
     kind = type(value)
     if kind in _SETTINGS:
         state.append(value)
     elif kind in _TENSORS:
-        state.append((id(value), value._version if value.device != device else _read_memory(value)))
+        state.append((id(value), _read_tensor(value, device)))
+        tensors.append(value)
     elif kind in _CONTAINERS and len(value) <= _MOST_ITEMS:
-        for item in value.values() if kind is dict else value:
-            _read_value(item, device, state)
+        items = value.values() if kind is dict else value
+        views.append(items)
+        for item in items:
+            _read_value(item, device, state, views, tensors)
     else:
         state.append(id(value))
+
+
+def _read_tensor(tensor: Tensor, device: torch.device) -> Any:
+    return tensor._version if tensor.device != device else _read_memory(tensor)
+
+
+# Hooks of every module, and of a convolution, which read what they compute.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS_OF_MESSAGES = tuple(
+    f"_{step}_forward{before}_hooks" for before in ("", "_pre")
+    for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+)  # fmt: skip
+
+
+def _is_compiled(part: torch.nn.Module) -> bool:
+    """Report whether torch compiles or scripts a module, whose code may change between passes."""
+    return (isinstance(part, torch.jit.ScriptModule) or type(part).__module__.startswith("torch._dynamo")
+            or part.__dict__.get("_compiled_call_impl") is not None)  # fmt: skip
 
 
 # Attributes of every module, which are read in another way or change nothing.
@@ -355,14 +441,6 @@ def _list_held(value: Any, tensors: list[Tensor]) -> None:
     elif type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS:
         for item in value.values() if isinstance(value, dict) else value:
             _list_held(item, tensors)
-
-
-def _is_watched(part: MessagePassing) -> bool:
-    """Report whether a hook reads the messages of a convolution."""
-    return bool(part.explain or part._propagate_forward_pre_hooks or part._propagate_forward_hooks
-                or part._message_forward_pre_hooks or part._message_forward_hooks or part._aggregate_forward_pre_hooks
-                or part._aggregate_forward_hooks or part._edge_update_forward_pre_hooks
-                or part._edge_update_forward_hooks)  # fmt: skip
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import Paths
-from pyg_direct.nn.replay.guards import BatchCall, Outside, WholeCall, read_call
+from pyg_direct.nn.replay.guards import BatchCall, Outside, State, WholeCall, read_call
 from pyg_direct.nn.replay.padded_batch import Sizes
 from pyg_direct.nn.replay.recorded_passes import PaddedPasses, RecordedPasses, Rules, WholePasses
 from pyg_direct.object_text import one_line, show_options
@@ -27,8 +27,10 @@ from pyg_direct.ops.run_kernel import is_ordinary, is_recorded
 from pyg_direct.progress import announce
 
 # Ordinary passes before one is recorded, and consecutive calls that did not fit after which places are made anew.
+# Both double with each recording after the second, up to a limit.
 _WARM_UP = 8
 _MISSES = 4
+_MOST_PATIENCE = 6
 # Consecutive calls of different kinds, after which no kind is expected to repeat.
 _CHANGES = 32
 # Wrappers that call a model in their own way.
@@ -65,16 +67,19 @@ class _Passes:
 
     Args:
         rules: Conditions of a recording.
+        state: Reader of the model's state in these passes.
     """
 
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+    def __init__(self, rules: Rules, state: State) -> None:
+        self._rules, self.state = rules, state
         self.recording: RecordedPasses | None = None
         # For the recording, and consecutive calls of another kind that may be recorded next.
         self._calls: _Calls | None = None
         self._next: _Calls | None = None
         self._recorded: tuple[Any, ...] = ()
         self._changes = self._missed = 0
+        # Recordings, and by how many bits more calls are wanted before the next one.
+        self._times = self._patience = 0
 
     def find(self, call: BatchCall | WholeCall) -> RecordedPasses | None:
         """Return the recording, filled with the arguments of a call; None if it cannot serve them."""
@@ -95,7 +100,7 @@ class _Passes:
         if self.recording is not None and calls is not None and call.kind == calls.kind:
             calls.add(call)
             self._missed += 1
-            if self._missed < _MISSES or self._recorded == calls.summarize():
+            if self._missed < _MISSES << self._patience or self._recorded == calls.summarize():
                 return None
         else:
             if self._next is None or call.kind != self._next.kind:
@@ -105,7 +110,8 @@ class _Passes:
                     return "what the model holds, or is called with besides a batch, changes again and again"
             calls = self._next
             calls.add(call)
-            if calls.times <= _WARM_UP:
+            # Graphs that take turns are not recorded at every turn: a recording takes as long as many passes.
+            if calls.times <= _WARM_UP << self._patience:
                 return None
         self._missed = 0
         try:
@@ -129,6 +135,7 @@ class _Passes:
             return None
         reason = made.record(call)
         if reason is None:
+            self._patience, self._times = min(self._times, _MOST_PATIENCE), self._times + 1
             self.recording, self._calls, self._recorded, self._next = made, calls, calls.summarize(), None
         return reason
 
@@ -164,40 +171,46 @@ class Replay:
 
     def run(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of the model for its arguments."""
-        plain = type(model).forward
-        if not (self._is_strict or (model.training and torch.is_grad_enabled())):
+        plain, is_graded, is_trained = type(model).forward, torch.is_grad_enabled(), model.training
+        if not (self._is_strict or (is_trained and is_graded)):
             return plain(model, *args, **kwargs)
-        if self.reason is not None or not is_ordinary() or _is_repeated() or _is_recording():
+        # Training without a gradient may be the first pass of a checkpoint, and is repeated in backward.
+        if (self.reason is not None or is_trained > is_graded or not is_ordinary() or (is_graded and _is_repeated())
+                or _is_recording()):  # fmt: skip
             self.ordinary += 1
             return plain(model, *args, **kwargs)
-        call = self._read(model, args, kwargs)
-        if call is not None and (self._is_strict or isinstance(call, BatchCall)):
-            key = torch.is_grad_enabled(), model.training
-            passes = self._passes.get(key)
-            if passes is None:
-                passes = self._passes[key] = _Passes(Rules(key[0], self._is_strict))
+        passes = self._find_passes(model, is_graded, is_trained)
+        call = None if passes is None else read_call(model, args, kwargs, passes.state)
+        if passes is not None and call is not None and (self._is_strict or isinstance(call, BatchCall)):
             recording = passes.find(call)
             if recording is not None:
                 self.replayed += 1
                 return recording.replay(call)
-            with _recording:
+            with ordinary_passes:
                 reason = passes.note(model, call)
             if reason is not None:
                 self._refuse(reason)
         self.ordinary += 1
         return plain(model, *args, **kwargs)
 
-    def _read(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchCall | WholeCall | None:
-        if self._thread not in (None, threading.get_ident()):
+    def _find_passes(self, model: Any, is_graded: bool, is_trained: bool) -> _Passes | None:
+        """Return the passes of a kind; None if none can be replayed."""
+        thread = threading.get_ident()
+        if self._thread not in (None, thread):
             self._refuse("the model is called in several threads")
             return None
-        self._thread = threading.get_ident()
+        self._thread = thread
+        passes = self._passes.get((is_graded, is_trained))
+        if passes is not None:
+            return passes
         if self._outside is None:
             self._outside = Outside(model)
             if self._is_strict and self._outside.reason is not None:
                 self._refuse(self._outside.reason)
                 return None
-        return read_call(model, args, kwargs, self._outside)
+        passes = _Passes(Rules(is_graded, self._is_strict), State(self._outside))
+        self._passes[is_graded, is_trained] = passes
+        return passes
 
     def _refuse(self, reason: str) -> None:
         self.reason = reason
@@ -210,8 +223,8 @@ class Replay:
             warn(said, RuntimeWarning)
 
 
-class _Recording(threading.local):
-    """Block of a recording in this thread, in which models within the model run as before."""
+class _OrdinaryPasses(threading.local):
+    """Block of this thread in which no pass is replayed, such as that of a recording."""
 
     depth = 0
 
@@ -222,11 +235,11 @@ class _Recording(threading.local):
         self.depth -= 1
 
 
-_recording = _Recording()
+ordinary_passes = _OrdinaryPasses()
 
 
 def _is_recording() -> bool:
-    return _recording.depth > 0
+    return ordinary_passes.depth > 0
 
 
 def _is_repeated() -> bool:
