@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
+from operator import is_
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -223,12 +224,10 @@ class State:
         self._parts: list[torch.nn.Module] = []
         self._kinds: list[tuple[type, int]] = []
         self._hooks: list[Any] = []
-        # Containers, which show later changes, with the lengths, items and tensors that they had. Items that are kept
-        # leave their ids to no others.
+        # Containers, which show later changes, with the lengths, items and tensors that they had.
         self._views: list[Any] = []
         self._lengths: list[int] = []
         self._items: list[Any] = []
-        self._ids: list[int] = []
         self._tensors: list[Tensor] = []
         self._memory: list[Any] = []
 
@@ -247,7 +246,7 @@ class State:
     def _is_unchanged(self, device: torch.device) -> bool:
         return (
             list(map(len, self._views)) == self._lengths
-            and list(map(id, chain.from_iterable(self._views))) == self._ids
+            and all(map(is_, chain.from_iterable(self._views), self._items))
             and [(type(part), id(part.__dict__)) for part in self._parts] == self._kinds
             and not any(self._hooks)
             and [_read_tensor(tensor, device) for tensor in self._tensors] == self._memory
@@ -278,7 +277,6 @@ class State:
                     self._tensors.append(tensor)
         self._kinds = [(type(part), id(part.__dict__)) for part in self._parts]
         self._lengths, self._items = list(map(len, self._views)), list(chain.from_iterable(self._views))
-        self._ids = list(map(id, self._items))
         self._memory = [_read_tensor(tensor, device) for tensor in self._tensors]
         return tuple(state)
 
