@@ -35,7 +35,7 @@ def run(
     placement: Annotated[str, typer.Option(help="Where the graph lives: auto, cuda, unified, pinned, cpu.", autocompletion=lambda: _PLACEMENTS)] = "auto",  # noqa: E501
     feature_cache: Annotated[Optional[str], typer.Option(help="GPU memory for hot rows: 2G or 20%.")] = None,  # noqa: UP045
     accelerate: Annotated[bool, typer.Option(help="Let PyG's convolutions aggregate through our operators.")] = True,
-    replay: Annotated[bool, typer.Option(help="Replay passes of models as CUDA graphs, on a GPU.")] = False,
+    replay: Annotated[Optional[bool], typer.Option(help="Replay passes of models as CUDA graphs; default: on a GPU.")] = None,  # noqa: E501, UP045
     verbose: Annotated[bool, typer.Option(help="Say what is replaced by name, and all reasons.")] = False,
 ) -> None:  # fmt: skip
     """Run a program for PyG, unedited, with loaders replaced and models accelerated, in processes that it starts too.

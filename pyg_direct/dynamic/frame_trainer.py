@@ -28,6 +28,7 @@ from pyg_direct.dynamic.overlapped_work import LANES, Timeline
 from pyg_direct.dynamic.stream import SnapshotStream, stream
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.nn.replay.graphed_step import check_optimizes, steps_on_gpu
+from pyg_direct.nn.replay.model_replay import ordinary_passes
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import checks_keywords
 from pyg_direct.profiling import sum_lanes, trace
@@ -356,7 +357,8 @@ class FrameTrainer:
                 begin_anew()
         state, costs = None, []
         for place, snapshot in enumerate(self._frame.get_snapshots()):
-            y_hat, state = _read_pair(self.step(self.model, snapshot, state))
+            with ordinary_passes:
+                y_hat, state = _read_pair(self.step(self.model, snapshot, state))
             if self.target == "all" or place == self.window - 1:
                 costs.append(self.loss(y_hat, snapshot.y))
         self._frame.check_unwritten()

@@ -22,7 +22,14 @@ from pyg_direct.nn.dispatch import STEPS, find_obstacle, propagate, reduces
 from pyg_direct.nn.hetero.hetero_conv import forget_graph, forget_relations, watch_graph, watch_relations
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import ConvReport, Paths, Report, describe_left, make_paths
-from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, may_watch, watch_passes
+from pyg_direct.nn.replay.model_replay import (
+    Replay,
+    check,
+    forget_replay,
+    may_watch,
+    replays_by_default,
+    watch_passes,
+)
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
 from pyg_direct.nn.whole_graphs import UnknownEdges
 from pyg_direct.object_text import one_line
@@ -34,8 +41,8 @@ class Acceleration:
     """Changes that `accelerate` made, and counts of calls so far. It is no model: the model itself was changed.
 
     Attributes:
-        replay: Counts of replayed passes (`replayed`, `ordinary`), and a `reason` if none is replayed; None unless
-            replay was requested.
+        replay: Counts of replayed passes (`replayed`, `ordinary`), and a `reason` if none is replayed; None if replay
+            was refused, or there is no GPU.
     """
 
     def __init__(self, model: torch.nn.Module, replay: Replay | None = None) -> None:
@@ -83,7 +90,7 @@ class Acceleration:
     def __repr__(self) -> Iterator[str]:
         for name, kind in self.convolutions.items():
             yield f"{name}: {kind}" if name else kind
-        if self.replay is not None:
+        if self.replay is not None and (self.replay.replayed or self.replay.reason is not None):
             yield repr(self.replay)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +112,7 @@ _GO_ON = "`accelerate` changes the model in place: go on with `model`"
 _NO_PATHS = Paths()
 
 
-def accelerate(model: torch.nn.Module, *, replay: bool | str = False) -> Acceleration:
+def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> Acceleration:
     """Make the convolutions of a PyG model aggregate batches of pyg_direct loaders with one fused kernel each.
 
     It finds SAGEConv, GraphConv, GCNConv, GINConv, GINEConv, GATConv, GATv2Conv, RGCNConv and HGTConv, also inside
@@ -177,7 +184,7 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str = False) -> Acceler
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    is_auto = isinstance(replay, str) and replay == "auto"
+    is_auto = replays_by_default() if replay is None else isinstance(replay, str) and replay == "auto"
     is_replayed = may_watch(model) if is_auto else check_flag("replay", replay)
     if is_replayed and not is_auto:
         check(model)

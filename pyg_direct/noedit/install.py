@@ -36,7 +36,7 @@ from pyg_direct.nn.accelerate import accelerate_one
 from pyg_direct.nn.conv.table import SPECS, find_spec
 from pyg_direct.nn.hetero.hetero_conv import watch_relations
 from pyg_direct.nn.paths import Paths
-from pyg_direct.nn.replay.model_replay import SearchingPaths
+from pyg_direct.nn.replay.model_replay import SearchingPaths, replays_by_default
 from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.derived_loader import Filters
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, note_process, watch_left
@@ -203,7 +203,7 @@ _BOUND: list[tuple[Any, str, Any]] = []
 
 
 def install(*, device: Device = None, placement: str = "auto", feature_cache: int | str | None = None,
-            seed: int | None = None, accelerate: bool = True, replay: bool = False, verbose: bool = False
+            seed: int | None = None, accelerate: bool = True, replay: bool | None = None, verbose: bool = False
             ) -> None:  # fmt: skip
     """Make PyG's loader classes create our loaders, and accelerate models that are made, loaded or copied from now on.
 
@@ -226,8 +226,8 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         feature_cache: See `NeighborLoader`.
         seed: See `NeighborLoader`.
         accelerate: Accelerate PyG's convolutions at their creation; see `accelerate`.
-        replay: Replay the passes of models on a GPU, as `accelerate(model, replay="auto")`. A model is the outermost
-            module that the program calls, and that holds an accelerated convolution.
+        replay: Replay the passes of models on a GPU, as `accelerate(model, replay="auto")`; None does so if there is a
+            GPU. A model is the outermost module that the program calls, and that holds an accelerated convolution.
         verbose: Report every replaced name, and every kind of loader that is made.
 
     Raises:
@@ -246,7 +246,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         raise ArgumentError(f"placement must be one of {', '.join(AUTO_PLACEMENTS)}, got {placement!r}")
     check_size(0 if feature_cache is None else feature_cache, "feature_cache")
     check_seed(seed)
-    accelerate, replay = check_flag("accelerate", accelerate), check_flag("replay", replay)
+    accelerate, replay = check_flag("accelerate", accelerate), None if replay is None else check_flag("replay", replay)
     verbose = check_flag("verbose", verbose)
     if device is not None and device != "data":
         place = resolve_device(device)
@@ -264,7 +264,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         announce(f"left to PyG: {left}")
 
 
-def start(*, accelerate: bool = True, replay: bool = False, verbose: bool = False, **options: Any) -> None:
+def start(*, accelerate: bool = True, replay: bool | None = None, verbose: bool = False, **options: Any) -> None:
     """Install without checks and without a report, as in a process that another one has started.
 
     Args:
@@ -286,7 +286,7 @@ def start(*, accelerate: bool = True, replay: bool = False, verbose: bool = Fals
     _BOUND.append((BasicGNN, "inference", inference))
     BasicGNN.inference = make_inference(inference)
     if accelerate:
-        accelerate_what_is_made(replay=replay)
+        accelerate_what_is_made(replay=replays_by_default() if replay is None else replay)
 
 
 def hand_down(**options: Any) -> None:

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn
 from pyg_direct.nn.replay.guards import find_norm_over_nodes, left_as_it_was
+from pyg_direct.nn.replay.model_replay import ordinary_passes
 from pyg_direct.nn.replay.padded_batch import PaddedBatch, PaddedTypes, Sizes, TypedSizes, read_sizes, read_typed_sizes
 from pyg_direct.nn.replay.padded_graphs import (
     GraphSizes,
@@ -140,7 +141,8 @@ class GraphedStep:
         """Run an ordinary step."""
         self.ordinary += 1
         self._forget_gradients()
-        loss = self.compute(batch)
+        with ordinary_passes:
+            loss = self.compute(batch)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -222,7 +224,7 @@ class GraphedStep:
         for part in self.model.modules():
             part.training = False
         try:
-            with torch.no_grad():
+            with torch.no_grad(), ordinary_passes:
                 expected, found = self.compute(batch).double(), self._compute().double()
         except Exception as error:  # Any error of a model in evaluation.
             return (str(error) or type(error).__name__).splitlines()[0]
@@ -239,7 +241,7 @@ class GraphedStep:
     def _compute(self) -> Tensor:
         """Compute the loss of the batch in the places."""
         assert self._padded is not None, "no places are made"
-        with masked_norms(self.model, getattr(self._padded, "masks", None)):
+        with masked_norms(self.model, getattr(self._padded, "masks", None)), ordinary_passes:
             return self.compute(self._padded.data)
 
     def _forget_gradients(self) -> None:

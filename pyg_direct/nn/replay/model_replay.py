@@ -33,6 +33,8 @@ _MISSES = 4
 _MOST_PATIENCE = 6
 # Consecutive calls of different kinds, after which no kind is expected to repeat.
 _CHANGES = 32
+# Replay of `accelerate` and `run` if the caller does not choose.
+_BY_DEFAULT = True
 # Wrappers that call a model in their own way.
 _SPREAD = (DataParallel, DistributedDataParallel, FullyShardedDataParallel)
 
@@ -277,6 +279,11 @@ def may_watch(model: torch.nn.Module) -> bool:
     except ArgumentError:
         return False
     return any(isinstance(part, MessagePassing) for part in model.modules())
+
+
+def replays_by_default() -> bool:
+    """Report whether models are replayed, as by `"auto"`, if the caller does not choose: on a machine with a GPU."""
+    return _BY_DEFAULT and torch.cuda.is_available()
 
 
 def watch_passes(model: torch.nn.Module, is_strict: bool) -> Replay:
