@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -113,7 +113,9 @@ class RecordedPasses:
         self._grads: list[Tensor] = []
         self._gradients: list[Tensor | None] = []
         self._flat: Tensor | None = None
-        self._shapes: list[torch.Size | None] = []
+        # Leaves that have a gradient, and tensors of the shapes of these gradients.
+        self._reached: list[bool] = []
+        self._shapes: list[Tensor] = []
         self._saved: set[int] = set()
         self._modes: list[tuple[Any, bool]] = []
         self._autocast = (False, torch.float16)
@@ -170,7 +172,7 @@ class RecordedPasses:
         """Record the passes over copied arguments; return why they cannot be recorded, otherwise None."""
         model: Any = self._model()
         reason = self._find_reason(model, call)
-        self._made, self._gradients, self._flat, self._shapes = [], [], None, []
+        self._made, self._gradients, self._flat = [], [], None
         if reason is not None:
             return reason
         self._is_trial = False
@@ -285,16 +287,18 @@ class RecordedPasses:
         with torch.autocast(self._device.type, enabled=False):
             found = torch.autograd.grad(made, self._leaves, self._grads, allow_unused=True)
         dense = [part for part in found if part is not None and part.layout is torch.strided]
-        self._gradients, self._shapes = list(found), [None if part is None else part.shape for part in found]
+        self._gradients, self._reached = list(found), [part is not None for part in found]
         # Gradients of a trial are checked.
         if not self._is_trial and dense and all(part.dtype == dense[0].dtype for part in dense):
             # Returned by one copy.
+            self._shapes = [torch.empty(part.shape, device="meta") for part in dense]
             self._flat, self._gradients = torch.cat([part.reshape(-1) for part in dense]), []
 
     def replay(self, call: Any) -> Any:
         """Return the result of the model for the copied arguments."""
         if self._rules.is_graded:
-            leaves = [*self._parameters, *self._list_learning(call)]
+            # Others keep the gradient that they have, as in an ordinary pass.
+            leaves = compress([*self._parameters, *self._list_learning(call)], self._reached)
             outs = iter(_Replayed.apply(self, call, *leaves))  # type: ignore[no-untyped-call]
         else:
             self._graphs[0].replay()
@@ -312,17 +316,15 @@ class RecordedPasses:
         self._turn = weakref.ref(turn)
         return self.cut(self._outs, call), turn
 
-    def go_back(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> list[Tensor | None]:
-        """Return gradients of the parameters and arguments, in new memory."""
+    def go_back(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> Sequence[Tensor | None]:
+        """Return gradients of the parameters and arguments that have one, in new memory."""
         self._check_versions(turn, self._saved)
         self._turn = None
         self._spread([grads[place] for place in self._graded], call)
         self._graphs[1].replay()
         if self._flat is None:
-            return [None if part is None else part.clone() for part in self._gradients]
-        sizes = [shape.numel() for shape in self._shapes if shape is not None]
-        flat = iter(self._flat.clone().split(sizes))
-        return [None if shape is None else next(flat).view(shape) for shape in self._shapes]
+            return [part.clone() for part in self._gradients if part is not None]
+        return torch._utils._unflatten_dense_tensors(self._flat.clone(), self._shapes)  # type: ignore[no-any-return]
 
     def is_at(self, turn: _Turn) -> bool:
         """Report whether the memory of a pass is still its own."""
@@ -336,7 +338,7 @@ class RecordedPasses:
                                    f"inplace operation: a parameter of shape {tuple(parameter.shape)} is at version "
                                    f"{parameter._version}; expected version {version} instead")  # fmt: skip
 
-    def go_back_again(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> list[Tensor | None]:
+    def go_back_again(self, turn: _Turn, grads: Sequence[Tensor | None], call: Any) -> Sequence[Tensor | None]:
         """Return gradients by an ordinary pass with the same draws: for a second backward, or one with a graph."""
         self._check_versions(turn, None)
         model: Any = self._model()
@@ -356,9 +358,10 @@ class RecordedPasses:
                 again._run_for(learning)
             outs = again.cut(again._made, call)
         pairs = [(outs[place], grads[place]) for place in self._graded if grads[place] is not None]
-        return list(torch.autograd.grad([out for out, _ in pairs], [*self._parameters, *learning],
-                                        [grad for _, grad in pairs], allow_unused=True,
-                                        create_graph=torch.is_grad_enabled()))  # fmt: skip
+        found = torch.autograd.grad([out for out, _ in pairs], [*self._parameters, *learning],
+                                    [grad for _, grad in pairs], allow_unused=True,
+                                    create_graph=torch.is_grad_enabled())  # fmt: skip
+        return list(compress(found, self._reached))
 
     def _run_for(self, learning: Sequence[Tensor]) -> None:
         """Run forward with these arguments in the places of those that have a gradient."""

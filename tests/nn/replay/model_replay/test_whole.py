@@ -9,9 +9,11 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import APPNP, GAT, GCN, BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
 
 from pyg_direct import accelerate
+from pyg_direct.nn.replay import recorded_passes
 from pyg_direct.nn.replay.model_replay import SearchingPaths
 from tests.nn.convolutions import assert_near
 from tests.nn.replays import record_anywhere
@@ -528,6 +530,131 @@ def test_a_model_is_found_on_the_stack(device, graph):
     assert model._replay.replayed > 0
     assert "_replay" not in model.conv1.__dict__
     assert type(model.conv1._paths) is not SearchingPaths
+
+
+class HasMore(Program):
+    """Model of which one layer is not called."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.more = torch.nn.Linear(3, 3)
+
+
+def test_what_a_pass_does_not_use_gets_no_gradient(device, graph):
+    ordinary, model, replay = make_pair(HasMore(), device)
+    decay = lambda model: torch.optim.Adam(model.parameters(), 0.01, weight_decay=0.1)  # noqa: E731
+
+    assert_learns_alike(ordinary, model, graph, make_optimizer=decay)
+
+    assert replay.replayed > 0
+    assert [part.grad for part in model.more.parameters()] == [None, None]
+    with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
+        torch.autograd.grad(find_loss(model, graph), model.more.weight)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_of_whole_graphs(device, graph, reentrant):
+    def step(model, graph, optimizer):
+        model.train()
+        optimizer.zero_grad()
+        out = checkpoint(model, graph.x, graph.edge_index, use_reentrant=reentrant)
+        loss = F.cross_entropy(out, graph.y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    torch.manual_seed(0)
+    ordinary, model, replay = make_pair(GCN(32, 16, 2, CLASSES, dropout=0.5), device)
+    graph.x.requires_grad_()
+
+    assert_learns_alike(ordinary, model, graph, step=step)
+
+    assert replay._passes.keys() == {(False, False)}
+
+
+def test_inference_mode_and_evaluation_take_turns(device, graph):
+    ordinary, model, replay = make_pair(Program(), device)
+    learn(model, graph, 12)
+    learn(ordinary, graph, 12)
+    before = replay.replayed
+    for number in range(24):
+        found = []
+        for trained in (ordinary.eval(), model.eval()):
+            with torch.inference_mode(number < 12), torch.no_grad():
+                found.append(trained(graph.x.roll(number, 0), graph.edge_index))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-8)
+        assert found[1].is_inference() == (number < 12)
+
+    assert replay.reason is None
+    assert replay.replayed > before + 4
+
+
+def test_shapes_that_change_in_each_pass_are_ordinary(device, graph):
+    ordinary, model, replay = make_pair(Program(0.0), device)
+    for number in range(40):
+        part = graph.edge_index[:, number:]
+        torch.testing.assert_close(model(graph.x, part), ordinary(graph.x, part), rtol=1e-6, atol=1e-8)
+
+    assert (replay.replayed, replay.ordinary) == (0, 40)
+    assert replay.reason == "what the model holds, or is called with besides a batch, changes again and again"
+
+
+def test_graphs_that_take_turns_are_recorded_ever_more_seldom(device, graph):
+    ordinary, model, replay = make_pair(Program(0.0), device)
+    graphs, recorded = [graph, Graph(device, seed=1)], []
+    graphs[1].x, graphs[1].edge_index = graphs[1].x[:50], graphs[1].edge_index[:, (graphs[1].edge_index < 50).all(0)]
+    graphs[1].y, graphs[1].mask = graphs[1].y[:50], graphs[1].mask[:50]
+    for turn in range(8):
+        assert_learns_alike(ordinary, model, graphs[turn % 2], epochs=10)
+        recorded.append(id(replay._passes[True, True].recording))
+
+    assert replay.reason is None
+    assert len(set(recorded)) == 2
+
+
+def test_parts_that_torch_compiles_are_left_to_it(device, graph):
+    model = Program(0.0).double().to(device)
+    # As by `model.norm.compile()`.
+    model.norm._compiled_call_impl = model.norm._call_impl
+    replay = accelerate(model, replay="auto").replay
+
+    learn(model, graph, 12)
+
+    assert (replay.replayed, replay.reason) == (0, None)
+
+
+@pytest.mark.full
+def test_a_model_that_torch_compiles_gives_results_of_pyg(device, graph):
+    ordinary, model, replay = make_pair(Program(0.0), device)
+    compiled = torch.compile(model, backend="eager")
+
+    for _ in range(12):
+        torch.testing.assert_close(evaluate(compiled, graph), evaluate(ordinary, graph), rtol=1e-6, atol=1e-8)
+
+    assert replay.replayed == 0
+
+
+@pytest.mark.gpu
+def test_a_recording_that_takes_much_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(recorded_passes, "_MOST_KEPT", 0)
+    _, model, replay = make_pair(Program(), "cuda")
+
+    learn(model, Graph("cuda"), 12)
+
+    assert replay.replayed == 0
+    assert re.search("a recording would take .* GiB more of the GPU's memory", replay.reason)
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_machine_with_a_gpu_replays_by_default(monkeypatch, has_gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+
+    made = accelerate(Program())
+
+    assert (made.replay is not None) == has_gpu
+    assert accelerate(Program(), replay=False).replay is None
+    assert accelerate(GCNConv(3, 3)).replay is None
+    assert "Replay" not in repr(made)
 
 
 @pytest.mark.gpu
