@@ -140,22 +140,22 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
     text, name the layers that are served in their present state. They follow later changes of options, hooks and the
     device.
 
-    For a small model the host takes longer to launch a step than a GPU to compute it. With `replay`, training passes of
-    the model, forward and backward, are recorded as CUDA graphs after a few steps. They use places for batches that are
-    a little larger, and are replayed for batches of the same loader. The training loop stays unchanged. With `"auto"`,
-    passes over a whole graph that comes back are replayed too, with and without gradients, also in `eval()`.
+    For a small model the host takes longer to launch a step than a GPU to compute it. On a GPU, passes of the model,
+    forward and backward, are therefore recorded as CUDA graphs after a few steps. They use places for batches that are
+    a little larger, and are replayed for batches of the same loader. The training loop stays unchanged. Passes over a
+    whole graph that comes back are replayed too, with and without gradients, also in `eval()`.
 
     Before that, a pass is tried over such places. No pass is replayed if the trial waits for the GPU, sets attributes
     or writes to its arguments. The same holds if it draws random numbers of the host, or if rows of a batch depend on
-    nodes other than neighbors. A warning says why, or with `"auto"` one line of the logger `pyg_direct`. Passes are
-    also ordinary under checkpoints, hooks of layers and explanations. The same holds for batches that do not fit, have
-    types, or come from other loaders, and while an earlier pass may still run backward.
+    nodes other than neighbors. One line of the logger `pyg_direct` says why. Passes are also ordinary under
+    checkpoints, hooks of layers and explanations, and if torch compiles a part of the model. The same holds for batches
+    that do not fit, have types, or come from other loaders, and while an earlier pass may still run backward.
 
     Over batches, arguments of the model may be the edges of a batch, rows of its nodes or edges, counts of each hop, or
     constants. It must return rows of nodes. Over a whole graph, arguments and results may be lists, tuples and
     dicts of tensors and constants. The model may keep settings, tensors and functions as attributes. Globals and
-    objects that its code reads are compared in each pass, but not the objects that these hold. With `"auto"`, nothing
-    is replayed if forward reads other tensors, prints, or keeps more than an eighth of the GPU's free memory.
+    objects that its code reads are compared in each pass, but not the objects that these hold. Nothing is
+    replayed if forward reads other tensors, prints, or keeps more than an eighth of the GPU's free memory.
 
     Results and gradients are in new memory, and memory of a pass is held twice. If a replayed pass runs backward again,
     or with a graph of its own, it is computed anew, with the same draws. Accelerate a model before
@@ -164,14 +164,15 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
     Args:
         model: Any module; it is changed in place.
         replay: Replay passes of the model as CUDA graphs, on a GPU; replays of models within it end. `"auto"` replays
-            only what is known to be right, and never raises.
+            only what is known to be right, and never raises; None does so if there is a GPU. True replays training
+            passes over batches only, and warns if it cannot. False replays nothing.
 
     Returns:
         The changes, with `report()` and `undo()`. The logger `pyg_direct` names convolutions that are left to PyG in
         their present state, once.
 
     Raises:
-        ArgumentTypeError: `model` is no module, or `replay` is neither a bool nor `"auto"`.
+        ArgumentTypeError: `model` is no module, or `replay` is neither a bool nor `"auto"` nor None.
         ArgumentError: `replay` is True, and the model is itself a convolution, or a wrapper for several GPUs.
 
     Example:
