@@ -55,7 +55,7 @@ def measure_link_share(data: Data, train_idx: Tensor, num_classes: int, name: st
                             feature_cache=cache)  # fmt: skip
     first = next(iter(loader))
     model = GraphSAGE(first.x.shape[1], 256, len(_FANOUTS), num_classes).to(first.x.device)
-    accelerate(model)
+    accelerate(model, replay=False)
     optimizer = torch.optim.Adam(model.parameters(), fused=next(model.parameters()).is_cuda)
     step: Callable[[Any], Any] = GraphedStep(model, partial(find_loss, model), optimizer, warm_up=_WARM_UP)
     run_steps(without_end(loader), step, 2 * _WARM_UP, 2)

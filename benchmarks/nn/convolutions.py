@@ -83,7 +83,7 @@ def _ways(conv: Any, edge_index: Tensor, num_nodes: int, renew: Callable[[], Non
         return edge_index
 
     fast = copy.deepcopy(conv)
-    accelerate(fast)
+    accelerate(fast, replay=False)
     ways = {"PyG's edge_index": _call(conv, lambda: plain, rows), "PyG's EdgeIndex": _call(conv, make_edge_index, rows)}
     # Rows of edges would be values of the matrix, and sorted with it.
     if not rows and WITH_TORCH_SPARSE and (torch.ops.torch_sparse.cuda_version() > 0 or not plain.is_cuda):

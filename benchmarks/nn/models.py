@@ -50,7 +50,7 @@ def measure_accelerated_steps(batch: Data, num_classes: int, name: str, hidden: 
     for kind, model_class in MODELS.items():
         plain = model_class(batch.x.shape[1], hidden, len(batch.num_sampled_edges), num_classes).to(device)
         fast = copy.deepcopy(plain)
-        accelerate(fast)
+        accelerate(fast, replay=False)
         steps = {"PyG": _make_step(plain, batch), "accelerated": _make_step(fast, batch)}
         if device.type == "cuda":
             replayed = copy.deepcopy(plain)

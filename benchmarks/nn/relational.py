@@ -57,7 +57,7 @@ _ONES: dict[str, Callable[[int], torch.nn.Module]] = {
 
 def _compare(case: str, plain: torch.nn.Module, args: tuple[Any, ...]) -> Iterator[Row]:
     fast = copy.deepcopy(plain)
-    accelerate(fast)
+    accelerate(fast, replay=False)
     ways = {_PLAIN: (plain, False), _OURS: (fast, False)}
     if torch_geometric.typing.WITH_SEGMM and isinstance(plain, (RGCNConv, HGTConv)):
         ways[_SEGMENTS] = copy.deepcopy(plain), True

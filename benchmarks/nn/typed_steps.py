@@ -62,7 +62,7 @@ def measure_typed_steps(data: HeteroData, node_type: str, name: str, batches: in
     for way in ways[: 3 if torch.cuda.is_available() else 2]:
         model = copy.deepcopy(plain)
         if way != ways[0]:
-            accelerate(model)
+            accelerate(model, replay=False)
         step = _make_step(model, node_type, is_replayed=way == ways[2])
         run_steps(without_end(loader), step, 2 * _WARM_UP, 2)
         compute = sorted(run_steps(repeat(first), step, batches))
