@@ -363,6 +363,9 @@ class Outside:
         self.values: list[Callable[[], Any]] = []
         self.reason: str | None = None
         self._seen: set[tuple[int, type | None]] = set()
+        # Attributes that the code reads, of any object, and objects of which it may read them.
+        self._names: set[str] = set()
+        self._objects: list[Any] = []
         for part in model.modules():
             kind = type(part)
             if not _is_library(kind.__module__):
@@ -371,6 +374,8 @@ class Outside:
                 for name, value in part.__dict__.items():
                     if name not in _INTERNALS:
                         self._read_object(value)
+        for value in self._objects:
+            self._follow(value)
 
     def _read_function(self, function: Any, kind: type | None) -> None:
         """Add the values that a function reads, or a method of a class and the methods that it calls."""
@@ -391,7 +396,8 @@ class Outside:
                         self._read_global(partial(function.__globals__.get, step.argval))
                     elif step.argval in _SPEAKS:
                         self.reason = f"forward calls {step.argval}"
-                elif kind is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                    self._names.add(step.argval)
                     self._read_function(getattr(kind, step.argval, None), kind)
 
     def _read_global(self, read: Callable[[], Any]) -> None:
@@ -403,14 +409,49 @@ class Outside:
             self._read_object(value)
 
     def _read_object(self, value: Any) -> None:
-        """Add the attributes of an object that is neither of a library nor a module."""
-        own, kind = getattr(value, "__dict__", None), type(value)
         if isinstance(value, FunctionType):
             self._read_function(value, None)
-        elif (isinstance(own, dict) and not isinstance(value, (type, ModuleType, torch.nn.Module))
-                and not _is_library(kind.__module__) and (id(value), kind) not in self._seen):  # fmt: skip
-            self._seen.add((id(value), kind))
-            self.values.append(partial(list, own.values()))
+        else:
+            self._objects.append(value)
+
+    def _follow(self, value: Any) -> None:
+        """Add the attributes of an object that is neither of a library nor a module, and of objects that it holds."""
+        kind = type(value)
+        if isinstance(value, _GENERATORS):
+            self.reason = f"forward may draw from a {kind.__name__} of the host"
+        if kind in _CONTAINERS and len(value) <= _MOST_ITEMS:
+            for item in value.values() if kind is dict else value:
+                self._follow(item)
+        if (kind in _SETTINGS or isinstance(value, (type, ModuleType, FunctionType, Tensor, torch.nn.Module))
+                or _is_library(kind.__module__) or (id(value), kind) in self._seen):  # fmt: skip
+            return
+        self._seen.add((id(value), kind))
+        own = getattr(value, "__dict__", None)
+        names = [name for base in kind.__mro__ for name in _list_slots(base)]
+        # Held, so that its id is given to no other.
+        self.values.append(partial(_read_attributes, value, own if isinstance(own, dict) else {}, names))
+        if len(self.values) > _MOST_ITEMS:
+            self.reason = "forward reads objects that hold many others"
+            return
+        # Classes with this method may read any attribute for a name.
+        is_open = hasattr(kind, "__getattr__")
+        for name, part in [*(own.items() if isinstance(own, dict) else ()),
+                           *[(name, getattr(value, name, None)) for name in names]]:  # fmt: skip
+            if is_open or name in self._names:
+                self._follow(part)
+
+
+# Sources of random numbers whose draws are not seen otherwise.
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+
+
+def _list_slots(kind: type) -> list[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    return [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
+
+
+def _read_attributes(value: Any, own: dict[str, Any], names: list[str]) -> list[Any]:
+    return [*own.values(), *[getattr(value, name, None) for name in names]]
 
 
 def _is_library(name: str | None) -> bool:

@@ -6,6 +6,7 @@ Without a GPU, recordings are calls that are made again over the same memory.
 import copy
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -449,6 +450,61 @@ def test_numbers_outside_of_the_model_are_seen(device, graph):
         HIDDEN["scale"] = 1.0
 
 
+class Options:
+    def __init__(self, **options):
+        self.__dict__.update(options)
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+
+class AnyName:
+    def __init__(self):
+        self.held = {"scale": 1.0}
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.held[name]
+
+
+class ReadsOptions(Program):
+    def __init__(self, kind):
+        super().__init__(0.0)
+        slotted = Slotted()
+        slotted.scale = 1.0
+        self.options = Options(model={"nested": Options(scale=1.0), "slots": slotted, "any": AnyName()}[kind])
+
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * self.options.model.scale
+
+
+@pytest.mark.parametrize("kind", ["nested", "slots", "any"])
+def test_options_in_objects_of_objects_are_seen(device, graph, kind):
+    ordinary, model, replay = make_pair(ReadsOptions(kind), device)
+    learn(model, graph, 12)
+    learn(ordinary, graph, 12)
+    assert replay.replayed > 0
+    for trained in (ordinary, model):
+        options = trained.options.model
+        if kind == "any":
+            options.held["scale"] = 2.0
+        else:
+            options.scale = 2.0
+
+    torch.testing.assert_close(evaluate(model, graph), evaluate(ordinary, graph), rtol=1e-6, atol=1e-8)
+
+
+class Draws(Program):
+    def __init__(self, dropout):
+        super().__init__(dropout)
+        self.draw = np.random.default_rng(0)
+
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) * self.draw.random()
+
+
 class ReadsTable(Program):
     def forward(self, x, edge_index):
         return super().forward(x, edge_index) + TABLE[0].rows
@@ -480,6 +536,7 @@ class Counts(Program):
     (Prints, "forward calls print"),
     (GivesBack, "the model gives an argument or a parameter back"),
     (Counts, "changes again and again"),
+    (Draws, "forward may draw from a Generator of the host"),
 ])  # fmt: skip
 def test_what_cannot_be_replayed_is_said_once(device, graph, kind, reason, caplog):
     TABLE[:] = [Table()]
