@@ -14,7 +14,7 @@ from pyg_direct.nn.replay.padded_batch import PaddedBatch, Sizes, read_sizes
 from pyg_direct.runtime.cuda import graph_capture as recordings
 from pyg_direct.runtime.cuda.device import abilities
 from tests.nn.convolutions import assert_near
-from tests.nn.replays import MODELS, make_model
+from tests.nn.replays import MODELS, make_model, record_anywhere
 from tests.products import read_target
 
 
@@ -310,6 +310,18 @@ def test_steps_on_a_cpu_are_ordinary(graph):
 
     assert (step.replayed, step.ordinary, step.reason) == (0, 4, None)
     assert losses[-1] < losses[0]
+
+
+def test_a_replayed_model_is_left_alone_in_a_step(graph, monkeypatch):
+    record_anywhere(torch.device("cpu"), monkeypatch)
+    model = make_model(graph, "cpu")
+    replay = accelerate(model, replay="auto").replay
+    step = GraphedStep(model, make_compute(model), torch.optim.SGD(model.parameters(), 0.1))
+
+    for batch in list(make_loader(graph, "cpu", drop_last=True))[:3]:
+        step(batch)
+
+    assert (replay.replayed, replay.ordinary, replay._passes) == (0, 3, {})
 
 
 @pytest.mark.gpu

@@ -599,7 +599,8 @@ class HasMore(Program):
 
 def test_what_a_pass_does_not_use_gets_no_gradient(device, graph):
     ordinary, model, replay = make_pair(HasMore(), device)
-    decay = lambda model: torch.optim.Adam(model.parameters(), 0.01, weight_decay=0.1)  # noqa: E731
+    # Adam would enlarge the rounding of a bias before a norm, whose gradient is 0.
+    decay = lambda model: torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1)  # noqa: E731
 
     assert_learns_alike(ordinary, model, graph, make_optimizer=decay)
 
