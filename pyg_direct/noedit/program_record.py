@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from pyg_direct.nn.paths import describe_calls, list_totals
+from pyg_direct.nn.replay.model_replay import Replay
 from pyg_direct.progress import announce
 
 # Loaders and samplers without a counterpart of ours, by module within PyG; some PyG versions lack some of them.
@@ -108,6 +109,8 @@ def describe_program(*, verbose: bool = False) -> list[str]:
             more = ", ..." if len(paths.left) > 1 else ""
             lines.append(f"{name}: {paths.accelerated} accelerated, {sum(paths.left.values())} left to PyG "
                          f"({reason}{more})")  # fmt: skip
+    if Replay.total:
+        lines.append(f"{Replay.total} passes of models replayed as CUDA graphs; these call no convolution")
     if _left:
         left = ", ".join(f"{name} ({sum(reasons.values())})" for name, reasons in sorted(_left.items()))
         lines.append(f"left to PyG: {left}")

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -154,6 +154,9 @@ class Replay:
         reason: Why none is replayed, None if they may be.
     """
 
+    # Of all models of this process.
+    total: ClassVar[int] = 0
+
     def __init__(self, is_strict: bool) -> None:
         self.replayed = self.ordinary = 0
         self.reason: str | None = None
@@ -187,6 +190,7 @@ class Replay:
             recording = passes.find(call)
             if recording is not None:
                 self.replayed += 1
+                Replay.total += 1
                 return recording.replay(call)
             with ordinary_passes:
                 reason = passes.note(model, call)
