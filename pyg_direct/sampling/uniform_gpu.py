@@ -314,7 +314,8 @@ class GpuPlan(CapturedPlan):
         run_gpu(relabel.export_batch_gpu, grid_for(max(num_nodes, num_edges), n_id), slot.sources, slot.targets,
                 slot.ids, slot.nodes, edge_index, e_id, n_id)  # fmt: skip
         placed = self._place(slot, seeds, node_counts[0]) if isinstance(seeds, Ends) else None
-        return Sample(n_id, edge_index, e_id, node_counts, edge_counts, (n_id, memory, *(placed or ())), placed,
+        held = () if placed is None else (placed.places, placed.labels)
+        return Sample(n_id, edge_index, e_id, node_counts, edge_counts, (n_id, memory, *held), placed,
                       self.recipe.max_degree)  # fmt: skip
 
     def _place(self, slot: Slot, ends: Ends, num_seeds: int) -> PlacedEnds:
