@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import HeteroConv, MessagePassing
 
 from pyg_direct.errors import ArgumentError, warn
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
@@ -267,7 +267,8 @@ def check(model: torch.nn.Module) -> None:
         ArgumentError: the model is itself a convolution, holds a wrapper, or has a `forward` that was replaced.
     """
     method = getattr(model.__dict__.get("forward", forward), "__func__", forward)
-    if isinstance(model, MessagePassing) or method not in (forward, type(model).forward):
+    # A HeteroConv by itself has a forward of ours, which sums its relations together.
+    if isinstance(model, (MessagePassing, HeteroConv)) or method not in (forward, type(model).forward):
         raise ArgumentError("model must be one that holds convolutions to be replayed, and not have a forward that was "
                             f"replaced, got {type(model).__name__}")  # fmt: skip
     spread = next((part for part in model.modules() if isinstance(part, _SPREAD)), None)

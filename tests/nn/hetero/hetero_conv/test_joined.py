@@ -10,6 +10,7 @@ from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from pyg_direct import NeighborLoader, accelerate
+from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.conv import sage
 from pyg_direct.nn.hetero import joined_edges
 from pyg_direct.nn.sorted_edges import _BATCHES, find_batch
@@ -69,6 +70,20 @@ def test_equals_pyg_with_one_sum_for_all_relations(real_device, kind, aggr, call
     assert_near(got[0], expected)
     assert_near(got[1], expected)
     assert calls == [sum(x[name[-1]].shape[0] for name in edges)] * 2
+
+
+def test_a_layer_by_itself_is_joined_and_not_replayed(calls):
+    x, edges = read(make_batch())
+    model = HeteroConv({name: KINDS["sage"](WIDTH, WIDTH) for name in edges}, "sum")
+    expected = run(model, x, edges)
+
+    # As by default on a machine with a GPU.
+    assert accelerate(model, replay="auto").replay is None
+
+    assert_near(run(model, x, edges), expected)
+    assert len(calls) == 1
+    with pytest.raises(ArgumentError, match=r"model must be one that holds convolutions .*, got HeteroConv"):
+        accelerate(model, replay=True)
 
 
 def test_edges_are_joined_once_for_the_layers_that_share_them(calls, monkeypatch):
