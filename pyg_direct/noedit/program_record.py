@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any
 
 from pyg_direct.nn.paths import describe_calls, list_totals
-from pyg_direct.nn.replay.model_replay import Replay
 from pyg_direct.progress import announce
 
 # Loaders and samplers without a counterpart of ours, by module within PyG; some PyG versions lack some of them.
@@ -109,6 +108,8 @@ def describe_program(*, verbose: bool = False) -> list[str]:
             more = ", ..." if len(paths.left) > 1 else ""
             lines.append(f"{name}: {paths.accelerated} accelerated, {sum(paths.left.values())} left to PyG "
                          f"({reason}{more})")  # fmt: skip
+    from pyg_direct.nn.replay.model_replay import Replay
+
     if Replay.total:
         lines.append(f"{Replay.total} passes of models replayed as CUDA graphs; these call no convolution")
     if _left:

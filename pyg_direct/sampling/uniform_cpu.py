@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_direct.errors import IdError
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel
 from pyg_direct.kernels.sampling import uniform
@@ -108,16 +109,22 @@ class CpuPlan:
         for hop, fanout in enumerate(recipe.fanouts):
             count = node_counts[-1]
             frontier = nodes[begin:count]
-            self.topology.check_rows(frontier)
             offsets = np.empty(len(frontier) + 1, np.int64)
             uniform.count_picks_cpu(indptr, frontier, fanout, recipe.replace, sums, offsets)
+            # Rows that are written later differ from their counts, which the loop sees.
+            self.topology.check_rows(frontier)
             sources = np.empty(offsets[-1], indices.dtype)
             positions = np.empty(offsets[-1], np.int64)
             kernel, option = self._picks[hop]
             kernel(indptr, indices, frontier, offsets, np.uint64(key), hop, fanout, option, chunks, sources,
                     positions)  # fmt: skip
             # A write through NumPy is counted nowhere: a bitmap has no bit for an id beyond the last.
-            check_below("neighbors of the topology", sources, num_nodes)
+            try:
+                check_below("neighbors of the topology", sources, num_nodes)
+            except IdError:
+                # Offsets may have been written since they were checked.
+                self.topology.check_rows(frontier)
+                raise
             hops.append((begin, offsets, sources, positions))
             used = new_nodes.mark_fresh_cpu(sources, fresh, chunks)
             nodes = scratch.make_room(count, min(len(sources), num_nodes))

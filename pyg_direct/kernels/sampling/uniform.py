@@ -140,7 +140,8 @@ def count_picks_cpu(indptr, nodes, fanout, replace, chunk_sums, offsets):
     for c in prange(chunks):
         running = 0
         for i in range(c * share, min((c + 1) * share, nodes.shape[0])):
-            running += num_picks(indptr[nodes[i] + 1] - indptr[nodes[i]], fanout, replace)
+            # Offsets that are being written may decrease.
+            running += num_picks(max(np.int64(0), indptr[nodes[i] + 1] - indptr[nodes[i]]), fanout, replace)
             offsets[i + 1] = running
         chunk_sums[c] = running
     for c in prange(1, chunks):
@@ -153,15 +154,20 @@ def count_picks_cpu(indptr, nodes, fanout, replace, chunk_sums, offsets):
 
 @body
 def pick_rows(begin, end, indptr, indices, nodes, offsets, row_key, fanout, replace, sources, positions):
-    """The picks of rows [begin, end)."""
+    """The picks of rows [begin, end); -1 for a row that was written since it was counted."""
     drawn = np.empty(SHORT_ROW, np.int64)
     for i in range(begin, end):
         start = indptr[nodes[i]]
         degree = indptr[nodes[i] + 1] - start
+        is_within = start >= 0 and degree >= 0 and start + degree <= indices.shape[0]
+        if not is_within or num_picks(degree, fanout, replace) != offsets[i + 1] - offsets[i]:
+            for e in range(offsets[i], offsets[i + 1]):
+                positions[e] = -1
+            continue
         pick_row_in_order(row_key, nodes[i], start, degree, fanout, replace, drawn, positions, offsets[i])
     # A separate loop: many cache misses in flight instead of one after each draw.
     for e in range(offsets[begin], offsets[end]):
-        sources[e] = indices[positions[e]]
+        sources[e] = indices[positions[e]] if positions[e] >= 0 else -1
 
 
 @cpu_kernel

@@ -198,6 +198,21 @@ class TestFewerNodes:
         with pytest.raises(ValueError, match="indptr must not decrease"):
             sampler.sample([0])
 
+    @pytest.mark.parametrize("fanout", [-1, 2])
+    def test_offsets_that_are_written_after_their_check_are_refused(self, monkeypatch, fanout):
+        indptr = torch.arange(0, 33, 8)
+        topology = CSRTopo(indptr=indptr, indices=torch.arange(32, dtype=torch.int32) % 4)
+        placed = topology.place("cpu", "cpu")
+        plan, check = open_plan(placed, Recipe((fanout,))), type(placed).check_rows
+
+        def write_late(self, nodes):
+            check(self, nodes)
+            indptr.numpy()[2] = 10**9
+
+        monkeypatch.setattr(type(placed), "check_rows", write_late)
+        with pytest.raises(ValueError, match="indptr must not decrease from 0 to the number of edges 32, got"):
+            plan.sample(torch.arange(4), 1)
+
     @pytest.mark.parametrize(("row", "value"), [(1, 10**9), (2, -3), (4, 1)])
     def test_offsets_that_are_written_unseen_are_refused(self, row, value):
         indptr = torch.arange(6)
