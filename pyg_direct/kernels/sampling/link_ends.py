@@ -116,7 +116,8 @@ def place_links_gpu(nodes, ends, num_links, num_negatives, is_triplet, source_at
     numbers of links. `places` gets sources, then targets. Those of triplets are followed by the negatives of each link.
     """
     sources = num_links if is_triplet != 0 else num_links + num_negatives
-    most = max(max(places.shape[0], trees.shape[0]), times.shape[0])
+    # Cast, as the other compiler has no maximum of shapes.
+    most = max(max(np.int64(places.shape[0]), np.int64(trees.shape[0])), np.int64(times.shape[0]))
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < most:
         if i < places.shape[0]:
