@@ -173,7 +173,8 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
 
     Raises:
         ArgumentTypeError: `model` is no module, or `replay` is neither a bool nor `"auto"` nor None.
-        ArgumentError: `replay` is True, and the model is itself a convolution, or a wrapper for several GPUs.
+        ArgumentError: `replay` is True, and the model is itself a convolution, a HeteroConv, or a wrapper for several
+            GPUs.
 
     Example:
         >>> from torch_geometric.nn import GraphSAGE

@@ -267,12 +267,12 @@ def connect_apart(addresses, environment):
 
 
 def find_mode():
-    """What another program needs to join a cluster that this one has started."""
+    """Environment by which another program joins a cluster that this one has started."""
     return {name: os.environ[name] for name in ["RAY_AUTH_MODE"] if name in os.environ}
 
 
 def run_apart(fn, *args):
-    """What a function returns in a program that ends with it."""
+    """Return the result of a function in a program that ends with it."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(fn, *args).result(120)
 
