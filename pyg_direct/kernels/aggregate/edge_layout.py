@@ -57,14 +57,17 @@ def add_loops_cpu(indptr, row, num_edges, out_indptr, out_row, out_target, scale
 
 @gpu_kernel("I[] I[] I[] i8 i8 I[] I[] I[] T[]", I=("i4", "i8"), T=("f4", "f8"))
 def add_loops_gpu(indptr, row, target, num_edges, num_targets, out_indptr, out_row, out_target, scale):
-    """As `add_loops_cpu`; a thread moves an edge, and appends the loop of a target."""
+    """As `add_loops_cpu`; a thread moves an edge, and appends the loop of a target.
+
+    Edges that are not in order give wrong edges, all among the same nodes.
+    """
     one = scale.dtype.type(1)
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < max(num_edges, num_targets):
         if i < num_edges:
-            place = i + np.int64(target[i])
-            out_row[place] = row[i]
-            out_target[place] = target[i]
+            t = min(max(np.int64(target[i]), np.int64(0)), num_targets - 1)
+            out_row[i + t] = row[i]
+            out_target[i + t] = t
         if i < num_targets:
             first, last = span_of(indptr, i, num_edges)
             out_indptr[i] = first + i

@@ -141,7 +141,7 @@ def merge_slices_gpu(indptr, num_edges, width, sign, hubs, counts, partials, out
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = min(THREADS, 32)
     hub = thread // lanes
-    while hub < counts[1]:
+    while hub < min(counts[1], hubs.shape[0] // 2):
         target, place, end = find_hub(indptr, num_edges, hubs, hub)
         f = np.int64(thread % lanes)
         while f < width:
@@ -246,7 +246,7 @@ def add_equals_gpu(indptr, num_edges, width, hubs, counts, equals):
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = min(THREADS, 32)
     hub = thread // lanes
-    while hub < counts[1]:
+    while hub < min(counts[1], hubs.shape[0] // 2):
         _, place, end = find_hub(indptr, num_edges, hubs, hub)
         f = np.int64(thread % lanes)
         while f < width:

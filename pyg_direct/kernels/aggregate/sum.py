@@ -100,7 +100,11 @@ def sum_slices(partials, zero, place, end, width, f):
 
 @gpu_kernel("I[] i8 i8 i4[] i4[] i4[]", I=("i4", "i8"))
 def find_slices_gpu(indptr, num_edges, num_targets, slices, hubs, counts):
-    """Lists the slices of long rows; `counts` starts at zero."""
+    """Lists the slices of long rows; `counts` starts at zero.
+
+    If edges are not in order, rows overlap: slices and rows that find no place are left out.
+    """
+    capacity = slices.shape[0] // 2
     target = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while target < num_targets:
         first, last = span_of(indptr, target, num_edges)
@@ -108,10 +112,12 @@ def find_slices_gpu(indptr, num_edges, num_targets, slices, hubs, counts):
             length = slice_length(last - first)
             num_slices = (last - first + length - 1) // length
             place = cuda.atomic.add(counts, 0, np.int32(num_slices))
-            hub = cuda.atomic.add(counts, 1, np.int32(1))
-            hubs[2 * hub] = target
-            hubs[2 * hub + 1] = place
-            for number in range(num_slices):
+            if place + num_slices <= capacity:
+                hub = cuda.atomic.add(counts, 1, np.int32(1))
+                if hub < hubs.shape[0] // 2:
+                    hubs[2 * hub] = target
+                    hubs[2 * hub + 1] = place
+            for number in range(min(num_slices, max(capacity - place, 0))):
                 slices[2 * (place + number)] = target
                 slices[2 * (place + number) + 1] = number
         target += np.int64(cuda.gridDim.x) * THREADS
@@ -262,7 +268,7 @@ def add_slices_gpu(indptr, num_edges, width, hubs, counts, partials, out):
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = min(THREADS, 32)
     hub = thread // lanes
-    while hub < counts[1]:
+    while hub < min(counts[1], hubs.shape[0] // 2):
         target, place, end = find_hub(indptr, num_edges, hubs, hub)
         f = np.int64(thread % lanes)
         while f < width:
@@ -277,7 +283,7 @@ def add_narrowed_slices_gpu(indptr, num_edges, width, kind, hubs, counts, partia
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = min(THREADS, 32)
     hub = thread // lanes
-    while hub < counts[1]:
+    while hub < min(counts[1], hubs.shape[0] // 2):
         target, place, end = find_hub(indptr, num_edges, hubs, hub)
         f = np.int64(thread % lanes)
         while f < width:

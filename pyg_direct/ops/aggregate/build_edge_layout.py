@@ -65,9 +65,9 @@ def add_loops(indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
     if num_edges > (num_edges * num_targets if on_gpu else int(indptr[num_targets])):
         raise ArgumentError(f"indptr must give every one of the {num_edges} edges a target below {num_targets=}")
     num_looped = num_edges + num_targets
-    out_row, out_target, out_indptr = row.new_empty(2 * num_looped + num_targets + 1).split(
-        [num_looped, num_looped, num_targets + 1]
-    )
+    # A GPU does not detect edges that were written out of order: they leave places of the result empty.
+    memory = (row.new_zeros if on_gpu else row.new_empty)(2 * num_looped + num_targets + 1)
+    out_row, out_target, out_indptr = memory.split([num_looped, num_looped, num_targets + 1])
     if num_targets == 0:
         out_indptr.zero_()
     scale = torch.empty(0 if dtype is None else num_targets, dtype=dtype or torch.float32, device=row.device)

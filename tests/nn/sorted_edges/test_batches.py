@@ -5,11 +5,12 @@ import time
 import pytest
 import torch
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GraphSAGE, SAGEConv, to_hetero
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphSAGE, SAGEConv, to_hetero
 
 from pyg_direct import LinkNeighborLoader, NeighborLoader, accelerate, to_edge_index
+from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.loader import NodeLoader
-from pyg_direct.nn.sorted_edges import find_sorted
+from pyg_direct.nn.sorted_edges import SortedBatch, find_sorted
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
 from tests.hetero_data import make_hetero
@@ -187,3 +188,28 @@ def test_telling_takes_little(real_device):
 
     # Next to the 200 us that Python may take for a batch.
     assert microseconds < 100
+
+
+HIDDEN_WRITES = {
+    "in another order": lambda edges: edges.flip(1),
+    "turned round": lambda edges: edges.flip(0),
+    "to the same nodes": lambda edges: edges.clamp(max=1),
+}
+
+
+@pytest.mark.parametrize("write", HIDDEN_WRITES)
+@pytest.mark.parametrize("layer", [GCNConv, GATConv, GATv2Conv, SAGEConv], ids=lambda layer: layer.__name__)
+def test_writes_that_leave_no_trace_lead_no_kernel_out_of_its_memory(device, monkeypatch, layer, write):
+    # A CPU detects them; a GPU, and so the simulator here, does not.
+    monkeypatch.setattr(SortedBatch, "is_as_told", lambda self, edge_index: device.type == "cuda" or SIMULATED)
+    batch = next(iter(NeighborLoader(make_data(), [-1, -1], **SEEDS, batch_size=8, device=device)))
+    model = layer(batch.x.shape[1], 4).to(device)
+    accelerate(model)
+
+    written = HIDDEN_WRITES[write](batch.edge_index).clone()
+    batch.edge_index.data.copy_(written)
+    out = model(batch.x, batch.edge_index)
+    out.sum().backward()
+
+    # A GPU reports such reads when it is waited for.
+    assert out.shape == (batch.num_nodes, 4) and all(bool(p.grad.isfinite().all()) for p in model.parameters())
