@@ -1,4 +1,4 @@
-// One item of a table, 1 to 16 bytes long, which Numba cannot read by address.
+// One item of each of up to four tables, 1 to 16 bytes long, which Numba cannot read by address.
 //
 // Called from pyg_direct/kernels/rows/gather.py, by Numba's calling convention (see rows.cu).
 
@@ -33,9 +33,20 @@ __device__ void store_item(u64 to, int bits, const uint4 &item)
     else *at<uint4>(to) = item;
 }
 
-// Copies item `from` of a table to item `to` of its output; `from` < 0 stands for zeros.
-extern "C" __device__ int copy_item(int *, long long to, long long from, u64 table, u64 out, int bits)
+// Copies item `from` of each table to item `to` of its output; `from` < 0 stands for zeros, an output at 0 for none.
+// All are requested before the first is stored.
+extern "C" __device__ int copy_items(int *, long long to, long long from, u64 table_a, u64 table_b, u64 table_c,
+                                     u64 table_d, u64 out_a, u64 out_b, u64 out_c, u64 out_d, int bits_a, int bits_b,
+                                     int bits_c, int bits_d)
 {
-    store_item(out + (to << bits), bits, load_item(from < 0 ? 0 : table + (from << bits), bits));
+    const u64 table[4] = {table_a, table_b, table_c, table_d}, out[4] = {out_a, out_b, out_c, out_d};
+    const int bits[4] = {bits_a, bits_b, bits_c, bits_d};
+    uint4 item[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) item[k] = load_item(from < 0 || !out[k] ? 0 : table[k] + (from << bits[k]), bits[k]);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        if (out[k]) store_item(out[k] + (to << bits[k]), bits[k], item[k]);
+    }
     return 0;
 }

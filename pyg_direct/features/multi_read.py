@@ -1,6 +1,7 @@
 """Features of all types of a batch that lie whole in memory of the device, read in one launch.
 
-`TypedRows` reads the types of a batch; `ReadTyped` is the launch for types whose rows have one form.
+`TypedRows` reads the types of a batch; `ReadTyped` is the launch for types whose rows have one form. `ReadTogether`
+reads features of short rows by the same ids, such as labels and masks, in one launch instead of one each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.memory_rows import MemoryRows
-from pyg_direct.ops.rows.gather_rows import TypedReader, fits_typed, list_layout
+from pyg_direct.ops.rows.gather_rows import MOST_TABLES, NarrowReader, TypedReader, fits_typed, is_narrow, list_layout
 from pyg_direct.ops.rows.upload import upload
 
 # One Python step for all features, in every batch.
@@ -142,3 +143,41 @@ class TypedRows:
         words = upload(np.array([*chain.from_iterable(layouts)], np.int64), device)
         parted = torch.unsafe_split_with_sizes(words, list(map(len, layouts))) if len(layouts) > 1 else (words,)
         return dict(zip(counts, parted, strict=True))
+
+
+class ReadTogether:
+    """Features whose rows `read` returns by name.
+
+    Args:
+        features: Two to `MOST_TABLES` features, as `group_narrow` groups them.
+    """
+
+    def __init__(self, features: Mapping[str, Feature]) -> None:
+        self.names = list(features)
+        self._rows, tables, errors = _list_rows(features)
+        assert errors is not None
+        self._reader = NarrowReader(tables, errors)
+
+    def read(self, ids: Tensor, memory: list[Tensor] | None = None) -> dict[str, Tensor]:
+        """Read rows of ids that a sampler made, by name, equal to `Feature.read` of each.
+
+        Args:
+            ids: int64 `[n]`, contiguous and on the device of the features.
+            memory: Receives the tensors that own the memory of all rows.
+        """
+        self._rows[0].raise_earlier_error()
+        if self._rows[0].served is not None:
+            for rows in self._rows:
+                rows.count(ids)
+        return dict(zip(self.names, self._reader.read(ids, memory), strict=True))
+
+
+def group_narrow(features: Mapping[str, Feature]) -> list[ReadTogether]:
+    """Group the features that can be read together: short rows, all in GPU memory, equally many."""
+    fitting: dict[int, list[str]] = {}
+    for name, feature in features.items():
+        table = feature.whole
+        if table is not None and feature.device.type != "cpu" and is_narrow(table):
+            fitting.setdefault(len(table), []).append(name)
+    groups = [names[i : i + MOST_TABLES] for names in fitting.values() for i in range(0, len(names), MOST_TABLES)]
+    return [ReadTogether({name: features[name] for name in group}) for group in groups if len(group) > 1]

@@ -144,23 +144,27 @@ class _Spent:
 
 def _sum_by_numpy(words: np.ndarray, pieces: int, is_whole: bool) -> int:
     """Return the result of the loops, by steps of NumPy."""
-    total, piece = 0, 1 << 16
+    block, total, one = kernels.BLOCK, 0, np.uint64(1)
     if not is_whole:
         part = len(words) // pieces
         numbers = np.arange(pieces, dtype=np.uint64)
-        firsts = numbers * np.uint64(part) + _mix(np.uint64(0), numbers) % np.uint64(part - _LENGTH + 1)
+        firsts = numbers * np.uint64(part) + _mix(numbers) % np.uint64(part - _LENGTH + 1)
         places = (firsts[:, None] + np.arange(_LENGTH, dtype=np.uint64)).reshape(-1)
-        return int(_mix(words[places.astype(np.int64)], places).sum())
-    for begin in range(0, len(words), piece):
-        own = words[begin : begin + piece]
-        total += int(_mix(own, np.arange(begin, begin + len(own), dtype=np.uint64)).sum())
+        inner, own = places % np.uint64(block), words[places.astype(np.int64)]
+        return int(((own ^ (own >> np.uint64(32))) * (_mix(inner) | one) * (_mix(places - inner) | one)).sum())
+    folded, factors = np.empty(block, np.uint64), _mix(np.arange(min(block, len(words)), dtype=np.uint64)) | one
+    for begin in range(0, len(words), block):
+        own = words[begin : begin + block]
+        now = np.right_shift(own, np.uint64(32), out=folded[: len(own)])
+        np.bitwise_xor(now, own, out=now)
+        total += int(np.dot(now, factors[: len(own)])) * (int(_mix(np.array([begin], np.uint64))[0]) | 1)
     # It wraps around, as the sums of the loops do.
     return total % 2**64
 
 
-def _mix(words: Any, places: np.ndarray) -> np.ndarray:
-    """Mix words as `mix_word` of `kernels/content_hash.py` does, in arrays."""
-    mixed = words + (places + np.uint64(1)) * kernels._STEP
+def _mix(places: np.ndarray) -> np.ndarray:
+    """Mix positions as `mix_place` of `kernels/content_hash.py` does, in arrays."""
+    mixed = (places + np.uint64(1)) * kernels._STEP
     mixed = (mixed ^ (mixed >> np.uint64(32))) * kernels._FACTOR
     mixed ^= mixed >> np.uint64(29)
     return mixed

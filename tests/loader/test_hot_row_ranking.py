@@ -20,7 +20,7 @@ from pyg_direct.errors import ArgumentError
 from pyg_direct.features import hot_rows
 from pyg_direct.features.hot_rows import Ranked, choose_hottest
 from pyg_direct.loader import hot_row_ranking as loader_ranking
-from pyg_direct.loader.collate import attributes as placed_rows
+from pyg_direct.loader.collate import attributes as placed_rows, data as pyg
 from pyg_direct.loader.collate.data import Attributes, Ranking
 from pyg_direct.loader.hot_row_ranking import rank_edges, rank_rows, rank_sampled
 from pyg_direct.runtime.host.memory_sizes import parse_size
@@ -184,6 +184,7 @@ def test_nodes_and_edges_share_one_cache(cache, budget, monkeypatch):
     monkeypatch.setattr(placed_rows, "Feature", partial(Recorded, made))
     monkeypatch.setattr(placed_rows, "budget_of", lambda free: 0)
     monkeypatch.setattr(placed_rows, "free_bytes", lambda index: 0)
+    monkeypatch.setattr(pyg, "group_narrow", lambda features: [])
 
     Attributes(data, ranking, torch.device("cuda", 0), "unified", cache, edges=edges)
 
@@ -466,6 +467,7 @@ def test_no_chance_is_computed_where_no_row_or_all_rows_are_cached(cache, monkey
     monkeypatch.setattr(placed_rows, "Feature", partial(Recorded, made))
     monkeypatch.setattr(placed_rows, "budget_of", lambda free: 0)
     monkeypatch.setattr(placed_rows, "free_bytes", lambda index: 0)
+    monkeypatch.setattr(pyg, "group_narrow", lambda features: [])
 
     Attributes(data, ranking, torch.device("cuda", 0), "unified", cache, edges=edges)
 

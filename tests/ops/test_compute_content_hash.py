@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-from pyg_direct.kernels.content_hash import sum_all_cpu
+from pyg_direct.kernels.content_hash import BLOCK, sum_all_cpu
 from pyg_direct.ops import compute_content_hash
 from pyg_direct.ops.compute_content_hash import glance_only, has_content, read_content
 from tests.reference.content import sum_words
@@ -24,6 +24,24 @@ def test_a_sum_is_that_of_the_reference_for_any_number_of_chunks(words, chunks):
     sum_all_cpu(np.array(words, np.uint64), sums)
 
     assert int(sums.sum()) == sum_words(words)
+
+
+def test_words_of_several_blocks_are_added_alike_by_loops_numpy_and_the_reference():
+    table = torch.randint(-(2**62), 2**62, (2 * BLOCK + 5,))
+    words, sums = table.numpy().view(np.uint64), np.empty(3, np.uint64)
+
+    sum_all_cpu(words, sums)
+
+    assert int(sums.sum()) == sum_words(words.tolist()) == compute_content_hash._sum_by_numpy(words, 1, True)
+
+
+def test_signs_that_turn_in_pairs_are_found(real_device):
+    table = torch.ones(4096, dtype=torch.float64, device=real_device)
+    known = read_content(table)
+
+    table.data[[7, 2000]] *= -1
+
+    assert not has_content(table, known)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

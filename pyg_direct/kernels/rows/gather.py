@@ -16,6 +16,9 @@ Python's GIL.
 offset from these to the ids of each table in `ids`. `tables` is int64 `[2 * T]`: the addresses of the tables, then
 their rows. A CPU leaves a row whose id is out of range unchanged, and its lowest position in each chunk in errors[c].
 
+`gather_narrow_gpu` reads several tables by one list of ids, for rows of 1, 2, 4, 8 or 16 bytes, such as labels and
+masks.
+
 `scatter_*` write rows into a table by id. Rows are lists of items; each id comes once, so that no row is written twice.
 """
 
@@ -384,7 +387,22 @@ def read_file_rows_cpu(handle, offset, ids, positions, out):
     return ids.shape[0]
 
 
-copy_item = device_function("copy_item", "i8 i8 u8 u8 i4")
+MOST_TABLES = 4
+
+copy_items = device_function("copy_items", "i8 i8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4")
+
+
+@gpu_kernel("I[] i8 u8 u8 u8 u8 u8 u8 u8 u8 i4 i4 i4 i4 i8[]", I=("i4", "i8"), sources=("narrow",))
+def gather_narrow_gpu(ids, num_rows, table_a, table_b, table_c, table_d, out_a, out_b, out_c, out_d, bits_a, bits_b,
+                      bits_c, bits_d, errors):  # fmt: skip
+    """A thread an id. Tables and outputs are addresses, 0 if there are fewer than four; rows take 2**bits bytes."""
+    i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+    while i < ids.shape[0]:
+        item = read_id(ids, i)
+        report_id(ids, i, item, num_rows, errors)
+        copy_items(i, item if is_row(item, num_rows) else np.int64(-1), table_a, table_b, table_c, table_d, out_a,
+                   out_b, out_c, out_d, bits_a, bits_b, bits_c, bits_d)  # fmt: skip
+        i += np.int64(cuda.gridDim.x) * THREADS
 
 
 @body
@@ -461,11 +479,12 @@ def gather_typed_gpu(layout, tables, ids, row_bytes, out, errors):
 @gpu_kernel("i8[] i8[] i8[] i4 u8 i8[]", sources=("narrow",))
 def gather_typed_narrow_gpu(layout, tables, ids, bits, out, errors):
     """Rows of 2**bits bytes, up to 16; a thread a row. `out` is an address."""
-    total = layout[tables.shape[0] >> 1]
+    total, none = layout[tables.shape[0] >> 1], np.uint64(0)
     i = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     while i < total:
         table, item = find_typed_row(layout, tables, ids, i, errors)
-        copy_item(i, item, np.uint64(tables[table]), out, bits)
+        copy_items(i, item, np.uint64(tables[table]), none, none, none, out, none, none, none, bits, np.int32(0),
+                   np.int32(0), np.int32(0))  # fmt: skip
         i += np.int64(cuda.gridDim.x) * THREADS
 
 

@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.features.hot_rows import Listing
+from pyg_direct.features.multi_read import group_narrow
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.loader.collate.attributes import (
@@ -88,6 +89,9 @@ class Attributes(PlacedRows):
             check_rows(f"data.{key}", len(data[key]), kind, counts.get(kind, 0))
         rankings = {key: topology if kind == "node" else edges for key, kind in kinds.items()}
         self._place_all({key: data[key] for key in kinds}, kinds, rankings)
+        self._groups = group_narrow(self._node)
+        grouped = {name for group in self._groups for name in group.names}
+        self._single = {name: feature for name, feature in self._node.items() if name not in grouped}
         # Afterwards: moving rows may write to them.
         self.marks = Marks(data)
         # Other slicers may return any object.
@@ -138,7 +142,12 @@ class Attributes(PlacedRows):
         out = _copy_data(data)
         # PyG's own setter takes as long as the launch of a kernel.
         store = out._store._mapping
-        for key, feature in self._node.items():
+        if checked:
+            for group in self._groups:
+                for key, rows in group.read(sample.n_id, held).items():
+                    if key in store:
+                        store[key] = rows
+        for key, feature in (self._single if checked else self._node).items():
             if key in shared:
                 store[key] = shared[key].read(sample.n_id)
                 held.append(store[key])
