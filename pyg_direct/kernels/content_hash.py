@@ -1,8 +1,8 @@
 """Sums of contents: each word of an array is multiplied by an odd number of its position, then added.
 
 The high half of a word is folded into its low half before, so that changes of signs count in many bits of the product.
-A changed word, or a swap of two, almost certainly changes the sum. The odd number is the product of a number for the
-position within a block of `BLOCK` words and of one for the block, so that NumPy needs few steps. Both are mixed as by
+A changed word, or a swap of two, almost certainly changes the sum. The odd number is a product: one number for the
+position within a block of `BLOCK` words, and one for the block. So NumPy needs few steps. Both are mixed as by
 the first half of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014). Sums are equal for any number of threads.
 """
 
