@@ -146,6 +146,7 @@ class GeneralSample:
         num_seeds: Nodes of each type that are seeds, the first ones.
         rows: Of a graph in parts: rows of the nodes by node type and attribute, if they came with the sample.
         packed: Edges of all relations, if they share memory.
+        sizes: Nodes of each type; empty if they are not known.
         num_together: Nodes of all batches that share `memory`.
         starts: Words by which rows of all these batches are read, see `list_layout`; None if they are not known.
         seed_time: Times of the seeds as given, int64 on the device; None if they are not there.
@@ -164,6 +165,7 @@ class GeneralSample:
     num_seeds: dict[str, int] = field(default_factory=dict)
     rows: list[dict[str, Tensor]] | None = None
     packed: PackedEdges | None = None
+    sizes: list[int] = field(default_factory=list)
     num_together: int = 0
     starts: Tensor | None = None
     seed_time: Tensor | None = None
@@ -284,6 +286,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             max_degree=max_degree,
             num_seeds=dict(zip(types, first_counts[own], strict=True)),
             packed=edges,
+            sizes=sizes[own],
             num_together=num_together,
             starts=rest[0] if rest else None,
             seed_time=rest[1 + number] if len(rest) > 1 + number else None,
