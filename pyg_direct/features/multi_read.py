@@ -114,13 +114,13 @@ class TypedRows:
         if not self._forms or not num_batches:
             return rows, memory
         groups = self._groups.get(num_batches)
-        if groups is None or not all([group.is_current for group in groups]):
+        if groups is None or not all(group.is_current for group in groups):
             groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
             self._groups[num_batches] = groups
         # Groups of the same types have one layout. Lists: a call of NumPy takes as long as one of them.
         by_lists = {group.lists: group.take for group in groups}
         is_there = starts is not None and starts.shape[0] == 2 * len(sizes) + 1
-        if is_there and all([group.reads_all for group in groups]):
+        if is_there and all(group.reads_all for group in groups):
             counts, words_of = dict.fromkeys(by_lists, sizes), dict.fromkeys(by_lists, starts)
         else:
             counts = {lists: take(sizes) for lists, take in by_lists.items()}

@@ -36,6 +36,8 @@ from pyg_direct.sampling.sampling_options import Sample
 
 # Relations, and True for relations with the reverse edges of the links.
 Ways: TypeAlias = tuple[tuple[EdgeType, bool], ...]
+# Pairs of links and relations of a group of batches up to which a plan on a GPU excludes their edges itself.
+MOST_EXCLUDED = 1 << 14
 
 
 def check_exclusion(exclude: Any, rev_edge_type: Any, parts: Parts) -> None:
@@ -548,6 +550,7 @@ class CapturedLinks:
         parts: The graph, to check ids.
         neg_sampling: Mode and number of negatives; None for none.
         source: Source of the negatives; None for none.
+        ways: Relations from which the plan excludes the links; see `find_ways`.
 
     Attributes:
         ends: The links, as seeds of the plan.
@@ -557,7 +560,7 @@ class CapturedLinks:
     """
 
     def __init__(self, index: EdgeSamplerInput, parts: Parts, neg_sampling: NegativeSampling | None,
-                 source: NegativeSource | None) -> None:  # fmt: skip
+                 source: NegativeSource | None, ways: Ways = ()) -> None:  # fmt: skip
         self._index, self._is_hetero, ends = index, parts.is_hetero, _read_ends(parts, index.input_type)
         sources, targets = _check_ends(index, ends)
         self._is_triplet = neg_sampling is not None and neg_sampling.is_triplet()
@@ -568,7 +571,7 @@ class CapturedLinks:
         self.ends = Ends(sources, targets, 0 if self._is_triplet else more, more,
                          index.label is None and neg_sampling is not None and not self._is_triplet,
                          types=(ends.source, ends.target), time=index.time,
-                         nodes=None if source is None else (source.sources, source.targets))  # fmt: skip
+                         nodes=None if source is None else (source.sources, source.targets), ways=ways)  # fmt: skip
 
     @staticmethod
     def fits(index: EdgeSamplerInput, source: NegativeSource | None) -> bool:

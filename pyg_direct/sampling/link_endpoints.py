@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo, PlacedHetero
-from pyg_direct.kernels.sampling.link_ends import TABLE, draw_links_gpu, place_links_gpu
+from pyg_direct.kernels.sampling.link_ends import TABLE, WAY, draw_links_gpu, place_links_gpu
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_gpu
 from pyg_direct.sampling.negative_links import Nodes
@@ -62,16 +62,18 @@ class Ends:
         types: Node types of either end, for a plan with types; None for the only type.
         time: A time for each link, int64 `[L]`, or a window, `[L, 2]`, on the CPU; None without times.
         nodes: Nodes that negatives are drawn from, at either end, for a plan with types; None without negatives.
+        ways: Relations whose edges of the links are not picked, and True for those with the reverse edges; likewise.
     """
 
     is_cuda = False
 
     def __init__(self, sources: Tensor, targets: Tensor, more_sources: int, more_targets: int, has_labels: bool, *,
                  types: tuple[str | None, str | None] = (None, None), time: Tensor | None = None,
-                 nodes: tuple[Nodes, Nodes] | None = None) -> None:  # fmt: skip
+                 nodes: tuple[Nodes, Nodes] | None = None, ways: tuple[tuple[EdgeType, bool], ...] = ()
+                 ) -> None:  # fmt: skip
         self.sources, self.targets = sources, targets
         self.more_sources, self.more_targets, self.has_labels = more_sources, more_targets, has_labels
-        self.types, self.time, self.nodes = types, time, nodes
+        self.types, self.time, self.nodes, self.ways = types, time, nodes, ways
         self.num_links = sources.shape[0]
         self.num_pairs = self.num_links + more_sources
         self._count = self.num_pairs + self.num_links + more_targets
@@ -93,6 +95,15 @@ class Ends:
     def __getitem__(self, place: int) -> Tensor:
         """Return a given end, by its place among all."""
         return self.sources[place] if place < self.num_links else self.targets[place - self.num_pairs]
+
+
+def list_ways(topo: HeteroTopo, ways: Sequence[tuple[EdgeType, bool]]) -> np.ndarray:
+    """List the words of relations for `find_link_edges_gpu`, int64 `[W, WAY]`."""
+    words = [
+        (topo.row_starts[number], topo.type_starts[topo.reached[number]], (topo.direction == "in") != is_turned)
+        for number, is_turned in ((topo.edge_types.index(kind), is_turned) for kind, is_turned in ways)
+    ]
+    return np.array(words, np.int64).reshape(-1, WAY)
 
 
 class PlacedEnds(NamedTuple):

@@ -1,4 +1,5 @@
-"""Links as seeds of a plan with types on a GPU: negatives are drawn, and later all ends are found among the nodes.
+"""Links as seeds of a plan with types on a GPU: negatives are drawn, edges of the links are found, which a batch may
+leave out, and later all ends are found among the nodes.
 
 An inbox has a table of `TABLE` words a batch: its links, its negatives, and a counter of negatives later than their
 link. Then, batch after batch: sources, targets, and `width` times of each link.
@@ -12,12 +13,15 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
-from pyg_direct.kernels.batch_counters import HEADER, NEGATIVE_DRAW, NUM_SEEDS
+from pyg_direct.kernels.batch_counters import HEADER, NEGATIVE_DRAW, NUM_EXCLUDED, NUM_SEEDS
 from pyg_direct.kernels.sampling.captured_hops import first_not_below
 from pyg_direct.kernels.sampling.random import count_until, draw, draw_below
 
 # Words of a batch before the links.
 TABLE = 3
+# Words of a relation that holds edges of the links: its first row, the first id of the neighbors' type, and 1 if
+# targets of links are rows, 0 if sources are.
+WAY = 3
 _SHARE_BITS = np.uint64(2**52 - 1)
 
 
@@ -103,6 +107,71 @@ def draw_links_gpu(arrived, inbox, given, num_batches, num_types, source_type, t
             if p < sources:
                 arrived[count + width * (first_tree + p) + w] = time
         p += step
+
+
+@body
+def pair_of(i, num_links, arrived, source_at, target_at, ways):
+    """(row, neighbor) of pair `i` of a batch, way after way and link after link."""
+    way = i // num_links
+    link = i - way * num_links
+    row, neighbor = arrived[source_at + link], arrived[target_at + link]
+    if ways[WAY * way + 2] != 0:
+        row, neighbor = neighbor, row
+    return row + ways[WAY * way], neighbor + ways[WAY * way + 1]
+
+
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8[] i8[] i8[] I[] i8[]", I=("i4", "i8"))
+def find_link_edges_gpu(state, inbox, given, num_batches, num_types, source_type, target_type, arrived, ways, indptr,
+                        indices, found):  # fmt: skip
+    """Find the edges of the given links of each batch, in any order; a block takes a pair at a time.
+
+    `arrived` holds the ends, as `draw_links_gpu` writes them, and `ways` the relations to look in, `WAY` words each.
+    Edges are numbers as in `excluded_edges.py`. `state[NUM_EXCLUDED]`, 0 before, receives their number; as many are
+    written as there is room for.
+    """
+    # Words that one thread reads, as they may be memory of the host; and 1 if an earlier pair is equal.
+    shared = cuda.shared.array(4, np.int64)
+    batch, read, num_ways = np.int64(0), np.int64(-1), np.int64(ways.shape[0]) // WAY
+    i = np.int64(cuda.blockIdx.x)
+    while batch < num_batches:
+        if batch != read:
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 0:
+                begins, own = HEADER + num_batches + batch * num_types, given + TABLE * batch
+                shared[0] = inbox[own]
+                shared[1] = inbox[begins + source_type]
+                shared[2] = inbox[begins + target_type]
+                if source_type == target_type:
+                    # Targets stand after all sources.
+                    shared[2] = inbox[begins + source_type + 1] - inbox[own] - inbox[own + 1]
+            cuda.syncthreads()
+            read = batch
+        num_links, source_at, target_at = shared[0], shared[1], shared[2]
+        if i >= num_links * num_ways:
+            i -= num_links * num_ways
+            batch += 1
+            continue
+        row, neighbor = pair_of(i, num_links, arrived, source_at, target_at, ways)
+        if cuda.threadIdx.x == 0:
+            shared[3] = 0
+        cuda.syncthreads()
+        j = np.int64(cuda.threadIdx.x)
+        while j < i:
+            other_row, other = pair_of(j, num_links, arrived, source_at, target_at, ways)
+            if other_row == row and other == neighbor:
+                shared[3] = 1
+            j += THREADS
+        cuda.syncthreads()
+        if shared[3] == 0:
+            position = indptr[row] + cuda.threadIdx.x
+            while position < indptr[row + 1]:
+                if np.int64(indices[position]) == neighbor:
+                    at = cuda.atomic.add(state, NUM_EXCLUDED, 1)
+                    if at < found.shape[0]:
+                        found[at] = batch * indices.shape[0] + position
+                position += THREADS
+        cuda.syncthreads()
+        i += np.int64(cuda.gridDim.x)
 
 
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8[] i8[] f4[] i8[]")

@@ -60,6 +60,32 @@ def test_kernels_place_links_as_steps_do(device, option, monkeypatch):
     assert got == make()
 
 
+@ON_GPU_PLANS
+@pytest.mark.parametrize(("option", "edge_type"), [("binary", CITES), ("triplets", WRITES), ("disjoint", CITES)])
+def test_kernels_leave_out_edges_of_links_as_steps_do(device, option, edge_type, monkeypatch):
+    graph = make_parts()
+    edges = graph.edges[edge_type]
+    # A link twice, one with its reverse, one without an edge, and more edges than links.
+    turned = [edges[0][::-1]] if edge_type == CITES else []
+    links = [*edges[:2], edges[0], *turned, (24, 39), edges[5]]
+    graph.edges[edge_type] = [*edges, *edges[:2] * 6]
+
+    def make(exclude_target_edges="reverse", **more):
+        return list_epoch(LinkNeighborLoader(make_hetero(graph), [-1], (edge_type, torch.tensor(links).t()), seed=3,
+                                             batch_size=5, device=device, exclude_target_edges=exclude_target_edges,
+                                             **OPTIONS[option] | more))  # fmt: skip
+
+    def fail(*_):
+        raise AssertionError("pairs are not sorted by steps")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GeneralPlan, "_sort_excluded", fail)
+        alone, together = make(), make(super_batch=2)
+    monkeypatch.setattr(CapturedLinks, "fits", lambda *_: False)
+
+    assert alone == together == make() != make(exclude_target_edges=False)
+
+
 @pytest.mark.parametrize("mode", ["binary", "triplet"])
 def test_links_with_times_too(real_device, mode):
     def make(device, **options):
