@@ -121,7 +121,7 @@ def is_own(sampler: Any, kind: type[OwnSampler] | None = None) -> bool:
 
     Samples of other samplers are not trusted: their ids and their order are checked.
     """
-    if not isinstance(sampler, OwnSampler):
+    if not isinstance(sampler, OwnSampler if kind is None else kind):
         return False
     cls: Any = type(sampler)
     base = cls if kind is None else kind

@@ -640,11 +640,12 @@ class HeteroGpuPlan(CapturedPlan):
         parts: Sequence[Tensor] = [trees]
         if self.num_batches > 1:
             parts = trees.split([sum(len(ids) for ids in own.node.values()) for own in samples])
-        untimely = slot.inbox_words[self.find_seeds() :][TABLE - 1 : TABLE * self.num_batches : TABLE].tolist()
+        table = slot.inbox_words[self.find_seeds() :][: TABLE * self.num_batches].reshape(-1, TABLE)
+        failures = table[:, 2:].tolist()
         starts = self.topology.topo.type_starts
         for number, sample in zip(range(len(listed.requests)), samples, strict=False):
             sample.ends = place_ends(listed, number, sample, slot.nodes, parts[number], slot.arrived, starts,
-                                     untimely[number])  # fmt: skip
+                                     failures[number])  # fmt: skip
 
 
 def _find_worst_case(topo: HeteroTopo, fanouts: np.ndarray, counts: np.ndarray, copies: int | None

@@ -1,8 +1,9 @@
 """Links as seeds of a plan with types on a GPU: negatives are drawn, edges of the links are found, which a batch may
 leave out, and later all ends are found among the nodes.
 
-An inbox has a table of `TABLE` words a batch: its links, its negatives, and a counter of negatives later than their
-link. Then, batch after batch: sources, targets, and `width` times of each link.
+An inbox has a table of `TABLE` words a batch: its links, its negatives, and counters of negatives that are later than
+their link, and of strict ones that are edges after all tries. Then, batch after batch: sources, targets, and `width`
+times of each link.
 
 The ends of a batch are the given ones and then the negatives. Negative j belongs to link j modulo the number of links.
 A batch with triplets has negative targets alone.
@@ -15,10 +16,11 @@ import numpy as np
 from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
 from pyg_direct.kernels.batch_counters import HEADER, NEGATIVE_DRAW, NUM_EXCLUDED, NUM_SEEDS
 from pyg_direct.kernels.sampling.captured_hops import first_not_below
+from pyg_direct.kernels.sampling.excluded_edges import is_listed
 from pyg_direct.kernels.sampling.random import count_until, draw, draw_below
 
 # Words of a batch before the links.
-TABLE = 3
+TABLE = 4
 # Words of a relation that holds edges of the links: its first row, the first id of the neighbors' type, and 1 if
 # targets of links are rows, 0 if sources are.
 WAY = 3
@@ -26,10 +28,10 @@ _SHARE_BITS = np.uint64(2**52 - 1)
 
 
 @body
-def draw_end(key, number, num_nodes, times, order, sums, until):
+def draw_end(key, number, slot, num_nodes, times, order, sums, until):
     """(node, 1 if time and weights allow it, otherwise 0) of a negative, as `sampling.negative_links.Nodes` draws it.
 
-    `times`, `order` and `sums` are empty without times, or without weights.
+    `slot` is the number of the try. `times`, `order` and `sums` are empty without times, or without weights.
     """
     bound = np.int64(num_nodes)
     if times.shape[0] > 0:
@@ -37,11 +39,11 @@ def draw_end(key, number, num_nodes, times, order, sums, until):
     is_allowed = np.int64(bound > 0)
     bound = max(bound, np.int64(1))
     if sums.shape[0] == 0:
-        place = draw_below(key, number, 0, bound)
+        place = draw_below(key, number, slot, bound)
     else:
         total, place = sums[bound], np.int64(0)
         if total > 0.0:
-            share = np.float64((draw(key, number, 0) >> np.uint64(12)) & _SHARE_BITS) * 2.0**-52 * total
+            share = np.float64((draw(key, number, slot) >> np.uint64(12)) & _SHARE_BITS) * 2.0**-52 * total
             # Sums after each node that are not above the share.
             low, high = np.int64(1), np.int64(num_nodes) + 1
             while low < high:
@@ -58,13 +60,14 @@ def draw_end(key, number, num_nodes, times, order, sums, until):
     return place, is_allowed
 
 
-@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 i8 i8 i8[] i8[] f8[] i8 i8[] i8[] f8[]")
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 i8 i8 i8[] i8[] f8[] i8 i8[] i8[] f8[] i8 i8[] i8[]")
 def draw_links_gpu(arrived, inbox, given, num_batches, num_types, source_type, target_type, width, is_triplet,
                    num_sources, source_times, source_order, source_sums, num_targets, target_times, target_order,
-                   target_sums):  # fmt: skip
+                   target_sums, tries, avoided, more_avoided):  # fmt: skip
     """Write the ends of links and of their negatives to `arrived` as seeds, and then their times, tree after tree.
 
-    `given` is the first word of the links in the inbox; see `load_typed_seeds_gpu` for the words before.
+    `given` is the first word of the links in the inbox; see `load_typed_seeds_gpu` for the words before. A negative is
+    drawn up to `tries` times until it is none of the avoided pairs: source * num_targets + target, ascending.
     """
     count, words = inbox[NUM_SEEDS], given + TABLE * num_batches
     batch, step = np.int64(0), np.int64(cuda.gridDim.x) * THREADS
@@ -89,15 +92,26 @@ def draw_links_gpu(arrived, inbox, given, num_batches, num_types, source_type, t
             key, number, until = inbox[HEADER + batch], p - num_links, np.int64(0)
             if width > 0:
                 until = inbox[own_times + width - 1]
-            target, is_timely = draw_end(draw(key, NEGATIVE_DRAW, 1), number, num_targets, target_times, target_order,
-                                         target_sums, until)  # fmt: skip
-            source = np.int64(0)
-            if is_triplet == 0:
-                source, is_early = draw_end(draw(key, NEGATIVE_DRAW, 0), number, num_sources, source_times,
-                                            source_order, source_sums, until)  # fmt: skip
-                is_timely *= is_early
+            source, target, is_timely = np.int64(0), np.int64(0), np.int64(1)
+            if is_triplet != 0:
+                source = inbox[words + p % num_links]
+            slot, is_wrong = np.int64(0), np.int64(1)
+            while is_wrong != 0 and slot < tries:
+                target, is_timely = draw_end(draw(key, NEGATIVE_DRAW, 1), number, slot, num_targets, target_times,
+                                             target_order, target_sums, until)  # fmt: skip
+                if is_triplet == 0:
+                    source, is_early = draw_end(draw(key, NEGATIVE_DRAW, 0), number, slot, num_sources, source_times,
+                                                source_order, source_sums, until)  # fmt: skip
+                    is_timely *= is_early
+                pair, is_wrong = source * num_targets + target, np.int64(0)
+                is_edge = is_listed(pair, avoided, np.int64(0), np.int64(avoided.shape[0]))
+                if is_edge or is_listed(pair, more_avoided, np.int64(0), np.int64(more_avoided.shape[0])):
+                    is_wrong = np.int64(1)
+                slot += 1
             if is_timely == 0:
                 cuda.atomic.add(inbox, given + TABLE * batch + 2, 1)
+            if is_wrong != 0:
+                cuda.atomic.add(inbox, given + TABLE * batch + 3, 1)
         arrived[target_at + p] = target
         if p < sources:
             arrived[source_at + p] = source
