@@ -62,7 +62,10 @@ class LazyDict(_Made[_Key, _Value]):
     def _fill(self) -> None:
         with _MAKING:
             if type(self) is LazyDict:
-                with ordinary_tensors():
+                if torch.is_inference_mode_enabled():
+                    with ordinary_tensors():
+                        items = self._make()
+                else:
                     items = self._make()
                 dict.update(self, items)
                 # Last: another thread may look meanwhile.
@@ -110,6 +113,12 @@ class PackedEdges:
         self._ids, self._counts, self._first_id = ids, counts, begin[1]
         self.list_counts = partial(_list_counts, relations, counts)
 
+    def view_all(self) -> tuple[Sequence[Tensor], Sequence[Tensor], list[list[int]]]:
+        """Return (pairs, ids, edges of each hop) of all relations, see `view_pairs`, `view_ids` and `list_counts`."""
+        counts = self._counts.T.tolist()
+        sizes = [*map(sum, counts)]
+        return _split_pairs(self.ends, self.begin, sizes), self._split_ids(sizes), counts
+
     def view_pairs(self) -> dict[EdgeType, Tensor]:
         """Return the local ids of sources and targets, int64 `[2, E']`, by relation."""
         pairs = _split_pairs(self.ends, self.begin, self._counts.sum(0).tolist())
@@ -117,9 +126,10 @@ class PackedEdges:
 
     def view_ids(self) -> dict[EdgeType, Tensor]:
         """Return the ids of edges, int64 `[E']`, by relation."""
-        sizes = self._counts.sum(0).tolist()
-        own = self._ids.narrow(0, self._first_id, sum(sizes))
-        return dict(zip(self.relations, split_parts(own, sizes), strict=True))
+        return dict(zip(self.relations, self._split_ids(self._counts.sum(0).tolist()), strict=True))
+
+    def _split_ids(self, sizes: list[int]) -> Sequence[Tensor]:
+        return split_parts(self._ids.narrow(0, self._first_id, sum(sizes)), sizes)
 
 
 def _list_counts(relations: Sequence[EdgeType], counts: np.ndarray) -> dict[EdgeType, list[int]]:

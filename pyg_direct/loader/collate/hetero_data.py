@@ -388,7 +388,10 @@ def _make_relations(relations: Sequence[Form], sample: GeneralSample, parent: we
     assert sample.packed is not None
     made: dict[Any, Any] = {}
     # Without a call, a look-up or a copy for each relation, of which there may be a hundred.
-    columns = sample.edge_index.values(), sample.edge.values(), sample.packed.list_counts().values()
+    columns: Any = sample.packed.view_all()
+    if type(sample.edge_index) is not LazyDict or type(sample.edge) is not LazyDict:
+        # Tensors that the program has are those of its batch, whose writes torch counts.
+        columns = sample.edge_index.values(), sample.edge.values(), columns[2]
     for (kind, cls, values, given, _), pair, ids, counts in zip(relations, *columns, strict=True):
         made[kind] = store = cls.__new__(cls)
         own = store.__dict__
