@@ -119,8 +119,8 @@ class TypedRows:
             self._groups[num_batches] = groups
         # Groups of the same types have one layout. Lists: a call of NumPy takes as long as one of them.
         by_lists = {group.lists: group.take for group in groups}
-        is_there = starts is not None and starts.shape[0] == 2 * len(sizes) + 1
-        if is_there and all(group.reads_all for group in groups):
+        reads_all = all(group.reads_all for group in groups)
+        if starts is not None and starts.shape[0] == 2 * len(sizes) + 1 and reads_all:
             counts, words_of = dict.fromkeys(by_lists, sizes), dict.fromkeys(by_lists, starts)
         else:
             counts = {lists: take(sizes) for lists, take in by_lists.items()}

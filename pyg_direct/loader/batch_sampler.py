@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any, NamedTuple
@@ -193,7 +193,7 @@ def iterate_batches(loader: DataLoader[Any], key: EpochKey, first: int, nodes: T
                 cut = number // num_batches, place // _TOGETHER
                 some = slice(cut[1] * _TOGETHER * size, min((cut[1] + 1) * _TOGETHER * size, end))
                 # Copies, as batches hold them as `input_id`: views would keep, and save, the order of the whole epoch.
-                copies: Sequence[Tensor] = torch.split_copy(order[some], size)  # type: ignore[attr-defined]
+                copies: Any = torch.split_copy(order[some], size)  # type: ignore[func-returns-value]
                 parts = list(map(Seeds, copies, nodes_in_order[some].unsafe_split(size)))
             yield number, parts[place % _TOGETHER]
         return

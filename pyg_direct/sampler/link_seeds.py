@@ -39,7 +39,7 @@ Ways: TypeAlias = tuple[tuple[EdgeType, bool], ...]
 # Pairs of links and relations of a group of batches up to which a plan on a GPU excludes their edges itself.
 MOST_EXCLUDED = 1 << 14
 # Sorted arrays of pairs that negatives of such a plan may avoid: edges, and links that are none.
-MOST_PARTS = 2
+_MOST_PARTS = 2
 
 
 def check_exclusion(exclude: Any, rev_edge_type: Any, parts: Parts) -> None:
@@ -350,6 +350,23 @@ class Negatives:
             self._avoided[key] = positives, source.edges, positives.join(source)
         return self._avoided[key][-1]
 
+    def find_avoided(self, source: NegativeSource | None, inputs: Sequence[EdgeSamplerInput]
+                     ) -> tuple[EdgeSet | None, bool]:  # fmt: skip
+        """Find (the pairs that negatives of several batches avoid, None for none; True if a plan on a GPU can avoid
+        them).
+
+        Args:
+            source: Source of the negatives; None for no negatives.
+            inputs: Links of each batch.
+        """
+        if source is None or source.edges is None:
+            return None, True
+        # All batches of a loader of ours avoid the same pairs.
+        loaders = {id(getattr(links, "loader_links", None)) for links in inputs}
+        avoided = self.list_avoided(source, inputs[0]) if len(loaders) == 1 and id(None) not in loaders else None
+        is_known = type(avoided) is EdgeSet and len(avoided.parts) <= _MOST_PARTS
+        return (avoided, True) if is_known else (None, False)  # type: ignore[return-value]
+
     def forget_written(self) -> None:
         """Forget sources whose weights were written, in any way."""
         gone = [key for key, made in self._sources.items() if not made.is_current()]
@@ -579,16 +596,15 @@ class CapturedLinks:
                          avoided=edges, ways=ways)  # fmt: skip
 
     @staticmethod
-    def fits(index: EdgeSamplerInput, source: NegativeSource | None, edges: Edges | None = None) -> bool:
+    def fits(index: EdgeSamplerInput, source: NegativeSource | None) -> bool:
         """Check if kernels can read the links, and draw negatives from the source (None for no negatives).
 
-        Links on a GPU, nodes that a program draws, and edges to avoid that are not here, are left to `Links`.
+        Links on a GPU, and nodes that a program draws, are left to `Links`.
         """
         given = index.row, index.col, *(() if index.time is None else (index.time,))
         if any(not isinstance(part, Tensor) or part.dtype != torch.int64 or part.is_cuda for part in given):
             return False
         is_drawn = source is None or not isinstance(source.sources, AskedNodes)
-        is_drawn = is_drawn and (edges is None or (type(edges) is EdgeSet and len(edges.parts) <= MOST_PARTS))
         return is_drawn and index.row.numel() > 0 and (index.time is None or index.time.dim() in (1, 2))
 
     def list_excluded(self, ways: Ways) -> Excluded:

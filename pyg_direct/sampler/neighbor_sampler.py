@@ -446,17 +446,8 @@ class NeighborSampler(OwnSampler):
         ways = self.find_ways(inputs[0].input_type)
         negatives = None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
         source = None if negatives is None else self._negatives(negatives, inputs[0].input_type)
-        # Negatives of all batches of a loader of ours avoid the same pairs.
-        loaders = {id(getattr(index, "loader_links", None)) for index in inputs}
-        is_strict, is_known = (
-            source is not None and source.edges is not None,
-            loaders != {id(None)} and len(loaders) == 1,
-        )
-        avoided = None
-        if source is not None and plan.is_captured and is_strict and is_known:
-            avoided = self._opened.negatives.list_avoided(source, inputs[0])
-        if (plan.is_captured and (is_known or not is_strict)
-                and all(CapturedLinks.fits(index, source, avoided) for index in inputs)):  # fmt: skip
+        avoided, is_known = self._opened.negatives.find_avoided(source, inputs) if plan.is_captured else (None, False)
+        if is_known and all(CapturedLinks.fits(index, source) for index in inputs):
             # Pairs are compared with each other there; more of them are faster sorted before.
             is_few = len(ways or ()) * sum([index.row.numel() for index in inputs]) <= MOST_EXCLUDED
             own_ways = ways if ways and is_few else ()

@@ -213,7 +213,7 @@ class HeteroAttributes(PlacedRows):
         none, make = self._none, None
         if notes and packed is not None and self._relations is not None and self._is_plain(data, packed, out):
             make = partial(_make_relations, self._relations, packed)
-        if make is not None and self._types is not None and _is_whole(out, packed):
+        if packed is not None and make is not None and self._types is not None and _is_whole(out, packed):
             if len(rows) < len(self._node):
                 beside = {name: feature.read(out.node[name[0]]) for name, feature in self._node.items()
                           if name not in rows}  # fmt: skip
