@@ -1,9 +1,10 @@
-"""Links as seeds of a plan with types on a GPU: negatives are drawn, edges of the links are found, which a batch may
-leave out, and later all ends are found among the nodes.
+"""Links as seeds of a plan with types on a GPU: negatives are drawn, and later all ends are found among the nodes.
 
-An inbox has a table of `TABLE` words a batch: its links, its negatives, and counters of negatives that are later than
-their link, and of strict ones that are edges after all tries. Then, batch after batch: sources, targets, and `width`
-times of each link.
+A batch may leave out the edges of its links, which are found too.
+
+An inbox has a table of `TABLE` words a batch: its links, its negatives, and two counters of negatives. These count the
+ones later than their link, and the strict ones that are edges after all tries. Then, batch after batch: sources,
+targets, and `width` times of each link.
 
 The ends of a batch are the given ones and then the negatives. Negative j belongs to link j modulo the number of links.
 A batch with triplets has negative targets alone.

@@ -41,7 +41,7 @@ _NOT_KEPT = {"adj_t", "batch", "edge_index"}
 
 
 class Form(NamedTuple):
-    """What the stores of a type or relation have in all batches.
+    """Parts of the store of a type or relation that are equal in all batches.
 
     Attributes:
         kind: The type or relation.
