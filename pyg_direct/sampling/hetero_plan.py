@@ -199,7 +199,7 @@ class GeneralPlan:
         is_on_gpu = SIMULATED or topology.device.type == "cuda"
         # Also a plan of links.
         self.is_captured = is_on_gpu and self._picks_here
-        # By the number of batches that they sample together, and whether seeds may repeat.
+        # By the number of batches that they sample together, whether seeds may repeat, and `ways` of links if any.
         self._captured: dict[tuple[Any, ...], HeteroGpuPlan] = {}
         # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
         self._most_seeds = self._most_edges = 0
