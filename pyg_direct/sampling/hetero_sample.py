@@ -175,7 +175,7 @@ class GeneralSample:
     num_seeds: dict[str, int] = field(default_factory=dict)
     rows: list[dict[str, Tensor]] | None = None
     packed: PackedEdges | None = None
-    sizes: list[int] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
     num_together: int = 0
     starts: Tensor | None = None
     seed_time: Tensor | None = None
@@ -296,7 +296,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             max_degree=max_degree,
             num_seeds=dict(zip(types, first_counts[own], strict=True)),
             packed=edges,
-            sizes=sizes[own],
+            sizes=dict(zip(types, sizes[own], strict=True)),
             num_together=num_together,
             starts=rest[0] if rest else None,
             seed_time=rest[1 + number] if len(rest) > 1 + number else None,

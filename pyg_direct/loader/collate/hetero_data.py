@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -145,8 +145,8 @@ class HeteroAttributes(PlacedRows):
         # Likewise node types, in the order of samples, if all attributes are rows in memory. Changes of values are not
         # looked for if processes share rows.
         self._types: list[Form] | None = None
+        self._type_names = [*data._node_store_dict]
         if (topology is not None and not (sharing or self._others)
-                and [*data._node_store_dict] == [*topology.node_types]
                 and not any(_NOT_KEPT & store._mapping.keys() for store in data.node_stores)):  # fmt: skip
             self._types = [Form.of(kind, store, self._keys.get(kind, ())) for kind, store in data.node_items()]
 
@@ -213,7 +213,7 @@ class HeteroAttributes(PlacedRows):
         none, make = self._none, None
         if notes and packed is not None and self._relations is not None and self._is_plain(data, packed, out):
             make = partial(_make_relations, self._relations, packed)
-        if packed is not None and make is not None and self._types is not None and _is_whole(out, packed):
+        if packed is not None and make is not None and self._types is not None and self._is_whole(out, packed):
             if len(rows) < len(self._node):
                 beside = {name: feature.read(out.node[name[0]]) for name, feature in self._node.items()
                           if name not in rows}  # fmt: skip
@@ -265,6 +265,13 @@ class HeteroAttributes(PlacedRows):
                 and type(data).__copy__ is HeteroData.__copy__
                 and [*data._edge_store_dict] == [*packed.packed.relations])  # fmt: skip
 
+    def _is_whole(self, out: HeteroSamplerOutput, sample: GeneralSample) -> bool:
+        """Report whether an output has all node types of its sample, in order, and at most trees of its own."""
+        names = [*sample.node]
+        return (out.node is sample.node and out.num_sampled_nodes is sample.num_sampled_nodes and out.orig_row is None
+                and names == self._type_names and len(sample.sizes) == len(names)
+                and (out.batch is None or [*out.batch] == names))  # fmt: skip
+
     def _slice(self, kind: Any, keys: Sequence[str], mapping: dict[str, Any], ids: Tensor | None, checked: bool,
                made: list[Any]) -> None:  # fmt: skip
         """Take the rows of these attributes of a type or relation; new tensors are added to `made`."""
@@ -309,15 +316,8 @@ def note_typed(batch: Any, out: HeteroSamplerOutput, has_edges: bool = False) ->
         batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])
 
 
-def _is_whole(out: HeteroSamplerOutput, sample: GeneralSample) -> bool:
-    """Report whether an output has all node types of its sample, in order, and nothing else but trees of its own."""
-    return (out.node is sample.node and out.num_sampled_nodes is sample.num_sampled_nodes and out.orig_row is None
-            and len(sample.sizes) == len(sample.node)
-            and (out.batch is None or [*out.batch] == [*sample.node]))  # fmt: skip
-
-
-def _count_nodes(sample: GeneralSample) -> list[int]:
-    return sample.sizes or [ids.numel() for ids in sample.node.values()]
+def _count_nodes(sample: GeneralSample) -> Iterable[int]:
+    return sample.sizes.values() or [ids.numel() for ids in sample.node.values()]
 
 
 def _compose(data: HeteroData, types: Sequence[Form], out: HeteroSamplerOutput, sample: GeneralSample,
@@ -334,7 +334,9 @@ def _compose(data: HeteroData, types: Sequence[Form], out: HeteroSamplerOutput, 
     batch, parent = _open_batch(data)
     made: dict[Any, Any] = {}
     trees, counts = out.batch, sample.num_sampled_nodes
-    for (kind, cls, values, given, keys), ids, size in zip(types, sample.node.values(), sample.sizes, strict=True):
+    for (kind, cls, values, given, keys), ids, size in zip(
+        types, sample.node.values(), sample.sizes.values(), strict=True
+    ):
         made[kind] = store = cls.__new__(cls)
         own = store.__dict__
         own.update(values)
