@@ -119,10 +119,11 @@ class TypedRows:
             self._groups[num_batches] = groups
         # Groups of the same types have one layout. Lists: a call of NumPy takes as long as one of them.
         by_lists = {group.lists: group.take for group in groups}
-        counts = {lists: take(sizes) for lists, take in by_lists.items()}
-        if starts is not None and len(starts) == 2 * len(sizes) + 1 and all(group.reads_all for group in groups):
-            words_of = dict.fromkeys(counts, starts)
+        reads_all = all(group.reads_all for group in groups)
+        if starts is not None and starts.shape[0] == 2 * len(sizes) + 1 and reads_all:
+            counts, words_of = dict.fromkeys(by_lists, sizes), dict.fromkeys(by_lists, starts)
         else:
+            counts = {lists: take(sizes) for lists, take in by_lists.items()}
             words_of = self._upload_layouts(by_lists, counts, sizes, ids.device)
         for group in groups:
             whole, parts = group.read(ids, words_of[group.lists], counts[group.lists])

@@ -185,16 +185,17 @@ def iterate_batches(loader: DataLoader[Any], key: EpochKey, first: int, nodes: T
         size = loader.batch_size
         end = len(order) // size * size if loader.drop_last else len(order)
         num_batches = -(-end // size)
-        cut, parts = -1, []
+        cut, parts = (-1, -1), []
         for number in map(share.number_of, range(first, share.count_steps(num_batches))):
             place = number % num_batches
-            if place // _TOGETHER != cut:
-                cut = place // _TOGETHER
-                some = slice(cut * _TOGETHER * size, min((cut + 1) * _TOGETHER * size, end))
-                parts = list(map(Seeds, *(ids[some].unsafe_split(size) for ids in (order, nodes_in_order))))
-            positions, own = parts[place % _TOGETHER]
-            # A copy, as batches hold it as `input_id`: a view would keep, and save, the order of the whole epoch.
-            yield number, Seeds(positions.clone(), own)
+            # Batches that come again have memory of their own.
+            if cut != (number // num_batches, place // _TOGETHER):
+                cut = number // num_batches, place // _TOGETHER
+                some = slice(cut[1] * _TOGETHER * size, min((cut[1] + 1) * _TOGETHER * size, end))
+                # Copies, as batches hold them as `input_id`: views would keep, and save, the order of the whole epoch.
+                copies: Any = torch.split_copy(order[some], size)  # type: ignore[func-returns-value]
+                parts = list(map(Seeds, copies, nodes_in_order[some].unsafe_split(size)))
+            yield number, parts[place % _TOGETHER]
         return
     for number, positions in enumerate(_take(given, share.num_steps)):
         if number >= first:

@@ -333,9 +333,9 @@ def _put(part: Any, **values: Any) -> None:
 class LinkNeighborLoader(LinkLoader, PygLinkNeighborLoader):  # type: ignore[misc]
     """Batches around links, after PyG's `LinkNeighborLoader` (same arguments, same fields), on `device`.
 
-    Like all draws, negatives are functions of the seed, the epoch and the number of the batch. On a GPU, uniform
-    sampling of a `Data` around links without times is one captured CUDA graph, with negatives. Exceptions are strict or
-    weighted negatives, and `exclude_target_edges`.
+    Like all draws, negatives are functions of the seed, the epoch and the number of the batch. On a GPU, a batch is one
+    captured CUDA graph, and kernels draw the negatives. If a `Data` is sampled uniformly without times, strict or
+    weighted negatives are drawn step by step before the graph.
 
     Args:
         data, edge_label_index, edge_label, edge_label_time, neg_sampling, neg_sampling_ratio: See `LinkLoader`.

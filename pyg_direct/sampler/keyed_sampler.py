@@ -11,6 +11,7 @@ import inspect
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -57,13 +58,16 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
     edge_permutation = None
     # `forward`: edges lead to the expanded nodes.
     sample_direction = "forward"
-    # The steps of the nearest base class of the package.
-    _own_steps: tuple[Any, ...] = ()
+    # Reads the steps that the nearest base class of the package has, and its steps.
+    _read_steps: Any = attrgetter("sample_from_nodes")
+    _own_steps: Any = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__module__.partition(".")[0] == "pyg_direct":
-            cls._own_steps = read_steps(cls)
+            # In one call, several times a batch.
+            cls._read_steps = attrgetter(*[name for name in _STEPS if hasattr(cls, name)])
+            cls._own_steps = cls._read_steps(cls)
 
     @property
     def num_nodes(self) -> int | dict[str, int]:
@@ -112,20 +116,16 @@ class OwnSampler(BaseSampler):  # type: ignore[misc]
         return call_key(self.seed, self._num_calls - 1)
 
 
-def read_steps(kind: type) -> tuple[Any, ...]:
-    """List the steps of a class of samplers."""
-    return tuple([getattr(kind, name, None) for name in _STEPS])
-
-
 def is_own(sampler: Any, kind: type[OwnSampler] | None = None) -> bool:
     """Check if a sampler overrides no step of a class of ours, by default its nearest base class in the package.
 
     Samples of other samplers are not trusted: their ids and their order are checked.
     """
-    if not isinstance(sampler, OwnSampler):
+    if not isinstance(sampler, OwnSampler if kind is None else kind):
         return False
     cls: Any = type(sampler)
-    return read_steps(cls) == (cls if kind is None else kind)._own_steps and sampler.__dict__.keys().isdisjoint(_STEPS)
+    base = cls if kind is None else kind
+    return bool(base._read_steps(cls) == base._own_steps) and sampler.__dict__.keys().isdisjoint(_STEPS)
 
 
 def take_key() -> int | None:

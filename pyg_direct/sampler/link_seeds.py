@@ -36,6 +36,10 @@ from pyg_direct.sampling.sampling_options import Sample
 
 # Relations, and True for relations with the reverse edges of the links.
 Ways: TypeAlias = tuple[tuple[EdgeType, bool], ...]
+# Pairs of links and relations of a group of batches up to which a plan on a GPU excludes their edges itself.
+MOST_EXCLUDED = 1 << 14
+# Sorted arrays of pairs that negatives of such a plan may avoid: edges, and links that are none.
+_MOST_PARTS = 2
 
 
 def check_exclusion(exclude: Any, rev_edge_type: Any, parts: Parts) -> None:
@@ -160,6 +164,12 @@ def _warn_of_untimely(count: int, num_negatives: int) -> None:
     if count:
         warn(f"{count} of {num_negatives} negatives of a batch are later than their link, as no node is that early",
              LoaderWarning)  # fmt: skip
+
+
+def _warn_of_edges(count: int, num_negatives: int) -> None:
+    if count:
+        warn(f"strict_negatives: {count} of {num_negatives} negatives of a batch are edges or positive links, as "
+             f"{TRIES} draws met nothing else", LoaderWarning)  # fmt: skip
 
 
 def _list_by_way(pairs: Tensor, ways: Ways) -> Excluded:
@@ -340,6 +350,23 @@ class Negatives:
             self._avoided[key] = positives, source.edges, positives.join(source)
         return self._avoided[key][-1]
 
+    def find_avoided(self, source: NegativeSource | None, inputs: Sequence[EdgeSamplerInput]
+                     ) -> tuple[EdgeSet | None, bool]:  # fmt: skip
+        """Find (the pairs that negatives of several batches avoid, None for none; True if a plan on a GPU can avoid
+        them).
+
+        Args:
+            source: Source of the negatives; None for no negatives.
+            inputs: Links of each batch.
+        """
+        if source is None or source.edges is None:
+            return None, True
+        # All batches of a loader of ours avoid the same pairs.
+        loaders = {id(getattr(links, "loader_links", None)) for links in inputs}
+        avoided = self.list_avoided(source, inputs[0]) if len(loaders) == 1 and id(None) not in loaders else None
+        is_known = type(avoided) is EdgeSet and len(avoided.parts) <= _MOST_PARTS
+        return (avoided, True) if is_known else (None, False)  # type: ignore[return-value]
+
     def forget_written(self) -> None:
         """Forget sources whose weights were written, in any way."""
         gone = [key for key, made in self._sources.items() if not made.is_current()]
@@ -421,12 +448,7 @@ class Links:
         sources = self._sources[self._owners_of(count)[self._num_links :]] if is_triplet else source.sources
         drawn = draw_negatives(count, key, source.targets, sources=sources, until=until, edges=edges,
                                device=self._device)  # fmt: skip
-        if drawn.num_edges:
-            warn(
-                f"strict_negatives: {drawn.num_edges} of {count} negatives of a batch are edges or positive links, "
-                f"as {TRIES} draws met nothing else",
-                LoaderWarning,
-            )
+        _warn_of_edges(drawn.num_edges, count)
         self._drawn = drawn
         if is_triplet:
             self._targets = torch.cat([self._targets, drawn.targets])
@@ -548,6 +570,8 @@ class CapturedLinks:
         parts: The graph, to check ids.
         neg_sampling: Mode and number of negatives; None for none.
         source: Source of the negatives; None for none.
+        edges: Pairs that negatives are not; None for none.
+        ways: Relations from which the plan excludes the links; see `find_ways`.
 
     Attributes:
         ends: The links, as seeds of the plan.
@@ -557,7 +581,7 @@ class CapturedLinks:
     """
 
     def __init__(self, index: EdgeSamplerInput, parts: Parts, neg_sampling: NegativeSampling | None,
-                 source: NegativeSource | None) -> None:  # fmt: skip
+                 source: NegativeSource | None, edges: EdgeSet | None = None, ways: Ways = ()) -> None:  # fmt: skip
         self._index, self._is_hetero, ends = index, parts.is_hetero, _read_ends(parts, index.input_type)
         sources, targets = _check_ends(index, ends)
         self._is_triplet = neg_sampling is not None and neg_sampling.is_triplet()
@@ -568,18 +592,19 @@ class CapturedLinks:
         self.ends = Ends(sources, targets, 0 if self._is_triplet else more, more,
                          index.label is None and neg_sampling is not None and not self._is_triplet,
                          types=(ends.source, ends.target), time=index.time,
-                         nodes=None if source is None else (source.sources, source.targets))  # fmt: skip
+                         nodes=None if source is None else (source.sources, source.targets),
+                         avoided=edges, ways=ways)  # fmt: skip
 
     @staticmethod
     def fits(index: EdgeSamplerInput, source: NegativeSource | None) -> bool:
         """Check if kernels can read the links, and draw negatives from the source (None for no negatives).
 
-        Links on a GPU, strict negatives and nodes that a program draws are left to `Links`.
+        Links on a GPU, and nodes that a program draws, are left to `Links`.
         """
         given = index.row, index.col, *(() if index.time is None else (index.time,))
         if any(not isinstance(part, Tensor) or part.dtype != torch.int64 or part.is_cuda for part in given):
             return False
-        is_drawn = source is None or (source.edges is None and not isinstance(source.sources, AskedNodes))
+        is_drawn = source is None or not isinstance(source.sources, AskedNodes)
         return is_drawn and index.row.numel() > 0 and (index.time is None or index.time.dim() in (1, 2))
 
     def list_excluded(self, ways: Ways) -> Excluded:
@@ -591,6 +616,7 @@ class CapturedLinks:
         placed, ends, count = sample.ends, self.ends, self.ends.num_links
         assert placed is not None
         _warn_of_untimely(placed.num_untimely, ends.more_targets)
+        _warn_of_edges(placed.num_edges, ends.more_targets)
         out, places = to_general_output(sample, self._is_hetero), placed.places
         if self._is_triplet:
             negatives = places[2 * count :].view(count, -1).squeeze(-1)

@@ -38,6 +38,7 @@ from pyg_direct.sampler.argument_types import FanoutsOf, Graph, Subgraph
 from pyg_direct.sampler.graph_reader import Parts, read_parts, read_topology
 from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output, to_output
 from pyg_direct.sampler.link_seeds import (
+    MOST_EXCLUDED,
     CapturedLinks,
     Links,
     Negatives,
@@ -445,9 +446,14 @@ class NeighborSampler(OwnSampler):
         ways = self.find_ways(inputs[0].input_type)
         negatives = None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
         source = None if negatives is None else self._negatives(negatives, inputs[0].input_type)
-        if plan.is_captured and all(CapturedLinks.fits(index, source) for index in inputs):
-            own_links = [CapturedLinks(index, self._opened.parts, negatives, source) for index in inputs]
-            without = None if ways is None else [own.list_excluded(ways) for own in own_links]
+        avoided, is_known = self._opened.negatives.find_avoided(source, inputs) if plan.is_captured else (None, False)
+        if is_known and all(CapturedLinks.fits(index, source) for index in inputs):
+            # Pairs are compared with each other there; more of them are faster sorted before.
+            is_few = len(ways or ()) * sum([index.row.numel() for index in inputs]) <= MOST_EXCLUDED
+            own_ways = ways if ways and is_few else ()
+            own_links = [CapturedLinks(index, self._opened.parts, negatives, source, avoided, own_ways)
+                         for index in inputs]  # fmt: skip
+            without = None if own_ways or not ways else [own.list_excluded(ways) for own in own_links]
             pending = plan.submit_together([own.ends for own in own_links], keys, without, repeats=True)
             return PendingOutput(pending, lambda samples: [
                 own.finish(sample) for own, sample in zip(own_links, samples, strict=True)])  # fmt: skip

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pyg_direct.compiler.jit import SIMULATED, THREADS
 from pyg_direct.errors import IdError, MemoryLimitError
-from pyg_direct.graph.hetero_topo import HeteroTopo, PlacedHetero
+from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo, PlacedHetero
 from pyg_direct.kernels.batch_counters import (
     BAD_SEED,
     BEFORE_SEEDS,
@@ -42,7 +42,8 @@ from pyg_direct.kernels.batch_counters import (
 from pyg_direct.kernels.local_ids import bitmap, new_nodes, relabel, sorted_buckets
 from pyg_direct.kernels.local_ids.bitmap import GROUP_WORDS
 from pyg_direct.kernels.sampling import captured_hops, captured_subgraph, hetero, weighted_gpu, worklist
-from pyg_direct.kernels.sampling.link_ends import TABLE
+from pyg_direct.kernels.sampling.excluded_edges import sort_edges_gpu
+from pyg_direct.kernels.sampling.link_ends import TABLE, WAY, find_link_edges_gpu
 from pyg_direct.kernels.sampling.worklist import COLUMNS
 from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.local_ids.relabel_nodes import num_words
@@ -54,7 +55,7 @@ from pyg_direct.runtime.cuda.launch import OPEN
 from pyg_direct.sampling import captured_plan
 from pyg_direct.sampling.captured_plan import CapturedPlan, Pending
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs
-from pyg_direct.sampling.link_endpoints import EndList, Ends, draw_ends, place_ends
+from pyg_direct.sampling.link_endpoints import EndList, Ends, draw_ends, list_ways, place_ends
 from pyg_direct.sampling.local_ids import fits_table
 from pyg_direct.sampling.seeds import Request, SeedList, list_ends, list_seeds, name_seed
 
@@ -186,6 +187,7 @@ class Slot(captured_plan.Slot):
         self.all_work = torch.zeros(all_entries * COLUMNS, dtype=torch.int64, device=device)
         self.seed_times = reserve(plan.num_times * seeds if topo.is_temporal else 0)
         self.excluded = torch.full((excluded,), _LAST, dtype=torch.int64, device=device)
+        self.found_edges = reserve(excluded if plan.num_ways else 0)
         self.nodes, self.trees = reserve(num_nodes), reserve(num_nodes if plan.disjoint else 0)
         self.place_of_rank = reserve(0 if plan.disjoint or plan.has_table else num_nodes, dtype=torch.int32)
         self.starts, self.sizes, self.counts = reserve(3, items).unbind()
@@ -227,15 +229,18 @@ class HeteroGpuPlan(CapturedPlan):
         max_degree: See `GeneralSample`.
         last_fanouts: For batches of the edges among their nodes: edges of a node that are looked at, by relation,
             int64 `[R]`, -1 for all. None for batches of the edges of their hops.
+        ways: Relations whose edges of the links are not picked, see `Ends`; `submit` then takes links alone.
     """
 
     _slot_class: type[Slot] = Slot
     # Whether other plans wait for a batch, also for one without seeds.
     _is_awaited = False
+    num_ways = 0
 
     def __init__(self, topology: PlacedHetero, fanouts: np.ndarray, rules: Rules, rows: Rows, flags: np.ndarray, *,
                  disjoint: bool, repeats: bool, num_batches: int, max_degree: int | None,
-                 last_fanouts: np.ndarray | None = None) -> None:  # fmt: skip
+                 last_fanouts: np.ndarray | None = None,
+                 ways: Sequence[tuple[EdgeType, bool]] = ()) -> None:  # fmt: skip
         assert not repeats if disjoint else num_batches == 1, "batches that share a bitmap, or seeds with trees"
         super().__init__()
         self.topology, self.fanouts, self.rules, self.rows = topology, fanouts, rules, rows
@@ -255,6 +260,13 @@ class HeteroGpuPlan(CapturedPlan):
         self._class_starts = upload(class_starts, device)
         self.node_starts = upload(np.zeros_like(class_starts) if disjoint else class_starts, device)
         self._known_edges = self._known_items = 0
+        self.num_ways, words = len(ways), list_ways(topo, ways)
+        self._ways = upload(words.reshape(-1), device)
+        if self.num_ways:
+            # Types of sources and of targets of the links.
+            number = topo.edge_types.index(ways[0][0])
+            types = int(topo.reached[number]), int(topo.expanded[number])
+            self._end_types = types if words[0, WAY - 1] else types[::-1]
 
     @one_line
     def __repr__(self) -> Iterator[str]:
@@ -334,19 +346,25 @@ class HeteroGpuPlan(CapturedPlan):
         return Scratch.of(self.topology, not self.disjoint, self.has_table)
 
     def _has_room(self, slot: Slot, pending: Pending) -> bool:
-        listed, excluded, _ = pending.seeds
-        most_excluded = 0 if excluded is None else excluded.keys.numel()
+        listed, most_excluded = pending.seeds[0], self._count_excluded(pending)
         return bool(listed.numel() <= slot.capacity.seeds and most_excluded <= slot.capacity.excluded
                     and self._count_trees(listed) <= slot.capacity.trees)  # fmt: skip
+
+    def _count_excluded(self, pending: Pending) -> int:
+        """Count the pairs whose edges are excluded."""
+        listed, excluded, _ = pending.seeds
+        if self.num_ways:
+            return self.num_ways * sum([ends.num_links for ends in listed.requests])
+        return 0 if excluded is None else excluded.keys.numel()
 
     def _count_trees(self, listed: SeedList) -> int:
         """Count the most trees of a batch; 1 if they are not told apart."""
         return listed.most if self.disjoint else 1
 
     def _find_capacity(self, before: Slot | None, pending: Pending) -> Capacity:
-        listed, excluded, num_batches = pending.seeds
+        listed, _, num_batches = pending.seeds
         # Most pairs have an edge or none; if edges are parallel, a batch shows how many more.
-        num_seeds, num_excluded = listed.numel(), 0 if excluded is None else excluded.keys.numel()
+        num_seeds, num_excluded = listed.numel(), self._count_excluded(pending)
         num_trees = self._count_trees(listed)
         if before is not None:
             num_trees = max(num_trees, before.capacity.trees)
@@ -408,7 +426,7 @@ class HeteroGpuPlan(CapturedPlan):
             words[seeds : seeds + count] = listed.ids.numpy()
             if listed.times is not None:
                 words[seeds + count : seeds + (1 + self.num_times) * count] = listed.times.numpy().reshape(-1)
-        if slot.excluded.numel():
+        if slot.excluded.numel() and not self.num_ways:
             if excluded is None:
                 slot.excluded.fill_(_LAST)
             else:
@@ -422,6 +440,13 @@ class HeteroGpuPlan(CapturedPlan):
         starts_of = [slot.bucket_starts[:0] if not self.disjoint or hop < 0 else slot.new_starts[hop]
                      for hop in range(-1, hops)]  # fmt: skip
 
+        if self.num_ways:
+            room = slot.capacity.excluded
+            run_gpu(find_link_edges_gpu, max(1, min(scratch.block_sums.numel(), room)), slot.state, slot.inbox,
+                    self.find_seeds(), batches, types, *self._end_types, slot.arrived, self._ways, rows.indptr,
+                    rows.indices, slot.found_edges, stream=stream)  # fmt: skip
+            run_gpu(sort_edges_gpu, grid_for(room, slot.state), slot.state, NUM_EXCLUDED, slot.found_edges,
+                    slot.excluded, stream=stream)  # fmt: skip
         run_gpu(captured_hops.load_typed_seeds_gpu, load_grid, slot.state, slot.inbox, slot.arrived, rows.node_time,
                 batches, types, self.num_times, self._type_sizes, self._type_starts, int(self.repeats), scratch.fresh,
                 scratch.touched, scratch.seen, scratch.place_of_id, slot.nodes, slot.trees, slot.seed_times,
@@ -615,11 +640,12 @@ class HeteroGpuPlan(CapturedPlan):
         parts: Sequence[Tensor] = [trees]
         if self.num_batches > 1:
             parts = trees.split([sum(len(ids) for ids in own.node.values()) for own in samples])
-        untimely = slot.inbox_words[self.find_seeds() :][TABLE - 1 : TABLE * self.num_batches : TABLE].tolist()
+        table = slot.inbox_words[self.find_seeds() :][: TABLE * self.num_batches].reshape(-1, TABLE)
+        failures = table[:, 2:].tolist()
         starts = self.topology.topo.type_starts
         for number, sample in zip(range(len(listed.requests)), samples, strict=False):
             sample.ends = place_ends(listed, number, sample, slot.nodes, parts[number], slot.arrived, starts,
-                                     untimely[number])  # fmt: skip
+                                     failures[number])  # fmt: skip
 
 
 def _find_worst_case(topo: HeteroTopo, fanouts: np.ndarray, counts: np.ndarray, copies: int | None

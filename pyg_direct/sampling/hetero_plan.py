@@ -55,7 +55,7 @@ from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.captured_plan import Finished, PendingList, PendingOutput
 from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
-from pyg_direct.sampling.link_endpoints import Excluded, list_pairs
+from pyg_direct.sampling.link_endpoints import Ends, Excluded, list_pairs
 from pyg_direct.sampling.local_ids import (
     Scratch,
     SortedNumbering,
@@ -199,8 +199,8 @@ class GeneralPlan:
         is_on_gpu = SIMULATED or topology.device.type == "cuda"
         # Also a plan of links.
         self.is_captured = is_on_gpu and self._picks_here
-        # By the number of batches that they sample together, and whether seeds may repeat.
-        self._captured: dict[tuple[int, bool], HeteroGpuPlan] = {}
+        # By the number of batches that they sample together, whether seeds may repeat, and `ways` of links if any.
+        self._captured: dict[tuple[Any, ...], HeteroGpuPlan] = {}
         # Of the largest batch so far: a short one at the end of an epoch is no reason to compile other loops.
         self._most_seeds = self._most_edges = 0
 
@@ -268,14 +268,16 @@ class GeneralPlan:
         self.topology.check_process()
         # Batches whose trees are not told apart share a bitmap, and are sampled one after the other.
         size = len(keys) if self.disjoint else 1
-        number = min((known for known, own in self._captured if known >= size and own == repeats), default=size)
-        plan = self._captured.get((number, repeats))
+        ways = requests[0].ways if isinstance(requests[0], Ends) else ()
+        options = (repeats, ways) if ways else (repeats,)
+        number = min((known for known, *own in self._captured if known >= size and (*own,) == options), default=size)
+        plan = self._captured.get((number, *options))
         if plan is None:
             all_edges = np.full(len(self.topology.topo.edge_types), -1)
-            plan = self._captured[number, repeats] = HeteroGpuPlan(
+            plan = self._captured[(number, *options)] = HeteroGpuPlan(
                 self.topology, self.fanouts, self.rules, self.rows, self.flags, disjoint=self.disjoint,
                 repeats=repeats, num_batches=number, max_degree=self.recipe.max_degree,
-                last_fanouts=all_edges if self.recipe.subgraph_type == "induced" else None)  # fmt: skip
+                last_fanouts=all_edges if self.recipe.subgraph_type == "induced" else None, ways=ways)  # fmt: skip
         pending = []
         for first in range(0, len(keys), size):
             own = slice(first, first + size)

@@ -62,7 +62,10 @@ class LazyDict(_Made[_Key, _Value]):
     def _fill(self) -> None:
         with _MAKING:
             if type(self) is LazyDict:
-                with ordinary_tensors():
+                if torch.is_inference_mode_enabled():
+                    with ordinary_tensors():
+                        items = self._make()
+                else:
                     items = self._make()
                 dict.update(self, items)
                 # Last: another thread may look meanwhile.
@@ -110,6 +113,12 @@ class PackedEdges:
         self._ids, self._counts, self._first_id = ids, counts, begin[1]
         self.list_counts = partial(_list_counts, relations, counts)
 
+    def view_all(self) -> tuple[Sequence[Tensor], Sequence[Tensor], list[list[int]]]:
+        """Return (pairs, ids, edges of each hop) of all relations, see `view_pairs`, `view_ids` and `list_counts`."""
+        counts = self._counts.T.tolist()
+        sizes = [*map(sum, counts)]
+        return _split_pairs(self.ends, self.begin, sizes), self._split_ids(sizes), counts
+
     def view_pairs(self) -> dict[EdgeType, Tensor]:
         """Return the local ids of sources and targets, int64 `[2, E']`, by relation."""
         pairs = _split_pairs(self.ends, self.begin, self._counts.sum(0).tolist())
@@ -117,9 +126,10 @@ class PackedEdges:
 
     def view_ids(self) -> dict[EdgeType, Tensor]:
         """Return the ids of edges, int64 `[E']`, by relation."""
-        sizes = self._counts.sum(0).tolist()
-        own = self._ids.narrow(0, self._first_id, sum(sizes))
-        return dict(zip(self.relations, split_parts(own, sizes), strict=True))
+        return dict(zip(self.relations, self._split_ids(self._counts.sum(0).tolist()), strict=True))
+
+    def _split_ids(self, sizes: list[int]) -> Sequence[Tensor]:
+        return split_parts(self._ids.narrow(0, self._first_id, sum(sizes)), sizes)
 
 
 def _list_counts(relations: Sequence[EdgeType], counts: np.ndarray) -> dict[EdgeType, list[int]]:
@@ -146,6 +156,7 @@ class GeneralSample:
         num_seeds: Nodes of each type that are seeds, the first ones.
         rows: Of a graph in parts: rows of the nodes by node type and attribute, if they came with the sample.
         packed: Edges of all relations, if they share memory.
+        sizes: Nodes of each type; empty if they are not known.
         num_together: Nodes of all batches that share `memory`.
         starts: Words by which rows of all these batches are read, see `list_layout`; None if they are not known.
         seed_time: Times of the seeds as given, int64 on the device; None if they are not there.
@@ -164,6 +175,7 @@ class GeneralSample:
     num_seeds: dict[str, int] = field(default_factory=dict)
     rows: list[dict[str, Tensor]] | None = None
     packed: PackedEdges | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
     num_together: int = 0
     starts: Tensor | None = None
     seed_time: Tensor | None = None
@@ -284,6 +296,7 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             max_degree=max_degree,
             num_seeds=dict(zip(types, first_counts[own], strict=True)),
             packed=edges,
+            sizes=dict(zip(types, sizes[own], strict=True)),
             num_together=num_together,
             starts=rest[0] if rest else None,
             seed_time=rest[1 + number] if len(rest) > 1 + number else None,

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo, PlacedHetero
-from pyg_direct.kernels.sampling.link_ends import TABLE, draw_links_gpu, place_links_gpu
+from pyg_direct.kernels.sampling.link_ends import TABLE, WAY, draw_links_gpu, place_links_gpu
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_gpu
-from pyg_direct.sampling.negative_links import Nodes
+from pyg_direct.sampling.negative_links import TRIES, EdgeSet, Nodes
 
 # Sources and targets by relation, ids within their types, int64 `[2, P]`; pairs need not be edges.
 Excluded: TypeAlias = Mapping[EdgeType, Tensor]
@@ -62,16 +62,19 @@ class Ends:
         types: Node types of either end, for a plan with types; None for the only type.
         time: A time for each link, int64 `[L]`, or a window, `[L, 2]`, on the CPU; None without times.
         nodes: Nodes that negatives are drawn from, at either end, for a plan with types; None without negatives.
+        avoided: Pairs that negatives are not, for a plan with types; None for none.
+        ways: Relations whose edges of the links are not picked, and True for those with the reverse edges; likewise.
     """
 
     is_cuda = False
 
     def __init__(self, sources: Tensor, targets: Tensor, more_sources: int, more_targets: int, has_labels: bool, *,
                  types: tuple[str | None, str | None] = (None, None), time: Tensor | None = None,
-                 nodes: tuple[Nodes, Nodes] | None = None) -> None:  # fmt: skip
+                 nodes: tuple[Nodes, Nodes] | None = None, avoided: EdgeSet | None = None,
+                 ways: tuple[tuple[EdgeType, bool], ...] = ()) -> None:  # fmt: skip
         self.sources, self.targets = sources, targets
         self.more_sources, self.more_targets, self.has_labels = more_sources, more_targets, has_labels
-        self.types, self.time, self.nodes = types, time, nodes
+        self.types, self.time, self.nodes, self.avoided, self.ways = types, time, nodes, avoided, ways
         self.num_links = sources.shape[0]
         self.num_pairs = self.num_links + more_sources
         self._count = self.num_pairs + self.num_links + more_targets
@@ -95,6 +98,15 @@ class Ends:
         return self.sources[place] if place < self.num_links else self.targets[place - self.num_pairs]
 
 
+def list_ways(topo: HeteroTopo, ways: Sequence[tuple[EdgeType, bool]]) -> np.ndarray:
+    """List the words of relations for `find_link_edges_gpu`, int64 `[W, WAY]`."""
+    words = [
+        (topo.row_starts[number], topo.type_starts[topo.reached[number]], (topo.direction == "in") != is_turned)
+        for number, is_turned in ((topo.edge_types.index(kind), is_turned) for kind, is_turned in ways)
+    ]
+    return np.array(words, np.int64).reshape(-1, WAY)
+
+
 class PlacedEnds(NamedTuple):
     """Places of the ends of links in a batch.
 
@@ -104,12 +116,14 @@ class PlacedEnds(NamedTuple):
         labels: 1 for given links and 0 for negatives, float32 `[L + negatives]`; empty unless asked for.
         times: Times of the pairs, or of the links of triplets, int64 `[n]` or `[n, 2]`; None without times.
         num_untimely: Negatives with an end that is later than the link.
+        num_edges: Negatives that are pairs to avoid, after all tries.
     """
 
     places: Tensor
     labels: Tensor
     times: Tensor | None = None
     num_untimely: int = 0
+    num_edges: int = 0
 
 
 def draw_ends(listed: EndList, given: int, words: np.ndarray, inbox: Tensor, num_batches: int, arrived: Tensor
@@ -136,14 +150,16 @@ def draw_ends(listed: EndList, given: int, words: np.ndarray, inbox: Tensor, num
     # Without negatives nothing is drawn.
     tables = (1, none, none, none.double()) * 2 if first.nodes is None else [*first.nodes[0].tables,
                                                                             *first.nodes[1].tables]  # fmt: skip
+    avoided = [] if first.avoided is None else first.avoided.parts
     most = sum(ends.num_links + ends.more_targets for ends in listed.requests)
     # The first array names the GPU; the inbox is on the host.
     run_gpu(draw_links_gpu, grid_for(most, arrived), arrived, inbox, given, num_batches, listed.num_types,
-            *listed.type_numbers, first.width, int(first.is_triplet), *tables)  # fmt: skip
+            *listed.type_numbers, first.width, int(first.is_triplet), *tables, TRIES if avoided else 1,
+            *[*avoided, none, none][:2])  # fmt: skip
 
 
 def place_ends(listed: EndList, number: int, sample: Any, nodes: Tensor, trees: Tensor, arrived: Tensor,
-               type_starts: np.ndarray, num_untimely: int) -> PlacedEnds:  # fmt: skip
+               type_starts: np.ndarray, failures: Sequence[int]) -> PlacedEnds:  # fmt: skip
     """Find the local ids of the ends of a batch of a group.
 
     Args:
@@ -154,7 +170,7 @@ def place_ends(listed: EndList, number: int, sample: Any, nodes: Tensor, trees: 
         trees: Trees of all its nodes, int64 on the GPU, which become numbers of links; `[0]` without trees.
         arrived: See `draw_ends`.
         type_starts: Start of each type in the id space, int64 `[T + 1]`.
-        num_untimely: See `PlacedEnds`.
+        failures: `num_untimely` and `num_edges` of `PlacedEnds`.
     """
     ends, num_types, disjoint = listed.requests[number], listed.num_types, sample.batch is not None
     begins = listed.begins[number * num_types : (number + 1) * num_types]
@@ -176,7 +192,7 @@ def place_ends(listed: EndList, number: int, sample: Any, nodes: Tensor, trees: 
             ends.more_targets, int(ends.is_triplet), *at, times_at, *ranges, int(disjoint), trees, places, labels,
             times)  # fmt: skip
     own_times = None if ends.time is None else times.view(-1, 2) if ends.width == 2 else times
-    return PlacedEnds(places, labels, own_times, num_untimely)
+    return PlacedEnds(places, labels, own_times, *failures)
 
 
 class EndList(NamedTuple):

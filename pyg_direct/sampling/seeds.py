@@ -136,6 +136,9 @@ def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
     alike = _find_alike(topo, requests) if num_times == 1 else None
     if alike is not None:
         return _list_alike(topo, *alike, disjoint)
+    typed = _list_typed(topo, requests, disjoint)
+    if typed is not None:
+        return typed
     # Lists: each call of NumPy takes as long as all of this loop.
     num_types = len(topo.node_types)
     counts, first_trees = ([0] * (len(requests) * num_types) for _ in range(2))
@@ -206,6 +209,31 @@ def _list_alike(topo: HeteroTopo, kind: str, ids: list[Tensor], times: list[Tens
     if disjoint:
         _find_bits(topo, most, len(counts) + 1)
     return SeedList(whole, whole_times, counts, first_trees, most)
+
+
+def _list_typed(topo: HeteroTopo, requests: Sequence[Request], disjoint: bool) -> SeedList | None:
+    """As `list_seeds`, with one check for all types, for seeds of one batch on the host, int64 and without times; None
+    for others, and for ids out of range.
+    """
+    seeds, _ = requests[0]
+    if len(requests) > 1 or topo.is_temporal or not isinstance(seeds, dict) or not seeds:
+        return None
+    known, num_types, tree = topo.node_types, len(topo.node_types), 0
+    counts, first_trees, parts = [0] * num_types, [0] * num_types, list[Any](known)
+    for kind, own in seeds.items():
+        if kind not in topo.num_nodes or not _is_list(own):
+            return None
+        place = known.index(kind)
+        counts[place], first_trees[place], parts[place] = own.shape[0], tree, own
+        tree += counts[place]
+    whole = torch.cat([part for part, count in zip(parts, counts, strict=True) if count]) if tree else own[:0]
+    # As unsigned numbers, negative ids are larger than any valid one.
+    bounds = np.repeat(np.fromiter(topo.num_nodes.values(), np.uint64, num_types), counts)
+    if (whole.numpy().view(np.uint64) >= bounds).any():
+        return None
+    if disjoint:
+        _find_bits(topo, tree, num_types + 1)
+    return SeedList(whole, None, counts, first_trees, tree)
 
 
 def list_ends(topology: PlacedHetero, requests: Sequence[Ends], disjoint: bool, num_times: int = 1) -> EndList:

@@ -383,6 +383,9 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, 
     item_offsets = cuda.shared.array(THREADS, np.int64)
     item_keys = cuda.shared.array(THREADS, np.uint64)
     entries = cuda.shared.array(THREADS, np.int64)
+    # Number of the first excluded edge of each item, their total if there is none.
+    item_excluded = cuda.shared.array(THREADS, np.int64)
+    num_excluded = np.int64(excluded.shape[0])
     tid = np.int64(cuda.threadIdx.x)
     own_begin, own_end = own_range(count_all_items(work))
     tile = own_begin
@@ -394,6 +397,13 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, 
             entries[tid] = entry
             item_offsets[tid] = offsets[item]
             item_keys[tid] = row_key(work, entry, hop, trees, frontier_place(work, entry, item))
+            if num_excluded > 0:
+                begin = work[entry + BATCH] * indices.shape[0] + starts[item]
+                found = first_excluded(excluded, begin)
+                # Few rows have one, so that most picks need no search.
+                if found < num_excluded and excluded[found] >= begin + sizes[item]:
+                    found = num_excluded
+                item_excluded[tid] = found
         cuda.syncthreads()
         first, end = offsets[tile], offsets[tile + num_items]
         e = first + tid
@@ -428,10 +438,9 @@ def pick_items_gpu(hop, replace, tree_shift, work, indices, edge_ids, excluded, 
             if replace == 0 and fanout >= 0 and fanout < size and not is_weighted(work, entry, size, replace):
                 pick = resolve_pick(draws, repeats, item_offsets[at], e - item_offsets[at], size - fanout)
             position = starts[item] + pick
-            if excluded.shape[0] > 0:
+            if num_excluded > 0 and item_excluded[at] < num_excluded:
                 base = work[entry + BATCH] * indices.shape[0]
-                first = first_excluded(excluded, base + starts[item])
-                position = position_of(excluded, first, base, starts[item], pick)
+                position = position_of(excluded, item_excluded[at], base, starts[item], pick)
             tree = tree_of(trees, frontier_place(work, entry, item))
             source, own_id = read_source(indices, edge_ids, work, entry, position, tree, tree_shift)
             sources[e], ids[e] = source, own_id

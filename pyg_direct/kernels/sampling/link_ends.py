@@ -1,7 +1,10 @@
 """Links as seeds of a plan with types on a GPU: negatives are drawn, and later all ends are found among the nodes.
 
-An inbox has a table of `TABLE` words a batch: its links, its negatives, and a counter of negatives later than their
-link. Then, batch after batch: sources, targets, and `width` times of each link.
+A batch may leave out the edges of its links, which are found too.
+
+An inbox has a table of `TABLE` words a batch: its links, its negatives, and two counters of negatives. These count the
+ones later than their link, and the strict ones that are edges after all tries. Then, batch after batch: sources,
+targets, and `width` times of each link.
 
 The ends of a batch are the given ones and then the negatives. Negative j belongs to link j modulo the number of links.
 A batch with triplets has negative targets alone.
@@ -12,20 +15,24 @@ from __future__ import annotations
 import numpy as np
 
 from pyg_direct.compiler.jit import THREADS, body, cuda, gpu_kernel
-from pyg_direct.kernels.batch_counters import HEADER, NEGATIVE_DRAW, NUM_SEEDS
+from pyg_direct.kernels.batch_counters import HEADER, NEGATIVE_DRAW, NUM_EXCLUDED, NUM_SEEDS
 from pyg_direct.kernels.sampling.captured_hops import first_not_below
+from pyg_direct.kernels.sampling.excluded_edges import is_listed
 from pyg_direct.kernels.sampling.random import count_until, draw, draw_below
 
 # Words of a batch before the links.
-TABLE = 3
+TABLE = 4
+# Words of a relation that holds edges of the links: its first row, the first id of the neighbors' type, and 1 if
+# targets of links are rows, 0 if sources are.
+WAY = 3
 _SHARE_BITS = np.uint64(2**52 - 1)
 
 
 @body
-def draw_end(key, number, num_nodes, times, order, sums, until):
+def draw_end(key, number, slot, num_nodes, times, order, sums, until):
     """(node, 1 if time and weights allow it, otherwise 0) of a negative, as `sampling.negative_links.Nodes` draws it.
 
-    `times`, `order` and `sums` are empty without times, or without weights.
+    `slot` is the number of the try. `times`, `order` and `sums` are empty without times, or without weights.
     """
     bound = np.int64(num_nodes)
     if times.shape[0] > 0:
@@ -33,11 +40,11 @@ def draw_end(key, number, num_nodes, times, order, sums, until):
     is_allowed = np.int64(bound > 0)
     bound = max(bound, np.int64(1))
     if sums.shape[0] == 0:
-        place = draw_below(key, number, 0, bound)
+        place = draw_below(key, number, slot, bound)
     else:
         total, place = sums[bound], np.int64(0)
         if total > 0.0:
-            share = np.float64((draw(key, number, 0) >> np.uint64(12)) & _SHARE_BITS) * 2.0**-52 * total
+            share = np.float64((draw(key, number, slot) >> np.uint64(12)) & _SHARE_BITS) * 2.0**-52 * total
             # Sums after each node that are not above the share.
             low, high = np.int64(1), np.int64(num_nodes) + 1
             while low < high:
@@ -54,13 +61,14 @@ def draw_end(key, number, num_nodes, times, order, sums, until):
     return place, is_allowed
 
 
-@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 i8 i8 i8[] i8[] f8[] i8 i8[] i8[] f8[]")
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 i8 i8 i8[] i8[] f8[] i8 i8[] i8[] f8[] i8 i8[] i8[]")
 def draw_links_gpu(arrived, inbox, given, num_batches, num_types, source_type, target_type, width, is_triplet,
                    num_sources, source_times, source_order, source_sums, num_targets, target_times, target_order,
-                   target_sums):  # fmt: skip
+                   target_sums, tries, avoided, more_avoided):  # fmt: skip
     """Write the ends of links and of their negatives to `arrived` as seeds, and then their times, tree after tree.
 
-    `given` is the first word of the links in the inbox; see `load_typed_seeds_gpu` for the words before.
+    `given` is the first word of the links in the inbox; see `load_typed_seeds_gpu` for the words before. A negative is
+    drawn up to `tries` times until it is none of the avoided pairs: source * num_targets + target, ascending.
     """
     count, words = inbox[NUM_SEEDS], given + TABLE * num_batches
     batch, step = np.int64(0), np.int64(cuda.gridDim.x) * THREADS
@@ -85,15 +93,26 @@ def draw_links_gpu(arrived, inbox, given, num_batches, num_types, source_type, t
             key, number, until = inbox[HEADER + batch], p - num_links, np.int64(0)
             if width > 0:
                 until = inbox[own_times + width - 1]
-            target, is_timely = draw_end(draw(key, NEGATIVE_DRAW, 1), number, num_targets, target_times, target_order,
-                                         target_sums, until)  # fmt: skip
-            source = np.int64(0)
-            if is_triplet == 0:
-                source, is_early = draw_end(draw(key, NEGATIVE_DRAW, 0), number, num_sources, source_times,
-                                            source_order, source_sums, until)  # fmt: skip
-                is_timely *= is_early
+            source, target, is_timely = np.int64(0), np.int64(0), np.int64(1)
+            if is_triplet != 0:
+                source = inbox[words + p % num_links]
+            slot, is_wrong = np.int64(0), np.int64(1)
+            while is_wrong != 0 and slot < tries:
+                target, is_timely = draw_end(draw(key, NEGATIVE_DRAW, 1), number, slot, num_targets, target_times,
+                                             target_order, target_sums, until)  # fmt: skip
+                if is_triplet == 0:
+                    source, is_early = draw_end(draw(key, NEGATIVE_DRAW, 0), number, slot, num_sources, source_times,
+                                                source_order, source_sums, until)  # fmt: skip
+                    is_timely *= is_early
+                pair, is_wrong = source * num_targets + target, np.int64(0)
+                is_edge = is_listed(pair, avoided, np.int64(0), np.int64(avoided.shape[0]))
+                if is_edge or is_listed(pair, more_avoided, np.int64(0), np.int64(more_avoided.shape[0])):
+                    is_wrong = np.int64(1)
+                slot += 1
             if is_timely == 0:
                 cuda.atomic.add(inbox, given + TABLE * batch + 2, 1)
+            if is_wrong != 0:
+                cuda.atomic.add(inbox, given + TABLE * batch + 3, 1)
         arrived[target_at + p] = target
         if p < sources:
             arrived[source_at + p] = source
@@ -103,6 +122,71 @@ def draw_links_gpu(arrived, inbox, given, num_batches, num_types, source_type, t
             if p < sources:
                 arrived[count + width * (first_tree + p) + w] = time
         p += step
+
+
+@body
+def pair_of(i, num_links, arrived, source_at, target_at, ways):
+    """(row, neighbor) of pair `i` of a batch, way after way and link after link."""
+    way = i // num_links
+    link = i - way * num_links
+    row, neighbor = arrived[source_at + link], arrived[target_at + link]
+    if ways[WAY * way + 2] != 0:
+        row, neighbor = neighbor, row
+    return row + ways[WAY * way], neighbor + ways[WAY * way + 1]
+
+
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8[] i8[] i8[] I[] i8[]", I=("i4", "i8"))
+def find_link_edges_gpu(state, inbox, given, num_batches, num_types, source_type, target_type, arrived, ways, indptr,
+                        indices, found):  # fmt: skip
+    """Find the edges of the given links of each batch, in any order; a block takes a pair at a time.
+
+    `arrived` holds the ends, as `draw_links_gpu` writes them, and `ways` the relations to look in, `WAY` words each.
+    Edges are numbers as in `excluded_edges.py`. `state[NUM_EXCLUDED]`, 0 before, receives their number; as many are
+    written as there is room for.
+    """
+    # Words that one thread reads, as they may be memory of the host; and 1 if an earlier pair is equal.
+    shared = cuda.shared.array(4, np.int64)
+    batch, read, num_ways = np.int64(0), np.int64(-1), np.int64(ways.shape[0]) // WAY
+    i = np.int64(cuda.blockIdx.x)
+    while batch < num_batches:
+        if batch != read:
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 0:
+                begins, own = HEADER + num_batches + batch * num_types, given + TABLE * batch
+                shared[0] = inbox[own]
+                shared[1] = inbox[begins + source_type]
+                shared[2] = inbox[begins + target_type]
+                if source_type == target_type:
+                    # Targets stand after all sources.
+                    shared[2] = inbox[begins + source_type + 1] - inbox[own] - inbox[own + 1]
+            cuda.syncthreads()
+            read = batch
+        num_links, source_at, target_at = shared[0], shared[1], shared[2]
+        if i >= num_links * num_ways:
+            i -= num_links * num_ways
+            batch += 1
+            continue
+        row, neighbor = pair_of(i, num_links, arrived, source_at, target_at, ways)
+        if cuda.threadIdx.x == 0:
+            shared[3] = 0
+        cuda.syncthreads()
+        j = np.int64(cuda.threadIdx.x)
+        while j < i:
+            other_row, other = pair_of(j, num_links, arrived, source_at, target_at, ways)
+            if other_row == row and other == neighbor:
+                shared[3] = 1
+            j += THREADS
+        cuda.syncthreads()
+        if shared[3] == 0:
+            position = indptr[row] + cuda.threadIdx.x
+            while position < indptr[row + 1]:
+                if np.int64(indices[position]) == neighbor:
+                    at = cuda.atomic.add(state, NUM_EXCLUDED, 1)
+                    if at < found.shape[0]:
+                        found[at] = batch * indices.shape[0] + position
+                position += THREADS
+        cuda.syncthreads()
+        i += np.int64(cuda.gridDim.x)
 
 
 @gpu_kernel("i8[] i8[] i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8 i8[] i8[] f4[] i8[]")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -35,8 +35,34 @@ from pyg_direct.sampling.hetero_sample import GeneralSample, LazyDict
 # Rows by (type, key), and the tensors that own their memory.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
 NOTHING: Read = {}, ()
-# Attributes of relations that batches read, or that no mark is kept of.
+# Attributes of relations, and of node types, that batches read, or that no mark is kept of.
 _NOT_BARE = {"adj_t", "batch", "e_id", "num_nodes"}
+_NOT_KEPT = {"adj_t", "batch", "edge_index"}
+
+
+class Form(NamedTuple):
+    """Parts of the store of a type or relation that are equal in all batches.
+
+    Attributes:
+        kind: The type or relation.
+        cls: Class of the stores.
+        values: Attributes of the stores themselves, except for their mapping and their parent.
+        mapping: Values of the graph's store.
+        keys: Keys of rows that batches read.
+    """
+
+    kind: Any
+    cls: Any
+    values: dict[str, Any]
+    mapping: dict[str, Any]
+    keys: Sequence[str]
+
+    @classmethod
+    def of(cls, kind: Any, store: Any, keys: Sequence[str] = ()) -> Form:
+        """Read the store of a graph."""
+        values = {name: value for name, value in vars(store).items()
+                  if name not in ("_cached_attr", "_mapping", "_parent")}  # fmt: skip
+        return cls(kind, type(store), values, dict(store._mapping), keys)
 
 
 class TypeRanking:
@@ -109,12 +135,20 @@ class HeteroAttributes(PlacedRows):
             self._keys.setdefault(kind, []).append(key)
             if (kind, key) not in together:
                 self._keys_beside.setdefault(kind, []).append(key)
-        # Copies of the relations as batches have them, for a graph whose relations have no rows, sparse matrices or
-        # ids. `marks` notices changes of what they hold.
-        self._source, self._relations = weakref.ref(data), None
+        # Relations as batches have them, for a graph whose relations have no rows, sparse matrices or ids. `marks`
+        # notices changes of what they hold.
+        self._source = weakref.ref(data)
+        self._relations: list[Form] | None = None
         if all("edge_index" in store and not _NOT_BARE & store._mapping.keys() and kind not in self._keys
                for kind, store in data.edge_items()):  # fmt: skip
-            self._relations = {kind: copy_store(store, self._source) for kind, store in data.edge_items()}
+            self._relations = [Form.of(*item) for item in data.edge_items()]
+        # Likewise node types, in the order of samples, if all attributes are rows in memory. Changes of values are not
+        # looked for if processes share rows.
+        self._types: list[Form] | None = None
+        self._type_names = [*data._node_store_dict]
+        if (topology is not None and not (sharing or self._others)
+                and not any(_NOT_KEPT & store._mapping.keys() for store in data.node_stores)):  # fmt: skip
+            self._types = [Form.of(kind, store, self._keys.get(kind, ())) for kind, store in data.node_items()]
 
     def _name_all(self) -> dict[Any, str]:
         # "paper.x", "author writes paper.edge_attr".
@@ -147,7 +181,7 @@ class HeteroAttributes(PlacedRows):
         samples = [sample for sample in packed if sample is not None]
         if self._typed is None or not self._typed.names or len(samples) < len(outs):
             return [NOTHING] * len(outs)
-        nodes, sizes = samples[0].memory[0], [len(ids) for sample in samples for ids in sample.node.values()]
+        nodes, sizes = samples[0].memory[0], [size for sample in samples for size in _count_nodes(sample)]
         num_nodes = sum(sizes)
         if samples[0].num_together != num_nodes or any(sample.memory[0] is not nodes for sample in samples):
             # Each batch has its own memory, or some batches that share it are missing here.
@@ -179,6 +213,14 @@ class HeteroAttributes(PlacedRows):
         none, make = self._none, None
         if notes and packed is not None and self._relations is not None and self._is_plain(data, packed, out):
             make = partial(_make_relations, self._relations, packed)
+        if packed is not None and make is not None and self._types is not None and self._is_whole(out, packed):
+            if len(rows) < len(self._node):
+                beside = {name: feature.read(out.node[name[0]]) for name, feature in self._node.items()
+                          if name not in rows}  # fmt: skip
+                rows, made = {**rows, **beside}, [*made, *beside.values()]
+            if memory is not None:
+                memory += made
+            return _compose(data, self._types, out, packed, rows, make)
         is_plain, batch = make is not None, _copy_stores(data, make)
         nodes, keys = batch._node_store_dict, self._keys_beside if rows else self._keys
         for (kind, key), value in rows.items():
@@ -222,6 +264,13 @@ class HeteroAttributes(PlacedRows):
                 and out.edge is packed.edge and out.num_sampled_edges is packed.num_sampled_edges is not None
                 and type(data).__copy__ is HeteroData.__copy__
                 and [*data._edge_store_dict] == [*packed.packed.relations])  # fmt: skip
+
+    def _is_whole(self, out: HeteroSamplerOutput, sample: GeneralSample) -> bool:
+        """Report whether an output has all node types of its sample, in order, and at most trees of its own."""
+        names = [*sample.node]
+        return (out.node is sample.node and out.num_sampled_nodes is sample.num_sampled_nodes and out.orig_row is None
+                and names == self._type_names and len(sample.sizes) == len(names)
+                and (out.batch is None or [*out.batch] == names))  # fmt: skip
 
     def _slice(self, kind: Any, keys: Sequence[str], mapping: dict[str, Any], ids: Tensor | None, checked: bool,
                made: list[Any]) -> None:  # fmt: skip
@@ -267,6 +316,56 @@ def note_typed(batch: Any, out: HeteroSamplerOutput, has_edges: bool = False) ->
         batch[kind]._orig_edge_index = torch.stack([out.orig_row[kind], out.orig_col[kind]])
 
 
+def _count_nodes(sample: GeneralSample) -> Iterable[int]:
+    return sample.sizes.values() or [ids.numel() for ids in sample.node.values()]
+
+
+def _compose(data: HeteroData, types: Sequence[Form], out: HeteroSamplerOutput, sample: GeneralSample,
+             rows: Mapping[Any, Tensor], make: Callable[[weakref.ref[Any]], dict[Any, Any]]) -> HeteroData:  # fmt: skip
+    """Build the batch of a sample as `HeteroAttributes.build` does, without a call or a look-up for each value.
+
+    Args:
+        data: The graph.
+        types: Its node types.
+        out, sample: Output of the sampler, and its sample, with all node types.
+        rows: By (type, key).
+        make: See `_copy_stores`.
+    """
+    batch, parent = _open_batch(data)
+    made: dict[Any, Any] = {}
+    trees, counts = out.batch, sample.num_sampled_nodes
+    for (kind, cls, values, given, keys), ids, size in zip(
+        types, sample.node.values(), sample.sizes.values(), strict=True
+    ):
+        made[kind] = store = cls.__new__(cls)
+        own = store.__dict__
+        own.update(values)
+        own["_parent"] = parent
+        own["_mapping"] = mapping = given.copy()
+        for key in keys:
+            mapping[key] = rows[kind, key]
+        if "num_nodes" in mapping:
+            mapping["num_nodes"] = size
+        if "n_id" not in mapping:
+            mapping["n_id"] = ids
+        if trees is not None:
+            mapping["batch"] = trees[kind]
+        if counts is not None:
+            mapping["num_sampled_nodes"] = counts[kind]
+    values = batch.__dict__
+    values["_node_store_dict"], values["_edge_store_dict"] = made, LazyDict(partial(make, parent))
+    return batch
+
+
+def _open_batch(data: HeteroData) -> tuple[HeteroData, weakref.ref[Any]]:
+    """Return (a copy of a graph whose types and relations are still those of the graph, a reference to the copy)."""
+    batch = data.__class__.__new__(data.__class__)
+    parent, values = weakref.ref(batch), batch.__dict__
+    values.update(data.__dict__)
+    values["_global_store"] = copy_store(data._global_store, parent)
+    return batch, parent
+
+
 def _copy_stores(data: HeteroData, make: Callable[[weakref.ref[Any]], dict[Any, Any]] | None) -> HeteroData:
     """Copy a graph as `copy.copy(data)` does, which is slow for many types.
 
@@ -276,10 +375,8 @@ def _copy_stores(data: HeteroData, make: Callable[[weakref.ref[Any]], dict[Any, 
     """
     if type(data).__copy__ is not HeteroData.__copy__:
         return copy.copy(data)
-    batch = data.__class__.__new__(data.__class__)
-    parent, values = weakref.ref(batch), batch.__dict__
-    values.update(data.__dict__)
-    values["_global_store"] = copy_store(data._global_store, parent)
+    batch, parent = _open_batch(data)
+    values = batch.__dict__
     values["_node_store_dict"] = {kind: copy_store(store, parent) for kind, store in data._node_store_dict.items()}
     if make is None:
         values["_edge_store_dict"] = {kind: copy_store(store, parent) for kind, store in data._edge_store_dict.items()}
@@ -288,16 +385,22 @@ def _copy_stores(data: HeteroData, make: Callable[[weakref.ref[Any]], dict[Any, 
     return batch
 
 
-def _make_relations(relations: Mapping[Any, Any], sample: GeneralSample, parent: weakref.ref[Any]) -> dict[Any, Any]:
-    """Copy relations for another graph, with the edges of a sample, their ids and counts."""
+def _make_relations(relations: Sequence[Form], sample: GeneralSample, parent: weakref.ref[Any]) -> dict[Any, Any]:
+    """Make the relations of a batch, with the edges of a sample, their ids and counts."""
     assert sample.packed is not None
-    packed, made = sample.packed, {}
+    made: dict[Any, Any] = {}
     # Without a call, a look-up or a copy for each relation, of which there may be a hundred.
-    columns = sample.edge_index.values(), sample.edge.values(), packed.list_counts().values()
-    for (kind, store), pair, ids, counts in zip(relations.items(), *columns, strict=True):
-        copied = made[kind] = store.__class__.__new__(store.__class__)
-        own = copied.__dict__
-        own.update(store.__dict__)
+    columns: Any = sample.packed.view_all()
+    if type(sample.edge_index) is not LazyDict or type(sample.edge) is not LazyDict:
+        # Tensors that the program has are those of its batch, whose writes torch counts.
+        columns = sample.edge_index.values(), sample.edge.values(), columns[2]
+    for (kind, cls, values, given, _), pair, ids, counts in zip(relations, *columns, strict=True):
+        made[kind] = store = cls.__new__(cls)
+        own = store.__dict__
+        own.update(values)
         own["_parent"] = parent
-        own["_mapping"] = {**own["_mapping"], "edge_index": pair, "e_id": ids, "num_sampled_edges": counts}
+        own["_mapping"] = mapping = given.copy()
+        mapping["edge_index"] = pair
+        mapping["e_id"] = ids
+        mapping["num_sampled_edges"] = counts
     return made

@@ -56,20 +56,28 @@ def test_with_all_neighbors_it_is_the_batch_of_pyg(real_device, subgraph_type):
         assert sorted(batch[kind].n_id.tolist()) == sorted(expected[kind].n_id.tolist())
 
 
-@pytest.mark.parametrize("own", [None, "e_id", "num_sampled_edges"])
-def test_relations_have_the_values_that_they_have_where_samples_pass_the_program(real_device, own):
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize("own", [None, "e_id", "num_sampled_edges", "n_id", "num_nodes", "name", "batch"])
+def test_batches_have_the_values_that_they_have_where_samples_pass_the_program(real_device, own, disjoint):
     data = make_hetero()
     for store in data.edge_stores:
         for key in {*store.keys()} - {"edge_index"}:
             del store[key]
-        if own is not None:
+        if own in ("e_id", "num_sampled_edges"):
             store[own] = torch.arange(store.num_edges) + 7
-    options = {"input_nodes": SEEDS, "batch_size": 4, "seed": 0, "device": real_device}
+    for store in data.node_stores:
+        count = store.num_nodes
+        if own in ("n_id", "num_nodes", "name", "batch"):
+            store[own] = {"num_nodes": count, "name": "a name"}.get(own, torch.arange(count) + 7)
+    options = {"input_nodes": SEEDS, "batch_size": 4, "seed": 0, "device": real_device,
+               "disjoint": disjoint}  # fmt: skip
 
     (batch,) = NeighborLoader(data, [2, 2], **options)
 
     (expected,) = NeighborLoader(data, [2, 2], transform_sampler_output=lambda out: out, **options)
-    for part, other in zip(batch.edge_stores, expected.edge_stores, strict=True):
+    assert (batch.node_types, batch.edge_types) == (expected.node_types, expected.edge_types)
+    for part, other in zip(batch.stores, expected.stores, strict=True):
+        assert part._parent() is batch
         assert list(part.keys()) == list(other.keys())
         for key, value in other.items():
             assert torch.equal(part[key], value) if isinstance(value, torch.Tensor) else part[key] == value, key

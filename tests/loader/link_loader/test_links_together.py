@@ -60,6 +60,56 @@ def test_kernels_place_links_as_steps_do(device, option, monkeypatch):
     assert got == make()
 
 
+@ON_GPU_PLANS
+@pytest.mark.parametrize(("option", "edge_type"), [("binary", CITES), ("triplets", WRITES), ("disjoint", CITES)])
+def test_kernels_leave_out_edges_of_links_as_steps_do(device, option, edge_type, monkeypatch):
+    graph = make_parts()
+    edges = graph.edges[edge_type]
+    # A link twice, one with its reverse, one without an edge, and more edges than links.
+    turned = [edges[0][::-1]] if edge_type == CITES else []
+    links = [*edges[:2], edges[0], *turned, (24, 39), edges[5]]
+    graph.edges[edge_type] = [*edges, *edges[:2] * 6]
+
+    def make(exclude_target_edges="reverse", **more):
+        return list_epoch(LinkNeighborLoader(make_hetero(graph), [-1], (edge_type, torch.tensor(links).t()), seed=3,
+                                             batch_size=5, device=device, exclude_target_edges=exclude_target_edges,
+                                             **OPTIONS[option] | more))  # fmt: skip
+
+    def fail(*_):
+        raise AssertionError("pairs are not sorted by steps")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GeneralPlan, "_sort_excluded", fail)
+        alone, together = make(), make(super_batch=2)
+    monkeypatch.setattr(CapturedLinks, "fits", lambda *_: False)
+
+    assert alone == together == make() != make(exclude_target_edges=False)
+
+
+@ON_GPU_PLANS
+@pytest.mark.filterwarnings("ignore:strict_negatives")
+@pytest.mark.parametrize(("mode", "times"), [("binary", ""), ("triplet", ""), ("binary", "node")])
+def test_kernels_draw_strict_negatives_as_steps_do(device, mode, times, monkeypatch):
+    graph = make_parts(times=times)
+    # Most pairs are edges, so that negatives are drawn several times, and some links are none.
+    graph.edges[CITES] = [(source, target) for source in range(40) for target in range(40) if (source + target) % 9]
+    graph.edge_time, graph.edges = {}, {CITES: graph.edges[CITES]}
+    links = torch.tensor([[3, 0, 3], [7, 9, 6]])
+    more = {"edge_label_time": torch.arange(3) + 4, "time_attr": "time"} if times else {}
+
+    def make():
+        sampling = NegativeSampling(mode, 3, src_weight=torch.arange(40.0) if times else None)
+        return list_epoch(LinkNeighborLoader(make_hetero(graph), [1], (CITES, links), neg_sampling=sampling, seed=3,
+                                             strict_negatives=True, batch_size=2, device=device, **more))  # fmt: skip
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NeighborSampler, "_open_links", lambda *_: pytest.fail("negatives are not drawn by steps"))
+        got = make()
+    monkeypatch.setattr(CapturedLinks, "fits", lambda *_: False)
+
+    assert got == make()
+
+
 @pytest.mark.parametrize("mode", ["binary", "triplet"])
 def test_links_with_times_too(real_device, mode):
     def make(device, **options):
