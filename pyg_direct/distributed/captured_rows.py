@@ -73,6 +73,7 @@ class RowSlot:
         self.slots = torch.zeros(num_nodes, dtype=torch.int64, device=device)
         # Rows of nodes that other parts own.
         self.num_remote = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
+        self.remote_words: np.ndarray = self.num_remote.numpy()
         self.places_of = list(self.places.split([others * count for count in room.others]))
         self.own_places_of = list(self.own_places.split(list(room.own)))
         # By attribute: rows to send; and received rows with the own ones behind them.
@@ -81,6 +82,7 @@ class RowSlot:
                          dtype=one.feature.dtype, device=device) for one in rows.attributes]
             for more in (0, 1)
         )  # fmt: skip
+        self.num_answer_bytes = sum(answers.nbytes for answers in self.answers)
         self.readers = [RowReader(own, None, None, unread_errors(device), None) if device.type == "cuda" else None
                         for own in self.rows]  # fmt: skip
 
@@ -183,11 +185,23 @@ class CapturedRows:
         sizes = [sample.node[kind].numel() if kind in sample.node else 0 for kind in self._kinds]
         slots = torch.unsafe_split_with_sizes(slot.slots[: sum(sizes)], sizes)
         found: list[dict[str, Tensor]] = [{} for _ in sizes]
-        for one, rows, reader in zip(self.attributes, slot.rows, slot.readers, strict=True):
-            own, stored = slots[one.kind], one.feature.stored
-            found[one.kind][one.name] = gather_rows(rows, own) if reader is None else reader.read(own)
-            if isinstance(stored, MemoryRows) and stored.served is not None:
-                stored.count(slot.places_of[one.kind])
-                stored.count(slot.own_places_of[one.kind])
-        self._note_remote(int(slot.num_remote[0]) if self.attributes else 0)
+        for number, one in enumerate(self.attributes):
+            found[one.kind][one.name] = self._read(slot, number, slots[one.kind])
+        self._note_remote(int(slot.remote_words[0]) if self.attributes else 0)
         return found
+
+    def take_plain(self, slot: RowSlot, num_nodes: int) -> dict[str, Tensor]:
+        """Return the rows of a batch without types by attribute, in the order of its nodes."""
+        own = slot.slots[:num_nodes]
+        found = {one.name: self._read(slot, number, own) for number, one in enumerate(self.attributes)}
+        self._note_remote(int(slot.remote_words[0]) if found else 0)
+        return found
+
+    def _read(self, slot: RowSlot, number: int, slots: Tensor) -> Tensor:
+        """Read the rows of an attribute, which is counted."""
+        one, rows, reader = self.attributes[number], slot.rows[number], slot.readers[number]
+        stored = one.feature.stored
+        if isinstance(stored, MemoryRows) and stored.served is not None:
+            stored.count(slot.places_of[one.kind])
+            stored.count(slot.own_places_of[one.kind])
+        return gather_rows(rows, slots) if reader is None else reader.read(slots)

@@ -35,8 +35,8 @@ from pyg_direct.sampling.sampling_options import GeneralRecipe
 from pyg_direct.typing import Device
 
 _LOGGER = logging.getLogger(__name__)
-# Share of the memory of the smallest GPU for the batches of a step.
-_STEP_SHARE = 1 / 128
+# Share of the memory of the smallest GPU for the batches of a step; there are up to three steps at a time.
+_STEP_SHARE = 1 / 192
 
 
 class DistGraph:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from pyg_direct.distributed.captured_rows import CapturedRows, RowRoom, RowSlot
 from pyg_direct.distributed.graph_part import GraphPart, PartTopo
 from pyg_direct.distributed.partitioning.partition_book import table_dtype
 from pyg_direct.errors import PartitionError
-from pyg_direct.kernels.batch_counters import EDGES, STATE
+from pyg_direct.kernels.batch_counters import EDGES, NODES, STATE
 from pyg_direct.kernels.sampling import captured_hops, frontier_segments, hetero, weighted_gpu, worklist
 from pyg_direct.kernels.sampling.frontier_segments import MOST_BUCKETS
 from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, TIMED
@@ -41,7 +42,8 @@ from pyg_direct.sampling.captured_plan import Pending
 from pyg_direct.sampling.hetero_gpu import Capacity, HeteroGpuPlan, Layout, Slot
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample
-from pyg_direct.sampling.seeds import Request
+from pyg_direct.sampling.sampling_options import Sample
+from pyg_direct.sampling.seeds import Request, SeedList
 
 # Nodes and edges of a segment before batches show how many they need.
 _FIRST_NODES, _FIRST_EDGES = (4, 8) if SIMULATED else (1024, 8192)
@@ -73,6 +75,17 @@ class Room(NamedTuple):
     def num_words(self) -> int:
         """Words of the needs of a batch, without flags."""
         return 2 * len(self.nodes) + 2 * len(self.rows.others)
+
+
+@dataclass
+class PlainSample(Sample):
+    """A sample of a graph without types and trees, with the rows of its nodes by attribute."""
+
+    rows: dict[str, Tensor] = field(default_factory=dict)
+
+
+class PlainPending(Pending):
+    """A batch on its way to a `PlainSample`."""
 
 
 def _pad(count: int) -> int:
@@ -233,11 +246,31 @@ class ExchangePlan(HeteroGpuPlan):
         Args:
             *args, **options: Its arguments.
         """
+        self._find_tables()
+        return super().submit(*args, **options)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if batches can be `PlainSample`s: of a graph without types, times and trees, with rows."""
+        topo = self.topology.topo
+        return topo.is_homogeneous and not topo.is_temporal and not self.disjoint and self.node_rows is not None
+
+    def submit_plain(self, seeds: Tensor, key: int) -> Pending:
+        """Enqueue a batch that becomes a `PlainSample`, if `is_plain`, in a third of the host's time of `submit`.
+
+        Args:
+            seeds: Different nodes of the graph, int64 `[B]` on the host; they are not checked.
+            key: Unsigned 64-bit key of its draws.
+        """
+        self._find_tables()
+        count = seeds.numel()
+        return self._submit(PlainPending(self, (SeedList(seeds, None, [count], [0], count), None, 1), [key]))
+
+    def _find_tables(self) -> None:
+        """Release graphs that read tables at places where they no longer are."""
         if self.node_rows is not None and self._tables != (tables := self.node_rows.find_tables()):
-            # Graphs read the tables that were there when they were captured.
             self._tables = tables
             self._drop_slots()
-        return super().submit(*args, **options)
 
     def _drop_slots(self) -> None:
         with self._lock:
@@ -365,14 +398,30 @@ class ExchangePlan(HeteroGpuPlan):
         self.room = self.room.grow(needs[:-1])
         return self._grow(slot) or slot.capacity
 
-    def _export(self, slot: Any, pending: Pending) -> list[GeneralSample]:
-        samples = super()._export(slot, pending)
+    def _export(self, slot: Any, pending: Pending) -> list[GeneralSample] | PlainSample:  # type: ignore[override]
         self._sent["hops"] += slot.hop_bytes
         if self.node_rows is not None:
-            self._sent["rows"] += sum(answers.nbytes for answers in slot.own_rows.answers)
+            self._sent["rows"] += slot.own_rows.num_answer_bytes
+        if isinstance(pending, PlainPending):
+            return self._export_plain(slot)
+        samples = super()._export(slot, pending)
+        if self.node_rows is not None:
             for sample in samples:
                 sample.rows = self.node_rows.take(slot.own_rows, sample)
         return samples
+
+    def _export_plain(self, slot: Any) -> PlainSample:
+        """Copy a batch without types into as few tensors as there can be."""
+        hops, words = self.num_hops, slot.outbox_words[:STATE].tolist()
+        node_counts, edge_counts = words[NODES : NODES + hops + 1], words[EDGES : EDGES + hops + 1]
+        num_nodes, num_edges = node_counts[-1], edge_counts[-1]
+        # The kernel writes the starts of types, of which there is one, behind the nodes.
+        nodes, memory = slot.arrived.new_empty(num_nodes + 3), slot.arrived.new_empty(3 * num_edges)
+        ends, e_id = memory.unsafe_split_with_sizes([2 * num_edges, num_edges])
+        slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state), (nodes, ends, e_id, num_nodes, 0))
+        assert self.node_rows is not None
+        return PlainSample(nodes[:num_nodes], ends.view(2, num_edges), e_id, node_counts, edge_counts, (nodes, memory),
+                           None, self.max_degree, self.node_rows.take_plain(slot.own_rows, num_nodes))  # fmt: skip
 
 
 def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[Tensor, Tensor]:
