@@ -6,6 +6,7 @@ import itertools
 import pickle
 import sys
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.distributed.row_exchange import RowExchange
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, LoaderWarning
+from pyg_direct.loader.prefetch.lockstep_ranks import Overlap, _Step
 from pyg_direct.runtime.comm.communicator import Communicator
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, make_data, open_graph, write_data
 from tests.hetero_data import make_hetero
@@ -305,18 +307,29 @@ class Noted:
     def _build_for_others(self, out):
         self.fetch()
 
-    _begin = _DistLoader._begin
+    def _find_plain(self):
+        return None
+
+    def make(self, counts):
+        """Make so many batches of steps of three."""
+        overlap = Overlap(*(partial(stage, self, self) for stage in (
+            _DistLoader._begin, _DistLoader._finish_begun, _DistLoader._build_begun)))  # fmt: skip
+        ended = []
+        for count in counts:
+            overlap.make(_Step([(number, None) for number in range(count)]), 3, ended.append)
+        overlap.flush(ended.append)
+        return [len(step.made) for step in ended]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_processes_with_fewer_batches_exchange_in_one_order_with_the_others(count):
+@pytest.mark.parametrize("counts", [[3, 0], [3, 1], [2, 2]])
+def test_processes_with_fewer_batches_exchange_in_one_order_with_the_others(counts):
     few, most = Noted(), Noted()
 
-    _DistLoader._make_overlapped(few, few, [(number, None) for number in range(count)], 3)
-    _DistLoader._make_overlapped(most, most, [(number, None) for number in range(3)], 3)
+    assert few.make(counts) == [count for count in counts if count]
+    assert most.make([3, 3]) == [3, 3]
 
     assert few.exchanges == most.exchanges
-    assert len(few.exchanges) == 9
+    assert len(few.exchanges) == 18
 
 
 def run_own(rank, folder):
