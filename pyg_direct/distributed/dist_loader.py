@@ -40,7 +40,7 @@ from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.sampling.draw_random import derive_key
 from pyg_direct.runtime.comm.host_group import count_processes, gather, has_group
-from pyg_direct.runtime.cuda.launch import current_stream
+from pyg_direct.runtime.cuda.launch import current_stream, side_streams
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampler.argument_types import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
@@ -186,7 +186,8 @@ class _DistLoader(GeneralLoader):
             make, take_part = partial(make_group, stages), self._take_part
         else:
             make, take_part = Overlap(partial(self._begin, stages), partial(self._finish_begun, stages),
-                                      partial(self._build_begun, stages)), self._take_part  # fmt: skip
+                                      partial(self._build_begun, stages), self._find_ready_stream
+                                      ), self._take_part  # fmt: skip
         steps = Steps(self.graph.communicator, batches, make, take_part, self.prefetch, self._group)
         try:
             yield from steps
@@ -216,7 +217,8 @@ class _DistLoader(GeneralLoader):
             return stages.submit(*work)
         none = torch.empty(0, dtype=torch.int64, device="cpu")
         exchange = self._find_plain()
-        return self._submit_together([Seeds(none, none)], [0]) if exchange is None else exchange.submit_plain(none, 0)
+        return self._submit_together([Seeds(none, none)], [0]) if exchange is None else self._submit_plain(
+            exchange, none, 0)  # fmt: skip
 
     def _finish_begun(self, stages: Stages, pending: Any, work: tuple[int, Seeds] | None) -> Any:
         """Wait for the sample of a batch."""
@@ -229,6 +231,17 @@ class _DistLoader(GeneralLoader):
         if not isinstance(sample, PlainSample):
             self._build_for_others(sample[0])
         return None
+
+    def _submit_plain(self, exchange: ExchangePlan, nodes: Tensor, key: int) -> Any:
+        pending = exchange.submit_plain(nodes, key)
+        if self.device.type == "cuda":
+            # The batch leaves while the next one is sampled.
+            pending.stream = side_streams(self.device.index)[1]
+        return pending
+
+    def _find_ready_stream(self) -> Any:
+        """Find the stream on which batches are ready; None for the current one."""
+        return side_streams(self.device.index)[1] if self.device.type == "cuda" and self._find_plain() else None
 
     def _find_plain(self) -> ExchangePlan | None:
         """Find the captured plan of batches without types and trees, whose samples need not take PyG's form; otherwise
@@ -415,7 +428,7 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
         exchange = self._find_plain()
         if exchange is not None:
-            return exchange.submit_plain(seeds.nodes, key.of_batch(number))
+            return self._submit_plain(exchange, seeds.nodes, key.of_batch(number))
         plan = self._find_plan()
         if plan is None:
             return super()._submit(key, number, seeds)

@@ -81,11 +81,14 @@ class Overlap:
         begin: Begins a batch: its work, or None for a batch without seeds -> pending.
         finish: Waits for a sample: (pending, work) -> sample.
         build: Makes the batch: (sample, work) -> batch.
+        find_stream: Returns the stream on which batches are ready; the default is the current one.
     """
 
     def __init__(self, begin: Callable[[Work | None], Any], finish: Callable[[Any, Work | None], Any],
-                 build: Callable[[Any, Work | None], Any]) -> None:  # fmt: skip
+                 build: Callable[[Any, Work | None], Any], find_stream: Callable[[], Any] = lambda: None
+                 ) -> None:  # fmt: skip
         self._begin_batch, self._finish_batch, self._build_batch = begin, finish, build
+        self.find_stream = find_stream
         self._begun: deque[tuple[_Step, Work | None, Any]] = deque()
         # Steps with batches that are not made yet.
         self._open: deque[_Step] = deque()
@@ -267,7 +270,7 @@ def _make_step(communicator: Communicator, make: Callable[[list[Work], int], lis
 
 def _begin_step(communicator: Communicator, overlap: Overlap, group: GroupSize, step: _Step) -> Unawaited | None:
     """Begin the batches of a step, and make all batches of the step before."""
-    end = partial(_end_step, communicator, group)
+    end = partial(_end_step, communicator, overlap, group)
     try:
         agreed = communicator.agree(group.num_bytes * _COUNTS + len(step.work))
     except BaseException as error:
@@ -279,11 +282,11 @@ def _begin_step(communicator: Communicator, overlap: Overlap, group: GroupSize, 
     return Unawaited(None) if _is_unawaited(communicator) else None
 
 
-def _end_step(communicator: Communicator, group: GroupSize, step: _Step) -> None:
-    step.done.set_result(_hand_out(communicator, group, step.made, step.largest))
+def _end_step(communicator: Communicator, overlap: Overlap, group: GroupSize, step: _Step) -> None:
+    step.done.set_result(_hand_out(communicator, group, step.made, step.largest, overlap.find_stream()))
 
 
-def _hand_out(communicator: Communicator, group: GroupSize, batches: list[Any], largest: int
+def _hand_out(communicator: Communicator, group: GroupSize, batches: list[Any], largest: int, stream: Any = None
               ) -> tuple[list[Any], Any, int]:  # fmt: skip
     """Return the result of a step, with an event behind its batches on a GPU."""
     event, is_on_gpu = None, communicator.device.type == "cuda"
@@ -291,7 +294,7 @@ def _hand_out(communicator: Communicator, group: GroupSize, batches: list[Any], 
     group.count(batches[:1] if is_on_gpu else batches)
     if is_on_gpu:
         event = torch.cuda.Event()
-        event.record()
+        event.record(stream)
     return batches, event, largest
 
 
@@ -312,7 +315,7 @@ def _serve(communicator: Communicator, take_part: Callable[[int], Any]) -> None:
 
 def _serve_overlapped(communicator: Communicator, overlap: Overlap, group: GroupSize) -> Unawaited | None:
     """As `_serve`; the batches of the last step are made here."""
-    end = partial(_end_step, communicator, group)
+    end = partial(_end_step, communicator, overlap, group)
     try:
         while count := _count_most(communicator.agree(0)):
             overlap.make(_Step([]), count, end)
