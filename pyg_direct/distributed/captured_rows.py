@@ -59,14 +59,16 @@ class RowSlot:
         rows: The rows to fetch.
         room: Rows that they hold.
         num_nodes: Nodes of a batch at most.
+        num_needs: Words of the needs of a batch, which go with the ids.
     """
 
-    def __init__(self, rows: CapturedRows, room: RowRoom, num_nodes: int) -> None:
+    def __init__(self, rows: CapturedRows, room: RowRoom, num_nodes: int, num_needs: int) -> None:
         device, parts, kinds, others = rows.device, rows.num_parts, len(room.others), rows.num_parts - 1
         self.starts, self.own_starts = (
             upload(np.concatenate([[0], np.cumsum(own)]).astype(np.int64), device) for own in room
         )
-        self.length = kinds + sum(room.others)
+        self.first_need = kinds + sum(room.others)
+        self.length = self.first_need + num_needs
         self.to_send, self.received = torch.zeros(2, parts * self.length, dtype=torch.int64, device=device).unbind()
         self.places = torch.zeros(others * sum(room.others), dtype=torch.int64, device=device)
         self.own_places = torch.zeros(sum(room.own), dtype=torch.int64, device=device)
@@ -165,10 +167,12 @@ class CapturedRows:
                 slot.outputs, slot.nodes, plan.id_starts, slot.owner_counts, slot.slots, parts, self._part.part,
                 own.length, own.starts, own.own_starts, *found, own.to_send, own.own_places, own.slots, slot.needs,
                 2 * hops, own.num_remote, stream=stream)  # fmt: skip
+        plan.send_needs(slot, own.length, own.first_need, own.to_send, stream)
         plan.exchange(own.to_send, own.received, stream)
         run_gpu(row_segments.locate_row_ids_gpu, grid_for(own.places.numel(), slot.state), own.received, kinds, parts,
                 self._part.part, own.length, own.starts, *found, slot.needs, slot.owner_counts, own.places,
                 stream=stream)  # fmt: skip
+        plan.agree_needs(slot, own.length, own.first_need, own.received, stream)
         with on_raw_stream(stream, self.device) if self.device.type == "cuda" else nullcontext():
             for one, answers, rows in zip(self.attributes, own.answers, own.rows, strict=True):
                 stored: Any = one.feature.stored

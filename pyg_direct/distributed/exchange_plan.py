@@ -7,8 +7,8 @@ Design. A hop of `HeteroGpuPlan` lists its work, picks, and numbers the new node
    fixed length, and exchanged. Draws depend on key, node and slot, so that they are the draws of one process.
 3. The own work list finds its edges in the answers, and the kernel that picks copies them in its own order.
 
-No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop an exchange of a
-few words tells each rank the largest needs of all. If a segment, or a buffer of one rank, was too small, all ranks
+No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop a few words, which
+go with the ids of rows if there are rows, give each rank the largest needs of all. If a segment, or a buffer of one rank, was too small, all ranks
 sample the batch again with room for these needs. So the lengths of segments are equal on all ranks at any time.
 
 A `Transport` moves segments: `NcclSegments` on GPUs, whose exchanges are captured in the graph of a batch.
@@ -128,7 +128,8 @@ class ExchangeSlot(Slot):
         )
         self.asked_repeats = reserve(parts * most_edges, torch.uint8)
         self.asked_scores = reserve(parts * most_edges if plan.is_weighted else 0, torch.float64)
-        self.own_rows = None if plan.node_rows is None else RowSlot(plan.node_rows, room.rows, self.nodes.numel())
+        self.own_rows = None if plan.node_rows is None else RowSlot(
+            plan.node_rows, room.rows, self.nodes.numel(), self.needs.numel())  # fmt: skip
 
     @property
     def num_bytes(self) -> int:
@@ -306,9 +307,14 @@ class ExchangePlan(HeteroGpuPlan):
     def _enqueue(self, slot: Any, stream: int) -> None:
         self._hop_bytes = 0
         super()._enqueue(slot, stream)
-        if self.node_rows is not None:
+        if self.node_rows is None:
+            count = slot.needs.numel()
+            self.send_needs(slot, count, 0, slot.to_send, stream)
+            self._exchange(slot.to_send, slot.received, count, stream)
+            self.agree_needs(slot, count, 0, slot.received, stream)
+        else:
+            # Needs go with the ids of rows.
             self.node_rows.enqueue(self, slot, stream)
-        self._agree(slot, stream)
         slot.hop_bytes = self._hop_bytes
 
     def _pick(self, slot: Any, work: Tensor, hop: int, stage: int, stream: int) -> None:
@@ -378,14 +384,16 @@ class ExchangePlan(HeteroGpuPlan):
                 slot.asked_state, EDGES + 1, slot.asked_offsets, *picked, trees, num_items, edges, slot.answers,
                 slot.needs, 2 * hop + 1, stream=stream)  # fmt: skip
 
-    def _agree(self, slot: Any, stream: int) -> None:
-        """Exchange the needs of all ranks, and leave the largest to the host."""
-        # The words of the state are clear again.
-        run_gpu(frontier_segments.send_needs_gpu, 1, slot.needs, slot.outbox, self.num_parts, slot.to_send,
+    def send_needs(self, slot: Any, length: int, first: int, to_send: Tensor, stream: int) -> None:
+        """Write the needs of the batch to the segments for all ranks, of `length` words each, from word `first` on."""
+        # The words of the state are clear again, but the host has them.
+        run_gpu(frontier_segments.send_needs_gpu, 1, slot.needs, slot.outbox, self.num_parts, length, first, to_send,
                 stream=stream)  # fmt: skip
-        self._exchange(slot.to_send, slot.received, slot.needs.numel(), stream)
-        run_gpu(frontier_segments.agree_needs_gpu, 1, slot.received, self.num_parts, slot.needs, slot.need_box,
-                stream=stream)  # fmt: skip
+
+    def agree_needs(self, slot: Any, length: int, first: int, received: Tensor, stream: int) -> None:
+        """Leave the largest needs of all ranks to the host, after the exchange of these segments."""
+        run_gpu(frontier_segments.agree_needs_gpu, 1, received, self.num_parts, length, first, slot.needs,
+                slot.need_box, stream=stream)  # fmt: skip
 
     def _find_larger(self, slot: Any, pending: Pending) -> Capacity | None:
         needs = slot.need_words.tolist()

@@ -136,7 +136,7 @@ def test_all_ranks_fetch_again_what_one_has_no_room_for(tmp_path, device, monkey
 
 
 @ON_GPU_PLANS
-def test_rows_take_one_exchange_of_ids_and_one_for_each_attribute(tmp_path, device):
+def test_rows_take_one_exchange_of_ids_and_needs_and_one_for_each_attribute(tmp_path, device):
     graph = make_parts()
     rows = make_rows(graph)
     write(tmp_path / "p", graph, 2, rows)
@@ -157,7 +157,7 @@ def test_rows_take_one_exchange_of_ids_and_one_for_each_attribute(tmp_path, devi
         return count, is_kept, plan._exchange._slots != slots
 
     num_attributes = sum(len(own) for own in rows.values())
-    assert run_lockstep(run, 2) == [(2 * len(FANOUTS) + 1 + 1 + num_attributes, True, True)] * 2
+    assert run_lockstep(run, 2) == [(2 * len(FANOUTS) + 1 + num_attributes, True, True)] * 2
 
 
 @ON_GPU_PLANS
