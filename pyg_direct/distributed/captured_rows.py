@@ -1,8 +1,9 @@
 """`CapturedRows`: rows of the nodes of a batch, fetched from their owners in the captured graph that samples it.
 
 Ids go to their owners after the last hop, and rows come back at the same places
-(`kernels/sampling/row_segments.py`). The rows of the own part are read beside them. Once the sizes of the batch are
-known, one read brings its rows into the order of its nodes. The host neither waits nor calls for them before.
+(`kernels/sampling/row_segments.py`). Once the sizes of the batch are known, the rows of the own part are read beside
+them, and one read brings all into the order of the nodes. Both reads may overlap the next batch. The host neither waits
+nor calls for rows before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,6 +87,8 @@ class RowSlot:
             for more in (0, 1)
         )  # fmt: skip
         self.num_answer_bytes = sum(answers.nbytes for answers in self.answers)
+        # Reads of own rows; opened once, as a slot goes when tables move.
+        self.own_reads: list[Callable[[], None]] | None = None
         self.readers = [RowReader(own, None, None, unread_errors(device), None) if device.type == "cuda" else None
                         for own in self.rows]  # fmt: skip
 
@@ -175,12 +179,8 @@ class CapturedRows:
         plan.agree_needs(slot, own.length, own.first_need, own.received, stream)
         with on_raw_stream(stream, self.device) if self.device.type == "cuda" else nullcontext():
             for one, answers, rows in zip(self.attributes, own.answers, own.rows, strict=True):
-                stored: Any = one.feature.stored
-                places, own_places = own.places_of[one.kind], own.own_places_of[one.kind]
-                # No rank asks a part without rows, whose rows are not read.
-                for ids, out in ((places, answers), (own_places, rows[len(places) :])):
-                    if stored.shape[0] > 0 and out.numel() > 0:
-                        stored.open_gather(out.data_ptr())(ids, out)
+                places = own.places_of[one.kind]
+                _open_read(one, places, answers)()
                 if answers.numel() > 0:
                     plan.exchange_with_others(as_bytes(answers), as_bytes(rows[: len(places)]), stream)
 
@@ -205,7 +205,20 @@ class CapturedRows:
         """Read the rows of an attribute, which is counted."""
         one, rows, reader = self.attributes[number], slot.rows[number], slot.readers[number]
         stored = one.feature.stored
+        if slot.own_reads is None:
+            slot.own_reads = [_open_read(of, slot.own_places_of[of.kind], own[len(slot.places_of[of.kind]) :])
+                              for of, own in zip(self.attributes, slot.rows, strict=True)]  # fmt: skip
+        slot.own_reads[number]()
         if isinstance(stored, MemoryRows) and stored.served is not None:
             stored.count(slot.places_of[one.kind])
             stored.count(slot.own_places_of[one.kind])
         return gather_rows(rows, slots) if reader is None else reader.read(slots)
+
+
+def _open_read(one: _Attribute, places: Tensor, out: Tensor) -> Callable[[], None]:
+    """Return the read of rows of the own part at these positions, by kernels on torch's current stream."""
+    stored: Any = one.feature.stored
+    # No rank asks a part without rows, whose rows are not read.
+    if stored.shape[0] == 0 or out.numel() == 0:
+        return lambda: None
+    return partial(stored.open_gather(out.data_ptr()), places, out)

@@ -7,9 +7,10 @@ Design. A hop of `HeteroGpuPlan` lists its work, picks, and numbers the new node
    fixed length, and exchanged. Draws depend on key, node and slot, so that they are the draws of one process.
 3. The own work list finds its edges in the answers, and the kernel that picks copies them in its own order.
 
-No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop a few words, which
-go with the ids of rows if there are rows, give each rank the largest needs of all. If a segment, or a buffer of one rank, was too small, all ranks
-sample the batch again with room for these needs. So the lengths of segments are equal on all ranks at any time.
+No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop a few words give
+each rank the largest needs of all; they go with the ids of rows, if there are rows. If a segment, or a buffer of one
+rank, was too small, all ranks sample the batch again with room for these needs. So the lengths of segments are equal on
+all ranks at any time.
 
 A `Transport` moves segments: `NcclSegments` on GPUs, whose exchanges are captured in the graph of a batch.
 """
