@@ -97,7 +97,18 @@ def run_all(rank, folder, count):
     is_timed = {name: "time" in name or "weight" in name for name in names}
     cases = [[name for name in names if is_timed[name] == timed] for timed in (False, True)]
     found = run_cases(rank, [folder / "p", folder / "timed"], cases, {} if count == 2 else {"replicas": "30%"})
-    return found, [] if count == 2 else run_uneven(rank, folder / "p")
+    return found, load_overlapped(rank, folder / "p") if count == 2 else run_uneven(rank, folder / "p")
+
+
+def load_overlapped(rank, folder):
+    """Batches that overlap as on GPUs: of two epochs, of a loop that rank 0 leaves, and of unequal numbers of seeds."""
+    with pytest.MonkeyPatch.context() as patch, open_graph(folder) as graph:
+        patch.setattr(_DistLoader, "_overlaps", lambda loader: True)
+        loader = make_loader("plain", graph, DistNeighborLoader, DistLinkNeighborLoader)
+        found = [[as_dict(batch) for batch in loader] for _ in range(2)]
+        left = len(list(itertools.islice(loader, 2 if rank == 0 else None)))
+        own = DistNeighborLoader(graph, [4, 2], torch.arange(20 + 40 * rank), ranks="own", uneven="keep", **COMMON)
+        return found, left, len(list(own))
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -117,6 +128,17 @@ def test_batches_are_those_of_one_machine(ranks):
             own = [found[name][epoch] for found in ranks]
             assert set(map(len, own)) == {-(-len(alone) // len(own))}
             assert_in_turn(own, alone)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_batches_that_overlap_are_those_of_one_machine(ranks):
+    data, ranks = make_data(), [overlapped for _, overlapped in ranks]
+
+    alone = make_loader("plain", data, NeighborLoader, LinkNeighborLoader)
+    for epoch in range(2):
+        assert_in_turn([found[epoch] for found, *_ in ranks], alone)
+    assert [left for _, left, _ in ranks] == [2, len(ranks[1][0][0])]
+    assert [own for *_, own in ranks] == [2, 4]
 
 
 def make_typed_loaders(source, make_nodes, make_links):
