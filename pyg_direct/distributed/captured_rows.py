@@ -2,8 +2,8 @@
 
 Ids go to their owners after the last hop, and rows come back at the same places
 (`kernels/sampling/row_segments.py`). Once the sizes of the batch are known, the rows of the own part are read beside
-them, and one read brings all into the order of the nodes. Both reads may overlap the next batch. The host neither waits
-nor calls for rows before.
+them. Then one read brings all into the order of the nodes. Both reads may overlap the next batch. The host neither
+waits nor calls for rows before.
 """
 
 from __future__ import annotations

@@ -180,15 +180,15 @@ class _DistLoader(GeneralLoader):
             self._group = GroupSize(most, (overlaps and self.graph.step_bytes) or GROUP_BYTES)
         together = None if most == 1 or overlaps else Together(most, *self._stages_together(key))
         stages = self._stages(key, record, together)
+        make: Callable[..., list[Any]] | Overlap
         if most == 1:
-            make, take_part = partial(make_alone, stages), self._take_part
+            make = partial(make_alone, stages)
         elif together is not None:
-            make, take_part = partial(make_group, stages), self._take_part
+            make = partial(make_group, stages)
         else:
-            make, take_part = Overlap(partial(self._begin, stages), partial(self._finish_begun, stages),
-                                      partial(self._build_begun, stages), self._find_ready_stream
-                                      ), self._take_part  # fmt: skip
-        steps = Steps(self.graph.communicator, batches, make, take_part, self.prefetch, self._group)
+            make = Overlap(partial(self._begin, stages), partial(self._finish_begun, stages),
+                           partial(self._build_begun, stages), self._find_ready_stream)  # fmt: skip
+        steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch, self._group)
         try:
             yield from steps
         finally:
