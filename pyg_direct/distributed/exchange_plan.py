@@ -38,7 +38,9 @@ from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, TIMED
 from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_gpu
-from pyg_direct.runtime.comm.nccl_segments import Transport
+from pyg_direct.runtime.comm.nccl_segments import Exchange, Transport
+from pyg_direct.runtime.cuda.graph_capture import CapturedGraph
+from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.sampling.captured_plan import Pending
 from pyg_direct.sampling.hetero_gpu import Capacity, HeteroGpuPlan, Layout, Slot
 from pyg_direct.sampling.hetero_plan import GeneralPlan
@@ -129,6 +131,9 @@ class ExchangeSlot(Slot):
         )
         self.asked_repeats = reserve(parts * most_edges, torch.uint8)
         self.asked_scores = reserve(parts * most_edges if plan.is_weighted else 0, torch.float64)
+        # Of the exchange of rows by itself.
+        self.row_graph: CapturedGraph | None = None
+        self.picked = torch.cuda.Event() if device.type == "cuda" else None
         self.own_rows = None if plan.node_rows is None else RowSlot(
             plan.node_rows, room.rows, self.nodes.numel(), self.needs.numel())  # fmt: skip
 
@@ -171,6 +176,12 @@ class ExchangePlan(HeteroGpuPlan):
         self.transport, self.num_parts = transport, part.num_parts
         self._is_captured = not SIMULATED and transport.is_captured
         self._is_trial = False
+        # By which an exchange goes now; rows go beside the hops of the next batch if the transport can.
+        self._lane: Exchange = transport
+        has_lane = self._is_captured and node_rows is not None and transport.beside is not None
+        self._row_stream = torch.cuda.Stream(device, priority=-1) if has_lane else None
+        # One whose hops are sampled, one whose rows are exchanged, and one that is ready or next.
+        self._most_slots = 3 if has_lane else self._most_slots
         self.node_rows = node_rows
         rows = RowRoom() if node_rows is None else node_rows.first_room()
         self.room = Room((_FIRST_NODES,) * self.num_hops, (_FIRST_EDGES,) * self.num_hops, rows)
@@ -293,17 +304,41 @@ class ExchangePlan(HeteroGpuPlan):
     def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
         """Enqueue an exchange of segments, unless kernels are only tried."""
         if not self._is_trial:
-            self.transport.exchange(to_send, received, stream)
+            self._lane.exchange(to_send, received, stream)
             self._hop_bytes += to_send.nbytes // self.num_parts * (self.num_parts - 1)
 
     def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
         """As `exchange`, without segments of this rank."""
         if not self._is_trial:
-            self.transport.exchange_with_others(to_send, received, stream)
+            self._lane.exchange_with_others(to_send, received, stream)
 
     def _exchange(self, to_send: Tensor, received: Tensor, length: int, stream: int) -> None:
         size = self.num_parts * length
         self.exchange(to_send[:size], received[:size], stream)
+
+    def _capture(self, slot: Any, index: int) -> None:
+        super()._capture(slot, index)
+        if self._row_stream is not None:
+            slot.row_graph = CapturedGraph(lambda stream: self._enqueue_rows(slot, stream), index)
+            slot.hop_bytes = self._hop_bytes
+
+    def _end_batch(self, slot: Any, index: int) -> None:
+        if self._row_stream is None:
+            super()._end_batch(slot, index)
+            return
+        slot.picked.record(current_stream(index))
+        slot.picked.wait(self._row_stream)
+        slot.row_graph.replay(self._row_stream.cuda_stream)
+        slot.sized.record(self._row_stream)
+
+    def _enqueue_rows(self, slot: Any, stream: int) -> None:
+        """Enqueue the exchange of rows by itself."""
+        assert self.node_rows is not None and self.transport.beside is not None
+        self._lane = self.transport.beside
+        try:
+            self.node_rows.enqueue(self, slot, stream)
+        finally:
+            self._lane = self.transport
 
     def _enqueue(self, slot: Any, stream: int) -> None:
         self._hop_bytes = 0
@@ -313,7 +348,7 @@ class ExchangePlan(HeteroGpuPlan):
             self.send_needs(slot, count, 0, slot.to_send, stream)
             self._exchange(slot.to_send, slot.received, count, stream)
             self.agree_needs(slot, count, 0, slot.received, stream)
-        else:
+        elif self._is_trial or self._row_stream is None:
             # Needs go with the ids of rows.
             self.node_rows.enqueue(self, slot, stream)
         slot.hop_bytes = self._hop_bytes

@@ -359,7 +359,7 @@ class CapturedPlan:
                 self._scratch.wait(stream)
                 self._enqueue_once(slot, stream)
                 torch.cuda.current_stream(index).synchronize()
-            slot.graph = CapturedGraph(lambda stream: self._enqueue(slot, stream), index)
+            self._capture(slot, index)
         self._slots.append(slot)
         self.num_captures += 1
         return slot
@@ -396,7 +396,7 @@ class CapturedPlan:
                 self._enqueue(slot, stream)
             else:
                 slot.graph.replay(stream)
-            slot.sized.record(current_stream(index))
+            self._end_batch(slot, index)
             self._scratch.note(stream, slot.sized)
 
     def _read(self, pending: Pending) -> Any:
@@ -415,6 +415,14 @@ class CapturedPlan:
     def _wait(self, sized: torch.cuda.Event) -> None:
         """Wait for the sizes of a batch, the one wait that it has; other threads run meanwhile."""
         sized.synchronize()
+
+    def _capture(self, slot: Any, index: int) -> None:
+        """Capture the graph of a slot on GPU `index`."""
+        slot.graph = CapturedGraph(lambda stream: self._enqueue(slot, stream), index)
+
+    def _end_batch(self, slot: Any, index: int) -> None:
+        """Record the event behind a batch that was enqueued on the current stream."""
+        slot.sized.record(current_stream(index))
 
     def _enqueue_once(self, slot: Any, stream: int) -> None:
         """Enqueue all kernels without seeds, so that they are compiled and loaded."""

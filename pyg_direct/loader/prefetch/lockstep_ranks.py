@@ -26,8 +26,6 @@ from pyg_direct.runtime.comm.communicator import Communicator, Unawaited
 GROUP_BYTES = HOST_ROOM
 # A step agrees on its number of batches, below this, in one word with the bytes of the largest.
 _COUNTS = 1 << 8
-# Batches of a rank on their way at a time: the GPU samples one and has the next, while the host makes the one before.
-_ON_THEIR_WAY = 2
 
 
 class GroupSize:
@@ -74,19 +72,21 @@ class Overlap:
     """Maker of batches that are begun before earlier ones are finished, also if these are of the step before.
 
     All ranks begin and finish batches in one order, which follows from the numbers of batches that they agree on. So
-    a batch that needs more room is sampled again at one place on all ranks. Between two steps at most `_ON_THEIR_WAY`
-    batches of the first are on their way.
+    a batch that needs more room is sampled again at one place on all ranks. Between two steps at most `most` batches of
+    the first are on their way.
 
     Args:
         begin: Begins a batch: its work, or None for a batch without seeds -> pending.
         finish: Waits for a sample: (pending, work) -> sample.
         build: Makes the batch: (sample, work) -> batch.
         find_stream: Returns the stream on which batches are ready; the default is the current one.
+        most: Batches on their way at a time: the GPU samples one and has the next, while the host makes the one before.
     """
 
     def __init__(self, begin: Callable[[Work | None], Any], finish: Callable[[Any, Work | None], Any],
-                 build: Callable[[Any, Work | None], Any], find_stream: Callable[[], Any] = lambda: None
-                 ) -> None:  # fmt: skip
+                 build: Callable[[Any, Work | None], Any], find_stream: Callable[[], Any] = lambda: None,
+                 most: int = 2) -> None:  # fmt: skip
+        self._most = most
         self._begin_batch, self._finish_batch, self._build_batch = begin, finish, build
         self.find_stream = find_stream
         self._begun: deque[tuple[_Step, Work | None, Any]] = deque()
@@ -105,7 +105,7 @@ class Overlap:
             self._open.append(step)
         try:
             for work in chain(step.work, repeat(None, most - len(step.work))):
-                sampled = self._finish() if len(self._begun) == _ON_THEIR_WAY else None
+                sampled = self._finish() if len(self._begun) == self._most else None
                 try:
                     # Before the host makes the batch that is sampled: the GPU never waits for it.
                     self._begun.append((step, work, self._begin_batch(work)))
