@@ -133,6 +133,7 @@ class ExchangeSlot(Slot):
         self.asked_scores = reserve(parts * most_edges if plan.is_weighted else 0, torch.float64)
         # Of the exchange of rows by itself.
         self.row_graph: CapturedGraph | None = None
+        self.row_bytes = 0
         self.picked = torch.cuda.Event() if device.type == "cuda" else None
         self.own_rows = None if plan.node_rows is None else RowSlot(
             plan.node_rows, room.rows, self.nodes.numel(), self.needs.numel())  # fmt: skip
@@ -178,8 +179,8 @@ class ExchangePlan(HeteroGpuPlan):
         self._is_trial = False
         # By which an exchange goes now; rows go beside the hops of the next batch if the transport can.
         self._lane: Exchange = transport
-        has_lane = self._is_captured and node_rows is not None and transport.beside is not None
-        self._row_stream = torch.cuda.Stream(device, priority=-1) if has_lane else None
+        self._has_lane = has_lane = node_rows is not None and transport.beside is not None
+        self._row_stream = torch.cuda.Stream(device, priority=-1) if has_lane and device.type == "cuda" else None
         # One whose hops are sampled, one whose rows are exchanged, and one that is ready or next.
         self._most_slots = 3 if has_lane else self._most_slots
         self.node_rows = node_rows
@@ -318,27 +319,33 @@ class ExchangePlan(HeteroGpuPlan):
 
     def _capture(self, slot: Any, index: int) -> None:
         super()._capture(slot, index)
-        if self._row_stream is not None:
+        if self._has_lane:
             slot.row_graph = CapturedGraph(lambda stream: self._enqueue_rows(slot, stream), index)
-            slot.hop_bytes = self._hop_bytes
 
-    def _end_batch(self, slot: Any, index: int) -> None:
+    def _end_batch(self, slot: Any, stream: int) -> None:
         if self._row_stream is None:
-            super()._end_batch(slot, index)
+            if self._has_lane:
+                self._enqueue_rows(slot, stream)
+            super()._end_batch(slot, stream)
             return
-        slot.picked.record(current_stream(index))
+        slot.picked.record(current_stream(slot.index))
         slot.picked.wait(self._row_stream)
-        slot.row_graph.replay(self._row_stream.cuda_stream)
+        raw = self._row_stream.cuda_stream
+        if slot.row_graph is None:
+            self._enqueue_rows(slot, raw)
+        else:
+            slot.row_graph.replay(raw)
         slot.sized.record(self._row_stream)
 
     def _enqueue_rows(self, slot: Any, stream: int) -> None:
         """Enqueue the exchange of rows by itself."""
         assert self.node_rows is not None and self.transport.beside is not None
-        self._lane = self.transport.beside
+        self._lane, self._hop_bytes = self.transport.beside, 0
         try:
             self.node_rows.enqueue(self, slot, stream)
         finally:
             self._lane = self.transport
+        slot.row_bytes = self._hop_bytes
 
     def _enqueue(self, slot: Any, stream: int) -> None:
         self._hop_bytes = 0
@@ -348,7 +355,7 @@ class ExchangePlan(HeteroGpuPlan):
             self.send_needs(slot, count, 0, slot.to_send, stream)
             self._exchange(slot.to_send, slot.received, count, stream)
             self.agree_needs(slot, count, 0, slot.received, stream)
-        elif self._is_trial or self._row_stream is None:
+        elif self._is_trial or not self._has_lane:
             # Needs go with the ids of rows.
             self.node_rows.enqueue(self, slot, stream)
         slot.hop_bytes = self._hop_bytes
@@ -443,7 +450,7 @@ class ExchangePlan(HeteroGpuPlan):
         return self._grow(slot) or slot.capacity
 
     def _export(self, slot: Any, pending: Pending) -> list[GeneralSample] | PlainSample:  # type: ignore[override]
-        self._sent["hops"] += slot.hop_bytes
+        self._sent["hops"] += slot.hop_bytes + slot.row_bytes
         if self.node_rows is not None:
             self._sent["rows"] += slot.own_rows.num_answer_bytes
         if isinstance(pending, PlainPending):

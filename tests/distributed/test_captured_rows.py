@@ -46,10 +46,12 @@ def write(folder, graph, num_parts, rows, method="hash"):
                     direction=graph.direction, node_time=times or None)  # fmt: skip
 
 
-def sample_with_rows(folder, requests, recipe, num_parts, device, timed=False):
+def sample_with_rows(folder, requests, recipe, num_parts, device, timed=False, beside=False):
     """For each rank: its samples, the rows that others sent, its plan, and the number of its exchanges."""
 
     def run(transport):
+        # Rows may be exchanged by themselves.
+        transport.beside = transport if beside else None
         part, comm = GraphPart(folder, transport.rank, device=device), LockstepCommunicator(transport)
         features = {kind: {name: Feature(device=device).from_cpu_tensor(rows) for name, rows in table.rows.items()}
                     for kind, table in part.tables.items()}  # fmt: skip
@@ -126,9 +128,11 @@ def test_all_ranks_fetch_again_what_one_has_no_room_for(tmp_path, device, monkey
     monkeypatch.setattr(captured_rows, "_FIRST_ROWS", 1)
 
     # The second rank has no seeds, and answers.
-    results = sample_with_rows(tmp_path / "p", make_requests(1), GeneralRecipe(FANOUTS), 2, device)
+    results = sample_with_rows(tmp_path / "p", make_requests(1), GeneralRecipe(FANOUTS), 2, device,
+                               beside=device.type == "cpu")  # fmt: skip
 
     for samples, _, plan, _ in results:
+        assert plan._has_lane == (device.type == "cpu")
         check(samples, graph, rows)
         assert plan.room == results[0][2].room
         assert max(plan.room.rows.others) > 1
