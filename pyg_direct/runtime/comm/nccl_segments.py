@@ -231,10 +231,16 @@ class NcclSegments(_Lane):
                 return
 
     def _abort(self) -> None:
-        """End the kernels that wait."""
-        for lane in (self, self.beside):
-            if lane is not None:
-                lane._group.abort()
+        """End the kernels that wait.
+
+        A group waits for its graphs after that. These may go only when no kernel of the other group waits.
+        """
+        others = [threading.Thread(target=lane._group.abort, daemon=True) for lane in (self.beside,) if lane is not None]
+        for other in others:
+            other.start()
+        self._group.abort()
+        for other in others:
+            other.join()
 
     def close(self, *, failed: bool = False) -> None:
         """Release all graphs, then end the group.
