@@ -235,11 +235,12 @@ class NcclSegments(_Lane):
 
         A group waits for its graphs after that. These may go only when no kernel of the other group waits.
         """
-        others = [threading.Thread(target=lane._group.abort, daemon=True) for lane in (self.beside,) if lane is not None]
-        for other in others:
+        other = None
+        if self.beside is not None:
+            other = threading.Thread(target=self.beside._group.abort, daemon=True)
             other.start()
         self._group.abort()
-        for other in others:
+        if other is not None:
             other.join()
 
     def close(self, *, failed: bool = False) -> None:
