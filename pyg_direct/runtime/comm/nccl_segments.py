@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_direct.errors import RankError
 from pyg_direct.runtime.cuda.launch import on_raw_stream
@@ -52,11 +53,13 @@ class Transport(Protocol):
 
     Attributes:
         is_captured: True if exchanges can be captured in a graph.
-        beside: Exchange at the same time on another stream, by a group of its own; None without one.
     """
 
     is_captured: bool
-    beside: Exchange | None
+
+    @property
+    def beside(self) -> Exchange | None:
+        """Exchange at the same time on another stream, by a group of its own; None without one."""
 
     def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
         """Enqueue: segment p of `to_send` goes to rank p, whose segment stands at place p of `received`.
@@ -191,7 +194,7 @@ class NcclSegments(_Lane):
         segments = cls(_open_group(store, rank, size, timeout), size, device, timeout=timeout, **calls)
         segments.connect()
         if HAS_LANES and size > 1:
-            segments.beside = _Lane.open(dist.PrefixStore("beside", store), rank, size, device, timeout)
+            segments.beside = _Lane.open(PrefixStore("beside", store), rank, size, device, timeout)
         return segments
 
     def hold(self, holder: Holder) -> None:
