@@ -40,7 +40,6 @@ from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.sampling.draw_random import derive_key
 from pyg_direct.runtime.comm.host_group import count_processes, gather, has_group
-from pyg_direct.runtime.comm.nccl_segments import HAS_LANES
 from pyg_direct.runtime.cuda.launch import current_stream, side_streams
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampler.argument_types import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
@@ -188,8 +187,7 @@ class _DistLoader(GeneralLoader):
             make = partial(make_group, stages)
         else:
             make = Overlap(partial(self._begin, stages), partial(self._finish_begun, stages),
-                           partial(self._build_begun, stages), self._find_ready_stream,
-                           3 if HAS_LANES else 2)  # fmt: skip
+                           partial(self._build_begun, stages), self._find_ready_stream)  # fmt: skip
         steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch, self._group)
         try:
             yield from steps

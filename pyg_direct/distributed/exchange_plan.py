@@ -177,12 +177,13 @@ class ExchangePlan(HeteroGpuPlan):
         self.transport, self.num_parts = transport, part.num_parts
         self._is_captured = not SIMULATED and transport.is_captured
         self._is_trial = False
-        # By which an exchange goes now; rows go beside the hops of the next batch if the transport can.
+        # By which an exchange goes now. Rows go beside the hops of the next batch, if the transport can.
         self._lane: Exchange = transport
-        self._has_lane = has_lane = node_rows is not None and transport.beside is not None
-        self._row_stream = torch.cuda.Stream(device, priority=-1) if has_lane and device.type == "cuda" else None
+        self._row_lane: Exchange = transport if node_rows is None or transport.beside is None else transport.beside
+        has_stream = device.type == "cuda" and self._row_lane is not transport
+        self._row_stream = torch.cuda.Stream(device, priority=-1) if has_stream else None
         # One whose hops are sampled, one whose rows are exchanged, and one that is ready or next.
-        self._most_slots = 3 if has_lane else self._most_slots
+        self._most_slots = 3
         self.node_rows = node_rows
         rows = RowRoom() if node_rows is None else node_rows.first_room()
         self.room = Room((_FIRST_NODES,) * self.num_hops, (_FIRST_EDGES,) * self.num_hops, rows)
@@ -296,6 +297,8 @@ class ExchangePlan(HeteroGpuPlan):
         self._is_trial = True
         try:
             super()._enqueue_once(slot, stream)
+            if self.node_rows is not None:
+                self._enqueue_rows(slot, stream)
         finally:
             self._is_trial = False
 
@@ -319,28 +322,28 @@ class ExchangePlan(HeteroGpuPlan):
 
     def _capture(self, slot: Any, index: int) -> None:
         super()._capture(slot, index)
-        if self._has_lane:
+        if self.node_rows is not None:
             slot.row_graph = CapturedGraph(lambda stream: self._enqueue_rows(slot, stream), index)
 
     def _end_batch(self, slot: Any, stream: int) -> None:
-        if self._row_stream is None:
-            if self._has_lane:
-                self._enqueue_rows(slot, stream)
+        if self.node_rows is None:
             super()._end_batch(slot, stream)
             return
-        slot.picked.record(current_stream(slot.index))
-        slot.picked.wait(self._row_stream)
-        raw = self._row_stream.cuda_stream
+        if self._row_stream is not None:
+            slot.picked.record(current_stream(slot.index))
+            slot.picked.wait(self._row_stream)
+            stream = self._row_stream.cuda_stream
         if slot.row_graph is None:
-            self._enqueue_rows(slot, raw)
+            self._enqueue_rows(slot, stream)
         else:
-            slot.row_graph.replay(raw)
-        slot.sized.record(self._row_stream)
+            slot.row_graph.replay(stream)
+        if slot.sized is not None:
+            slot.sized.record(self._row_stream)
 
     def _enqueue_rows(self, slot: Any, stream: int) -> None:
-        """Enqueue the exchange of rows by itself."""
-        assert self.node_rows is not None and self.transport.beside is not None
-        self._lane, self._hop_bytes = self.transport.beside, 0
+        """Enqueue the exchange of rows, with which needs go."""
+        assert self.node_rows is not None
+        self._lane, self._hop_bytes = self._row_lane, 0
         try:
             self.node_rows.enqueue(self, slot, stream)
         finally:
@@ -355,9 +358,6 @@ class ExchangePlan(HeteroGpuPlan):
             self.send_needs(slot, count, 0, slot.to_send, stream)
             self._exchange(slot.to_send, slot.received, count, stream)
             self.agree_needs(slot, count, 0, slot.received, stream)
-        elif self._is_trial or not self._has_lane:
-            # Needs go with the ids of rows.
-            self.node_rows.enqueue(self, slot, stream)
         slot.hop_bytes = self._hop_bytes
 
     def _pick(self, slot: Any, work: Tensor, hop: int, stage: int, stream: int) -> None:

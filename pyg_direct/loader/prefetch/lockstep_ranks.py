@@ -80,12 +80,12 @@ class Overlap:
         finish: Waits for a sample: (pending, work) -> sample.
         build: Makes the batch: (sample, work) -> batch.
         find_stream: Returns the stream on which batches are ready; the default is the current one.
-        most: Batches on their way at a time: the GPU samples one and has the next, while the host makes the one before.
+        most: Batches on their way at a time.
     """
 
     def __init__(self, begin: Callable[[Work | None], Any], finish: Callable[[Any, Work | None], Any],
                  build: Callable[[Any, Work | None], Any], find_stream: Callable[[], Any] = lambda: None,
-                 most: int = 2) -> None:  # fmt: skip
+                 most: int = 3) -> None:  # fmt: skip
         self._most = most
         self._begin_batch, self._finish_batch, self._build_batch = begin, finish, build
         self.find_stream = find_stream

@@ -23,8 +23,6 @@ from pyg_direct.runtime.cuda.launch import on_raw_stream
 
 # Blocks that NCCL may take: 32 move the segments of a batch in 0.70 ms, 16 in 1.09, 8 in 2.08 (four H200).
 _BLOCKS = 32
-# Rows of a batch are exchanged by a group of their own, beside the hops of the next batch.
-HAS_LANES = bool(os.environ.get("PYG_DIRECT_LANES"))
 # Seconds between two looks at a wait for the GPU.
 _LOOK = 1.0
 # Seconds that an aborted group is waited for.
@@ -193,7 +191,7 @@ class NcclSegments(_Lane):
         """
         segments = cls(_open_group(store, rank, size, timeout), size, device, timeout=timeout, **calls)
         segments.connect()
-        if HAS_LANES and size > 1:
+        if size > 1:
             segments.beside = _Lane.open(PrefixStore("beside", store), rank, size, device, timeout)
         return segments
 
