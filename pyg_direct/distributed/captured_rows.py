@@ -1,4 +1,4 @@
-"""`CapturedRows`: rows of the nodes of a batch, fetched from their owners in the captured graph that samples it.
+"""`CapturedRows`: rows of the nodes of a batch, fetched from their owners in a captured graph after its hops.
 
 Ids go to their owners after the last hop, and rows come back at the same places
 (`kernels/sampling/row_segments.py`). Once the sizes of the batch are known, the rows of the own part are read beside

@@ -12,7 +12,9 @@ each rank the largest needs of all; they go with the ids of rows, if there are r
 rank, was too small, all ranks sample the batch again with room for these needs. So the lengths of segments are equal on
 all ranks at any time.
 
-A `Transport` moves segments: `NcclSegments` on GPUs, whose exchanges are captured in the graph of a batch.
+A `Transport` moves segments: `NcclSegments` on GPUs, whose exchanges are captured in the graphs of a batch. Rows have a
+graph of their own, which runs beside the hops of the next batch. Its exchanges go by a second group of NCCL. All ranks
+submit the graphs of both in one order, so that no rank can wait for another in a circle.
 """
 
 from __future__ import annotations

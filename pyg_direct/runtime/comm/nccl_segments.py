@@ -150,6 +150,9 @@ class NcclSegments(_Lane):
 
     An exchange on a GPU blocks calls that wait for the whole GPU. So ranks should meet on the host before each batch.
 
+    Attributes:
+        beside: Exchange by a second group, which may run at the same time; None without other ranks.
+
     Args:
         group: The group of NCCL, whose ranks are connected.
         size: Number of ranks.

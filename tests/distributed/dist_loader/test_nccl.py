@@ -64,7 +64,7 @@ def load_plainly(rank, folder):
                 next(iter(loader))
             else:
                 assert len(list(loader)) == len(loader)
-        assert loader._find_plain() is not None
+        assert loader._find_plain()._row_stream is not None
     return found
 
 
