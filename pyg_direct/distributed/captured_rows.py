@@ -1,8 +1,9 @@
-"""`CapturedRows`: rows of the nodes of a batch, fetched from their owners in the captured graph that samples it.
+"""`CapturedRows`: rows of the nodes of a batch, fetched from their owners in a captured graph after its hops.
 
 Ids go to their owners after the last hop, and rows come back at the same places
-(`kernels/sampling/row_segments.py`). The rows of the own part are read beside them. Once the sizes of the batch are
-known, one read brings its rows into the order of its nodes. The host neither waits nor calls for them before.
+(`kernels/sampling/row_segments.py`). Once the sizes of the batch are known, the rows of the own part are read beside
+them. Then one read brings all into the order of the nodes. Both reads may overlap the next batch. The host neither
+waits nor calls for rows before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,20 +61,23 @@ class RowSlot:
         rows: The rows to fetch.
         room: Rows that they hold.
         num_nodes: Nodes of a batch at most.
+        num_needs: Words of the needs of a batch, which go with the ids.
     """
 
-    def __init__(self, rows: CapturedRows, room: RowRoom, num_nodes: int) -> None:
+    def __init__(self, rows: CapturedRows, room: RowRoom, num_nodes: int, num_needs: int) -> None:
         device, parts, kinds, others = rows.device, rows.num_parts, len(room.others), rows.num_parts - 1
         self.starts, self.own_starts = (
             upload(np.concatenate([[0], np.cumsum(own)]).astype(np.int64), device) for own in room
         )
-        self.length = kinds + sum(room.others)
+        self.first_need = kinds + sum(room.others)
+        self.length = self.first_need + num_needs
         self.to_send, self.received = torch.zeros(2, parts * self.length, dtype=torch.int64, device=device).unbind()
         self.places = torch.zeros(others * sum(room.others), dtype=torch.int64, device=device)
         self.own_places = torch.zeros(sum(room.own), dtype=torch.int64, device=device)
         self.slots = torch.zeros(num_nodes, dtype=torch.int64, device=device)
         # Rows of nodes that other parts own.
         self.num_remote = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
+        self.remote_words: np.ndarray = self.num_remote.numpy()
         self.places_of = list(self.places.split([others * count for count in room.others]))
         self.own_places_of = list(self.own_places.split(list(room.own)))
         # By attribute: rows to send; and received rows with the own ones behind them.
@@ -81,6 +86,9 @@ class RowSlot:
                          dtype=one.feature.dtype, device=device) for one in rows.attributes]
             for more in (0, 1)
         )  # fmt: skip
+        self.num_answer_bytes = sum(answers.nbytes for answers in self.answers)
+        # Reads of own rows; opened once, as a slot goes when tables move.
+        self.own_reads: list[Callable[[], None]] | None = None
         self.readers = [RowReader(own, None, None, unread_errors(device), None) if device.type == "cuda" else None
                         for own in self.rows]  # fmt: skip
 
@@ -163,18 +171,16 @@ class CapturedRows:
                 slot.outputs, slot.nodes, plan.id_starts, slot.owner_counts, slot.slots, parts, self._part.part,
                 own.length, own.starts, own.own_starts, *found, own.to_send, own.own_places, own.slots, slot.needs,
                 2 * hops, own.num_remote, stream=stream)  # fmt: skip
+        plan.send_needs(slot, own.length, own.first_need, own.to_send, stream)
         plan.exchange(own.to_send, own.received, stream)
         run_gpu(row_segments.locate_row_ids_gpu, grid_for(own.places.numel(), slot.state), own.received, kinds, parts,
                 self._part.part, own.length, own.starts, *found, slot.needs, slot.owner_counts, own.places,
                 stream=stream)  # fmt: skip
+        plan.agree_needs(slot, own.length, own.first_need, own.received, stream)
         with on_raw_stream(stream, self.device) if self.device.type == "cuda" else nullcontext():
             for one, answers, rows in zip(self.attributes, own.answers, own.rows, strict=True):
-                stored: Any = one.feature.stored
-                places, own_places = own.places_of[one.kind], own.own_places_of[one.kind]
-                # No rank asks a part without rows, whose rows are not read.
-                for ids, out in ((places, answers), (own_places, rows[len(places) :])):
-                    if stored.shape[0] > 0 and out.numel() > 0:
-                        stored.open_gather(out.data_ptr())(ids, out)
+                places = own.places_of[one.kind]
+                _open_read(one, places, answers)()
                 if answers.numel() > 0:
                     plan.exchange_with_others(as_bytes(answers), as_bytes(rows[: len(places)]), stream)
 
@@ -183,11 +189,36 @@ class CapturedRows:
         sizes = [sample.node[kind].numel() if kind in sample.node else 0 for kind in self._kinds]
         slots = torch.unsafe_split_with_sizes(slot.slots[: sum(sizes)], sizes)
         found: list[dict[str, Tensor]] = [{} for _ in sizes]
-        for one, rows, reader in zip(self.attributes, slot.rows, slot.readers, strict=True):
-            own, stored = slots[one.kind], one.feature.stored
-            found[one.kind][one.name] = gather_rows(rows, own) if reader is None else reader.read(own)
-            if isinstance(stored, MemoryRows) and stored.served is not None:
-                stored.count(slot.places_of[one.kind])
-                stored.count(slot.own_places_of[one.kind])
-        self._note_remote(int(slot.num_remote[0]) if self.attributes else 0)
+        for number, one in enumerate(self.attributes):
+            found[one.kind][one.name] = self._read(slot, number, slots[one.kind])
+        self._note_remote(int(slot.remote_words[0]) if self.attributes else 0)
         return found
+
+    def take_plain(self, slot: RowSlot, num_nodes: int) -> dict[str, Tensor]:
+        """Return the rows of a batch without types by attribute, in the order of its nodes."""
+        own = slot.slots[:num_nodes]
+        found = {one.name: self._read(slot, number, own) for number, one in enumerate(self.attributes)}
+        self._note_remote(int(slot.remote_words[0]) if found else 0)
+        return found
+
+    def _read(self, slot: RowSlot, number: int, slots: Tensor) -> Tensor:
+        """Read the rows of an attribute, which is counted."""
+        one, rows, reader = self.attributes[number], slot.rows[number], slot.readers[number]
+        stored = one.feature.stored
+        if slot.own_reads is None:
+            slot.own_reads = [_open_read(of, slot.own_places_of[of.kind], own[len(slot.places_of[of.kind]) :])
+                              for of, own in zip(self.attributes, slot.rows, strict=True)]  # fmt: skip
+        slot.own_reads[number]()
+        if isinstance(stored, MemoryRows) and stored.served is not None:
+            stored.count(slot.places_of[one.kind])
+            stored.count(slot.own_places_of[one.kind])
+        return gather_rows(rows, slots) if reader is None else reader.read(slots)
+
+
+def _open_read(one: _Attribute, places: Tensor, out: Tensor) -> Callable[[], None]:
+    """Return the read of rows of the own part at these positions, by kernels on torch's current stream."""
+    stored: Any = one.feature.stored
+    # No rank asks a part without rows, whose rows are not read.
+    if stored.shape[0] == 0 or out.numel() == 0:
+        return lambda: None
+    return partial(stored.open_gather(out.data_ptr()), places, out)

@@ -12,9 +12,13 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_direct.distributed.dist_graph import DistGraph
+from pyg_direct.distributed.exchange_plan import PlainSample
 from pyg_direct.distributed.row_exchange import RowExchange, Wanted
 from pyg_direct.graph.hetero_topo import LINKS, NODES
+from pyg_direct.loader.collate.data import copy_data
 from pyg_direct.loader.collate.stale_rows import Marks
+from pyg_direct.loader.prefetch.gpu_streams import note_memory
+from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.local_ids.relabel_nodes import unite
 from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.sampling.hetero_sample import GeneralSample
@@ -40,6 +44,8 @@ class DistAttributes:
         self._graph, self._is_distinct = graph, is_distinct
         self.marks = Marks([table.rows for table in graph.part.tables.values()])
         self._target = 2 if graph.part.manifest.direction == "in" else 0
+        # Batches begin as copies of it.
+        self._blank = Data()
         self._sampled: GeneralSample | None = None
         self._read: Rows | None = None
 
@@ -156,6 +162,20 @@ class DistAttributes:
             mapping.update(own)
         mapping.update(n_id=sample.n_id, e_id=sample.e_id, num_sampled_nodes=sample.num_sampled_nodes,
                        num_sampled_edges=sample.num_sampled_edges, input_id=input_id)  # fmt: skip
+        return batch
+
+    def build_plain(self, sample: PlainSample, input_id: Tensor) -> Data:
+        """Build the batch of a sample that has all of its rows, and note its memory and the order of its edges."""
+        batch = copy_data(self._blank)
+        num_nodes, num_edges = sample.num_sampled_nodes, sample.num_sampled_edges
+        batch._store._mapping.update(
+            edge_index=sample.edge_index, num_nodes=sample.node_counts[-1], **sample.rows, n_id=sample.n_id,
+            e_id=sample.e_id, num_sampled_nodes=num_nodes, num_sampled_edges=num_edges, input_id=input_id,
+            batch_size=input_id.numel())  # fmt: skip
+        if self._target == 2:
+            register_hops(batch, num_nodes, num_edges, sample.max_degree)
+        if sample.n_id.is_cuda:
+            note_memory(batch, [*sample.memory, *sample.rows.values()])
         return batch
 
     def _list_rows(self, nodes: Tensor, row: Tensor, col: Tensor, edges: Tensor | None) -> list[Wanted]:

@@ -35,8 +35,8 @@ from pyg_direct.sampling.sampling_options import GeneralRecipe
 from pyg_direct.typing import Device
 
 _LOGGER = logging.getLogger(__name__)
-# Share of the memory of the smallest GPU for the batches of a step.
-_STEP_SHARE = 1 / 128
+# Share of the memory of the smallest GPU for the batches of a step; there are up to three steps at a time.
+_STEP_SHARE = 1 / 192
 
 
 class DistGraph:
@@ -65,7 +65,7 @@ class DistGraph:
             several processes keep their parts and exchange; `replicas` and `share_rows` are for this case. Equal in all
             processes. GPUs share out neighbors, and rows up to `device_cache_size`; host memory holds the other rows
             once. The parts are joined in host memory first, which needs room for the whole graph.
-        captured: Sample by exchanges over NCCL inside one captured CUDA graph. `"auto"`: if processes exchange over
+        captured: Sample by exchanges over NCCL inside captured CUDA graphs. `"auto"`: if processes exchange over
             NCCL. False: the host drives each hop. Equal in all processes.
         timeout, silence: Seconds that an exchange waits for the slowest process, and for a process that gives no sign
             of life.

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +22,8 @@ from typing_extensions import Unpack
 from pyg_direct.distributed.collate import DistAttributes
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.dist_neighbor_sampler import DistNeighborSampler
+from pyg_direct.distributed.exchange_plan import ExchangePlan, PlainSample
+from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import PartTopo
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.hetero_topo import EdgeType
@@ -33,14 +33,14 @@ from pyg_direct.loader.link_loader import LinkLoader, check_strict, tell_several
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.loader.option_types import DistSubGraphOptions, TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
-from pyg_direct.loader.prefetch.gpu_streams import hold_for, note_memory, take_memory
-from pyg_direct.loader.prefetch.lockstep_ranks import GROUP_BYTES, GroupSize, Steps
+from pyg_direct.loader.prefetch.gpu_streams import hold_for, note_memory
+from pyg_direct.loader.prefetch.lockstep_ranks import GROUP_BYTES, GroupSize, Overlap, Steps
 from pyg_direct.loader.profiler import EpochRecord, Stages
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.sampling.draw_random import derive_key
 from pyg_direct.runtime.comm.host_group import count_processes, gather, has_group
-from pyg_direct.runtime.cuda.launch import current_stream
+from pyg_direct.runtime.cuda.launch import current_stream, side_streams
 from pyg_direct.runtime.host.tensor_views import as_bytes
 from pyg_direct.sampler.argument_types import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
@@ -180,13 +180,15 @@ class _DistLoader(GeneralLoader):
             self._group = GroupSize(most, (overlaps and self.graph.step_bytes) or GROUP_BYTES)
         together = None if most == 1 or overlaps else Together(most, *self._stages_together(key))
         stages = self._stages(key, record, together)
+        make: Callable[..., list[Any]] | Overlap
         if most == 1:
-            make, take_part = partial(make_alone, stages), self._take_part
+            make = partial(make_alone, stages)
         elif together is not None:
-            make, take_part = partial(make_group, stages), self._take_part
+            make = partial(make_group, stages)
         else:
-            make, take_part = partial(self._make_overlapped, stages), partial(self._make_overlapped, stages, [])
-        steps = Steps(self.graph.communicator, batches, make, take_part, self.prefetch, self._group)
+            make = Overlap(partial(self._begin, stages), partial(self._finish_begun, stages),
+                           partial(self._build_begun, stages), self._find_ready_stream)  # fmt: skip
+        steps = Steps(self.graph.communicator, batches, make, self._take_part, self.prefetch, self._group)
         try:
             yield from steps
         finally:
@@ -209,38 +211,43 @@ class _DistLoader(GeneralLoader):
     def _samples_together(self) -> bool:
         return self.graph.whole is None and self._is_grouped
 
-    def _make_overlapped(self, stages: Stages, work: list[tuple[int, Seeds]], most: int) -> list[Any]:
-        """Make the batches of a step, one more sampled ahead; take part in as many of other processes."""
-        batches: list[Any] = []
-        begun: deque[Any] = deque([self._begin(stages, work, 0)])
-        try:
-            for at in range(most):
-                if at + 1 < most:
-                    # The GPU has work while the host waits for sizes and makes a batch.
-                    begun.append(self._begin(stages, work, at + 1))
-                pending, item = begun.popleft(), work[at] if at < len(work) else None
-                if item is None:
-                    self._build_for_others(pending.finish()[0])
-                else:
-                    batches.append(stages.fetch(stages.finish(pending, item[0]), *item))
-                    take_memory(batches[-1])
-        except BaseException:
-            for pending in begun:
-                # A batch on its way holds its graph, which must go before the exchange ends.
-                with suppress(Exception):
-                    pending.finish()
-            raise
-        return batches
-
-    def _begin(self, stages: Stages, work: list[tuple[int, Seeds]], at: int) -> Any:
-        """Begin to sample a batch of a step, or one without seeds after the last.
-
-        Both are finished in their turn: if a message is too short, all processes sample a batch again at one place.
-        """
-        if at < len(work):
-            return stages.submit(*work[at])
+    def _begin(self, stages: Stages, work: tuple[int, Seeds] | None) -> Any:
+        """Begin to sample a batch; without work, one without seeds, for the other processes."""
+        if work is not None:
+            return stages.submit(*work)
         none = torch.empty(0, dtype=torch.int64, device="cpu")
-        return self._submit_together([Seeds(none, none)], [0])
+        exchange = self._find_plain()
+        return self._submit_together([Seeds(none, none)], [0]) if exchange is None else self._submit_plain(
+            exchange, none, 0)  # fmt: skip
+
+    def _finish_begun(self, stages: Stages, pending: Any, work: tuple[int, Seeds] | None) -> Any:
+        """Wait for the sample of a batch."""
+        return pending.finish() if work is None else stages.finish(pending, work[0])
+
+    def _build_begun(self, stages: Stages, sample: Any, work: tuple[int, Seeds] | None) -> Any:
+        """Make the batch of a sample; without work, take part in the exchange of its rows."""
+        if work is not None:
+            return stages.fetch(sample, *work)
+        if not isinstance(sample, PlainSample):
+            self._build_for_others(sample[0])
+        return None
+
+    def _submit_plain(self, exchange: ExchangePlan, nodes: Tensor, key: int) -> Any:
+        pending = exchange.submit_plain(nodes, key)
+        if self.device.type == "cuda":
+            # The batch leaves while the next one is sampled.
+            pending.stream = side_streams(self.device.index)[1]
+        return pending
+
+    def _find_ready_stream(self) -> Any:
+        """Find the stream on which batches are ready; None for the current one."""
+        return side_streams(self.device.index)[1] if self.device.type == "cuda" and self._find_plain() else None
+
+    def _find_plain(self) -> ExchangePlan | None:
+        """Find the captured plan of batches without types and trees, whose samples need not take PyG's form; otherwise
+        None.
+        """
+        return None
 
     def _take_part(self, count: int = 1) -> Any:
         """Take part in the exchanges of other processes' batches with an empty batch.
@@ -410,7 +417,18 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         is_plain = self.graph.whole is not None and self.transform_sampler_output is None and self._sampler._is_plain()
         return self._sampler._open_plan() if is_plain else None
 
+    def _find_plain(self) -> ExchangePlan | None:
+        if not self._is_grouped or self.graph.whole is not None or not self.graph.is_homogeneous:
+            return None
+        plan = self._sampler._open_plan()
+        exchange: ExchangePlan | None = plan.find_plain() if isinstance(plan, DistPlan) else None
+        # Rows of edges follow the sample.
+        return exchange if len(self.graph.part.tables) == 1 else None
+
     def _submit(self, key: EpochKey, number: int, seeds: Seeds) -> Any:
+        exchange = self._find_plain()
+        if exchange is not None:
+            return self._submit_plain(exchange, seeds.nodes, key.of_batch(number))
         plan = self._find_plan()
         if plan is None:
             return super()._submit(key, number, seeds)
@@ -422,9 +440,11 @@ class DistNeighborLoader(_DistLoader, NodeLoader):
         if not isinstance(sample, Sample):
             return super()._fetch(sample, number, seeds, shared)
         known = self.input_data.input_id
+        input_id = seeds.positions if known is None else known.index_select(0, seeds.positions)
+        if isinstance(sample, PlainSample):
+            return self._general.build_plain(sample, input_id)
         memory: list[Any] = []
-        batch = self._general.build(self.data, sample, seeds.positions if known is None else known[seeds.positions],
-                                    memory=memory)  # fmt: skip
+        batch = self._general.build(self.data, sample, input_id, memory=memory)
         register_hops(batch, sample.num_sampled_nodes, sample.num_sampled_edges, sample.max_degree)
         if memory and self.device.type == "cuda":
             note_memory(batch, memory)

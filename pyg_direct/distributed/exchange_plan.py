@@ -7,17 +7,21 @@ Design. A hop of `HeteroGpuPlan` lists its work, picks, and numbers the new node
    fixed length, and exchanged. Draws depend on key, node and slot, so that they are the draws of one process.
 3. The own work list finds its edges in the answers, and the kernel that picks copies them in its own order.
 
-No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop an exchange of a
-few words tells each rank the largest needs of all. If a segment, or a buffer of one rank, was too small, all ranks
-sample the batch again with room for these needs. So the lengths of segments are equal on all ranks at any time.
+No size travels to the host between hops (`kernels/sampling/frontier_segments.py`). After the last hop a few words give
+each rank the largest needs of all; they go with the ids of rows, if there are rows. If a segment, or a buffer of one
+rank, was too small, all ranks sample the batch again with room for these needs. So the lengths of segments are equal on
+all ranks at any time.
 
-A `Transport` moves segments: `NcclSegments` on GPUs, whose exchanges are captured in the graph of a batch.
+A `Transport` moves segments: `NcclSegments` on GPUs, whose exchanges are captured in the graphs of a batch. Rows have a
+graph of their own, which runs beside the hops of the next batch. Its exchanges go by a second group of NCCL. All ranks
+submit the graphs of both in one order, so that no rank can wait for another in a circle.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,19 +33,22 @@ from pyg_direct.distributed.captured_rows import CapturedRows, RowRoom, RowSlot
 from pyg_direct.distributed.graph_part import GraphPart, PartTopo
 from pyg_direct.distributed.partitioning.partition_book import table_dtype
 from pyg_direct.errors import PartitionError
-from pyg_direct.kernels.batch_counters import EDGES, STATE
+from pyg_direct.kernels.batch_counters import EDGES, NODES, STATE
 from pyg_direct.kernels.sampling import captured_hops, frontier_segments, hetero, weighted_gpu, worklist
 from pyg_direct.kernels.sampling.frontier_segments import MOST_BUCKETS
 from pyg_direct.kernels.sampling.worklist import BY_PLACE, COLUMNS, TIMED
 from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import grid_for, run_gpu
-from pyg_direct.runtime.comm.nccl_segments import Transport
+from pyg_direct.runtime.comm.nccl_segments import Exchange, Transport
+from pyg_direct.runtime.cuda.graph_capture import CapturedGraph
+from pyg_direct.runtime.cuda.launch import current_stream
 from pyg_direct.sampling.captured_plan import Pending
 from pyg_direct.sampling.hetero_gpu import Capacity, HeteroGpuPlan, Layout, Slot
 from pyg_direct.sampling.hetero_plan import GeneralPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample
-from pyg_direct.sampling.seeds import Request
+from pyg_direct.sampling.sampling_options import Sample
+from pyg_direct.sampling.seeds import Request, SeedList
 
 # Nodes and edges of a segment before batches show how many they need.
 _FIRST_NODES, _FIRST_EDGES = (4, 8) if SIMULATED else (1024, 8192)
@@ -73,6 +80,17 @@ class Room(NamedTuple):
     def num_words(self) -> int:
         """Words of the needs of a batch, without flags."""
         return 2 * len(self.nodes) + 2 * len(self.rows.others)
+
+
+@dataclass
+class PlainSample(Sample):
+    """A sample of a graph without types and trees, with the rows of its nodes by attribute."""
+
+    rows: dict[str, Tensor] = field(default_factory=dict)
+
+
+class PlainPending(Pending):
+    """A batch on its way to a `PlainSample`."""
 
 
 def _pad(count: int) -> int:
@@ -115,7 +133,12 @@ class ExchangeSlot(Slot):
         )
         self.asked_repeats = reserve(parts * most_edges, torch.uint8)
         self.asked_scores = reserve(parts * most_edges if plan.is_weighted else 0, torch.float64)
-        self.own_rows = None if plan.node_rows is None else RowSlot(plan.node_rows, room.rows, self.nodes.numel())
+        # Of the exchange of rows by itself.
+        self.row_graph: CapturedGraph | None = None
+        self.row_bytes = 0
+        self.picked = torch.cuda.Event() if device.type == "cuda" else None
+        self.own_rows = None if plan.node_rows is None else RowSlot(
+            plan.node_rows, room.rows, self.nodes.numel(), self.needs.numel())  # fmt: skip
 
     @property
     def num_bytes(self) -> int:
@@ -156,6 +179,13 @@ class ExchangePlan(HeteroGpuPlan):
         self.transport, self.num_parts = transport, part.num_parts
         self._is_captured = not SIMULATED and transport.is_captured
         self._is_trial = False
+        # By which an exchange goes now. Rows go beside the hops of the next batch, if the transport can.
+        self._lane: Exchange = transport
+        self._row_lane: Exchange = transport if node_rows is None or transport.beside is None else transport.beside
+        has_stream = device.type == "cuda" and self._row_lane is not transport
+        self._row_stream = torch.cuda.Stream(device, priority=-1) if has_stream else None
+        # One whose hops are sampled, one whose rows are exchanged, and one that is ready or next.
+        self._most_slots = 3
         self.node_rows = node_rows
         rows = RowRoom() if node_rows is None else node_rows.first_room()
         self.room = Room((_FIRST_NODES,) * self.num_hops, (_FIRST_EDGES,) * self.num_hops, rows)
@@ -233,11 +263,31 @@ class ExchangePlan(HeteroGpuPlan):
         Args:
             *args, **options: Its arguments.
         """
+        self._find_tables()
+        return super().submit(*args, **options)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if batches can be `PlainSample`s: of a graph without types, times and trees, with rows."""
+        topo = self.topology.topo
+        return topo.is_homogeneous and not topo.is_temporal and not self.disjoint and self.node_rows is not None
+
+    def submit_plain(self, seeds: Tensor, key: int) -> Pending:
+        """Enqueue a batch that becomes a `PlainSample`, if `is_plain`, in a third of the host's time of `submit`.
+
+        Args:
+            seeds: Different nodes of the graph, int64 `[B]` on the host; they are not checked.
+            key: Unsigned 64-bit key of its draws.
+        """
+        self._find_tables()
+        count = seeds.numel()
+        return self._submit(PlainPending(self, (SeedList(seeds, None, [count], [0], count), None, 1), [key]))
+
+    def _find_tables(self) -> None:
+        """Release graphs that read tables at places where they no longer are."""
         if self.node_rows is not None and self._tables != (tables := self.node_rows.find_tables()):
-            # Graphs read the tables that were there when they were captured.
             self._tables = tables
             self._drop_slots()
-        return super().submit(*args, **options)
 
     def _drop_slots(self) -> None:
         with self._lock:
@@ -249,6 +299,8 @@ class ExchangePlan(HeteroGpuPlan):
         self._is_trial = True
         try:
             super()._enqueue_once(slot, stream)
+            if self.node_rows is not None:
+                self._enqueue_rows(slot, stream)
         finally:
             self._is_trial = False
 
@@ -258,24 +310,56 @@ class ExchangePlan(HeteroGpuPlan):
     def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
         """Enqueue an exchange of segments, unless kernels are only tried."""
         if not self._is_trial:
-            self.transport.exchange(to_send, received, stream)
+            self._lane.exchange(to_send, received, stream)
             self._hop_bytes += to_send.nbytes // self.num_parts * (self.num_parts - 1)
 
     def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
         """As `exchange`, without segments of this rank."""
         if not self._is_trial:
-            self.transport.exchange_with_others(to_send, received, stream)
+            self._lane.exchange_with_others(to_send, received, stream)
 
     def _exchange(self, to_send: Tensor, received: Tensor, length: int, stream: int) -> None:
         size = self.num_parts * length
         self.exchange(to_send[:size], received[:size], stream)
 
+    def _capture(self, slot: Any, index: int) -> None:
+        super()._capture(slot, index)
+        if self.node_rows is not None:
+            slot.row_graph = CapturedGraph(lambda stream: self._enqueue_rows(slot, stream), index)
+
+    def _end_batch(self, slot: Any, stream: int) -> None:
+        if self.node_rows is None:
+            super()._end_batch(slot, stream)
+            return
+        if self._row_stream is not None:
+            slot.picked.record(current_stream(slot.index))
+            slot.picked.wait(self._row_stream)
+            stream = self._row_stream.cuda_stream
+        if slot.row_graph is None:
+            self._enqueue_rows(slot, stream)
+        else:
+            slot.row_graph.replay(stream)
+        if slot.sized is not None:
+            slot.sized.record(self._row_stream)
+
+    def _enqueue_rows(self, slot: Any, stream: int) -> None:
+        """Enqueue the exchange of rows, with which needs go."""
+        assert self.node_rows is not None
+        self._lane, self._hop_bytes = self._row_lane, 0
+        try:
+            self.node_rows.enqueue(self, slot, stream)
+        finally:
+            self._lane = self.transport
+        slot.row_bytes = self._hop_bytes
+
     def _enqueue(self, slot: Any, stream: int) -> None:
         self._hop_bytes = 0
         super()._enqueue(slot, stream)
-        if self.node_rows is not None:
-            self.node_rows.enqueue(self, slot, stream)
-        self._agree(slot, stream)
+        if self.node_rows is None:
+            count = slot.needs.numel()
+            self.send_needs(slot, count, 0, slot.to_send, stream)
+            self._exchange(slot.to_send, slot.received, count, stream)
+            self.agree_needs(slot, count, 0, slot.received, stream)
         slot.hop_bytes = self._hop_bytes
 
     def _pick(self, slot: Any, work: Tensor, hop: int, stage: int, stream: int) -> None:
@@ -345,14 +429,16 @@ class ExchangePlan(HeteroGpuPlan):
                 slot.asked_state, EDGES + 1, slot.asked_offsets, *picked, trees, num_items, edges, slot.answers,
                 slot.needs, 2 * hop + 1, stream=stream)  # fmt: skip
 
-    def _agree(self, slot: Any, stream: int) -> None:
-        """Exchange the needs of all ranks, and leave the largest to the host."""
-        # The words of the state are clear again.
-        run_gpu(frontier_segments.send_needs_gpu, 1, slot.needs, slot.outbox, self.num_parts, slot.to_send,
+    def send_needs(self, slot: Any, length: int, first: int, to_send: Tensor, stream: int) -> None:
+        """Write the needs of the batch to the segments for all ranks, of `length` words each, from word `first` on."""
+        # The words of the state are clear again, but the host has them.
+        run_gpu(frontier_segments.send_needs_gpu, 1, slot.needs, slot.outbox, self.num_parts, length, first, to_send,
                 stream=stream)  # fmt: skip
-        self._exchange(slot.to_send, slot.received, slot.needs.numel(), stream)
-        run_gpu(frontier_segments.agree_needs_gpu, 1, slot.received, self.num_parts, slot.needs, slot.need_box,
-                stream=stream)  # fmt: skip
+
+    def agree_needs(self, slot: Any, length: int, first: int, received: Tensor, stream: int) -> None:
+        """Leave the largest needs of all ranks to the host, after the exchange of these segments."""
+        run_gpu(frontier_segments.agree_needs_gpu, 1, received, self.num_parts, length, first, slot.needs,
+                slot.need_box, stream=stream)  # fmt: skip
 
     def _find_larger(self, slot: Any, pending: Pending) -> Capacity | None:
         needs = slot.need_words.tolist()
@@ -365,14 +451,30 @@ class ExchangePlan(HeteroGpuPlan):
         self.room = self.room.grow(needs[:-1])
         return self._grow(slot) or slot.capacity
 
-    def _export(self, slot: Any, pending: Pending) -> list[GeneralSample]:
-        samples = super()._export(slot, pending)
-        self._sent["hops"] += slot.hop_bytes
+    def _export(self, slot: Any, pending: Pending) -> list[GeneralSample] | PlainSample:  # type: ignore[override]
+        self._sent["hops"] += slot.hop_bytes + slot.row_bytes
         if self.node_rows is not None:
-            self._sent["rows"] += sum(answers.nbytes for answers in slot.own_rows.answers)
+            self._sent["rows"] += slot.own_rows.num_answer_bytes
+        if isinstance(pending, PlainPending):
+            return self._export_plain(slot)
+        samples = super()._export(slot, pending)
+        if self.node_rows is not None:
             for sample in samples:
                 sample.rows = self.node_rows.take(slot.own_rows, sample)
         return samples
+
+    def _export_plain(self, slot: Any) -> PlainSample:
+        """Copy a batch without types into as few tensors as there can be."""
+        hops, words = self.num_hops, slot.outbox_words[:STATE].tolist()
+        node_counts, edge_counts = words[NODES : NODES + hops + 1], words[EDGES : EDGES + hops + 1]
+        num_nodes, num_edges = node_counts[-1], edge_counts[-1]
+        # The kernel writes the starts of types, of which there is one, behind the nodes.
+        nodes, memory = slot.arrived.new_empty(num_nodes + 3), slot.arrived.new_empty(3 * num_edges)
+        ends, e_id = memory.unsafe_split_with_sizes([2 * num_edges, num_edges])
+        slot.export_batch(grid_for(max(num_nodes, num_edges), slot.state), (nodes, ends, e_id, num_nodes, 0))
+        assert self.node_rows is not None
+        return PlainSample(nodes[:num_nodes], ends.view(2, num_edges), e_id, node_counts, edge_counts, (nodes, memory),
+                           None, self.max_degree, self.node_rows.take_plain(slot.own_rows, num_nodes))  # fmt: skip
 
 
 def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -252,6 +252,12 @@ class DistPlan(GeneralPlan):
         return PendingOutput(PendingList(pending), lambda groups: [
             self._turn_both_ways(sample) for sample in chain.from_iterable(groups)])  # fmt: skip
 
+    def find_plain(self) -> ExchangePlan | None:
+        """Find the captured plan if its batches can be `PlainSample`s; None otherwise."""
+        exchange = self._find_exchange()
+        is_plain = exchange is not None and exchange.is_plain and self.recipe.subgraph_type == "directional"
+        return exchange if is_plain else None
+
     def _find_exchange(self) -> ExchangePlan | None:
         """Find the captured plan of this process's part; None if the host drives the hops."""
         segments = self._communicator.open_segments() if serves(self, self.part.num_parts) else None

@@ -134,9 +134,9 @@ class SegmentRows:
         to_send, received = torch.empty(2, self._num_parts * needs.numel(), dtype=torch.int64,
                                         device=self._device).unbind()  # fmt: skip
         agreed = torch.empty_like(needs)
-        run_gpu(frontier_segments.send_needs_gpu, 1, needs, self._zeros, self._num_parts, to_send)
+        run_gpu(frontier_segments.send_needs_gpu, 1, needs, self._zeros, self._num_parts, needs.numel(), 0, to_send)
         self._exchange(to_send, received)
-        run_gpu(frontier_segments.agree_needs_gpu, 1, received, self._num_parts, needs, agreed)
+        run_gpu(frontier_segments.agree_needs_gpu, 1, received, self._num_parts, needs.numel(), 0, needs, agreed)
         words = torch.cat([agreed, *counts])
         if self._device.type == "cuda":
             on_host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)

@@ -359,7 +359,7 @@ class CapturedPlan:
                 self._scratch.wait(stream)
                 self._enqueue_once(slot, stream)
                 torch.cuda.current_stream(index).synchronize()
-            slot.graph = CapturedGraph(lambda stream: self._enqueue(slot, stream), index)
+            self._capture(slot, index)
         self._slots.append(slot)
         self.num_captures += 1
         return slot
@@ -385,6 +385,7 @@ class CapturedPlan:
         if slot.sized is None:
             self._write_inbox(slot, pending)
             self._enqueue(slot, 0)
+            self._end_batch(slot, 0)
             return
         index = self.topology.device.index
         stream = torch._C._cuda_getCurrentRawStream(index)
@@ -396,7 +397,7 @@ class CapturedPlan:
                 self._enqueue(slot, stream)
             else:
                 slot.graph.replay(stream)
-            slot.sized.record(current_stream(index))
+            self._end_batch(slot, stream)
             self._scratch.note(stream, slot.sized)
 
     def _read(self, pending: Pending) -> Any:
@@ -415,6 +416,15 @@ class CapturedPlan:
     def _wait(self, sized: torch.cuda.Event) -> None:
         """Wait for the sizes of a batch, the one wait that it has; other threads run meanwhile."""
         sized.synchronize()
+
+    def _capture(self, slot: Any, index: int) -> None:
+        """Capture the graph of a slot on GPU `index`."""
+        slot.graph = CapturedGraph(lambda stream: self._enqueue(slot, stream), index)
+
+    def _end_batch(self, slot: Any, stream: int) -> None:
+        """Record the event behind a batch that was enqueued on `stream`, the current one."""
+        if slot.sized is not None:
+            slot.sized.record(current_stream(slot.index))
 
     def _enqueue_once(self, slot: Any, stream: int) -> None:
         """Enqueue all kernels without seeds, so that they are compiled and loaded."""

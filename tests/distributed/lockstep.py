@@ -47,7 +47,7 @@ class _Turns:
 class LockstepTransport:
     """A `Transport` of one rank. On a GPU all ranks use one stream."""
 
-    is_captured = False
+    is_captured, beside = False, None
 
     def __init__(self, turns, rank):
         self._turns, self.rank, self.size, self.num_exchanges = turns, rank, turns.size, 0

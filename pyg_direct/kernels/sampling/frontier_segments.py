@@ -285,26 +285,32 @@ def read_answers_gpu(work, slots, bases, room, num_items, most, answers, starts,
         block_sums[cuda.blockIdx.x] = total
 
 
-@gpu_kernel("i8[] i8[] i8 i8[]")
-def send_needs_gpu(needs, state, num_parts, to_send):
-    """Copy the needs of this rank's batch to the segments of all ranks; one block. `state` may lie on the host."""
+@gpu_kernel("i8[] i8[] i8 i8 i8 i8[]")
+def send_needs_gpu(needs, state, num_parts, length, first, to_send):
+    """Copy the needs of this rank's batch to the segments of all ranks, from word `first` of each; one block.
+
+    A segment has `length` words. `state` may lie on the host.
+    """
     count = np.int64(needs.shape[0])
     if cuda.threadIdx.x == 0 and (state[NEEDED_EDGES] > 0 or state[NEEDED_ITEMS] > 0):
         needs[count - 2] = 1
     cuda.syncthreads()
     k = np.int64(cuda.threadIdx.x)
     while k < num_parts * count:
-        to_send[k] = needs[k % count]
+        to_send[k // count * length + first + k % count] = needs[k % count]
         k += THREADS
 
 
-@gpu_kernel("i8[] i8 i8[] i8[]")
-def agree_needs_gpu(received, num_parts, needs, outbox):
-    """Leave the largest needs of all ranks to the host, and reset the needs of this rank; one block."""
+@gpu_kernel("i8[] i8 i8 i8 i8[] i8[]")
+def agree_needs_gpu(received, num_parts, length, first, needs, outbox):
+    """Leave the largest needs of all ranks to the host, and reset the needs of this rank; one block.
+
+    Segments are those of `send_needs_gpu`. Needs of this rank may have grown since.
+    """
     k, count = np.int64(cuda.threadIdx.x), np.int64(needs.shape[0])
     while k < count:
-        most = np.int64(0)
+        most = needs[k]
         for part in range(num_parts):
-            most = max(most, received[part * count + k])
+            most = max(most, received[part * length + first + k])
         outbox[k], needs[k] = most, 0
         k += THREADS

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pyg_direct.errors import RankError
 from pyg_direct.runtime.cuda.launch import on_raw_stream
@@ -35,6 +36,16 @@ class Holder(Protocol):
         """Release the graphs; False if a batch is on its way in them."""
 
 
+class Exchange(Protocol):
+    """Exchange of segments, which `Transport` has; see there."""
+
+    def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
+        """As of `Transport`."""
+
+    def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
+        """As of `Transport`."""
+
+
 class Transport(Protocol):
     """Exchange of segments between all ranks, which call it in one order.
 
@@ -43,6 +54,10 @@ class Transport(Protocol):
     """
 
     is_captured: bool
+
+    @property
+    def beside(self) -> Exchange | None:
+        """Exchange at the same time on another stream, by a group of its own; None without one."""
 
     def exchange(self, to_send: Tensor, received: Tensor, stream: int) -> None:
         """Enqueue: segment p of `to_send` goes to rank p, whose segment stands at place p of `received`.
@@ -67,65 +82,26 @@ class Transport(Protocol):
         """Release the graphs of a holder before the transport ends."""
 
 
-class NcclSegments:
-    """Exchange of segments between the GPUs of all ranks.
+class _Lane:
+    """Exchange by a group of NCCL, whose exchanges follow each other."""
 
-    The group of NCCL is its own, and unknown to torch: `destroy_process_group` would wait forever for graphs that hold
-    its work. `close` releases these graphs first. While the host waits for a graph, a thread checks that the other
-    ranks are alive and have not failed. Otherwise it aborts the group, so that the graph ends.
-
-    An exchange on a GPU blocks calls that wait for the whole GPU. So ranks should meet on the host before each batch.
-
-    Args:
-        group: The group of NCCL, whose ranks are connected.
-        size: Number of ranks.
-        device: GPU of this rank.
-        timeout: Seconds that a wait for a graph may take.
-        find_reason: Returns the reason why ranks cannot go on, seconds after the wait began; None if they can.
-        hear: Called after the group was aborted for this reason, to raise the error of a rank that failed.
-    """
-
-    is_captured = True
-
-    def __init__(self, group: Any, size: int, device: torch.device, *, timeout: float,
-                 find_reason: Callable[[], str | None] = lambda: None, hear: Callable[[], object] = lambda: None
-                 ) -> None:  # fmt: skip
-        self._group, self._size, self._device, self._timeout = group, size, device, timeout
-        self._find_reason, self._hear = find_reason, hear
+    def __init__(self, group: Any, size: int, device: torch.device) -> None:
+        self._group, self._size, self._device = group, size, device
         self._options = dist.AllToAllOptions()
         self._options.asyncOp = False
-        self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Begin of the wait for a graph, if there is one, and the reason why the group was aborted.
-        self._since: float | None = None
-        self._reason: str | None = None
-        self._is_told = False
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-        if size > 1:
-            self._thread = threading.Thread(target=self._watch, name="pyg_direct_segments", daemon=True)
-            self._thread.start()
 
     @classmethod
-    def open(cls, store: Any, rank: int, size: int, device: torch.device, *, timeout: float, **calls: Any
-             ) -> NcclSegments:  # fmt: skip
-        """Open the group of all ranks and connect them; collective.
+    def open(cls, store: Any, rank: int, size: int, device: torch.device, timeout: float) -> _Lane:
+        """Open a group of all ranks and connect them; collective."""
+        lane = cls(_open_group(store, rank, size, timeout), size, device)
+        lane.connect()
+        return lane
 
-        Args:
-            store: Store by which the ranks find each other.
-            rank, size: This rank, and their number.
-            device, timeout: See the constructor.
-            **calls: Further arguments of the constructor.
-        """
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout)
-        if "NCCL_MAX_CTAS" not in os.environ:
-            options.config.max_ctas = _BLOCKS
-        segments = cls(dist.ProcessGroupNCCL(store, rank, size, options), size, device, timeout=timeout, **calls)
-        # The first exchange connects all ranks, which a capture must not wait for.
-        words = torch.zeros(2, size, dtype=torch.int64, device=device)
-        segments._swap(words[0], words[1])
-        torch.cuda.current_stream(device).synchronize()
-        return segments
+    def connect(self) -> None:
+        """Connect all ranks by a first exchange, which a capture must not wait for."""
+        words = torch.zeros(2, self._size, dtype=torch.int64, device=self._device)
+        self._swap(words[0], words[1])
+        torch.cuda.current_stream(self._device).synchronize()
 
     def _swap(self, to_send: Tensor, received: Tensor, sizes: Sequence[int] = ()) -> None:
         work = self._group.alltoall_base(received, to_send, list(sizes), list(sizes), self._options)
@@ -155,6 +131,72 @@ class NcclSegments:
         sizes[self._group.rank()] = 0
         with on_raw_stream(stream, self._device):
             self._swap(to_send, received, sizes)
+
+
+def _open_group(store: Any, rank: int, size: int, timeout: float) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout)
+    if "NCCL_MAX_CTAS" not in os.environ:
+        options.config.max_ctas = _BLOCKS
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+class NcclSegments(_Lane):
+    """Exchange of segments between the GPUs of all ranks.
+
+    The group of NCCL is its own, and unknown to torch: `destroy_process_group` would wait forever for graphs that hold
+    its work. `close` releases these graphs first. While the host waits for a graph, a thread checks that the other
+    ranks are alive and have not failed. Otherwise it aborts the group, so that the graph ends.
+
+    An exchange on a GPU blocks calls that wait for the whole GPU. So ranks should meet on the host before each batch.
+
+    Attributes:
+        beside: Exchange by a second group, which may run at the same time; None without other ranks.
+
+    Args:
+        group: The group of NCCL, whose ranks are connected.
+        size: Number of ranks.
+        device: GPU of this rank.
+        timeout: Seconds that a wait for a graph may take.
+        find_reason: Returns the reason why ranks cannot go on, seconds after the wait began; None if they can.
+        hear: Called after the group was aborted for this reason, to raise the error of a rank that failed.
+    """
+
+    is_captured = True
+
+    def __init__(self, group: Any, size: int, device: torch.device, *, timeout: float,
+                 find_reason: Callable[[], str | None] = lambda: None, hear: Callable[[], object] = lambda: None
+                 ) -> None:  # fmt: skip
+        super().__init__(group, size, device)
+        self._timeout, self._find_reason, self._hear = timeout, find_reason, hear
+        self.beside: _Lane | None = None
+        self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Begin of the wait for a graph, if there is one, and the reason why the group was aborted.
+        self._since: float | None = None
+        self._reason: str | None = None
+        self._is_told = False
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if size > 1:
+            self._thread = threading.Thread(target=self._watch, name="pyg_direct_segments", daemon=True)
+            self._thread.start()
+
+    @classmethod
+    def open(cls, store: Any, rank: int, size: int, device: torch.device, timeout: float, **calls: Any
+             ) -> NcclSegments:  # fmt: skip
+        """Open the group of all ranks and connect them; collective.
+
+        Args:
+            store: Store by which the ranks find each other.
+            rank, size: This rank, and their number.
+            device, timeout: See the constructor.
+            **calls: Further arguments of the constructor.
+        """
+        segments = cls(_open_group(store, rank, size, timeout), size, device, timeout=timeout, **calls)
+        segments.connect()
+        if size > 1:
+            segments.beside = _Lane.open(PrefixStore("beside", store), rank, size, device, timeout)
+        return segments
 
     def hold(self, holder: Holder) -> None:
         """Release the graphs of a holder before the group ends."""
@@ -189,8 +231,21 @@ class NcclSegments:
             if reason is not None:
                 self._reason = reason
                 # Ends the kernels that wait, then waits for their graphs, which `wait` lets go.
-                self._group.abort()
+                self._abort()
                 return
+
+    def _abort(self) -> None:
+        """End the kernels that wait.
+
+        A group waits for its graphs after that. These may go only when no kernel of the other group waits.
+        """
+        other = None
+        if self.beside is not None:
+            other = threading.Thread(target=self.beside._group.abort, daemon=True)
+            other.start()
+        self._group.abort()
+        if other is not None:
+            other.join()
 
     def close(self, *, failed: bool = False) -> None:
         """Release all graphs, then end the group.
@@ -203,7 +258,7 @@ class NcclSegments:
             self._thread.join(_END)
         ending: threading.Thread | None = None
         if failed and self._reason is None:
-            ending = threading.Thread(target=self._group.abort, daemon=True)
+            ending = threading.Thread(target=self._abort, daemon=True)
             ending.start()
             time.sleep(_LOOK / 10)
         until = time.monotonic() + _END
@@ -214,4 +269,6 @@ class NcclSegments:
         if ending is not None:
             ending.join(_END)
         elif self._reason is None:
-            self._group.shutdown()
+            for lane in (self, self.beside):
+                if lane is not None:
+                    lane._group.shutdown()

@@ -6,6 +6,7 @@ import itertools
 import pickle
 import sys
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.distributed.row_exchange import RowExchange
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError, LoaderWarning
+from pyg_direct.loader.prefetch.lockstep_ranks import Overlap, _Step
 from pyg_direct.runtime.comm.communicator import Communicator
 from tests.distributed.ranks import COMMON, as_dict, assert_equal, assert_in_turn, make_data, open_graph, write_data
 from tests.hetero_data import make_hetero
@@ -95,7 +97,18 @@ def run_all(rank, folder, count):
     is_timed = {name: "time" in name or "weight" in name for name in names}
     cases = [[name for name in names if is_timed[name] == timed] for timed in (False, True)]
     found = run_cases(rank, [folder / "p", folder / "timed"], cases, {} if count == 2 else {"replicas": "30%"})
-    return found, [] if count == 2 else run_uneven(rank, folder / "p")
+    return found, load_overlapped(rank, folder / "p") if count == 2 else run_uneven(rank, folder / "p")
+
+
+def load_overlapped(rank, folder):
+    """Batches that overlap as on GPUs: of two epochs, of a loop that rank 0 leaves, and of unequal numbers of seeds."""
+    with pytest.MonkeyPatch.context() as patch, open_graph(folder) as graph:
+        patch.setattr(_DistLoader, "_overlaps", lambda loader: True)
+        loader = make_loader("plain", graph, DistNeighborLoader, DistLinkNeighborLoader)
+        found = [[as_dict(batch) for batch in loader] for _ in range(2)]
+        left = len(list(itertools.islice(loader, 2 if rank == 0 else None)))
+        own = DistNeighborLoader(graph, [4, 2], torch.arange(20 + 40 * rank), ranks="own", uneven="keep", **COMMON)
+        return found, left, len(list(own))
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -115,6 +128,17 @@ def test_batches_are_those_of_one_machine(ranks):
             own = [found[name][epoch] for found in ranks]
             assert set(map(len, own)) == {-(-len(alone) // len(own))}
             assert_in_turn(own, alone)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_batches_that_overlap_are_those_of_one_machine(ranks):
+    data, ranks = make_data(), [overlapped for _, overlapped in ranks]
+
+    alone = make_loader("plain", data, NeighborLoader, LinkNeighborLoader)
+    for epoch in range(2):
+        assert_in_turn([found[epoch] for found, *_ in ranks], alone)
+    assert [left for _, left, _ in ranks] == [2, len(ranks[1][0][0])]
+    assert [own for *_, own in ranks] == [2, 4]
 
 
 def make_typed_loaders(source, make_nodes, make_links):
@@ -305,18 +329,29 @@ class Noted:
     def _build_for_others(self, out):
         self.fetch()
 
-    _begin = _DistLoader._begin
+    def _find_plain(self):
+        return None
+
+    def make(self, counts):
+        """Make so many batches of steps of three."""
+        overlap = Overlap(*(partial(stage, self, self) for stage in (
+            _DistLoader._begin, _DistLoader._finish_begun, _DistLoader._build_begun)))  # fmt: skip
+        ended = []
+        for count in counts:
+            overlap.make(_Step([(number, None) for number in range(count)]), 3, ended.append)
+        overlap.flush(ended.append)
+        return [len(step.made) for step in ended]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_processes_with_fewer_batches_exchange_in_one_order_with_the_others(count):
+@pytest.mark.parametrize("counts", [[3, 0], [3, 1], [2, 2]])
+def test_processes_with_fewer_batches_exchange_in_one_order_with_the_others(counts):
     few, most = Noted(), Noted()
 
-    _DistLoader._make_overlapped(few, few, [(number, None) for number in range(count)], 3)
-    _DistLoader._make_overlapped(most, most, [(number, None) for number in range(3)], 3)
+    assert few.make(counts) == [count for count in counts if count]
+    assert most.make([3, 3]) == [3, 3]
 
     assert few.exchanges == most.exchanges
-    assert len(few.exchanges) == 9
+    assert len(few.exchanges) == 18
 
 
 def run_own(rank, folder):

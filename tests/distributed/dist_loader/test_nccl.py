@@ -12,6 +12,7 @@ from pyg_direct import NeighborLoader
 from pyg_direct.distributed.dist_feature import DistFeature, PartitionInfo
 from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.dist_loader import DistNeighborLoader
+from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.errors import RankError
 from pyg_direct.runtime.comm.communicator import Communicator
 from tests.distributed.ranks import COMMON, as_dict, assert_in_turn, make_data, write_data
@@ -46,6 +47,42 @@ def test_batches_are_those_of_one_gpu(tmp_path, backend, captured):
     for place, options in enumerate(({}, {"disjoint": True}, {"replace": True})):
         alone = NeighborLoader(data, [4, -1, 2], torch.arange(0, 300, 3), device="cpu", **options, **COMMON)
         assert_in_turn([found[place] for found in ranks], alone)
+
+
+def load_plainly(rank, folder):
+    torch.cuda.set_device(rank)
+    found = []
+    with DistGraph(folder, device=f"cuda:{rank}", device_cache_size="50%", share_graph=False) as graph:
+        for options in ({}, {"replace": True}):
+            loader = DistNeighborLoader(graph, [4, -1, 2], torch.arange(300), batch_size=4, shuffle=True, seed=3,
+                                        **options)  # fmt: skip
+            for _ in range(2):
+                found.append([{k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in as_dict(batch).items()}
+                              for batch in loader])  # fmt: skip
+            # This rank leaves the loop, while the other one goes on.
+            if rank == 0:
+                next(iter(loader))
+            else:
+                assert len(list(loader)) == len(loader)
+        assert loader._find_plain()._row_stream is not None
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.gpus
+def test_batches_without_rows_of_edges_overlap_over_several_steps(tmp_path):
+    data = make_data()
+    del data.edge_attr, data.weight
+    partition_graph(tmp_path / "p", data.edge_index, 2, num_nodes=data.num_nodes,
+                    node_rows={name: data[name] for name in ("x", "y", "train_mask", "time")})  # fmt: skip
+
+    ranks = run_ranks(load_plainly, 2, tmp_path / "p")
+
+    for place, options in ((0, {}), (2, {"replace": True})):
+        alone = NeighborLoader(data, [4, -1, 2], torch.arange(300), batch_size=4, shuffle=True, seed=3, device="cpu",
+                               **options)  # fmt: skip
+        for epoch in range(2):
+            assert_in_turn([found[place + epoch] for found in ranks], alone)
 
 
 def load_until_lost(rank, folder, heard, is_killed):

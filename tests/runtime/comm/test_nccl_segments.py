@@ -8,7 +8,7 @@ import torch
 
 from pyg_direct.errors import RankError
 from pyg_direct.runtime.comm import nccl_segments
-from pyg_direct.runtime.comm.nccl_segments import NcclSegments
+from pyg_direct.runtime.comm.nccl_segments import NcclSegments, _Lane
 
 
 class Group:
@@ -97,3 +97,24 @@ def test_after_a_failure_the_group_is_aborted_so_that_batches_on_their_way_end()
     segments.close(failed=True)
 
     assert group.calls == ["abort", "release", "release"]
+
+
+def test_groups_are_aborted_at_the_same_time():
+    group, other = Group(), Group()
+    # A group is over when its graphs are, which wait for kernels of the other group too.
+    for own, partner in ((group, other), (other, group)):
+
+        def abort(own=own, partner=partner):
+            own.aborted.set()
+            assert partner.aborted.wait(60)
+            own.calls.append("abort")
+
+        own.abort = abort
+    segments = open_segments(group, timeout=0.2)
+    segments.beside = _Lane(other, 2, torch.device("cpu"))
+
+    with pytest.raises(RankError, match="took more than"):
+        segments.wait(other)
+
+    segments.close(failed=True)
+    assert group.calls == other.calls == ["abort"]
