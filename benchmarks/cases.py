@@ -50,6 +50,7 @@ from benchmarks.nn.models import measure_accelerated_steps, measure_epochs
 from benchmarks.nn.relational import measure_relations as measure_relational_layers
 from benchmarks.nn.rgat import measure_rgat
 from benchmarks.nn.typed_steps import measure_typed_steps
+from benchmarks.nn.unedited import measure_unedited
 from benchmarks.nn.whole_graphs import measure_whole_graphs
 from pyg_direct.bench.beside import (
     measure_loaders,
@@ -160,6 +161,12 @@ def whole_graphs(scale: float) -> Iterator[Row]:
     graph = synthetic_graph("products", scale=scale / 20, device=device.type).to_data()
     edge_index = graph.edge_index[:, torch.randperm(graph.edge_index.shape[1])].to(device)
     yield from measure_whole_graphs(edge_index, int(graph.num_nodes), 100, f"{_name(scale)} / 20")
+
+
+def unedited(scale: float) -> Iterator[Row]:
+    """Measure programs like PyG's examples on whole graphs, plain and by `pyg_direct run`; `scale` is unused."""
+    del scale
+    yield from measure_unedited()
 
 
 def models(scale: float) -> Iterator[Row]:
@@ -416,6 +423,7 @@ LONG_CASES: dict[str, Case] = {
     "rgat": rgat,
     "link_share": link_share,
     "whole_graphs": whole_graphs,
+    "unedited": unedited,
     "inference": inference,
     "peers": peers,
     "multi_gpu": multi_gpu,

@@ -38,6 +38,7 @@ FEWER = {
     "measure_samplers_on_cpu": {"size": 64},
     "measure_continuous_time": {"steps": 3},
     "measure_small_graphs": {"sizes": (4,), "batches": 2},
+    "measure_unedited": {"names": ("gcn",), "epochs": 10, "turns": 1},
 }
 # Rows that each must have.
 EXPECTED = {
@@ -46,6 +47,7 @@ EXPECTED = {
     "aggregate": {"fused", "PyG's scatter"},
     "models": {"PyG, wall", "accelerated, wall", "PyG over accelerated, wall", "step with loader, accelerated"},
     "whole_graphs": {"step, PyG", "step, accelerated", "inference, PyG over accelerated"},
+    "unedited": {"epoch, plain", "epoch, run", "epoch, plain over run"},
     "inference": {"pyg_direct, rows on the host"},
     "hetero": {"1 relations", "100 relations", "LinkNeighborLoader over NeighborLoader, 16 nodes"},
     "small_graphs": {"pyg_direct", "PyG's DataLoader, 0 workers", "PyG's DataLoader, 0 workers over pyg_direct"},

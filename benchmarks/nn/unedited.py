@@ -1,0 +1,51 @@
+"""Epochs of unedited programs that train on a whole graph: plain, and started by `pyg_direct run`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pyg_direct.bench.result_row import Row
+
+PROGRAMS = ("gcn", "gat", "hetero_conv", "hgt")
+_PROGRAM = Path(__file__).with_name("unedited_program.py")
+_WAYS = {"plain": [], "run": ["-m", "pyg_direct", "run"]}
+
+
+def measure_unedited(names: tuple[str, ...] = PROGRAMS, epochs: int = 200, turns: int = 2) -> Iterator[Row]:
+    """Measure epochs, each a step and a test, in processes that take turns; losses stand in the notes.
+
+    Args:
+        names: Programs of `unedited_program.py`.
+        epochs: Epochs of a process. Graphs are recorded in the first ones.
+        turns: Processes of each way.
+
+    Raises:
+        RuntimeError: a program failed.
+    """
+    for name in names:
+        found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
+        for _ in range(turns):
+            for way, prefix in _WAYS.items():
+                found[way].append(_run([*prefix, str(_PROGRAM), name, str(epochs)]))
+        # The first tenth of the epochs has other work too.
+        times = {way: [1e3 * one for made in runs for one in made["seconds"][epochs // 10 :]]
+                 for way, runs in found.items()}  # fmt: skip
+        for way, runs in found.items():
+            losses = ", ".join(f"{made['losses'][0]:.5f} to {made['losses'][-1]:.5f}" for made in runs)
+            yield Row.of(f"unedited/{name}", f"epoch, {way}", "ms", times[way], note=f"losses {losses}")
+        yield Row.of(f"unedited/{name}", "epoch, plain over run", "x",
+                     [median(times["plain"]) / one for one in times["run"]])  # fmt: skip
+
+
+def _run(args: list[str]) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, *args], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(args)} must end without an error, got {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
