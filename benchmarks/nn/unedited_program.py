@@ -7,6 +7,7 @@ JSON. An epoch is a step and a test. Graphs are random, of the shapes of Cora an
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,11 @@ HIDDEN = 64
 class GCN(torch.nn.Module):
     """Two layers with dropout."""
 
-    def __init__(self, num_features, num_classes):
+    def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()
         self.conv1, self.conv2 = GCNConv(num_features, 16), GCNConv(16, num_classes)
 
-    def forward(self, x, edge_index):
+    def forward(self, x: Any, edge_index: Any) -> Any:
         """Return scores, `[N, classes]`."""
         x = F.dropout(x, p=0.5, training=self.training)
         x = self.conv1(x, edge_index).relu()
@@ -34,12 +35,12 @@ class GCN(torch.nn.Module):
 class GAT(torch.nn.Module):
     """Two layers with eight heads and one, and dropout."""
 
-    def __init__(self, num_features, num_classes):
+    def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()
         self.conv1 = GATConv(num_features, 8, 8, dropout=0.6)
         self.conv2 = GATConv(64, num_classes, heads=1, concat=False, dropout=0.6)
 
-    def forward(self, x, edge_index):
+    def forward(self, x: Any, edge_index: Any) -> Any:
         """Return scores, `[N, classes]`."""
         x = F.dropout(x, p=0.6, training=self.training)
         x = F.elu(self.conv1(x, edge_index))
@@ -50,14 +51,14 @@ class GAT(torch.nn.Module):
 class HeteroGNN(torch.nn.Module):
     """Two layers of a SAGEConv for each relation."""
 
-    def __init__(self, metadata, num_classes):
+    def __init__(self, metadata: Any, num_classes: int) -> None:
         super().__init__()
         self.convs = torch.nn.ModuleList(
             HeteroConv({kind: SAGEConv((-1, -1), HIDDEN) for kind in metadata[1]}) for _ in range(2)
         )
         self.lin = Linear(HIDDEN, num_classes)
 
-    def forward(self, x_dict, edge_index_dict):
+    def forward(self, x_dict: Any, edge_index_dict: Any) -> Any:
         """Return scores of authors, `[N, classes]`."""
         for conv in self.convs:
             x_dict = {kind: F.leaky_relu(x) for kind, x in conv(x_dict, edge_index_dict).items()}
@@ -67,19 +68,19 @@ class HeteroGNN(torch.nn.Module):
 class HGT(torch.nn.Module):
     """One layer of two heads."""
 
-    def __init__(self, metadata, num_classes):
+    def __init__(self, metadata: Any, num_classes: int) -> None:
         super().__init__()
         self.lin_dict = torch.nn.ModuleDict({kind: Linear(-1, HIDDEN) for kind in metadata[0]})
         self.conv = HGTConv(HIDDEN, HIDDEN, metadata, 2)
         self.lin = Linear(HIDDEN, num_classes)
 
-    def forward(self, x_dict, edge_index_dict):
+    def forward(self, x_dict: Any, edge_index_dict: Any) -> Any:
         """Return scores of authors, `[N, classes]`."""
         x_dict = {kind: self.lin_dict[kind](x).relu_() for kind, x in x_dict.items()}
         return self.lin(self.conv(x_dict, edge_index_dict)["author"])
 
 
-def make_masks(store, count, trained, tested):
+def make_masks(store: Any, count: int, trained: int, tested: int) -> None:
     """Mark nodes for training, validation and test at random."""
     order, masks = torch.randperm(count), torch.zeros(3, count, dtype=torch.bool)
     masks[0, order[:trained]], masks[1, order[trained : trained + tested]] = True, True
@@ -87,14 +88,14 @@ def make_masks(store, count, trained, tested):
     store.train_mask, store.val_mask, store.test_mask = masks
 
 
-def make_cora():
+def make_cora() -> Data:
     """Make a graph of Cora's shape."""
     data = Data(x=torch.rand(2708, 1433), edge_index=torch.randint(2708, (2, 10556)), y=torch.randint(7, (2708,)))
     make_masks(data, 2708, 140, 500)
     return data
 
 
-def make_dblp():
+def make_dblp() -> HeteroData:
     """Make a graph of DBLP's shape."""
     shapes = {"author": (4057, 334), "paper": (14328, 4231), "term": (7723, 50), "conference": (20, 1)}
     data = HeteroData()
@@ -108,8 +109,8 @@ def make_dblp():
     return data
 
 
-def main(name, epochs):
-    """Train one program; returns nothing."""
+def main(name: str, epochs: int) -> None:
+    """Train one program and print its epochs."""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     is_typed = name in ("hetero_conv", "hgt")
@@ -124,17 +125,17 @@ def main(name, epochs):
         store, inputs = data, (data.x, data.edge_index)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
 
-    def train():
+    def train() -> float:
         model.train()
         optimizer.zero_grad()
         out = model(*inputs)
         loss = F.cross_entropy(out[store.train_mask], store.y[store.train_mask])
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     @torch.no_grad()
-    def test():
+    def test() -> list[float]:
         model.eval()
         pred = model(*inputs).argmax(dim=-1)
         return [
