@@ -1,0 +1,101 @@
+"""Rows of masks that come back, as `out[data.train_mask]` in each epoch, read on a GPU without a wait.
+
+For `rows[mask]` torch counts the mask on the GPU, and the host waits for the count, in backward too. The positions of a
+mask that was read often are therefore kept as long as the mask, and rows are read by them (`read_rows`). Values and
+gradients are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_direct.nn.replay.model_replay import ordinary_passes
+from pyg_direct.ops.run_kernel import is_ordinary
+from pyg_direct.runtime.host.tensor_views import ordinary_tensors
+
+# Reads of a mask before its positions are kept, and the longest mask: longer ones take the GPU longer than the host.
+_OFTEN, _LONGEST = 4, 1 << 20
+_ROWS = (Tensor, torch.nn.Parameter)
+_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16,
+                     torch.int32, torch.int64, torch.bool))  # fmt: skip
+
+
+class _Met:
+    """A mask that was read, with the count of its reads; does not keep it alive.
+
+    Attributes:
+        form: Memory of the mask, its count of writes, and the stream.
+        positions: Positions of its true elements, int64, ascending; None before they are kept.
+    """
+
+    __slots__ = ("form", "mask", "positions", "times")
+
+    def __init__(self, mask: Tensor, form: tuple[Any, ...]) -> None:
+        place = id(mask)
+        self.mask = weakref.ref(mask, lambda _: _MET.pop(place, None))
+        self.form, self.times = form, 0
+        self.positions: Tensor | None = None
+
+
+# By the id of the mask.
+_MET: dict[int, _Met] = {}
+_read_plainly = torch._C.TensorBase.__getitem__
+
+
+def read_rows(self: Tensor, index: Any) -> Any:
+    """Override `Tensor.__getitem__`, as `rows[mask]`."""
+    if type(index) is Tensor and index.dtype is torch.bool and type(self) in _ROWS:
+        positions = _find_positions(self, index)
+        if positions is not None:
+            # Its backward adds rows to zeros in one launch, and sorts no positions.
+            return self.index_select(0, positions)
+    return _read_plainly(self, index)
+
+
+def _find_positions(rows: Tensor, mask: Tensor) -> Tensor | None:
+    """Return the positions of a mask that came back, to be read from these rows; None for any other."""
+    if (
+        not _is_on_gpu(mask)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or not is_ordinary()
+        or not (mask.layout is rows.layout is torch.strided)
+        or mask.is_nested
+        or rows.is_nested
+        or mask.dim() != 1
+        or mask.numel() > _LONGEST
+        or rows.dtype not in _DTYPES
+        or rows.shape[:1] != mask.shape
+        or rows.device != mask.device
+        # Otherwise the memory of the result has another order.
+        or not rows.is_contiguous()
+        or mask.is_inference()
+        # A recording would keep the present positions.
+        or ordinary_passes.depth > 0
+    ):
+        return None
+    form = mask.data_ptr(), mask.stride(), mask.shape, mask._version, _find_stream(mask)
+    met = _MET.get(id(mask))
+    if met is None or met.mask() is not mask or met.form != form:
+        met = _MET[id(mask)] = _Met(mask, form)
+    met.times += 1
+    if met.times <= _OFTEN or form[-1] is None:
+        return None
+    if met.positions is None:
+        with ordinary_tensors(), torch.no_grad():
+            met.positions = torch.nonzero(mask).view(-1)
+    return met.positions
+
+
+def _is_on_gpu(mask: Tensor) -> bool:
+    return mask.is_cuda
+
+
+def _find_stream(mask: Tensor) -> int | None:
+    """Return the stream on which positions of a mask are found and read; None while it is captured."""
+    if not mask.is_cuda:
+        return 0
+    return None if torch.cuda.is_current_stream_capturing() else torch._C._cuda_getCurrentRawStream(mask.get_device())
