@@ -5,6 +5,7 @@ Without a GPU, recordings are calls that are made again over the same memory.
 
 import copy
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -133,6 +134,21 @@ def test_steps_and_evaluations_are_those_of_ordinary_passes(device, graph, name)
     assert replay.reason is None
     assert replay.replayed >= 14
     assert replay.replayed + replay.ordinary == 32
+
+
+def test_backward_runs_in_the_calling_thread_until_the_end_of_replay(device, graph):
+    model, threads = Program().to(device), []
+    accelerated = accelerate(model.double(), replay="auto")
+    model.conv2.bias.register_hook(lambda grad: threads.append(threading.get_ident()))
+    torch.autograd.set_multithreading_enabled(True)
+
+    learn(model, graph)
+
+    assert accelerated.replay.replayed > 0
+    assert threads[-1] == threading.get_ident()
+    assert not torch._C._is_multithreading_enabled()
+    accelerated.undo()
+    assert torch._C._is_multithreading_enabled()
 
 
 def test_dropout_differs_in_every_pass(device, graph):
