@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.nn.replay.model_replay import ordinary_passes
+from pyg_direct.noedit.program_record import note_made
 from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 
@@ -87,6 +88,7 @@ def _find_positions(rows: Tensor, mask: Tensor) -> Tensor | None:
     if met.positions is None:
         with ordinary_tensors(), torch.no_grad():
             met.positions = torch.nonzero(mask).view(-1)
+        note_made("rows of a mask")
     return met.positions
 
 

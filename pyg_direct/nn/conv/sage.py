@@ -476,12 +476,37 @@ def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> lis
                               transposed=joined.transpose(tracked))  # fmt: skip
 
 
+def add_up_whole(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
+    """Add up results of SAGEConv and GraphConv over whole graphs by group, from rows of any width.
+
+    A target's own row takes one product for all relations of its group.
+    """
+    if any(relation.sources.dtype not in _DTYPES for relation in relations):
+        return None
+    outs = []
+    for group in groups:
+        pairs = [(relations[i], *_matrices(relations[i].conv)) for i in group]
+        biases = [first.bias for _, first, _ in pairs if first.bias is not None]
+        own = pairs[0][0].own
+        out = multiply(own, _add_up_parts([second.weight for *_, second in pairs]),
+                       _add_up_parts(biases) if biases else None)  # fmt: skip
+        for relation, first, _ in pairs:
+            x, batch = relation.sources, relation.batch
+            edges, tracked = batch.view(relation.edge_index), torch.is_grad_enabled() and x.requires_grad
+            summed = aggregate(x, edges.indptr, edges.row, reduce=find_reduce(relation.conv), target=edges.target,
+                               num_targets=len(own), max_degree=edges.max_degree,
+                               transposed=batch.transpose(edges, len(x)) if tracked else None)  # fmt: skip
+            out = torch.addmm(out, summed, first.weight.t())
+        outs.append(out)
+    return outs
+
+
 _SHARED: dict[str, Any] = {
     "forward": forward,
     "propagate": propagate,
     "find_left": find_narrow_first,
     "sees_neighbors_only": True,
-    "joined": Joined(read_joined, convolve_joined, add_up=add_up_joined),
+    "joined": Joined(read_joined, convolve_joined, add_up=add_up_joined, add_up_whole=add_up_whole),
 }
 SAGE = ConvSpec(conv.SAGEConv, message=copy_rows, **_SHARED)
 GRAPH = ConvSpec(conv.GraphConv, message=weigh_rows, **_SHARED)

@@ -26,6 +26,8 @@ from pyg_direct.ops.run_kernel import (
 # Numbers as in `cuda_src/aggregate.cu`.
 WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 PIECE = 16
+# Numbers of a row, from which on a block shares one whose memory is not aligned.
+_WIDE = 1024
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
 # Blocks of sums that a multiprocessor holds, least number of times that a GPU is filled, and most targets of a thread.
@@ -199,7 +201,8 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
                 slices.counts, partials.data_ptr(), out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
-        lane_bits = choose_lane_bits(width)
+        # A warp would read thousands of numbers one after the other, and few targets would not fill the GPU.
+        lane_bits = choose_lane_bits(width, THREADS if width >= _WIDE else 32)
         run_gpu(kernels.sum_rows_gpu, grid_of(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
                 row, shares, num_edges, num_targets, width, width // heads, lane_bits, int(mean), slices.slices,
                 slices.counts, partials, out.view(-1))  # fmt: skip

@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import APPNP, GAT, GCN, BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
+from torch_geometric.nn import APPNP, GAT, GCN, BatchNorm, GATConv, GCNConv, GraphConv, HeteroConv, SAGEConv
 
 from pyg_direct import accelerate
+from pyg_direct.nn.conv import sage
 from pyg_direct.nn.replay import recorded_passes
 from pyg_direct.nn.replay.model_replay import SearchingPaths
 from tests.nn.convolutions import assert_near
@@ -443,6 +444,54 @@ def test_models_with_types(device):
         assert_near(*gradients)
 
     assert replay.replayed >= 5
+
+
+RELATIONS = [("a", "to", "b"), ("c", "to", "b"), ("b", "to", "b"), ("b", "of", "a"), ("b", "of", "c")]
+
+
+class Joined(torch.nn.Module):
+    """As PyG's `hetero_conv_dblp.py`: relations of several widths into one type."""
+
+    def __init__(self, *sums):
+        super().__init__()
+        self.convs = torch.nn.ModuleList(
+            HeteroConv({kind: (GraphConv if kind[0] == "c" else SAGEConv)((-1, -1), 8) for kind in RELATIONS}, aggr)
+            for aggr in sums
+        )
+
+    def forward(self, x_dict, edge_index_dict):
+        for conv in self.convs:
+            x_dict = {kind: x.relu() for kind, x in conv(x_dict, edge_index_dict).items()}
+        return x_dict["b"]
+
+
+def test_relations_of_a_whole_graph_multiply_own_rows_once(device, monkeypatch):
+    torch.manual_seed(0)
+    widths, sizes, sums = {"a": 16, "b": 24, "c": 9}, {"a": 60, "b": 80, "c": 30}, []
+    x_dict = {kind: torch.randn(sizes[kind], widths[kind], device=device).double() for kind in sizes}
+    model = Joined("mean", "sum")
+    edges = {kind: torch.stack([torch.randint(sizes[end], (300,)) for end in (kind[0], kind[2])]).to(device)
+             for kind in RELATIONS}  # fmt: skip
+    with torch.no_grad():
+        model({kind: x.float().cpu() for kind, x in x_dict.items()}, {kind: e.cpu() for kind, e in edges.items()})
+    ordinary, model, replay = make_pair(model, device)
+    add_up = sage._add_up_parts
+    monkeypatch.setattr(sage, "_add_up_parts", lambda parts: sums.append(len(parts)) or add_up(parts))
+    for _ in range(13):
+        found = []
+        for trained in (ordinary, model):
+            trained.zero_grad()
+            loss = trained(x_dict, dict(edges)).square().sum()
+            weight = trained.convs[0].convs["a", "to", "b"].lin_l.weight
+            (first,) = torch.autograd.grad(loss, [weight], retain_graph=True)
+            loss.backward()
+            # Relations of a type whose result is not used get no gradient.
+            found.append([loss.detach(), first, *[part.grad for part in trained.parameters() if part.grad is not None]])
+            del loss
+        assert_near(*found)
+
+    assert replay.replayed >= 4
+    assert 3 in sums
 
 
 HIDDEN = {"scale": 1.0}
