@@ -318,7 +318,7 @@ def start(*, accelerate: bool = True, replay: bool | None = None, verbose: bool 
             _extend(optimizer, fuse_steps, ("__init__",))
         if torch.cuda.is_available():
             _REPLACED.append((Tensor, "__getitem__", vars(Tensor).get("__getitem__")))
-            Tensor.__getitem__ = read_rows  # type: ignore[method-assign]
+            Tensor.__getitem__ = read_rows  # type: ignore[assignment, method-assign]
 
 
 def hand_down(**options: Any) -> None:

@@ -35,10 +35,11 @@ class _Met:
 
     __slots__ = ("form", "mask", "positions", "times")
 
-    def __init__(self, mask: Tensor, form: tuple[Any, ...]) -> None:
+    def __init__(self, mask: Tensor) -> None:
         place = id(mask)
         self.mask = weakref.ref(mask, lambda _: _MET.pop(place, None))
-        self.form, self.times = form, 0
+        self.form: tuple[Any, ...] = ()
+        self.times = 0
         self.positions: Tensor | None = None
 
 
@@ -50,40 +51,50 @@ _read_plainly = torch._C.TensorBase.__getitem__
 def read_rows(self: Tensor, index: Any) -> Any:
     """Override `Tensor.__getitem__`, as `rows[mask]`."""
     if type(index) is Tensor and index.dtype is torch.bool and type(self) in _ROWS:
-        positions = _find_positions(self, index)
-        if positions is not None:
-            # Its backward adds rows to zeros in one launch, and sorts no positions.
-            return self.index_select(0, positions)
+        met = _MET.get(id(index))
+        if met is None or met.mask() is not index:
+            _note(index)
+        elif _may_read(self, index):
+            positions = _find_positions(met, index)
+            if positions is not None:
+                # Its backward adds rows to zeros in one launch, and sorts no positions.
+                return self.index_select(0, positions)
     return _read_plainly(self, index)
 
 
-def _find_positions(rows: Tensor, mask: Tensor) -> Tensor | None:
-    """Return the positions of a mask that came back, to be read from these rows; None for any other."""
-    if (
-        not _is_on_gpu(mask)
-        or torch._C._len_torch_dispatch_stack() > 0
-        or not is_ordinary()
-        or not (mask.layout is rows.layout is torch.strided)
-        or mask.is_nested
-        or rows.is_nested
-        or mask.dim() != 1
-        or mask.numel() > _LONGEST
-        or rows.dtype not in _DTYPES
-        or rows.shape[:1] != mask.shape
-        or rows.device != mask.device
-        # Otherwise the memory of the result has another order.
-        or not rows.is_contiguous()
-        or mask.is_inference()
+def _note(mask: Tensor) -> None:
+    """Note a mask that was not read before."""
+    if (_is_on_gpu(mask) and is_ordinary() and mask.layout is torch.strided and not mask.is_nested and mask.dim() == 1
+            and mask.numel() <= _LONGEST and not mask.is_inference()):  # fmt: skip
+        _MET[id(mask)] = _Met(mask)
+
+
+def _may_read(rows: Tensor, mask: Tensor) -> bool:
+    """Report whether rows may be read by positions of a mask."""
+    return (
+        torch._C._len_torch_dispatch_stack() == 0
+        and is_ordinary()
         # A recording would keep the present positions.
-        or ordinary_passes.depth > 0
-    ):
-        return None
-    form = mask.data_ptr(), mask.stride(), mask.shape, mask._version, _find_stream(mask)
-    met = _MET.get(id(mask))
-    if met is None or met.mask() is not mask or met.form != form:
-        met = _MET[id(mask)] = _Met(mask, form)
+        and ordinary_passes.depth == 0
+        and rows.dtype in _DTYPES
+        and rows.device == mask.device
+        and rows.layout is torch.strided
+        and not rows.is_nested
+        and rows.shape[:1] == mask.shape
+        # Otherwise the memory of the result has another order.
+        and rows.is_contiguous()
+    )
+
+
+def _find_positions(met: _Met, mask: Tensor) -> Tensor | None:
+    """Return the positions of a mask that came back; None for a mask that is new or was written."""
+    stream = torch._C._cuda_getCurrentRawStream(mask.get_device()) if mask.is_cuda else 0
+    form = mask.data_ptr(), mask._version, mask.shape, mask.stride(), stream
+    if met.form != form:
+        met.form, met.times, met.positions = form, 0, None
     met.times += 1
-    if met.times <= _OFTEN or form[-1] is None:
+    # Torch's default stream is never captured.
+    if met.times <= _OFTEN or (stream and torch.cuda.is_current_stream_capturing()):
         return None
     if met.positions is None:
         with ordinary_tensors(), torch.no_grad():
@@ -94,10 +105,3 @@ def _find_positions(rows: Tensor, mask: Tensor) -> Tensor | None:
 
 def _is_on_gpu(mask: Tensor) -> bool:
     return mask.is_cuda
-
-
-def _find_stream(mask: Tensor) -> int | None:
-    """Return the stream on which positions of a mask are found and read; None while it is captured."""
-    if not mask.is_cuda:
-        return 0
-    return None if torch.cuda.is_current_stream_capturing() else torch._C._cuda_getCurrentRawStream(mask.get_device())

@@ -119,16 +119,16 @@ class LongRows(NamedTuple):
         """Write the sums of long rows, from the sums of their slices."""
         if self.capacity == 0:
             return
-        given = self.hubs, self.counts, partials
+        given, grid = (self.hubs, self.counts, partials), self.grid_of_hubs(-(-width // 32))
         if out.dtype == partials.dtype:
-            run_gpu(kernels.add_slices_gpu, self.grid_of_hubs(), indptr, num_edges, width, *given, out.view(-1))
+            run_gpu(kernels.add_slices_gpu, grid, indptr, num_edges, width, *given, out.view(-1))
         else:
-            run_gpu(kernels.add_narrowed_slices_gpu, self.grid_of_hubs(), indptr, num_edges, width,
+            run_gpu(kernels.add_narrowed_slices_gpu, grid, indptr, num_edges, width,
                     WIDE_KINDS[out.dtype], *given, out.data_ptr())  # fmt: skip
 
-    def grid_of_hubs(self) -> int:
-        """Return blocks of a grid whose warps share the long rows."""
-        return min(full_grid(self.hubs), max(1, self.hubs.numel() // 2 * 32 // THREADS))
+    def grid_of_hubs(self, pieces: int = 1) -> int:
+        """Return blocks of a grid whose warps share the long rows, or pieces of these."""
+        return min(full_grid(self.hubs), max(1, self.hubs.numel() // 2 * pieces * 32 // THREADS))
 
 
 def _share_pieces(num_items: int, pieces: int) -> tuple[int, int]:

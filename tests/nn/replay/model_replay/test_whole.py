@@ -354,7 +354,22 @@ def evaluate_a_part(model):
     model.norm.eval()
 
 
-CHANGES = [change_nothing, freeze, replace_data, replace_parameter, load, drop_less, put_a_hook, evaluate_a_part]
+def replace_forward(model):
+    plain = model.conv2.forward
+    model.conv2.forward = lambda *args: 2 * plain(*args)
+
+
+CHANGES = [
+    replace_forward,
+    change_nothing,
+    freeze,
+    replace_data,
+    replace_parameter,
+    load,
+    drop_less,
+    put_a_hook,
+    evaluate_a_part,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
