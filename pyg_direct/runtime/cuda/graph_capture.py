@@ -94,10 +94,10 @@ def waits_refused() -> Iterator[None]:
 
 
 @contextmanager
-def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, *pool: Any) -> Iterator[None]:
+def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
     """Capture the work of the block, on a stream that is otherwise idle; others may allocate and wait meanwhile."""
     with torch.cuda.stream(stream):
-        graph.capture_begin(*pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             yield
         finally:
