@@ -9,7 +9,6 @@ model allows it. The graph includes the step if the optimizer allows it.
 
 from __future__ import annotations
 
-import gc
 import inspect
 import time
 import warnings
@@ -33,7 +32,7 @@ from pyg_direct.object_text import one_line, show_count
 from pyg_direct.ops.argument_checks import checks_keywords
 from pyg_direct.profiling import sum_lanes, trace
 from pyg_direct.runtime.cuda.device import count_allocated, resolve_device
-from pyg_direct.runtime.cuda.graph_capture import record_graph, waits_refused
+from pyg_direct.runtime.cuda.graph_capture import Recorder, waits_refused
 from pyg_direct.typing import Device
 
 
@@ -375,14 +374,9 @@ class FrameTrainer:
             if not isinstance(error, torch.OutOfMemoryError) and not str(error).startswith("CUDA error"):
                 self._go_on_without(error)
                 return
-        # Here the tensors of the failed capture have no references any more. A graph cannot use memory that torch has
-        # cached. Operations of earlier passes that still live in a reference cycle order its gradients after streams
-        # that are not captured.
-        self._forget_gradients()
-        gc.collect()
-        torch.cuda.empty_cache()
+        # Here the tensors of the failed capture have no references any more.
         try:
-            self._try_record()
+            self._try_record(empties=True)
         except RuntimeError as error:
             self._go_on_without(error)
 
@@ -396,32 +390,32 @@ class FrameTrainer:
         self._forget_gradients()
         self.decisions.append(f"frames are not replayed: {str(error).splitlines()[0]}")
 
-    def _try_record(self) -> None:
+    def _try_record(self, *, empties: bool = False) -> None:
         self._frame.move(0)
         self._frame.others.fix(0)
-        graph, device = torch.cuda.CUDAGraph(), self.plan.device
         self._forget_gradients()
-        torch.cuda.synchronize(device)
         self._frame.is_recording = True
+        costs = []
+
+        def work() -> None:
+            with waits_refused():
+                costs.append(self._compute())
+                costs[0].backward()
+                if self._may_capture_step():
+                    self.optimizer.step()
+                    self._captured_step = self._describe_step()
+
         try:
-            # Torch's own capture stream may belong to another GPU. The first makes the GPU the current one, and
-            # restores its stream, also after an error.
-            with torch.cuda.stream(torch.cuda.current_stream(device)), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 # torch warns about empty graphs, if the model was refused at once, and that it does not find all waits.
                 warnings.simplefilter("ignore")
-                with record_graph(graph, torch.cuda.Stream(device)), waits_refused():
-                    cost = self._compute()
-                    cost.backward()
-                    if self._may_capture_step():
-                        self.optimizer.step()
-                        self._captured_step = self._describe_step()
-            self._graph, self._static_loss = graph, cost.detach()
+                self._graph = Recorder(self.plan.device, 0, empties=empties).record(work)
+            self._static_loss = costs[0].detach()
             self._gradients = [(parameter, parameter.grad) for parameter in self._list_parameters()]
             what = "frames are" if self._captured_step is None else "frames and steps are"
             self.decisions.append(f"{what} replayed as one CUDA graph")
         finally:
             self._frame.is_recording = False
-            torch.clear_autocast_cache()
 
     def _may_capture_step(self) -> bool:
         """Report whether a step runs entirely on the GPU, with an existing state."""

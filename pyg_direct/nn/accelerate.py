@@ -158,7 +158,8 @@ def accelerate(model: torch.nn.Module, *, replay: bool | str | None = None) -> A
     replayed if forward reads other tensors, prints, or keeps more than an eighth of the GPU's free memory.
 
     Results and gradients are in new memory, and memory of a pass is held twice. If a replayed pass runs backward again,
-    or with a graph of its own, it is computed anew, with the same draws. Accelerate a model before
+    or with a graph of its own, it is computed anew, with the same draws. From the first replayed pass on, backward runs
+    in the thread that calls it, as by `torch.autograd.set_multithreading_enabled(False)`. Accelerate a model before
     DistributedDataParallel wraps it.
 
     Args:

@@ -225,6 +225,11 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int, *, saves_launch
     return met.graph
 
 
+def keeps_graphs() -> bool:
+    """Report whether a recording in progress keeps whole graphs, which `find_whole` then sorts at once."""
+    return _keeper is not None
+
+
 def register_whole(edge_index: Tensor, num_nodes: int) -> None:
     """Sort the edges of a graph that layers will meet often, so that `find_whole` returns them from the first time on.
 

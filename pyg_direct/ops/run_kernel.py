@@ -84,9 +84,9 @@ def grid_of(groups: int, lane_bits: int) -> int:
     return min(3 if SIMULATED else 2**31 - 1, max(1, -(-(groups << lane_bits) // THREADS)))
 
 
-def choose_lane_bits(items: int) -> int:
-    """Return the logarithm of the threads that share a row: one for each item, at most a warp."""
-    return min(min(32, THREADS).bit_length() - 1, max(0, (items - 1).bit_length()))
+def choose_lane_bits(items: int, most: int = 32) -> int:
+    """Return the logarithm of the threads that share a row: one for each item, at most a warp or so many."""
+    return min(min(most, THREADS).bit_length() - 1, max(0, (items - 1).bit_length()))
 
 
 def cpu_chunks() -> int:

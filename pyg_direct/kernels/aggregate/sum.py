@@ -264,17 +264,18 @@ def sum_wide_rows_gpu(x, indptr, ends, row, index_bytes, weight, num_edges, num_
 
 @gpu_kernel("I[] i8 i4 i4[] i4[] T[] T[]", T=("f4", "f8"), I=("i4", "i8"))
 def add_slices_gpu(indptr, num_edges, width, hubs, counts, partials, out):
-    """out[t] = the sum of the slices of t, in their order, for every long row t; a warp shares a row."""
+    """out[t] = the sum of the slices of t, in their order, for every long row t; a warp has a piece of a row."""
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = min(THREADS, 32)
-    hub = thread // lanes
-    while hub < min(counts[1], hubs.shape[0] // 2):
+    pieces = np.int64(width + lanes - 1) // lanes
+    item = thread // lanes
+    while item < pieces * min(counts[1], hubs.shape[0] // 2):
+        hub = item // pieces
         target, place, end = find_hub(indptr, num_edges, hubs, hub)
-        f = np.int64(thread % lanes)
-        while f < width:
+        f = (item - hub * pieces) * lanes + thread % lanes
+        if f < width:
             out[target * width + f] = sum_slices(partials, out.dtype.type(0), place, end, width, f)
-            f += lanes
-        hub += np.int64(cuda.gridDim.x) * THREADS // lanes
+        item += np.int64(cuda.gridDim.x) * THREADS // lanes
 
 
 @gpu_kernel("I[] i8 i4 i4 i4[] i4[] f4[] u8", I=("i4", "i8"), sources=("aggregate",))
@@ -282,15 +283,16 @@ def add_narrowed_slices_gpu(indptr, num_edges, width, kind, hubs, counts, partia
     """As `add_slices_gpu`; `out` is the address of 16-bit items."""
     thread = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
     lanes = min(THREADS, 32)
-    hub = thread // lanes
-    while hub < min(counts[1], hubs.shape[0] // 2):
+    pieces = np.int64(width + lanes - 1) // lanes
+    item = thread // lanes
+    while item < pieces * min(counts[1], hubs.shape[0] // 2):
+        hub = item // pieces
         target, place, end = find_hub(indptr, num_edges, hubs, hub)
-        f = np.int64(thread % lanes)
-        while f < width:
+        f = (item - hub * pieces) * lanes + thread % lanes
+        if f < width:
             total = sum_slices(partials, np.float32(0), place, end, width, f)
             store_narrowed(out, target * width + f, total, kind)
-            f += lanes
-        hub += np.int64(cuda.gridDim.x) * THREADS // lanes
+        item += np.int64(cuda.gridDim.x) * THREADS // lanes
 
 
 @gpu_kernel("T[] I[] I[] I[] T[] i8 i4 i4 i4 i4 T[]", T=("f4", "f8"), I=("i4", "i8"))

@@ -16,6 +16,7 @@ from pyg_direct.nn.conv.spec import ConvSpec
 from pyg_direct.nn.dispatch import find_obstacle, find_replaced, is_plain
 from pyg_direct.nn.sorted_edges import SortedBatch, find_batch
 from pyg_direct.nn.trimming import has_hooks
+from pyg_direct.nn.whole_graphs import find_whole, keeps_graphs
 from pyg_direct.ops.aggregate.compute_softmax import softmax
 from pyg_direct.ops.aggregate.products import dot
 from pyg_direct.ops.aggregate.sum_rows import DTYPES, aggregate
@@ -57,7 +58,13 @@ def _tell(self: Any, x_dict: Any, edge_index_dict: Any) -> _Told | None:
     """Collect the knowledge of the edges; None unless all of them are known to fit."""
     batches, key, most = [], [], 0
     for (src, _, dst), edge_index in edge_index_dict.items():
-        batch, sizes = find_batch(edge_index) if is_plain(self, edge_index) else None, (x_dict[src], x_dict[dst])
+        sizes = x_dict[src], x_dict[dst]
+        batch: SortedBatch | None = None
+        if is_plain(self, edge_index):
+            batch = find_batch(edge_index)
+            if batch is None and keeps_graphs():
+                # PyG's code waits for a GPU, so that no pass could be recorded.
+                batch = find_whole(edge_index, len(sizes[1]), 0)
         if batch is None or not batch.fits(edge_index, *(rows.shape[0] for rows in sizes)):
             return None
         batches.append(batch)

@@ -31,6 +31,9 @@ from pyg_direct.ops.aggregate.sum_rows import DTYPES, Transposed, aggregate, spr
 from pyg_direct.ops.run_kernel import is_recorded, runs_on_gpu
 
 _DTYPES = (torch.float32, torch.float64)
+# Products of a number in the time in which a number of an edge is read, in a step and an evaluation. On an H200, sums
+# of 85,810 rows of 4,231 numbers take 818 us; products of 14,328 such rows with 64 columns take 193, and 290 backward.
+_PRODUCTS = 27
 
 
 class Fitting(NamedTuple):
@@ -476,12 +479,45 @@ def add_up_joined(relations: Sequence[Relation], groups: list[list[int]]) -> lis
                               transposed=joined.transpose(tracked))  # fmt: skip
 
 
+def _multiplies_first(x: Tensor, weight: Tensor, num_edges: int, num_targets: int) -> bool:
+    """Report whether rows of all sources are multiplied in less time than wide rows of all edges are read."""
+    return x.shape[1] > len(weight) and num_edges * _PRODUCTS > (len(x) - num_targets) * len(weight)
+
+
+def add_up_whole(relations: Sequence[Relation], groups: list[list[int]]) -> list[Tensor] | None:
+    """Add up results of SAGEConv and GraphConv over whole graphs by group, from rows of any width.
+
+    A target's own row takes one product for all relations of its group.
+    """
+    if any(relation.sources.dtype not in _DTYPES for relation in relations):
+        return None
+    outs = []
+    for group in groups:
+        pairs = [(relations[i], *_matrices(relations[i].conv)) for i in group]
+        biases = [first.bias for _, first, _ in pairs if first.bias is not None]
+        own = pairs[0][0].own
+        out = multiply(own, _add_up_parts([second.weight for *_, second in pairs]),
+                       _add_up_parts(biases) if biases else None)  # fmt: skip
+        for relation, first, _ in pairs:
+            x, batch = relation.sources, relation.batch
+            edges = batch.view(relation.edge_index)
+            multiplies = _multiplies_first(x, first.weight, edges.row.numel(), len(own))
+            rows = F.linear(x, first.weight) if multiplies else x
+            tracked = torch.is_grad_enabled() and rows.requires_grad
+            summed = aggregate(rows, edges.indptr, edges.row, reduce=find_reduce(relation.conv), target=edges.target,
+                               num_targets=len(own), max_degree=edges.max_degree,
+                               transposed=batch.transpose(edges, len(x)) if tracked else None)  # fmt: skip
+            out = out + summed if multiplies else torch.addmm(out, summed, first.weight.t())
+        outs.append(out)
+    return outs
+
+
 _SHARED: dict[str, Any] = {
     "forward": forward,
     "propagate": propagate,
     "find_left": find_narrow_first,
     "sees_neighbors_only": True,
-    "joined": Joined(read_joined, convolve_joined, add_up=add_up_joined),
+    "joined": Joined(read_joined, convolve_joined, add_up=add_up_joined, add_up_whole=add_up_whole),
 }
 SAGE = ConvSpec(conv.SAGEConv, message=copy_rows, **_SHARED)
 GRAPH = ConvSpec(conv.GraphConv, message=weigh_rows, **_SHARED)

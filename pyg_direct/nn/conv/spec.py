@@ -31,6 +31,7 @@ class Joined:
         finish: Makes the result of the convolution from each of them.
         add_up: Results of relations, added up by group, if these go together in one step; None if each is faster
             separately.
+        add_up_whole: The same over whole graphs, whose relations need not share the key.
         takes_attributes: True if edges have rows.
     """
 
@@ -38,6 +39,7 @@ class Joined:
     convolve: Callable[[Sequence[Relation]], list[Tensor] | None]
     finish: Callable[[Any, Tensor], Tensor] | None = None
     add_up: Callable[[Sequence[Relation], list[list[int]]], list[Tensor] | None] | None = None
+    add_up_whole: Callable[[Sequence[Relation], list[list[int]]], list[Tensor] | None] | None = None
     takes_attributes: bool = False
 
     def __deepcopy__(self, memo: Any) -> Joined:

@@ -24,6 +24,7 @@ from pyg_direct.nn.hetero.joined_edges import Relation
 from pyg_direct.nn.module_state import attach, detach, is_attached
 from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.nn.trimming import has_hooks
+from pyg_direct.nn.whole_graphs import find_whole, keeps_graphs
 from pyg_direct.ops.run_kernel import is_recorded
 
 
@@ -76,10 +77,15 @@ def _rows_of(kind: Any, x_dict: Any) -> Any:
 def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str | None) -> dict[str, Tensor] | None:
     """Return rows of each target type, from the results of the relations into it; None if each relation is separate."""
     alike = _find_alike(calls)
-    add_up = alike[0].kind.add_up if alike and aggr in ("sum", "mean") and _is_layer(alike, len(calls)) else None
-    outs = None if add_up is None else add_up(alike[0].relations, list(groups.values()))
+    # Relations of a recorded whole graph gain from a sum if several lead to one type.
+    whole = _find_alike(calls, is_whole=True) if not alike and len(groups) < len(calls) and keeps_graphs() else []
+    found, name = (whole, "add_up_whole") if whole else (alike, "add_up")
+    add_up = (
+        getattr(found[0].kind, name) if found and aggr in ("sum", "mean") and _is_layer(found, len(calls)) else None
+    )
+    outs = None if add_up is None else add_up(found[0].relations, list(groups.values()))
     if outs is not None:
-        for relation in alike[0].relations:
+        for relation in found[0].relations:
             relation.conv._paths.note()
         return {kind: out / len(groups[kind]) if aggr == "mean" and len(groups[kind]) > 1 else out
                 for kind, out in zip(groups, outs, strict=True)}  # fmt: skip
@@ -109,8 +115,13 @@ class _Alike(NamedTuple):
     relations: list[Relation]
 
 
-def _find_alike(calls: Sequence[Call]) -> list[_Alike]:
-    """Return relations that go together, two or more each: a single sum takes one launch anyway."""
+def _find_alike(calls: Sequence[Call], *, is_whole: bool = False) -> list[_Alike]:
+    """Return relations that go together, two or more each: a single sum takes one launch anyway.
+
+    Args:
+        calls: Calls of a layer.
+        is_whole: Find relations of whole graphs, which need not share a key.
+    """
     found: dict[Hashable, _Alike] = {}
     for number, (module, x, edge_index, attribute) in enumerate(calls):
         kind, rows = find_joined(module), x if isinstance(x, tuple) else (x, x)
@@ -126,7 +137,7 @@ def _find_alike(calls: Sequence[Call]) -> list[_Alike]:
         if not (isinstance(sources, Tensor) and isinstance(own, Tensor) and sources.dim() == own.dim() == 2
                 and sources.device == own.device == edge_index.device):  # fmt: skip
             continue
-        batch = find_batch(edge_index)
+        batch = find_whole(edge_index, own.shape[0], 0) if is_whole else find_batch(edge_index)
         if batch is None or not batch.fits(edge_index, sources.shape[0], own.shape[0]):
             continue
         if kind.takes_attributes and attribute.shape[:1] != edge_index.shape[1:]:
@@ -134,7 +145,9 @@ def _find_alike(calls: Sequence[Call]) -> list[_Alike]:
         common = kind.read(module, sources, own, *([attribute] if kind.takes_attributes else []))
         if common is not None:
             # Classes of one kind sum together.
-            alike = found.setdefault((kind, sources.device, common), _Alike(kind, [], []))
+            alike = found.setdefault(
+                (kind, sources.device, sources.dtype if is_whole else common), _Alike(kind, [], [])
+            )
             alike.numbers.append(number)
             alike.relations.append(Relation(module, batch, edge_index, sources, own, attribute))
     return [alike for alike in found.values() if len(alike.numbers) > 1]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from operator import is_
-from types import CodeType, FunctionType, ModuleType
+from operator import attrgetter, is_, itemgetter
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing, norm
 
+from pyg_direct.nn import sorted_edges
 from pyg_direct.nn.replay.padded_batch import Sizes
 from pyg_direct.nn.sorted_edges import find_batch
 
@@ -140,6 +141,15 @@ def fill_in(nest: Any, tensors: Iterator[Tensor]) -> Any:
 def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State
               ) -> BatchCall | WholeCall | None:  # fmt: skip
     """Read the arguments of a model's call; None if its kind does not determine a pass."""
+    last = state.last
+    if (last is not None and not kwargs and last.is_again(args) and _can_record(last.device)
+            and state.read(model, last.device) is last.call.kind[-1]):  # fmt: skip
+        return last.call
+    return _read_anew(model, args, kwargs, state)
+
+
+def _read_anew(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State
+               ) -> BatchCall | WholeCall | None:  # fmt: skip
     tensors: list[Tensor] = []
     nest = take_tensors((args, kwargs), tensors)
     if nest is None or not tensors or not _can_record(tensors[0].device):
@@ -157,7 +167,49 @@ def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: 
     # Orders of edges are remembered by their count of writes.
     addresses = tuple([(tensor.data_ptr(), -1 if tensor.is_floating_point() else tensor._version)
                        for tensor in tensors])  # fmt: skip
-    return WholeCall((nest, *forms, found), nest, tensors, addresses)
+    call = WholeCall((nest, *forms, found), nest, tensors, addresses)
+    state.last = _Last.of(args, call, device) if not kwargs else None
+    return call
+
+
+class _Last(NamedTuple):
+    """Last call of a model with arguments that may be given again as they are.
+
+    Attributes:
+        args, call, device: Its arguments, what was read of them, and their device.
+        ids: Tensors of ids among them, whose writes count.
+        forms: Their forms, and the number of registrations of edges.
+    """
+
+    args: tuple[Any, ...]
+    call: WholeCall
+    device: torch.device
+    ids: list[Tensor]
+    forms: list[Any]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], call: WholeCall, device: torch.device) -> _Last | None:
+        """Remember a call; None if its arguments hold others, or have a gradient."""
+        if not all(type(value) in _SETTINGS or type(value) in _TENSORS for value in args):
+            return None
+        if any(tensor.requires_grad for tensor in call.tensors):
+            return None
+        ids = [tensor for tensor in call.tensors if not tensor.is_floating_point()]
+        return cls(args, call, device, ids, cls._read(call.tensors, ids))
+
+    @staticmethod
+    def _read(tensors: list[Tensor], ids: list[Tensor]) -> list[Any]:
+        return [*_read_forms(tensors), *map(_read_version, ids), sorted_edges.told]
+
+    def is_again(self, args: tuple[Any, ...]) -> bool:
+        """Report whether these are the same arguments, unchanged."""
+        if len(args) != len(self.args) or not all(map(is_, args, self.args)):
+            return False
+        try:
+            return self._read(self.call.tensors, self.ids) == self.forms
+        except RuntimeError:
+            # A tensor has no memory any more.
+            return False
 
 
 def _read_batch(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State) -> BatchCall | None:
@@ -222,14 +274,23 @@ class State:
         self._state: tuple[Any, ...] | None = None
         # Parts of the model with their classes and dictionaries, and dictionaries of hooks, which must be empty.
         self._parts: list[torch.nn.Module] = []
-        self._kinds: list[tuple[type, int]] = []
+        self._kinds: list[type] = []
+        self._owns: list[dict[str, Any]] = []
+        self._sizes: list[int] = []
         self._hooks: list[Any] = []
+        # Readers of the attributes that matter, and the attributes.
+        self._getters: list[Callable[[Any], tuple[Any, ...]]] = []
+        self._attributes: list[Any] = []
         # Containers, which show later changes, with the lengths, items and tensors that they had.
         self._views: list[Any] = []
         self._lengths: list[int] = []
         self._items: list[Any] = []
         self._tensors: list[Tensor] = []
         self._memory: list[Any] = []
+        # Of these, tensors of the model's device, and others.
+        self._near: list[Tensor] = []
+        self._far: list[Tensor] = []
+        self.last: _Last | None = None
 
     def read(self, model: Any, device: torch.device) -> tuple[Any, ...] | None:
         """Return the state; None if a hook or a mode watches, or a tensor is on another device."""
@@ -244,28 +305,43 @@ class State:
         return self._state
 
     def _is_unchanged(self, device: torch.device) -> bool:
+        if list(map(len, self._owns)) != self._sizes:
+            return False
+        try:
+            attributes = [get(own) for get, own in zip(self._getters, self._owns, strict=True)]
+            memory = [*_read_forms(self._near), *map(_read_version, self._far)]
+        except (KeyError, RuntimeError):
+            # An attribute is gone, or a tensor has no memory any more.
+            return False
         return (
-            list(map(len, self._views)) == self._lengths
+            all(map(is_, chain.from_iterable(attributes), self._attributes))
+            and list(map(len, self._views)) == self._lengths
             and all(map(is_, chain.from_iterable(self._views), self._items))
-            and [(type(part), id(part.__dict__)) for part in self._parts] == self._kinds
+            and list(map(type, self._parts)) == self._kinds
+            and all(map(is_, map(_read_own, self._parts), self._owns))
             and not any(self._hooks)
-            and [_read_tensor(tensor, device) for tensor in self._tensors] == self._memory
+            and memory == self._memory
         )
 
     def _read_parts(self, model: Any, device: torch.device) -> tuple[Any, ...] | None:
         """Read the state of a model in full, and how to find changes."""
         state: list[Any] = [*self._around]
         self._parts, self._hooks, self._views, self._tensors = list(model.modules()), [], [], []
+        self._getters, self._owns = [], []
         for part in self._parts:
             own, is_conv = part.__dict__, isinstance(part, MessagePassing)
             # Hooks of the model itself are called around its `forward`.
-            names = (*(() if part is model else _HOOKS), *(_HOOKS_OF_MESSAGES if is_conv else ()))
-            hooks = [own[name] for name in names if name in own]
+            kinds = (*(() if part is model else _HOOKS), *(_HOOKS_OF_MESSAGES if is_conv else ()))
+            hooks = [own[kind] for kind in kinds if kind in own]
             if any(hooks) or _is_compiled(part) or (is_conv and part.explain):
                 return None
             self._hooks += hooks
-            self._views += [own.values(), part._parameters.values(), part._buffers.values(), part._modules.values()]
-            state += (id(part), part.__class__)
+            self._owns.append(own)
+            # A program may replace `forward` of a part.
+            names = [name for name in own if name not in _INTERNALS or name == "forward"]
+            self._getters.append(itemgetter(*_KEPT, *names))
+            self._views += [part._parameters.values(), part._buffers.values(), part._modules.values()]
+            state += (id(part), part.__class__, own.get("forward"))
             for name, value in own.items():
                 if name not in _INTERNALS:
                     _read_value(value, device, state, self._views, self._tensors)
@@ -275,9 +351,13 @@ class State:
                         return None
                     state.append((id(tensor), *_read_memory(tensor)))
                     self._tensors.append(tensor)
-        self._kinds = [(type(part), id(part.__dict__)) for part in self._parts]
+        self._kinds, self._sizes = list(map(type, self._parts)), list(map(len, self._owns))
+        self._attributes = [value for get, own in zip(self._getters, self._owns, strict=True) for value in get(own)]
         self._lengths, self._items = list(map(len, self._views)), list(chain.from_iterable(self._views))
-        self._memory = [_read_tensor(tensor, device) for tensor in self._tensors]
+        self._near = [part for part in self._tensors if part.device == device and part.layout is torch.strided]
+        near = set(map(id, self._near))
+        self._far = [part for part in self._tensors if id(part) not in near]
+        self._memory = [*_read_forms(self._near), *map(_read_version, self._far)]
         return tuple(state)
 
 
@@ -289,7 +369,8 @@ def _read_modes(device: torch.device) -> list[Any] | None:
             or torch.is_anomaly_enabled()):  # fmt: skip
         return None
     # Also modes of functions; the default device is one.
-    functions = [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
+    count = torch._C._len_torch_function_stack()
+    functions = [torch._C._get_function_stack_at(place) for place in range(count)] if count else []
     if any(type(mode) is not DeviceContext for mode in functions):
         return None
     # In inference mode torch makes tensors that may not be written later.
@@ -324,6 +405,15 @@ def _read_value(value: Any, device: torch.device, state: list[Any], views: list[
         state.append(id(value))
 
 
+_read_form = attrgetter("dtype", "shape", "requires_grad", "device", "layout")
+_read_version = attrgetter("_version")
+
+
+def _read_forms(tensors: list[Tensor]) -> list[Any]:
+    """Return the memory and the form of strided tensors, by functions without Python code."""
+    return [*map(Tensor.data_ptr, tensors), *map(Tensor.stride, tensors), *map(_read_form, tensors)]
+
+
 def _read_tensor(tensor: Tensor, device: torch.device) -> Any:
     return tensor._version if tensor.device != device else _read_memory(tensor)
 
@@ -344,6 +434,9 @@ def _is_compiled(part: torch.nn.Module) -> bool:
 
 # Attributes of every module, which are read in another way or change nothing.
 _INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"} | {"_paths", "_unknown", "_replay", "forward"}
+# Of these, attributes that hold others.
+_KEPT = ("_parameters", "_buffers", "_modules")
+_read_own = attrgetter("__dict__")
 # Code of these packages reads no values of a program.
 _LIBRARIES = frozenset(("torch", "torch_geometric", "pyg_direct", "numpy", "math", "typing", "functools"))
 _SPEAKS = frozenset(("print", "input", "open"))
@@ -417,6 +510,8 @@ class Outside:
     def _follow(self, value: Any) -> None:
         """Add the attributes of an object that is neither of a library nor a module, and of objects that it holds."""
         kind = type(value)
+        if kind is MethodType and _is_library(value.__func__.__module__):
+            return
         if isinstance(value, _GENERATORS):
             self.reason = f"forward may draw from a {kind.__name__} of the host"
         if kind in _CONTAINERS and len(value) <= _MOST_ITEMS:

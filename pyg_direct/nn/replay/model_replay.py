@@ -35,6 +35,9 @@ _MOST_PATIENCE = 6
 _CHANGES = 32
 # Replay of `accelerate` and `run` if the caller does not choose.
 _BY_DEFAULT = True
+# Backward of a replayed pass runs in the thread that calls it: handing it to torch's thread of the GPU and back takes
+# longer than its launches.
+_IN_ONE_THREAD = True
 # Wrappers that call a model in their own way.
 _SPREAD = (DataParallel, DistributedDataParallel, FullyShardedDataParallel)
 
@@ -165,6 +168,8 @@ class Replay:
         self._outside: Outside | None = None
         # By: with a gradient, in training.
         self._passes: dict[tuple[bool, bool], _Passes] = {}
+        # Setting of autograd's threads before the first replay.
+        self._spread_before: bool | None = None
 
     def __deepcopy__(self, memo: Any) -> Replay:
         # Graphs belong to the memory of one model: copies record their own.
@@ -191,6 +196,9 @@ class Replay:
             if recording is not None:
                 self.replayed += 1
                 Replay.total += 1
+                if is_graded and self._spread_before is None:
+                    self._spread_before = torch._C._is_multithreading_enabled()
+                    torch.autograd.set_multithreading_enabled(not _IN_ONE_THREAD and self._spread_before)
                 return recording.replay(call)
             with ordinary_passes:
                 reason = passes.note(model, call)
@@ -217,6 +225,11 @@ class Replay:
         passes = _Passes(Rules(is_graded, self._is_strict), State(self._outside))
         self._passes[is_graded, is_trained] = passes
         return passes
+
+    def release(self) -> None:
+        """Restore the threads of backward."""
+        if self._spread_before is not None:
+            torch.autograd.set_multithreading_enabled(self._spread_before)
 
     def _refuse(self, reason: str) -> None:
         self.reason = reason
@@ -306,6 +319,8 @@ def watch_passes(model: torch.nn.Module, is_strict: bool) -> Replay:
 def forget_replay(model: torch.nn.Module) -> None:
     """Undo `watch_passes`."""
     if is_attached(model, "forward", forward):
+        replay: Replay = model.__dict__["_replay"]
+        replay.release()
         detach(model, "forward", "_replay", "__prepare_scriptable__")
 
 

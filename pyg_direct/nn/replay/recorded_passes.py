@@ -581,6 +581,8 @@ class WholePasses(RecordedPasses):
 
     def fill(self, call: WholeCall) -> bool:
         """Copy the arguments of a pass; False if they do not fit."""
+        if not self._moving:
+            return call.addresses == self._addresses
         if any(call.addresses[number] != address for number, address in enumerate(self._addresses)
                if number not in self._moving):  # fmt: skip
             return False

@@ -26,6 +26,8 @@ from pyg_direct.ops.run_kernel import (
 # Numbers as in `cuda_src/aggregate.cu`.
 WIDE_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 PIECE = 16
+# Numbers of a row, from which on a block shares one whose memory is not aligned.
+_WIDE = 1024
 # Counters of 32 bits run a few rows ahead.
 _MOST = 2**31 - 8
 # Blocks of sums that a multiprocessor holds, least number of times that a GPU is filled, and most targets of a thread.
@@ -117,16 +119,16 @@ class LongRows(NamedTuple):
         """Write the sums of long rows, from the sums of their slices."""
         if self.capacity == 0:
             return
-        given = self.hubs, self.counts, partials
+        given, grid = (self.hubs, self.counts, partials), self.grid_of_hubs(-(-width // 32))
         if out.dtype == partials.dtype:
-            run_gpu(kernels.add_slices_gpu, self.grid_of_hubs(), indptr, num_edges, width, *given, out.view(-1))
+            run_gpu(kernels.add_slices_gpu, grid, indptr, num_edges, width, *given, out.view(-1))
         else:
-            run_gpu(kernels.add_narrowed_slices_gpu, self.grid_of_hubs(), indptr, num_edges, width,
+            run_gpu(kernels.add_narrowed_slices_gpu, grid, indptr, num_edges, width,
                     WIDE_KINDS[out.dtype], *given, out.data_ptr())  # fmt: skip
 
-    def grid_of_hubs(self) -> int:
-        """Return blocks of a grid whose warps share the long rows."""
-        return min(full_grid(self.hubs), max(1, self.hubs.numel() // 2 * 32 // THREADS))
+    def grid_of_hubs(self, pieces: int = 1) -> int:
+        """Return blocks of a grid whose warps share the long rows, or pieces of these."""
+        return min(full_grid(self.hubs), max(1, self.hubs.numel() // 2 * pieces * 32 // THREADS))
 
 
 def _share_pieces(num_items: int, pieces: int) -> tuple[int, int]:
@@ -199,7 +201,8 @@ def sum_rows(x: Tensor, indptr: Tensor, row: Tensor | None, weight: Tensor | Non
                 slices.counts, partials.data_ptr(), out.data_ptr())  # fmt: skip
     else:
         out = torch.empty(num_targets, width, dtype=work, device=x.device)
-        lane_bits = choose_lane_bits(width)
+        # A warp would read thousands of numbers one after the other, and few targets would not fill the GPU.
+        lane_bits = choose_lane_bits(width, THREADS if width >= _WIDE else 32)
         run_gpu(kernels.sum_rows_gpu, grid_of(num_targets + slices.capacity, lane_bits), _plain(x, x, work), indptr,
                 row, shares, num_edges, num_targets, width, width // heads, lane_bits, int(mean), slices.slices,
                 slices.counts, partials, out.view(-1))  # fmt: skip

@@ -94,15 +94,10 @@ def waits_refused() -> Iterator[None]:
 
 
 @contextmanager
-def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
-    """Capture the work of the block, on a stream that is otherwise idle.
-
-    `torch.cuda.graph` first returns all memory that torch has cached to the driver, on the GPU and of the host. The
-    more other work has left there, the longer this takes, and so does the next allocation. If memory runs out here, the
-    caller may call `torch.cuda.empty_cache` and capture again. Other threads may allocate and wait meanwhile.
-    """
+def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+    """Capture the work of the block, on a stream that is otherwise idle; others may allocate and wait meanwhile."""
     with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             yield
         finally:
@@ -116,10 +111,12 @@ class Recorder:
         device: The GPU.
         spared: Multiprocessors that recorded matrix products leave to a loader that reads rows of the host. None leaves
             as many as the features of this process take now.
+        empties: Return all memory that torch has cached to the driver first, as a graph cannot use it. The more other
+            work has left there, the longer this takes, and so does the next allocation.
     """
 
-    def __init__(self, device: torch.device, spared: int | None = None) -> None:
-        self._device, self._spared = device, spared
+    def __init__(self, device: torch.device, spared: int | None = None, *, empties: bool = True) -> None:
+        self._device, self._spared, self._empties = device, spared, empties
         # Torch's own capture stream belongs to the GPU that was current at its first use.
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -131,8 +128,13 @@ class Recorder:
             RuntimeError: the work waits for the GPU, see `find_wait`.
         """
         graph = torch.cuda.CUDAGraph()
-        gc.collect()
+        if self._empties:
+            # Operations of earlier passes that still live in a reference cycle order gradients after streams that are
+            # not captured.
+            gc.collect()
         torch.cuda.synchronize(self._device)
+        if self._empties:
+            torch.cuda.empty_cache()
         # Casts that a caller's autocast caches belong to the step before, and casts of a recording to the graph.
         torch.clear_autocast_cache()
         spared = count_spared(self._device.index) if self._spared is None else self._spared
@@ -141,7 +143,7 @@ class Recorder:
             with (
                 products_leave(spared, self._device),
                 torch.cuda.stream(torch.cuda.current_stream(self._device)),
-                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+                record_graph(graph, self._stream, self._pool),
             ):
                 work()
         finally:

@@ -69,8 +69,9 @@ def products_leave(count: int, device: torch.device) -> Iterator[None]:
         try:
             yield
         finally:
-            _set_target(before[0])
+            # In this order, as backward may run in this thread.
             _run_in_backward(device, lambda: _set_target(before[1]))
+            _set_target(before[0])
 
 
 def _set_target(multiprocessors: int) -> int:
@@ -86,7 +87,7 @@ def _set_target(multiprocessors: int) -> int:
 
 
 def _run_in_backward(device: torch.device, function: Callable[[], T]) -> T:
-    """Call a function in the thread of a GPU that runs backward passes; that thread has its own cuBLAS handle."""
+    """Call a function in the thread that runs backward passes; a thread of torch has its own cuBLAS handle."""
     results: list[T] = []
     with torch.enable_grad():
         number = torch.zeros((), device=device, requires_grad=True) * 1

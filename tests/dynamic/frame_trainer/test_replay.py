@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pyg_direct.dynamic import FrameTrainer, frame_trainer as trainers
+from pyg_direct.dynamic import FrameTrainer
 from pyg_direct.dynamic.frame_trainer import run_stateless
 from pyg_direct.dynamic.nn import MPNNLSTM
+from pyg_direct.runtime.cuda import graph_capture
 from tests.frames import HIDDEN, NODES, WINDOW, Model, make_signal, make_trainer
 
 pytestmark = pytest.mark.usefixtures("full_precision")
@@ -63,11 +64,20 @@ def test_frames_that_wait_for_the_gpu_are_not_replayed():
 def pretend_to_record(monkeypatch):
     """Record frames on a CPU, where they run once; replays have no effect. List the devices of streams."""
     devices = []
-    for name in ("CUDAGraph", "Stream", "stream", "synchronize", "get_sync_debug_mode", "set_sync_debug_mode"):
+    for name in (
+        "CUDAGraph",
+        "Stream",
+        "stream",
+        "synchronize",
+        "get_sync_debug_mode",
+        "set_sync_debug_mode",
+        "graph_pool_handle",
+        "empty_cache",
+    ):
         monkeypatch.setattr(torch.cuda, name, lambda *args: nullcontext(args))
     monkeypatch.setattr(torch.cuda, "current_stream", devices.append)
     monkeypatch.setattr(
-        trainers, "record_graph", lambda graph, stream: nullcontext(devices.append(stream.enter_result[0]))
+        graph_capture, "record_graph", lambda graph, stream, pool: nullcontext(devices.append(stream.enter_result[0]))
     )
     monkeypatch.setattr(nullcontext, "replay", lambda self: None, raising=False)
     return devices

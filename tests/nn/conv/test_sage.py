@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch_geometric.nn import GraphConv, SAGEConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn.conv.sage import convolve
+from pyg_direct.nn.conv.sage import _multiplies_first, convolve
 from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.runtime.cuda.graph_capture import waits_refused
@@ -195,3 +195,11 @@ def test_wrong_ids_are_found_before_they_are_read():
     # In PyG's words, which serves such edges.
     with pytest.raises(IndexError, match="are larger than"):
         model(torch.randn(batch.num_nodes, WIDTH), batch.edge_index)
+
+
+@pytest.mark.parametrize(("targets", "edges", "width", "expected"), [(7723, 85_810, 64, True), (20, 14_328, 64, False),
+                                                                    (7723, 85_810, 8000, False)])  # fmt: skip
+def test_wide_rows_are_multiplied_first_if_many_edges_read_them(targets, edges, width, expected):
+    x, weight = torch.empty(14_328, 4231, device="meta"), torch.empty(width, 4231, device="meta")
+
+    assert _multiplies_first(x, weight, edges, targets) == expected

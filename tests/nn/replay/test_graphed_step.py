@@ -166,8 +166,8 @@ def recording(monkeypatch):
     calls = []
 
     @contextmanager
-    def enter(name, *args, **kwargs):
-        calls.append((name, kwargs.get("stream", args[0])))
+    def enter(name, stream):
+        calls.append((name, stream))
         yield
 
     for name in ("get_sync_debug_mode", "set_sync_debug_mode", "synchronize", "CUDAGraph",
@@ -175,7 +175,7 @@ def recording(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"new of {device}")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
-    monkeypatch.setattr(torch.cuda, "graph", lambda *args, **kwargs: enter("graph", *args, **kwargs))
+    monkeypatch.setattr(recordings, "record_graph", lambda graph, stream, pool: enter("graph", stream))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: enter("stream", stream))
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: calls.append("clear"))
     return calls

@@ -13,7 +13,7 @@ from pyg_direct.runtime.cuda.graph_capture import record_graph
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_recording_that_begins_ends(monkeypatch, fails):
     log = []
-    graph = SimpleNamespace(capture_begin=lambda capture_error_mode: log.append(capture_error_mode),
+    graph = SimpleNamespace(capture_begin=lambda pool, capture_error_mode: log.append(capture_error_mode),
                             capture_end=lambda: log.append("end"))  # fmt: skip
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
 

@@ -1,6 +1,7 @@
 """Multiprocessors that products leave to reads over the link."""
 
 import gc
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -74,8 +75,29 @@ def read_targets():
     return read_target(), sm_budget._run_in_backward(torch.device("cuda", 0), read_target)
 
 
+@pytest.mark.usefixtures("multiprocessors")
+def test_a_thread_that_runs_backward_itself_plans_for_all_afterwards(monkeypatch):
+    targets = [0]
+
+    def set_target(multiprocessors):
+        targets.append(multiprocessors)
+        return targets[-2]
+
+    monkeypatch.setattr(sm_budget, "_find_cublas", object)
+    monkeypatch.setattr(sm_budget, "_set_target", set_target)
+    monkeypatch.setattr(sm_budget, "_run_in_backward", lambda device, function: function())
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+
+    with sm_budget.products_leave(6, torch.device("cuda", 0)):
+        inside = targets[-1]
+
+    assert inside > 0
+    assert targets[-1] == 0
+
+
 @pytest.mark.gpu
-def test_products_of_both_threads_are_made_for_fewer_inside_and_for_all_afterwards():
+@pytest.mark.parametrize("is_threaded", [True, False])
+def test_products_of_both_threads_are_made_for_fewer_inside_and_for_all_afterwards(is_threaded):
     all_of_them, targets = abilities(0).multiprocessors, []
 
     def fail():
@@ -85,10 +107,12 @@ def test_products_of_both_threads_are_made_for_fewer_inside_and_for_all_afterwar
             targets.append(read_targets())
             raise KeyError
 
-    with pytest.raises(KeyError):
-        fail()
+    with torch.autograd.set_multithreading_enabled(is_threaded):
+        with pytest.raises(KeyError):
+            fail()
+        targets.append(read_targets())
 
-    assert [*targets, read_targets()] == [(all_of_them - 9,) * 2, (all_of_them - 6,) * 2, (0, 0)]
+    assert targets == [(all_of_them - 9,) * 2, (all_of_them - 6,) * 2, (0, 0)]
 
 
 @pytest.mark.gpu

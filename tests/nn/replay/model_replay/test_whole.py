@@ -5,15 +5,17 @@ Without a GPU, recordings are calls that are made again over the same memory.
 
 import copy
 import re
+import threading
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import APPNP, GAT, GCN, BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
+from torch_geometric.nn import APPNP, GAT, GCN, BatchNorm, GATConv, GCNConv, GraphConv, HeteroConv, HGTConv, SAGEConv
 
 from pyg_direct import accelerate
+from pyg_direct.nn.conv import sage
 from pyg_direct.nn.replay import recorded_passes
 from pyg_direct.nn.replay.model_replay import SearchingPaths
 from tests.nn.convolutions import assert_near
@@ -133,6 +135,21 @@ def test_steps_and_evaluations_are_those_of_ordinary_passes(device, graph, name)
     assert replay.reason is None
     assert replay.replayed >= 14
     assert replay.replayed + replay.ordinary == 32
+
+
+def test_backward_runs_in_the_calling_thread_until_the_end_of_replay(device, graph):
+    model, threads = Program().to(device), []
+    accelerated = accelerate(model.double(), replay="auto")
+    model.conv2.bias.register_hook(lambda grad: threads.append(threading.get_ident()))
+    torch.autograd.set_multithreading_enabled(True)
+
+    learn(model, graph)
+
+    assert accelerated.replay.replayed > 0
+    assert threads[-1] == threading.get_ident()
+    assert not torch._C._is_multithreading_enabled()
+    accelerated.undo()
+    assert torch._C._is_multithreading_enabled()
 
 
 def test_dropout_differs_in_every_pass(device, graph):
@@ -337,7 +354,22 @@ def evaluate_a_part(model):
     model.norm.eval()
 
 
-CHANGES = [change_nothing, freeze, replace_data, replace_parameter, load, drop_less, put_a_hook, evaluate_a_part]
+def replace_forward(model):
+    plain = model.conv2.forward
+    model.conv2.forward = lambda *args: 2 * plain(*args)
+
+
+CHANGES = [
+    replace_forward,
+    change_nothing,
+    freeze,
+    replace_data,
+    replace_parameter,
+    load,
+    drop_less,
+    put_a_hook,
+    evaluate_a_part,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -409,13 +441,25 @@ class Typed(torch.nn.Module):
         return {kind: self.last(x) for kind, x in x_dict.items()}
 
 
-def test_models_with_types(device):
+class Attends(torch.nn.Module):
+    """As PyG's `hgt_dblp.py`."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = HGTConv(16, 8, (["a", "b"], [("a", "to", "b"), ("b", "of", "a"), ("b", "on", "b")]), heads=2)
+
+    def forward(self, x_dict, edge_index_dict):
+        return {kind: x.relu() for kind, x in self.conv(x_dict, edge_index_dict).items()}
+
+
+@pytest.mark.parametrize("kind", [Typed, Attends])
+def test_models_with_types(device, kind):
     torch.manual_seed(0)
     x_dict = {"a": torch.randn(60, 16, device=device).double(), "b": torch.randn(80, 16, device=device).double()}
     sizes = {"a": 60, "b": 80}
     edges = {kind: torch.stack([torch.randint(sizes[end], (300,)) for end in (kind[0], kind[2])]).to(device)
              for kind in [("a", "to", "b"), ("b", "of", "a"), ("b", "on", "b")]}  # fmt: skip
-    ordinary, model, replay = make_pair(Typed(), device)
+    ordinary, model, replay = make_pair(kind(), device)
     for _ in range(14):
         gradients = []
         for trained in (ordinary, model):
@@ -427,6 +471,56 @@ def test_models_with_types(device):
         assert_near(*gradients)
 
     assert replay.replayed >= 5
+    # Only in a recording are such graphs not left to PyG, which waits for a GPU.
+    assert kind is Typed or model.conv._paths.accelerated > 0
+
+
+RELATIONS = [("a", "to", "b"), ("c", "to", "b"), ("b", "to", "b"), ("b", "of", "a"), ("b", "of", "c")]
+
+
+class Joined(torch.nn.Module):
+    """As PyG's `hetero_conv_dblp.py`: relations of several widths into one type."""
+
+    def __init__(self, *sums):
+        super().__init__()
+        self.convs = torch.nn.ModuleList(
+            HeteroConv({kind: (GraphConv if kind[0] == "c" else SAGEConv)((-1, -1), 8) for kind in RELATIONS}, aggr)
+            for aggr in sums
+        )
+
+    def forward(self, x_dict, edge_index_dict):
+        for conv in self.convs:
+            x_dict = {kind: x.relu() for kind, x in conv(x_dict, edge_index_dict).items()}
+        return x_dict["b"]
+
+
+def test_relations_of_a_whole_graph_multiply_own_rows_once(device, monkeypatch):
+    torch.manual_seed(0)
+    widths, sizes, sums = {"a": 16, "b": 24, "c": 9}, {"a": 60, "b": 80, "c": 30}, []
+    x_dict = {kind: torch.randn(sizes[kind], widths[kind], device=device).double() for kind in sizes}
+    model = Joined("mean", "sum")
+    edges = {kind: torch.stack([torch.randint(sizes[end], (300,)) for end in (kind[0], kind[2])]).to(device)
+             for kind in RELATIONS}  # fmt: skip
+    with torch.no_grad():
+        model({kind: x.float().cpu() for kind, x in x_dict.items()}, {kind: e.cpu() for kind, e in edges.items()})
+    ordinary, model, replay = make_pair(model, device)
+    add_up = sage._add_up_parts
+    monkeypatch.setattr(sage, "_add_up_parts", lambda parts: sums.append(len(parts)) or add_up(parts))
+    for _ in range(13):
+        found = []
+        for trained in (ordinary, model):
+            trained.zero_grad()
+            loss = trained(x_dict, dict(edges)).square().sum()
+            weight = trained.convs[0].convs["a", "to", "b"].lin_l.weight
+            (first,) = torch.autograd.grad(loss, [weight], retain_graph=True)
+            loss.backward()
+            # Relations of a type whose result is not used get no gradient.
+            found.append([loss.detach(), first, *[part.grad for part in trained.parameters() if part.grad is not None]])
+            del loss
+        assert_near(*found)
+
+    assert replay.replayed >= 4
+    assert 3 in sums
 
 
 HIDDEN = {"scale": 1.0}
