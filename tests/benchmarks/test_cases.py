@@ -14,7 +14,7 @@ from benchmarks.dynamic import dynamic_cases
 from benchmarks.dynamic.epochs import measure_dynamic_epochs
 from benchmarks.dynamic.ways import WAYS
 from benchmarks.loader import startup, typed_batches
-from benchmarks.nn import whole_graphs
+from benchmarks.nn import models, whole_graphs
 from pyg_direct.bench import contest
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
@@ -39,6 +39,8 @@ FEWER = {
     "measure_continuous_time": {"steps": 3},
     "measure_small_graphs": {"sizes": (4,), "batches": 2},
     "measure_unedited": {"names": ("gcn",), "epochs": 10, "turns": 1},
+    "measure_accelerated_steps": {"hidden": 16},
+    "measure_whole_graphs": {"hidden": 16, "repeats": 4},
 }
 # Rows that each must have.
 EXPECTED = {
@@ -89,6 +91,8 @@ def _small(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(contest, "_WINDOW_SECONDS", 0.001)
     monkeypatch.setattr(whole_graphs, "_SECONDS", 0.0)
+    monkeypatch.setattr(models, "_TURNS", 4)
+    monkeypatch.setattr(models, "_WARM_UP", 1)
     monkeypatch.setattr(dynamic_cases, "PRESETS", dict(list(dynamic_cases.PRESETS.items())[:1]))
     monkeypatch.setattr(cases, "_sample_batch", sample_small_batch)
     for name, sizes in FEWER.items():

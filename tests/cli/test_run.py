@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from pyg_direct.cli.app import app
 from pyg_direct.noedit import install
+from tests.loader.prefetch.test_cpu_threads import PROGRAM as WORKS_ON
 from tests.warm import WarmPython
 
 # Old and new versions are tried with the other cases: each starts two processes.
@@ -384,6 +385,16 @@ def test_a_module_that_is_not_there_is_told_in_words_of_python(warm, folder, nam
     assert done.returncode == 2
     assert expected.removeprefix(f"{sys.executable}: ") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@SLOW
+def test_threads_and_handlers_work_on_when_the_main_thread_has_ended(warm, tmp_path):
+    (tmp_path / "train.py").write_text(WORKS_ON)
+
+    done = warm.run("run", "--device", "cpu", tmp_path / "train.py", tmp_path / "rows.npy")
+
+    assert done.stdout.splitlines() == ["in a thread [5, 5, 3] True", "at exit [5, 5, 3] True"], done.stderr
+    assert done.returncode == 0
 
 
 STARTING = """

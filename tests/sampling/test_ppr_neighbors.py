@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torch_geometric.utils import get_ppr
+from torch_geometric.utils import get_ppr, ppr
 
 from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.ops.sampling.find_induced import NeighborLists
@@ -99,12 +99,14 @@ def test_weights_are_near_the_exact_ones(alpha):
     assert sum(score for _, score in pairs) == recipe.total
 
 
-def test_weights_are_near_those_of_pygs_forward_push():
+def test_weights_are_near_those_of_pygs_forward_push(monkeypatch):
+    # Numba would compile it for eight seconds.
+    monkeypatch.setattr(ppr, "_get_ppr_numba", ppr._get_ppr)
     graph, alpha = make_random_graph(40, 400), 0.3
     source, target = graph.edge_index
     rows = [source[target == node].tolist() for node in range(40)]
     # PyG's goes along edges.
-    pushed, weight = get_ppr(graph.edge_index.flip(0), alpha, eps=1e-7, num_nodes=40)
+    pushed, weight = get_ppr(graph.edge_index.flip(0), alpha, 1e-7, torch.tensor([7]), num_nodes=40)
 
     (pairs,) = list_pairs(place_rows(rows), [7], PPRRecipe(40, alpha, 60_000, 30), key=4)
 

@@ -325,10 +325,3 @@ def test_environments_with_the_same_sources_share_compiled_loops(tmp_path):
     outputs = [run_python(moved + RANK_WORDS, PYG_DIRECT_CACHE=cache), run_python(RANK_WORDS, PYG_DIRECT_CACHE=cache)]
 
     assert outputs == ["[0, 3] 0 1", "[0, 3] 1 0"]
-
-
-@pytest.mark.full
-def test_compiled_loops_are_read_back_from_disk(tmp_path):
-    outputs = [run_python(RANK_WORDS, PYG_DIRECT_CACHE=str(tmp_path)) for _ in range(2)]
-
-    assert outputs == ["[0, 3] 0 1", "[0, 3] 1 0"]

@@ -354,6 +354,7 @@ def test_producers_repeat_an_epoch_and_what_a_transform_draws(quick_starts):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_starts")
 def test_workers_make_the_batches_and_take_the_numbers_of_one_process():
     torch.manual_seed(1)
     expected, numbers = describe(make_loader()), torch.get_rng_state()

@@ -46,6 +46,7 @@ def test_lanes_make_every_batch_of_a_share_once(width, share, num_batches):
     assert sum(map(len, got)) == len(expected)
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_two_producers_make_the_epochs_of_the_loader():
     expected = make_loader(ranks=(1, 2))
     producers = Producers(make_loader(ranks=(1, 2)), ["cpu", "cpu"], device="cpu")

@@ -223,15 +223,13 @@ def test_relations_are_summed_together_while_installed():
     assert ("forward" in inside.__dict__, "forward" in outside.__dict__) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("options", "calls"), [([], "6"), pytest.param(["--no-accelerate"], "0", marks=pytest.mark.slow)]
-)
+# `tests/cli/test_run.py` has a program with `--no-accelerate`.
 @pytest.mark.full
-def test_a_program_has_a_switch(tmp_path, options, calls):
+def test_models_of_a_program_are_accelerated(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
-    command = [sys.executable, "-m", "pyg_direct", "run", "--device", "cpu", *options, str(path)]
+    command = [sys.executable, "-m", "pyg_direct", "run", "--device", "cpu", str(path)]
 
     done = subprocess.run(command, capture_output=True, text=True)
 
-    assert done.stdout == f"{calls}\n", done.stderr
+    assert done.stdout == "6\n", done.stderr

@@ -347,6 +347,7 @@ def test_edges_are_joined_once_for_the_layers_that_share_them(name, calls, monke
 
 
 @pytest.mark.parametrize("kind", ["gat", "gatv2"])
+@pytest.mark.full
 def test_dropout_of_attention_takes_its_share_and_keeps_the_mean(kind):
     x, edges = make_batch(dtype=torch.float64)
     model = make_layer(kind, x, edges).double()

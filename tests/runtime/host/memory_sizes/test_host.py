@@ -234,7 +234,11 @@ def test_freed_memory_goes_back():
 KEPT = """
 import ctypes, sys
 from pyg_direct.runtime.host.memory_sizes import keep_blocks
-from tests.soak import MallInfo
+
+class MallInfo(ctypes.Structure):
+    # As in `tests.soak`, which imports torch and PyG.
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks",
+                                                     "fsmblks", "uordblks", "fordblks", "keepcost")]
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes, libc.mallinfo2.restype = ctypes.c_void_p, [ctypes.c_void_p], MallInfo
