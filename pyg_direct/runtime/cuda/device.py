@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import os
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -34,7 +36,18 @@ def load_driver() -> Any:
         raise DeviceError(f"device='cuda' needs a CUDA driver, and none was found: {error}") from error
     if int(code) != 0:
         raise DeviceError(f"device='cuda' needs a working CUDA driver; cuInit returned {code.name}")
+    _keep_garbage_in_children()
     return driver
+
+
+def _keep_garbage_in_children() -> None:
+    """Let no forked child collect unused objects of this process.
+
+    Among them may be tensors that other streams have read. Torch would ask the driver about these streams, which fails
+    in a child and ends it, such as a worker of a `DataLoader`.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 def call(name: str, *args: Any) -> Any:

@@ -1,4 +1,7 @@
+import gc
+import os
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -172,3 +175,51 @@ def test_memory_cached_by_torch_counts_as_free():
 def test_tests_of_the_cpu_find_no_gpu():
     assert resolve_device(None).type == "cpu"
     assert torch.cuda.device_count() == 0
+
+
+def collect_in_child(prepare=lambda: None):
+    """Exit code of a forked child that collects garbage: 3 if it deletes an object of this process."""
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forks beside threads; the child only collects and leaves.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        prepare()
+        gc.collect()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class Leaves:
+    """An object in a cycle, whose deletion ends the process."""
+
+    def __init__(self):
+        self.own, self.process = self, os.getpid()
+
+    def __del__(self):
+        if os.getpid() != self.process:
+            os._exit(3)
+
+
+def test_children_delete_no_objects_of_the_process_that_uses_a_gpu(monkeypatch):
+    registered = {}
+    monkeypatch.setattr(os, "register_at_fork", lambda **hooks: registered.update(hooks))
+    driver_module._keep_garbage_in_children()
+    gc.collect()
+
+    Leaves()
+    assert collect_in_child() == 3
+    Leaves()
+    assert collect_in_child(registered["after_in_child"]) == 0
+
+
+@pytest.mark.gpu
+def test_children_delete_no_tensors_that_streams_have_read():
+    load_driver()
+    rows = torch.ones(1 << 20, device="cuda")
+    rows.record_stream(torch.cuda.Stream())
+    holder = [rows]
+    holder.append(holder)
+    del rows, holder
+
+    assert collect_in_child() == 0
