@@ -3,7 +3,6 @@
 - `install.py`: `install` and `uninstall`, and the table of replaced classes.
 - `replaced_class.py`: the replacement of one class, or of one function.
 - `derived_loader.py`: rows of loaders that a program derives from PyG's.
-- `mask_positions.py`: rows of masks that come back.
 - `program_record.py`: objects made by our classes, and objects left to PyG.
 - `startup/sitecustomize.py`: start-up of Python processes that a program starts.
 """

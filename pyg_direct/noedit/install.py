@@ -39,7 +39,6 @@ from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.model_replay import SearchingPaths, replays_by_default
 from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.derived_loader import Filters
-from pyg_direct.noedit.mask_positions import read_rows
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, note_process, watch_left
 from pyg_direct.noedit.replaced_class import StandIn, give_back, replace, replace_function, show_batch
 from pyg_direct.ops.argument_checks import check_flag
@@ -251,8 +250,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         feature_cache: See `NeighborLoader`.
         seed: See `NeighborLoader`.
         accelerate: Accelerate PyG's convolutions at their creation; see `accelerate`. Also let torch's `Adam` and
-            `AdamW` take fused steps for parameters on a GPU, unless the program chooses `foreach` or `fused`. On a GPU,
-            rows of a mask that comes back, as `out[data.train_mask]`, are read by its positions, without a wait.
+            `AdamW` take fused steps for parameters on a GPU, unless the program chooses `foreach` or `fused`.
         replay: Replay the passes of models on a GPU, as `accelerate(model, replay="auto")`; None does so if there is a
             GPU. A model is the outermost module that the program calls, and that holds an accelerated convolution.
         verbose: Report every replaced name, and every kind of loader that is made.
@@ -316,9 +314,6 @@ def start(*, accelerate: bool = True, replay: bool | None = None, verbose: bool 
         accelerate_what_is_made(replay=replays_by_default() if replay is None else replay)
         for optimizer in _FUSED:
             _extend(optimizer, fuse_steps, ("__init__",))
-        if torch.cuda.is_available():
-            _REPLACED.append((Tensor, "__getitem__", vars(Tensor).get("__getitem__")))
-            Tensor.__getitem__ = read_rows  # type: ignore[assignment, method-assign]
 
 
 def hand_down(**options: Any) -> None:
