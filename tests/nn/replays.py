@@ -111,3 +111,10 @@ def record(model, batches):
     for batch in batches[:12]:
         find_gradients(model, batch)
     assert model._replay.replayed > 0
+
+
+def pair_with_ordinary(model, device, replay="auto"):
+    """(accelerated without replay, the model itself, its replay)."""
+    ordinary = copy.deepcopy(model.double()).to(device)
+    accelerate(ordinary, replay=False)
+    return ordinary, model.to(device), accelerate(model, replay=replay).replay

@@ -3,7 +3,6 @@
 Without a GPU, recordings are calls that are made again over the same memory.
 """
 
-import copy
 import re
 import threading
 
@@ -12,14 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import APPNP, GAT, GCN, BatchNorm, GATConv, GCNConv, GraphConv, HeteroConv, HGTConv, SAGEConv
+from torch_geometric.nn import APPNP, GAT, GCN, BatchNorm, GCNConv, SAGEConv
 
 from pyg_direct import accelerate
-from pyg_direct.nn.conv import sage
 from pyg_direct.nn.replay import recorded_passes
 from pyg_direct.nn.replay.model_replay import SearchingPaths
-from tests.nn.convolutions import assert_near
-from tests.nn.replays import record_anywhere
+from tests.nn.replays import pair_with_ordinary, record_anywhere
 
 NODES, EDGES, CLASSES = 60, 300, 5
 
@@ -63,12 +60,6 @@ class Graph:
 @pytest.fixture
 def graph(device):
     return Graph(device)
-
-
-def make_pair(model, device, replay="auto"):
-    ordinary = copy.deepcopy(model.double()).to(device)
-    accelerate(ordinary, replay=False)
-    return ordinary, model.to(device), accelerate(model, replay=replay).replay
 
 
 def find_loss(model, graph):
@@ -127,7 +118,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_and_evaluations_are_those_of_ordinary_passes(device, graph, name):
     torch.manual_seed(0)
-    ordinary, model, replay = make_pair(MODELS[name](), device)
+    ordinary, model, replay = pair_with_ordinary(MODELS[name](), device)
 
     # Draws too, so also statistics of norms and every later loss.
     assert_learns_alike(ordinary, model, graph)
@@ -153,7 +144,7 @@ def test_backward_runs_in_the_calling_thread_until_the_end_of_replay(device, gra
 
 
 def test_dropout_differs_in_every_pass(device, graph):
-    _, model, replay = make_pair(Program(), device)
+    _, model, replay = pair_with_ordinary(Program(), device)
     learn(model, graph)
     before = replay.replayed
     model.train()
@@ -268,7 +259,7 @@ STEPS = {
 def test_loops_train_as_before(device, name):
     step, make_optimizer = STEPS[name]
     torch.manual_seed(0)
-    ordinary, model, replay = make_pair(Program(), device)
+    ordinary, model, replay = pair_with_ordinary(Program(), device)
     expected = learn(ordinary, Graph(device), 20, make_optimizer, step)
 
     found = learn(model, Graph(device), 20, make_optimizer, step)
@@ -281,7 +272,7 @@ def test_loops_train_as_before(device, name):
 
 def test_autocast_with_a_scaler(device, graph):
     torch.manual_seed(0)
-    ordinary, model, replay = make_pair(Program(0.0), device)
+    ordinary, model, replay = pair_with_ordinary(Program(0.0), device)
     found, x = [], graph.x.float()
     for trained in (ordinary.float(), model.float()):
         optimizer, scaler = make_adam(trained), torch.amp.GradScaler(device.type, init_scale=1024.0)
@@ -306,7 +297,7 @@ def test_autocast_with_a_scaler(device, graph):
 
 
 def test_results_are_kept_across_passes(device, graph):
-    _, model, replay = make_pair(Program(), device)
+    _, model, replay = pair_with_ordinary(Program(), device)
     learn(model, graph)
     before = replay.replayed
     first = evaluate(model, graph)
@@ -375,7 +366,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_in_the_middle_are_seen(device, graph, change):
     torch.manual_seed(0)
-    ordinary, model, replay = make_pair(Program(), device)
+    ordinary, model, replay = pair_with_ordinary(Program(), device)
     for trained in (ordinary, model):
         learn(trained, graph, 12)
         change(trained)
@@ -386,7 +377,7 @@ def test_changes_in_the_middle_are_seen(device, graph, change):
 
 def test_copies_that_follow_slowly(device, graph):
     torch.manual_seed(0)
-    ordinary, model, _ = make_pair(Program(), device)
+    ordinary, model, _ = pair_with_ordinary(Program(), device)
     found = []
     for trained in (ordinary, model):
         follower = torch.optim.swa_utils.AveragedModel(trained, avg_fn=lambda old, new, _: 0.9 * old + 0.1 * new)
@@ -405,7 +396,7 @@ def test_copies_that_follow_slowly(device, graph):
 
 def test_edges_that_are_written_are_sorted_anew(device, graph):
     torch.manual_seed(0)
-    ordinary, model, replay = make_pair(Program(0.0), device)
+    ordinary, model, replay = pair_with_ordinary(Program(0.0), device)
     learn(model, graph, 12)
     learn(ordinary, graph, 12)
     assert replay.replayed > 0
@@ -417,7 +408,7 @@ def test_edges_that_are_written_are_sorted_anew(device, graph):
 
 def test_other_graphs_in_between(device, graph):
     torch.manual_seed(0)
-    ordinary, model, replay = make_pair(Program(), device)
+    ordinary, model, replay = pair_with_ordinary(Program(), device)
     learn(model, graph, 12)
     learn(ordinary, graph, 12)
     other = Graph(device, seed=1)
@@ -427,100 +418,6 @@ def test_other_graphs_in_between(device, graph):
     assert_learns_alike(ordinary, model, other, epochs=4)
     assert_learns_alike(ordinary, model, graph, epochs=4)
     assert replay.reason is None
-
-
-class Typed(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = HeteroConv({("a", "to", "b"): SAGEConv((16, 16), 8), ("b", "of", "a"): SAGEConv((16, 16), 8),
-                                ("b", "on", "b"): GATConv(16, 8, add_self_loops=False)})  # fmt: skip
-        self.last = torch.nn.Linear(8, CLASSES)
-
-    def forward(self, x_dict, edge_index_dict):
-        x_dict = {kind: x.relu() for kind, x in self.conv(x_dict, edge_index_dict).items()}
-        return {kind: self.last(x) for kind, x in x_dict.items()}
-
-
-class Attends(torch.nn.Module):
-    """As PyG's `hgt_dblp.py`."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = HGTConv(16, 8, (["a", "b"], [("a", "to", "b"), ("b", "of", "a"), ("b", "on", "b")]), heads=2)
-
-    def forward(self, x_dict, edge_index_dict):
-        return {kind: x.relu() for kind, x in self.conv(x_dict, edge_index_dict).items()}
-
-
-@pytest.mark.parametrize("kind", [Typed, Attends])
-def test_models_with_types(device, kind):
-    torch.manual_seed(0)
-    x_dict = {"a": torch.randn(60, 16, device=device).double(), "b": torch.randn(80, 16, device=device).double()}
-    sizes = {"a": 60, "b": 80}
-    edges = {kind: torch.stack([torch.randint(sizes[end], (300,)) for end in (kind[0], kind[2])]).to(device)
-             for kind in [("a", "to", "b"), ("b", "of", "a"), ("b", "on", "b")]}  # fmt: skip
-    ordinary, model, replay = make_pair(kind(), device)
-    for _ in range(14):
-        gradients = []
-        for trained in (ordinary, model):
-            trained.zero_grad()
-            out = trained(x_dict, dict(edges))
-            (out["a"].square().sum() + out["b"].sum()).backward()
-            gradients.append([out["a"].detach(), out["b"].detach(), *(part.grad for part in trained.parameters())])
-            del out
-        assert_near(*gradients)
-
-    assert replay.replayed >= 5
-    # Only in a recording are such graphs not left to PyG, which waits for a GPU.
-    assert kind is Typed or model.conv._paths.accelerated > 0
-
-
-RELATIONS = [("a", "to", "b"), ("c", "to", "b"), ("b", "to", "b"), ("b", "of", "a"), ("b", "of", "c")]
-
-
-class Joined(torch.nn.Module):
-    """As PyG's `hetero_conv_dblp.py`: relations of several widths into one type."""
-
-    def __init__(self, *sums):
-        super().__init__()
-        self.convs = torch.nn.ModuleList(
-            HeteroConv({kind: (GraphConv if kind[0] == "c" else SAGEConv)((-1, -1), 8) for kind in RELATIONS}, aggr)
-            for aggr in sums
-        )
-
-    def forward(self, x_dict, edge_index_dict):
-        for conv in self.convs:
-            x_dict = {kind: x.relu() for kind, x in conv(x_dict, edge_index_dict).items()}
-        return x_dict["b"]
-
-
-def test_relations_of_a_whole_graph_multiply_own_rows_once(device, monkeypatch):
-    torch.manual_seed(0)
-    widths, sizes, sums = {"a": 16, "b": 24, "c": 9}, {"a": 60, "b": 80, "c": 30}, []
-    x_dict = {kind: torch.randn(sizes[kind], widths[kind], device=device).double() for kind in sizes}
-    model = Joined("mean", "sum")
-    edges = {kind: torch.stack([torch.randint(sizes[end], (300,)) for end in (kind[0], kind[2])]).to(device)
-             for kind in RELATIONS}  # fmt: skip
-    with torch.no_grad():
-        model({kind: x.float().cpu() for kind, x in x_dict.items()}, {kind: e.cpu() for kind, e in edges.items()})
-    ordinary, model, replay = make_pair(model, device)
-    add_up = sage._add_up_parts
-    monkeypatch.setattr(sage, "_add_up_parts", lambda parts: sums.append(len(parts)) or add_up(parts))
-    for _ in range(13):
-        found = []
-        for trained in (ordinary, model):
-            trained.zero_grad()
-            loss = trained(x_dict, dict(edges)).square().sum()
-            weight = trained.convs[0].convs["a", "to", "b"].lin_l.weight
-            (first,) = torch.autograd.grad(loss, [weight], retain_graph=True)
-            loss.backward()
-            # Relations of a type whose result is not used get no gradient.
-            found.append([loss.detach(), first, *[part.grad for part in trained.parameters() if part.grad is not None]])
-            del loss
-        assert_near(*found)
-
-    assert replay.replayed >= 4
-    assert 3 in sums
 
 
 HIDDEN = {"scale": 1.0}
@@ -533,7 +430,7 @@ class ReadsGlobals(Program):
 
 
 def test_numbers_outside_of_the_model_are_seen(device, graph):
-    ordinary, model, replay = make_pair(ReadsGlobals(0.0), device)
+    ordinary, model, replay = pair_with_ordinary(ReadsGlobals(0.0), device)
     learn(model, graph, 12)
     learn(ordinary, graph, 12)
     assert replay.replayed > 0
@@ -576,7 +473,7 @@ class ReadsOptions(Program):
 
 @pytest.mark.parametrize("kind", ["nested", "slots", "any"])
 def test_options_in_objects_of_objects_are_seen(device, graph, kind):
-    ordinary, model, replay = make_pair(ReadsOptions(kind), device)
+    ordinary, model, replay = pair_with_ordinary(ReadsOptions(kind), device)
     learn(model, graph, 12)
     learn(ordinary, graph, 12)
     assert replay.replayed > 0
@@ -659,7 +556,7 @@ def test_what_a_model_keeps_is_read_again(device, graph):
         def forward(self, x, edge_index):
             return self.prop(self.lin(x), edge_index)
 
-    ordinary, model, replay = make_pair(Cached(), device)
+    ordinary, model, replay = pair_with_ordinary(Cached(), device)
     assert_learns_alike(ordinary, model, graph)
     assert replay.replayed > 0
     other = Graph(device, seed=1)
@@ -692,7 +589,7 @@ class HasMore(Program):
 
 
 def test_what_a_pass_does_not_use_gets_no_gradient(device, graph):
-    ordinary, model, replay = make_pair(HasMore(), device)
+    ordinary, model, replay = pair_with_ordinary(HasMore(), device)
     # Adam would enlarge the rounding of a bias before a norm, whose gradient is 0.
     decay = lambda model: torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1)  # noqa: E731
 
@@ -716,7 +613,7 @@ def test_checkpoints_of_whole_graphs(device, graph, reentrant):
         return loss.item()
 
     torch.manual_seed(0)
-    ordinary, model, replay = make_pair(GCN(32, 16, 2, CLASSES, dropout=0.5), device)
+    ordinary, model, replay = pair_with_ordinary(GCN(32, 16, 2, CLASSES, dropout=0.5), device)
     graph.x.requires_grad_()
 
     assert_learns_alike(ordinary, model, graph, step=step)
@@ -725,7 +622,7 @@ def test_checkpoints_of_whole_graphs(device, graph, reentrant):
 
 
 def test_inference_mode_and_evaluation_take_turns(device, graph):
-    ordinary, model, replay = make_pair(Program(), device)
+    ordinary, model, replay = pair_with_ordinary(Program(), device)
     learn(model, graph, 12)
     learn(ordinary, graph, 12)
     before = replay.replayed
@@ -742,7 +639,7 @@ def test_inference_mode_and_evaluation_take_turns(device, graph):
 
 
 def test_shapes_that_change_in_each_pass_are_ordinary(device, graph):
-    ordinary, model, replay = make_pair(Program(0.0), device)
+    ordinary, model, replay = pair_with_ordinary(Program(0.0), device)
     for number in range(40):
         part = graph.edge_index[:, number:]
         torch.testing.assert_close(model(graph.x, part), ordinary(graph.x, part), rtol=1e-6, atol=1e-8)
@@ -752,7 +649,7 @@ def test_shapes_that_change_in_each_pass_are_ordinary(device, graph):
 
 
 def test_graphs_that_take_turns_are_recorded_ever_more_seldom(device, graph):
-    ordinary, model, replay = make_pair(Program(0.0), device)
+    ordinary, model, replay = pair_with_ordinary(Program(0.0), device)
     graphs, recorded = [graph, Graph(device, seed=1)], []
     graphs[1].x, graphs[1].edge_index = graphs[1].x[:50], graphs[1].edge_index[:, (graphs[1].edge_index < 50).all(0)]
     graphs[1].y, graphs[1].mask = graphs[1].y[:50], graphs[1].mask[:50]
@@ -778,7 +675,7 @@ def test_parts_that_torch_compiles_are_left_to_it(device, graph):
 
 @pytest.mark.full
 def test_a_model_that_torch_compiles_gives_results_of_pyg(device, graph):
-    ordinary, model, replay = make_pair(Program(0.0), device)
+    ordinary, model, replay = pair_with_ordinary(Program(0.0), device)
     compiled = torch.compile(model, backend="eager")
 
     for _ in range(12):
@@ -790,7 +687,7 @@ def test_a_model_that_torch_compiles_gives_results_of_pyg(device, graph):
 @pytest.mark.gpu
 def test_a_recording_that_takes_much_memory_is_refused(monkeypatch):
     monkeypatch.setattr(recorded_passes, "_MOST_KEPT", 0)
-    _, model, replay = make_pair(Program(), "cuda")
+    _, model, replay = pair_with_ordinary(Program(), "cuda")
 
     learn(model, Graph("cuda"), 12)
 
@@ -815,7 +712,7 @@ def test_a_machine_with_a_gpu_replays_by_default(monkeypatch, has_gpu):
 def test_models_that_move(place):
     torch.manual_seed(0)
     graph = Graph("cuda")
-    ordinary, model, replay = make_pair(Program(), "cuda")
+    ordinary, model, replay = pair_with_ordinary(Program(), "cuda")
     for trained in (ordinary, model):
         learn(trained, graph, 12)
         trained.to("cpu").to(place)
