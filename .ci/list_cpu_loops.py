@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pyg_direct.cli import small_programs
+from pyg_direct.cli import compile_ahead
 from pyg_direct.compiler import jit
 
 # Loops that each program has called, by case and place there; -1 is the whole case.
@@ -51,12 +51,12 @@ def begin(run):
 
 
 jit.CpuKernel.__call__ = call
-read, small_programs._train = record(small_programs._read), record(small_programs._train)
-small_programs._read = lambda *loaders: [read(loader) for loader in loaders]
-small_programs.CASES |= {name: begin(run) for name, run in small_programs.CASES.items()}
+read, compile_ahead._train = record(compile_ahead._read), record(compile_ahead._train)
+compile_ahead._read = lambda *loaders: [read(loader) for loader in loaders]
+compile_ahead.CASES |= {name: begin(run) for name, run in compile_ahead.CASES.items()}
 warnings.simplefilter("ignore")
-for case in small_programs.CASES:
-    small_programs.run_case(case)
+for case in compile_ahead.CASES:
+    compile_ahead.run_case(case)
     if (case, 0) in programs:
         del programs[case, -1]
 lines = sorted(line for kernel in jit.CPU_KERNELS for line in kernel.list_compiled())

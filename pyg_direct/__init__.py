@@ -25,11 +25,8 @@ if TYPE_CHECKING:
     from pyg_direct.features.unified_device import enable_unified_device, unified_device
     from pyg_direct.features.unified_tensor import MemAdvise, UnifiedTensor, to_unified
     from pyg_direct.graph.csr_topo import CSRTopo
-    from pyg_direct.loader.cached_loader import CachedLoader
     from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
-    from pyg_direct.loader.data_list_loader import DataListLoader
-    from pyg_direct.loader.data_loader import DataLoader
-    from pyg_direct.loader.dense_data_loader import DenseDataLoader
+    from pyg_direct.loader.data_loader import DataListLoader, DataLoader, DenseDataLoader
     from pyg_direct.loader.graph_saint import (
         GraphSAINTEdgeSampler,
         GraphSAINTNodeSampler,
@@ -38,14 +35,13 @@ if TYPE_CHECKING:
     from pyg_direct.loader.hgt_loader import HGTLoader
     from pyg_direct.loader.inference import infer, inference_loader
     from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader
-    from pyg_direct.loader.neighbor_loader import NeighborLoader
+    from pyg_direct.loader.neighbor_loader import NeighborLoader, SubGraphLoader
     from pyg_direct.loader.node_loader import NodeLoader
     from pyg_direct.loader.ppr_loader import PPRLoader
     from pyg_direct.loader.prefetch.processes import Producers
-    from pyg_direct.loader.prefetch_loader import PrefetchLoader
+    from pyg_direct.loader.prefetch_loader import CachedLoader, PrefetchLoader
     from pyg_direct.loader.random_node_loader import RandomNodeLoader
     from pyg_direct.loader.shadow_loader import ShaDowKHopSampler
-    from pyg_direct.loader.subgraph_loader import SubGraphLoader
     from pyg_direct.loader.temporal_dataloader import TemporalDataLoader
     from pyg_direct.loader.tgn import LastNeighborLoader, TGNMemory
     from pyg_direct.loader.walk_models import MetaPath2Vec, Node2Vec
@@ -129,10 +125,10 @@ __all__ = [
 _ROOMS = {
     "Adj": "sampling.graphsage_sampler",
     "CSRTopo": "graph.csr_topo",
-    "CachedLoader": "loader.cached_loader",
-    "DataListLoader": "loader.data_list_loader",
+    "CachedLoader": "loader.prefetch_loader",
+    "DataListLoader": "loader.data_loader",
     "DataLoader": "loader.data_loader",
-    "DenseDataLoader": "loader.dense_data_loader",
+    "DenseDataLoader": "loader.data_loader",
     "PrefetchLoader": "loader.prefetch_loader",
     "ClusterData": "loader.cluster_loader",
     "ClusterLoader": "loader.cluster_loader",
@@ -161,7 +157,7 @@ _ROOMS = {
     "RandomNodeLoader": "loader.random_node_loader",
     "SampleJob": "sampling.mixed_cpu_gpu",
     "ShaDowKHopSampler": "loader.shadow_loader",
-    "SubGraphLoader": "loader.subgraph_loader",
+    "SubGraphLoader": "loader.neighbor_loader",
     "TGNMemory": "loader.tgn",
     "TemporalDataLoader": "loader.temporal_dataloader",
     "UnifiedTensor": "features.unified_tensor",

@@ -56,7 +56,7 @@ MOVED = {
     "loader.rows": "features.feature_store",
     "loader.sampler": "sampler.neighbor_sampler",
     "loader.shadow": "loader.shadow_loader",
-    "loader.subgraph": "loader.subgraph_loader",
+    "loader.subgraph": "loader.neighbor_loader",
     "nn.graphed": "nn.replay.graphed_step",
     "runtime.peer": "runtime.cuda.peer_memory",
     "sampling.graphsage": "sampling.graphsage_sampler",

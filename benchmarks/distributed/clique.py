@@ -16,8 +16,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from benchmarks.distributed.exchange import BATCH, FANOUTS, run_processes
+from pyg_direct.bench.limits import wait_for_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
 from pyg_direct.loader.neighbor_loader import NeighborLoader

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
+from pyg_direct.bench.loader import train
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.steps import train
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate

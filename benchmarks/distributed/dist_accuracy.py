@@ -16,8 +16,8 @@ from torch_geometric.nn import GraphSAGE
 from benchmarks.distributed.clients import open_mode
 from benchmarks.distributed.exchange import run_processes
 from benchmarks.loader.accuracy import predict
+from pyg_direct.bench.loader import train
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.steps import train
 from pyg_direct.datasets import NodeDataset
 from pyg_direct.distributed import DistNeighborLoader, partition_graph
 from pyg_direct.distributed.graph_part import GraphPart

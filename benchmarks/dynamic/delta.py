@@ -15,8 +15,8 @@ from torch_geometric.data import Data
 from benchmarks.dynamic.delta_encoding import EdgeDelta, apply_delta, find_delta
 from benchmarks.dynamic.epochs import Trained
 from benchmarks.dynamic.ways import Model
+from pyg_direct.bench.limits import time_on_clock
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.datasets.dynamic_graphs import DynamicShape, draw_snapshots
 from pyg_direct.dynamic import nn, stream
 from pyg_direct.dynamic.conv_operators import GCN, Factors, Mean, Sum

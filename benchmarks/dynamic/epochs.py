@@ -14,8 +14,8 @@ import torch
 from torch_geometric.data import Data
 
 from benchmarks.dynamic.ways import MODELS, WAYS, Model, make_optimizer
+from pyg_direct.bench.limits import wait_for_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.dynamic import FrameTrainer, nn, stream
 from pyg_direct.dynamic.frame_trainer import run_recurrent
 from pyg_direct.dynamic.overlapped_work import LANES

@@ -9,9 +9,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from pyg_direct.bench.limits import device_copy_rate
+from pyg_direct.bench.limits import device_copy_rate, time_on_clock, time_on_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.ops.snapshots.run_recurrent_cells import is_narrow, step_folded, step_folded_by_torch, step_gated
 
 

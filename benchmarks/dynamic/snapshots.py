@@ -13,9 +13,8 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from benchmarks.dynamic.ge_spmm import multiply_csr
-from pyg_direct.bench.limits import device_copy_rate, random_read_rate
+from pyg_direct.bench.limits import device_copy_rate, random_read_rate, time_on_clock, time_on_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.datasets.dynamic_graphs import DynamicShape, draw_snapshots
 from pyg_direct.dynamic.conv_operators import Factors, Sum
 from pyg_direct.dynamic.matrix_group import FORMS, build_group

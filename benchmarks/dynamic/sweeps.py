@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.dynamic.kernel_reads import Reads, count_reads
 from benchmarks.dynamic.snapshots import measure_overlap, multiply_apart, sum_apart, to_csr
+from pyg_direct.bench.limits import time_on_clock, time_on_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.datasets.dynamic_graphs import DynamicShape, draw_snapshots
 from pyg_direct.dynamic.conv_operators import Factors, Sum
 from pyg_direct.dynamic.matrix_group import FORMS, build_group

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
+from pyg_direct.bench.limits import time_on_clock, wait_for_gpu
+from pyg_direct.bench.loader import run_steps, train, without_end
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.steps import run_steps, train, without_end
-from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.feature_store import FeatureStore
 from pyg_direct.features.row_files import RowFile, save_rows

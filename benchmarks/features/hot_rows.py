@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_direct.bench.limits import time_on_clock, wait_for_gpu
+from pyg_direct.bench.loader import make_step, run_steps, without_end
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.steps import make_step, run_steps, without_end
-from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
 from pyg_direct.features.hot_rows import (
     ReadCounts,
     blend_reads,

@@ -20,10 +20,9 @@ from torch_geometric.nn import GraphSAGE
 
 from benchmarks.nn.aggregation import capture
 from benchmarks.nn.models import count_host_bytes
-from pyg_direct.bench.limits import pinned_copy_rate
+from pyg_direct.bench.limits import pinned_copy_rate, time_on_gpu
+from pyg_direct.bench.loader import find_loss, run_steps, without_end
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.steps import find_loss, run_steps, without_end
-from pyg_direct.bench.timing import time_on_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.loader.neighbor_loader import NeighborLoader

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from pyg_direct.bench.limits import time_on_clock, time_on_gpu, wait_for_gpu, wake_core
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu, wake_core
 from pyg_direct.features.unified_tensor import to_unified
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.cuda.memory import allocate

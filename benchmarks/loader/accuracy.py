@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import MLP, GraphSAGE
 
+from pyg_direct.bench.loader import train
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.steps import train
 from pyg_direct.datasets import NodeDataset
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.neighbor_loader import NeighborLoader

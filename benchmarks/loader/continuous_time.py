@@ -16,8 +16,8 @@ from torch_geometric.loader import TemporalDataLoader as PygTemporalDataLoader
 from torch_geometric.nn import TransformerConv
 from torch_geometric.nn.models import tgn as pyg_tgn
 
+from pyg_direct.bench.limits import wait_for_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.loader.temporal_dataloader import TemporalDataLoader
 from pyg_direct.loader.tgn import LastNeighborLoader, TGNMemory
 from pyg_direct.runtime.cuda.device import resolve_device

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_direct.bench.limits import time_on_gpu
+from pyg_direct.bench.loader import make_step, run_steps, without_end
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.steps import make_step, run_steps, without_end
-from pyg_direct.bench.timing import time_on_gpu
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.ops.local_ids.relabel_nodes import unite
 from pyg_direct.ops.sampling.sample_uniform import sample_neighbors
-from pyg_direct.sampling.plan_factory import Plan, open_plan
 from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.uniform_plan import Plan, open_plan
 
 _FANOUTS = (15, 10, 5)
 _BATCH_SIZE = 1024

@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 
-from pyg_direct.bench.limits import replay_seconds
+from pyg_direct.bench.limits import replay_seconds, time_on_clock
 from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.sampling import FANOUTS, sample_ahead
-from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.datasets.synthetic import PRESETS, fill_edges
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
-from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import Recipe
-from pyg_direct.sampling.uniform_gpu import GpuPlan
+from pyg_direct.sampling.uniform_plan import GpuPlan, open_plan
 
 _BATCHES = 20
 _BATCH_SIZES = tuple(1 << bits for bits in range(6, 17))

@@ -14,8 +14,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MetaPath2Vec as PygMetaPath2Vec
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
+from pyg_direct.bench.limits import time_on_clock, wait_for_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock, wait_for_gpu
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
 from pyg_direct.loader.graph_saint import GraphSAINTEdgeSampler, GraphSAINTNodeSampler, GraphSAINTRandomWalkSampler

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 from torch_geometric.loader import DataLoader as PygDataLoader
 
+from pyg_direct.bench.limits import wait_for_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.loader.data_loader import DataLoader
 from pyg_direct.runtime.cuda.device import resolve_device
 

@@ -18,9 +18,9 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.typing import WITH_PYG_LIB
 
 from benchmarks.loader.typed_graphs import LAST_DAY, make_mag, make_relations, make_tables
-from pyg_direct.bench.contest import OURS, Contender, hold_contest, rows_of_contest
+from pyg_direct.bench.beside import OURS, Contender, hold_contest, rows_of_contest
+from pyg_direct.bench.limits import wait_for_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.graph.hetero_topo import HeteroTopo
 from pyg_direct.loader.hgt_loader import HGTLoader

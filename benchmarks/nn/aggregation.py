@@ -14,9 +14,8 @@ from torch_geometric.data import Data
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 from torch_geometric.utils import scatter, spmm
 
-from pyg_direct.bench.limits import device_copy_rate
+from pyg_direct.bench.limits import device_copy_rate, time_on_clock, time_on_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.nn.sorted_edges import SortedEdges, find_sorted
 from pyg_direct.ops.aggregate.sum_rows import aggregate
 from pyg_direct.runtime.cuda.graph_capture import waits_refused

@@ -16,8 +16,8 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, G
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from benchmarks.nn.aggregation import capture
+from pyg_direct.bench.limits import time_on_clock, time_on_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.errors import ArgumentError
 from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.nn.sorted_edges import find_batch, register_sorted

@@ -13,8 +13,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from pyg_direct.bench.limits import time_on_clock, time_on_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.nn.sorted_edges import SortedEdges
 from pyg_direct.ops.aggregate.sum_rows import aggregate

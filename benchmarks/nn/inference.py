@@ -13,10 +13,9 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.typing import WITH_PYG_LIB
 
-from pyg_direct.bench.contest import OURS
-from pyg_direct.bench.limits import pinned_copy_rate
+from pyg_direct.bench.beside import OURS
+from pyg_direct.bench.limits import pinned_copy_rate, time_on_clock
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.loader.inference import infer, inference_loader
 from pyg_direct.runtime.cuda.device import resolve_device

@@ -17,10 +17,9 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from benchmarks.nn.aggregation import capture
-from pyg_direct.bench.limits import pinned_copy_rate
+from pyg_direct.bench.limits import pinned_copy_rate, time_on_clock, time_on_gpu
+from pyg_direct.bench.loader import find_loss, run_steps, train, without_end
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.steps import find_loss, run_steps, train, without_end
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate

@@ -14,8 +14,8 @@ import torch_geometric
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, GATv2Conv, GINConv, HeteroConv, HGTConv, RGCNConv, SAGEConv
 
+from pyg_direct.bench.limits import time_on_clock
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 

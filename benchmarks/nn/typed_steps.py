@@ -14,8 +14,8 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import HeteroConv, SAGEConv
 
+from pyg_direct.bench.loader import run_steps, without_end
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.steps import run_steps, without_end
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 from pyg_direct.nn.replay.graphed_step import GraphedStep

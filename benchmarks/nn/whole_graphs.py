@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.nn.models import MODELS
+from pyg_direct.bench.limits import time_on_clock
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock
 from pyg_direct.nn.accelerate import accelerate
 
 _LAYERS = 2

@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from itertools import chain, islice, repeat
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -14,22 +18,163 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
-from pyg_direct.bench.contest import OURS, WINDOWS, Contender, hold_contest, rows_of_contest
-from pyg_direct.bench.limits import device_copy_rate, pinned_copy_rate, random_read_rate_of_cpu
-from pyg_direct.bench.peer_tables import open_tables
-from pyg_direct.bench.peers import Rows, Sampler, open_peers
+from pyg_direct.bench.limits import (
+    device_copy_rate,
+    pinned_copy_rate,
+    random_read_rate_of_cpu,
+    time_on_clock,
+    wait_for_gpu,
+)
+from pyg_direct.bench.peers import PEERS, Rows, Sampler, open_peers, whole_graph_tensor
 from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.sampling import FANOUTS
-from pyg_direct.bench.timing import wait_for_gpu
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.features.feature import Feature
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.graphsage_sampler import GraphSageSampler
-from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import Recipe
-from pyg_direct.sampling.uniform_gpu import GpuPlan
+from pyg_direct.sampling.uniform_plan import GpuPlan, open_plan
+
+OURS = "pyg_direct"
+WINDOWS = 5
+_WINDOW_SECONDS = 0.1
+# Draws differ between projects, and with them the nodes met after the first hop, and their edges.
+_SAME_WORK = 0.03
+_SCALES = {"G/s": 1e9, "M/s": 1e6}
+
+
+@dataclass
+class Contender:
+    """Sampler that is measured.
+
+    Attributes:
+        name: As its row is named; ours begin with `pyg_direct`.
+        run: Samples batches one after the other and returns the number of their edges.
+        note: Remark for readers of its rows.
+        rates: Edges a second of each window.
+        alone: Seconds of batches with nothing before or after them.
+        work: Edges a batch of each window.
+    """
+
+    name: str
+    run: Callable[[Sequence[Tensor]], int]
+    note: str = ""
+    rates: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    work: list[float] = field(default_factory=list)
+
+    def measure(self, batches: Sequence[Tensor]) -> float:
+        """Run a window, and return its seconds."""
+        wait_for_gpu()
+        begin = time.perf_counter()
+        edges = self.run(batches)
+        wait_for_gpu()
+        seconds = time.perf_counter() - begin
+        self.rates.append(edges / seconds)
+        self.work.append(edges / len(batches))
+        return seconds
+
+    def measure_alone(self, batches: Sequence[Tensor]) -> None:
+        """Run batches one by one."""
+        for seeds in batches:
+            self.alone += time_on_clock(partial(self.run, [seeds]), repeats=1, warm_up=0)
+
+
+def hold_contest(contenders: Sequence[Contender], batches: Sequence[Tensor], *, alone: bool = True) -> None:
+    """Measure all of them; slower ones get fewer batches a window.
+
+    Args:
+        contenders: Those to measure.
+        batches: Seeds of each batch; a window takes as many as fit it, at least two.
+        alone: Whether to time batches with nothing before or after them too.
+    """
+    counts = []
+    for contender in contenders:
+        contender.run(batches[:2])
+        counts.append(max(2, min(len(batches), int(2 * _WINDOW_SECONDS / contender.measure(batches[:2])))))
+        contender.rates.clear()
+        contender.work.clear()
+    for _ in range(WINDOWS):
+        for contender, count in zip(contenders, counts, strict=True):
+            contender.measure(batches[:count])
+            if alone:
+                contender.measure_alone(batches[: min(count, 4)])
+
+
+def rows_of_contest(case: str, contenders: Sequence[Contender], unit: str, limit: float | None = None,
+                    limit_name: str = "") -> Iterator[Row]:  # fmt: skip
+    """Rates of all, times of batches alone, and ours over the best peer.
+
+    Raises:
+        RuntimeError: a contender samples another number of edges than the first.
+    """
+    work = {c.name: mean(c.work) for c in contenders}
+    first = contenders[0].name
+    for contender in contenders:
+        edges = work[contender.name]
+        if abs(edges / work[first] - 1) > _SAME_WORK:
+            raise RuntimeError(f"{contender.name} samples {edges:.0f} edges a batch, {first} {work[first]:.0f}")
+        note = ", ".join(filter(None, [f"{edges:.0f} edges a batch", contender.note]))
+        rates = [rate / _SCALES[unit] for rate in contender.rates]
+        yield Row.of(case, contender.name, unit, rates, limit, limit_name, note)
+        if contender.alone:
+            yield Row.of(case, f"{contender.name}, a batch alone", "ms", [1e3 * s for s in contender.alone], note=note)
+    peers = [c for c in contenders if not c.name.startswith(OURS)]
+    if peers:
+        best = max(peers, key=lambda c: median(c.rates))
+        for ours in contenders:
+            if ours.name.startswith(OURS):
+                ratios = [rate / median(best.rates) for rate in ours.rates]
+                yield Row.of(case, f"{ours.name} over the best peer", "x", ratios, note=best.name)
+
+
+# Ids, int64 `[B]` on the GPU, to their rows there.
+Reader = Callable[[Tensor], Tensor]
+
+
+def open_tables(table: Tensor, placement: str) -> Iterator[tuple[str, Reader]]:
+    """Tables of torch and of the installed peers that hold `table`, float32 `[N, F]`, on the GPU or on the host."""
+    name, reader = _open_torch(table, placement)
+    yield name, reader
+    for peer in PEERS:
+        if peer.title in _OPENERS and peer.is_installed:
+            yield peer.name, _OPENERS[peer.title](table, placement)
+
+
+def _open_torch(table: Tensor, placement: str) -> tuple[str, Reader]:
+    if placement == "cuda":
+        on_gpu = table.cuda()
+        return "torch.index_select", lambda ids: torch.index_select(on_gpu, 0, ids)
+    return "torch.index_select on the CPU, then a copy", lambda ids: torch.index_select(table, 0, ids.cpu()).cuda()
+
+
+def _open_glt(table: Tensor, placement: str) -> Reader:
+    feature = import_module("graphlearn_torch").data.Feature(
+        table.clone(), split_ratio=float(placement == "cuda"), device=0
+    )
+    return lambda ids: feature[ids]
+
+
+def _open_quiver(table: Tensor, placement: str) -> Reader:
+    cache = table.numel() * table.element_size() if placement == "cuda" else 0
+    feature = import_module("quiver").Feature(0, [0], device_cache_size=cache)
+    feature.from_cpu_tensor(table.clone())
+    return lambda ids: feature[ids]
+
+
+def _open_whole_graph(table: Tensor, placement: str) -> Reader:
+    tensor = whole_graph_tensor(table, placement)
+    return lambda ids: tensor.gather(ids)
+
+
+_OPENERS: dict[str, Callable[[Tensor, str], Reader]] = {
+    "GLT": _open_glt,
+    "Quiver": _open_quiver,
+    "WholeGraph": _open_whole_graph,
+}
+
 
 _BATCHES = 50
 # The package that PyG's loader samples with; None if neither is installed.

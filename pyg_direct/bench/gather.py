@@ -10,9 +10,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from pyg_direct.bench.limits import device_copy_rate, pinned_copy_rate
+from pyg_direct.bench.limits import device_copy_rate, pinned_copy_rate, time_on_clock, time_on_gpu
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.features.memory_rows import MemoryRows

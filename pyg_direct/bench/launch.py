@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from pyg_direct.bench.limits import wait_for_gpu, wake_core
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import wait_for_gpu, wake_core
 from pyg_direct.compiler.code_cache import COMPILER
 from pyg_direct.compiler.jit import THREADS
 from pyg_direct.kernels.sampling.random import draw_bits_gpu

@@ -9,16 +9,21 @@ from typing import Any
 
 import torch
 
-from pyg_direct.bench.limits import random_read_rate, random_read_rate_of_cpu, replay_seconds
+from pyg_direct.bench.limits import (
+    random_read_rate,
+    random_read_rate_of_cpu,
+    replay_seconds,
+    time_on_clock,
+    time_on_gpu,
+    wait_for_gpu,
+)
 from pyg_direct.bench.result_row import Row
-from pyg_direct.bench.timing import time_on_clock, time_on_gpu, wait_for_gpu
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.graphsage_sampler import GraphSageSampler
-from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import Recipe
-from pyg_direct.sampling.uniform_gpu import GpuPlan
+from pyg_direct.sampling.uniform_plan import GpuPlan, open_plan
 
 FANOUTS = (15, 10, 5)
 _BATCHES = 50

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyg_direct.cli.compile_ahead import Outcome
 
 _ARCHITECTURE = re.compile(r"(?:sm_?)?(\d+?)\.?(\d)[af]?")
-# As of `small_programs.CASES`, which imports torch.
+# As of `compile_ahead.CASES`, which imports torch.
 CASES = ("uniform", "rows", "times", "weights", "links", "types", "typed-links", "loaders", "layers", "typed-layers",
          "snapshots", "partition")  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.distributed.graph_part import Table
-from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.manifest import Book
 from pyg_direct.distributed.row_exchange import RowExchange, Unpacker, Wanted, pack
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.feature import Feature

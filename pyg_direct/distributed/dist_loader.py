@@ -42,11 +42,11 @@ from pyg_direct.ops.sampling.draw_random import derive_key
 from pyg_direct.runtime.comm.host_group import count_processes, gather, has_group
 from pyg_direct.runtime.cuda.launch import current_stream, side_streams
 from pyg_direct.runtime.host.tensor_views import as_bytes
-from pyg_direct.sampler.argument_types import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
+from pyg_direct.sampler.graph_reader import FanoutsOf, InputLinks, InputNodes, Negatives, Subgraph
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.random_key import EpochKey, check_seed
 from pyg_direct.sampling.sampling_options import Sample
-from pyg_direct.sampling.uniform_gpu import GpuPlan
+from pyg_direct.sampling.uniform_plan import GpuPlan
 
 
 def check_alike(loader: Any, ranks: str) -> None:

@@ -31,7 +31,7 @@ from torch import Tensor
 from pyg_direct.compiler.jit import SIMULATED, THREADS
 from pyg_direct.distributed.captured_rows import CapturedRows, RowRoom, RowSlot
 from pyg_direct.distributed.graph_part import GraphPart, PartTopo
-from pyg_direct.distributed.partitioning.partition_book import table_dtype
+from pyg_direct.distributed.partitioning.manifest import table_dtype
 from pyg_direct.errors import PartitionError
 from pyg_direct.kernels.batch_counters import EDGES, NODES, STATE
 from pyg_direct.kernels.sampling import captured_hops, frontier_segments, hetero, weighted_gpu, worklist

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.distributed.partitioning.files import read_array
-from pyg_direct.distributed.partitioning.manifest import Manifest, part_folder
-from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.manifest import Book, Manifest, part_folder
 from pyg_direct.errors import ArgumentError, IdError, PartitionError
 from pyg_direct.graph.hetero_topo import ALIGNMENT, EdgeType
 from pyg_direct.object_text import one_line, show_sizes

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_direct.compiler.jit import SIMULATED
 from pyg_direct.distributed.graph_part import Table
-from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.manifest import Book
 from pyg_direct.errors import IdError
 from pyg_direct.kernels.batch_counters import STATE
 from pyg_direct.kernels.sampling import frontier_segments

@@ -4,9 +4,6 @@ To find a row, `set_local_order` may first map an id to the position of its row.
 hot rows lie over it in one of two ways. Kernels read the tiers of `MemoryRows` (`memory_rows.py`) in place: one kernel
 reads hot rows in GPU memory and the others on the host. The tier of `SpilledRows` (`spilled_rows.py`), a file or the
 parts of several processes, is asked for the rows that are not in memory.
-
-`process_sharing.py` puts rows in memory that several processes and GPUs read, `feature_copies.py` copies and pickles
-features, and `row_files.py` reads files.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ from pyg_direct.ops.argument_checks import as_ids, check_ids, checks_keywords
 from pyg_direct.ops.rows.gather_rows import gather_rows
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.runtime.cuda.sm_budget import forget_reader
+from pyg_direct.runtime.cuda.graph_capture import forget_reader
 from pyg_direct.runtime.host.memory_sizes import check_size, parse_size
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.typing import Device

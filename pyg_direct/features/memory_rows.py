@@ -42,8 +42,8 @@ from pyg_direct.ops.rows.gather_rows import (
     select_rows,
     unread_errors,
 )
+from pyg_direct.runtime.cuda.graph_capture import note_reader
 from pyg_direct.runtime.cuda.memory import check_filled, move
-from pyg_direct.runtime.cuda.sm_budget import note_reader
 from pyg_direct.runtime.host.memory_sizes import parse_size
 
 

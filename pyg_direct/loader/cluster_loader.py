@@ -20,12 +20,11 @@ from typing_extensions import Unpack
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.metis import assign_by_metis
+from pyg_direct.loader.base_loader import SavedAsPyg
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.induced_loader import check_count, load_saved, save_whole
+from pyg_direct.loader.induced_loader import TypedInducedLoader, check_count, count_types, load_saved, save_whole
 from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.sampler_loader import read_positions
-from pyg_direct.loader.saved_as_pyg import SavedAsPyg
-from pyg_direct.loader.typed_induced_loader import TypedInducedLoader, count_types
 from pyg_direct.ops.argument_checks import check_edge_list, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.sampler.graph_reader import count_nodes, describe_other

@@ -1,4 +1,4 @@
-"""`DataLoader`: batches of many small graphs, cut out of one collated store, after PyG's loader of that name."""
+"""`DataLoader`, `DenseDataLoader` and `DataListLoader`: PyG's loaders of many small graphs, cut out of one store."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Dataset
-from torch_geometric.data import Batch
+from torch.utils.data import Dataset, Subset
+from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.data.data import BaseData
-from torch_geometric.loader import DataLoader as PygDataLoader
+from torch_geometric.loader import (
+    DataListLoader as PygDataListLoader,
+    DataLoader as PygDataLoader,
+    DenseDataLoader as PygDenseDataLoader,
+)
 from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.loader.collate.dense_batches import StaticCollection
+from pyg_direct.loader.collate.dense_batches import DenseCollection, StaticCollection
 from pyg_direct.loader.collate.graph_batches import GraphCollection
 from pyg_direct.loader.collate.graph_sources import Source, read_source
 from pyg_direct.loader.graph_loader import GraphLoader
@@ -116,3 +120,105 @@ def _check_keys(**keys: Any) -> list[Any]:
         if not is_listed or not all(isinstance(key, str) for key in listed or ()):
             raise ArgumentTypeError(f"{name} must be a list of names of attributes or None, got {listed!r}")
     return list(keys.values())
+
+
+class DenseDataLoader(GraphLoader, PygDenseDataLoader):  # type: ignore[misc]
+    """Batches that stack graphs of equal shapes, after PyG's `DenseDataLoader`, gathered out of one store on `device`.
+
+    Each attribute of a batch has an additional first dimension, as dense layers such as `DenseGCNConv` expect. A list
+    of `Data` is stacked once, and again before an epoch if graphs changed. The joined tensors of an `InMemoryDataset`
+    are used directly. Any other data set, and one with a `transform`, passes its graphs one by one to PyG's own
+    collation, which is logged once.
+
+    Without a `seed`, graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
+
+    Args:
+        dataset: A list of `Data`, an `InMemoryDataset`, or a `torch.utils.data.Subset` of one; or any object with items
+            and a length.
+        batch_size: Graphs per batch.
+        shuffle: Use another order in each epoch.
+        device: Device of the batches; None is the current GPU if there is one, otherwise the CPU.
+        placement, seed, prefetch: See `DataLoader`.
+        ranks, uneven: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `sampler`, `batch_sampler`, `drop_last` and
+            `generator`. Options of workers are absorbed, unless graphs are made one by one.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value; for a graph with a missing attribute, another
+            shape or dtype, its number.
+        DeviceError: `device` is a GPU that does not exist.
+        NotImplementedError: `dataset` has no length, or `batch_size` is None.
+
+    Example:
+        >>> graphs = [Data(x=torch.ones(3, 1), adj=torch.eye(3)) for _ in range(2)]
+        >>> (batch,) = DenseDataLoader(graphs, batch_size=2, device="cpu")
+        >>> batch.x.shape, batch.adj.shape
+        (torch.Size([2, 3, 1]), torch.Size([2, 3, 3]))
+    """
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Data]: ...
+
+    def __init__(self, dataset: Dataset[Any] | Sequence[BaseData], batch_size: int = 1, shuffle: bool = False, *,
+                 device: Device = None, placement: str = "auto", seed: int | None = None, prefetch: int | None = None,
+                 ranks: tuple[int, int] | str | None = None, uneven: str = "pad", **kwargs: Unpack[WorkerOptions]
+                 ) -> None:  # fmt: skip
+        options = self._open(dataset, batch_size, shuffle, device, placement, seed, prefetch, ranks, uneven, kwargs)
+        PygDenseDataLoader.__init__(self, dataset, **options)
+
+    def _join(self, source: Source) -> DenseCollection:
+        return DenseCollection(source)
+
+
+class DataListLoader(GraphLoader, PygDataListLoader):  # type: ignore[misc]
+    """Lists of the graphs of a data set, after PyG's `DataListLoader`, for `torch_geometric.nn.DataParallel`.
+
+    Graphs are neither copied nor moved: `DataParallel` joins its share of a list on each GPU.
+
+    Without a `seed`, graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
+
+    Args:
+        dataset: Any object with items and a length, such as a list of `Data` or `HeteroData`.
+        batch_size: Graphs per list.
+        shuffle: Use another order in each epoch.
+        seed: Seed of shuffling; with it, lists are a function of seed, epoch and number. None takes a seed from torch's
+            generator.
+        ranks, uneven: See `NeighborLoader`.
+        **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `sampler`, `batch_sampler`, `drop_last` and
+            `generator`. Options of workers are absorbed if the graphs are in memory.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: named argument, rule and value.
+        NotImplementedError: `dataset` has no length, or `batch_size` is None.
+
+    Example:
+        >>> graphs = [Data(x=torch.ones(n, 1), edge_index=torch.tensor([[0], [1]])) for n in (2, 3, 4)]
+        >>> [[graph.num_nodes for graph in batch] for batch in DataListLoader(graphs, batch_size=2)]
+        [[2, 3], [4]]
+    """
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[list[BaseData]]: ...
+
+    def __init__(self, dataset: Dataset[Any] | Sequence[BaseData], batch_size: int = 1, shuffle: bool = False, *,
+                 seed: int | None = None, ranks: tuple[int, int] | str | None = None, uneven: str = "pad",
+                 **kwargs: Unpack[WorkerOptions]) -> None:  # fmt: skip
+        options = self._open(dataset, batch_size, shuffle, "cpu", "cpu", seed, 0, ranks, uneven, kwargs)
+        PygDataListLoader.__init__(self, dataset, **options)
+
+    def _read(self, dataset: Any) -> None:
+        """Do nothing: no graphs are joined."""
+
+    def _needs_workers(self, dataset: Any) -> bool:
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        is_in_memory = isinstance(dataset, InMemoryDataset) and dataset.transform is None
+        return not is_in_memory and not isinstance(dataset, (list, tuple))
+
+    def _list_options(self) -> Iterator[str]:
+        return iter(())
+
+    def _list_places(self) -> tuple[list[str], dict[str, Any]]:
+        return [f"graphs: {len(self.dataset)}, as they are"], {}

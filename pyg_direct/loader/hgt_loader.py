@@ -14,8 +14,7 @@ from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.ops.argument_checks import checks_keywords
-from pyg_direct.sampler.argument_types import InputNodes
-from pyg_direct.sampler.graph_reader import settle_filter
+from pyg_direct.sampler.graph_reader import InputNodes, settle_filter
 from pyg_direct.sampler.hgt_sampler import HGTSampler, Samples
 from pyg_direct.sampler.keyed_sampler import Drawn, is_own
 from pyg_direct.sampling.captured_plan import PendingOutput

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 from torch_geometric.loader import LinkLoader as PygLinkLoader, LinkNeighborLoader as PygLinkNeighborLoader
-from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NegativeSampling
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NegativeSampling
 from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
@@ -21,7 +21,6 @@ from pyg_direct.graph.placed_topology import ListReads
 from pyg_direct.loader.arguments import check_custom_cls, check_stores, settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.captured_link_batches import PlannedLinks
 from pyg_direct.loader.collate.data import Attributes
 from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.node_loader import check_input_id, check_times, join_windows
@@ -29,9 +28,20 @@ from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows, Together
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.loader.sampler_loader import GeneralLoader
+from pyg_direct.nn.sorted_edges import register_hops
 from pyg_direct.ops.argument_checks import check_callables, check_flag, check_ids, checks_keywords, in_short, tell_kind
-from pyg_direct.sampler.argument_types import FanoutsOf, Graph, InputLinks, Negatives, Subgraph
-from pyg_direct.sampler.graph_reader import check_graph, list_links, list_relations, settle_filter
+from pyg_direct.ops.rows.upload import upload
+from pyg_direct.sampler.graph_reader import (
+    FanoutsOf,
+    Graph,
+    InputLinks,
+    Negatives,
+    Subgraph,
+    check_graph,
+    list_links,
+    list_relations,
+    settle_filter,
+)
 from pyg_direct.sampler.keyed_sampler import (
     Drawn,
     Output,
@@ -42,16 +52,96 @@ from pyg_direct.sampler.keyed_sampler import (
     device_for,
     is_own,
 )
-from pyg_direct.sampler.link_seeds import LoaderLinks, tells_negatives
+from pyg_direct.sampler.link_seeds import LoaderLinks, draws_itself, tells_negatives
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
-from pyg_direct.sampling.captured_plan import Finished, PendingOutput
+from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
 from pyg_direct.sampling.hetero_sample import LazyDict
-from pyg_direct.sampling.negative_links import check_weight
-from pyg_direct.sampling.plan_factory import is_captured_on
+from pyg_direct.sampling.link_endpoints import Ends
+from pyg_direct.sampling.negative_links import MAX_NODES, check_weight
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Sample
-from pyg_direct.sampling.uniform_gpu import GpuPlan
+from pyg_direct.sampling.uniform_plan import GpuPlan, is_captured_on
 from pyg_direct.typing import Device
+
+
+class PlannedLinks:
+    """Maker of batches around links by a plan on a GPU, equal to the step-by-step result of `Links`.
+
+    Args:
+        sampler: The sampler.
+        given: All links of the loader.
+        negatives: Options of negatives.
+    """
+
+    def __init__(self, sampler: NeighborSampler, given: EdgeSamplerInput, negatives: NegativeSampling | None) -> None:
+        self._sampler, self._given, self._negatives = sampler, given, negatives
+
+    def find_plan(self) -> GpuPlan | None:
+        """Find the plan that draws and places all links; None if links are strict, weighted, timed or excluded."""
+        sampler, negatives, nodes = self._sampler, self._negatives, self._sampler.num_nodes
+        if (self._given.time is not None or sampler.exclude_target_edges or not sampler._is_plain()
+                or not isinstance(nodes, int) or not 0 < nodes < MAX_NODES):  # fmt: skip
+            return None
+        if negatives is not None and (sampler.strict_negatives or negatives.src_weight is not None
+                                      or negatives.dst_weight is not None or draws_itself(negatives)):  # fmt: skip
+            return None
+        plan = sampler._open_plan(unique_seeds=True)
+        return plan if isinstance(plan, GpuPlan) else None
+
+    def submit(self, plan: GpuPlan, positions: Tensor, ends: Tensor, key: int) -> Pending:
+        """Start to sample around links.
+
+        Args:
+            plan: Result of `find_plan`.
+            positions: Positions of the links among all, int64 `[L]`.
+            ends: Their sources and targets, int64 `[L, 2]`, or their sources alone, `[L]`.
+            key: Key of the batch.
+        """
+        negatives, more_sources, more_targets = self._negatives, 0, 0
+        if negatives is not None:
+            more_targets = math.ceil(positions.shape[0] * negatives.amount)
+            more_sources = more_targets if negatives.is_binary() else 0
+        has_labels = more_sources > 0 and self._given.label is None
+        # Not by indexing, which wakes torch's threads for a few thousand items.
+        sources, targets = ends.unbind(1) if ends.dim() == 2 else (ends, self._given.col.index_select(0, positions))
+        return plan.submit(Ends(sources, targets, more_sources, more_targets, has_labels), key)
+
+    def build(self, attributes: Attributes, data: Any, sample: Sample, positions: Tensor, memory: list[Any]) -> Any:
+        """Build the batch; `memory` as in `Attributes.build`."""
+        given, negatives, ends = self._given, self._negatives, sample.ends
+        assert ends is not None
+        input_id = positions if given.input_id is None else given.input_id.index_select(0, positions)
+        batch = attributes.build(data, sample, input_id, memory=memory, counts_seeds=False)
+        store, places, count = batch._store._mapping, ends.places, positions.shape[0]
+        values: dict[str, Tensor | None] = {}
+        if negatives is None or negatives.is_binary():
+            values["edge_label_index"] = places.view(2, -1)
+            values["edge_label"] = last = self._find_labels(positions, ends.labels, places.shape[0] // 2)
+        else:
+            amount = places.shape[0] // count - 2
+            last = places[2 * count :].view(amount, count).t().contiguous().squeeze(-1)
+            values.update(src_index=places[:count], dst_pos_index=places[count : 2 * count], dst_neg_index=last,
+                          seed_time=None, edge_label_index=None)  # fmt: skip
+        values["edge_label_time"] = None
+        if memory and last is not None:
+            memory.append(last)
+        for name, value in values.items():
+            if value is None:
+                # PyG writes None for missing values.
+                store.pop(name, None)
+            else:
+                store[name] = value
+        register_hops(batch, store["num_sampled_nodes"], store["num_sampled_edges"], sample.max_degree)
+        return batch
+
+    def _find_labels(self, positions: Tensor, drawn: Tensor, num_pairs: int) -> Tensor | None:
+        """Build the labels of links and of negatives, `[num_pairs, ...]`; None without labels."""
+        if self._given.label is None:
+            return drawn if drawn.numel() else None
+        label = upload(self._given.label[positions], drawn.device)
+        count = num_pairs - positions.shape[0]
+        return torch.cat([label, label.new_zeros((count, *label.shape[1:]))]) if count else label
+
 
 # Limit of links for which both ends are put in the epoch's order at once.
 _FEW_LINKS = 1 << 24

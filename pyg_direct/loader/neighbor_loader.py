@@ -1,4 +1,4 @@
-"""`NeighborLoader`: PyG's loader with sampling and feature collection on the training device."""
+"""`NeighborLoader`: PyG's loader with sampling and feature collection on the training device; `SubGraphLoader`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pyg_direct.loader.collate.data import Attributes, summarise
 from pyg_direct.loader.hot_row_ranking import check_ranking, rank_edges, rank_rows
 from pyg_direct.loader.memory_placement import Placed, keep_once
 from pyg_direct.loader.node_loader import NodeLoader, check_input_id, count_seeds, join_windows, open_loader
-from pyg_direct.loader.option_types import TorchOptions
+from pyg_direct.loader.option_types import SubGraphOptions, TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.prefetch.gpu_streams import note_memory
 from pyg_direct.loader.prefetch.processes import Positions, WorkerSampler, number_items
@@ -44,10 +44,20 @@ from pyg_direct.ops.compute_content_hash import glance_only
 from pyg_direct.ops.sampling.sample_uniform import check_sampling
 from pyg_direct.runtime.cuda.memory import choose_host_memory
 from pyg_direct.runtime.host.memory_sizes import check_size
-from pyg_direct.sampler.argument_types import FanoutsOf, Graph, Ids, InputNodes, Subgraph
-from pyg_direct.sampler.graph_reader import check_graph, count_nodes, read_topology, settle_filter
+from pyg_direct.sampler.graph_reader import (
+    FanoutsOf,
+    Graph,
+    Ids,
+    InputNodes,
+    Subgraph,
+    check_graph,
+    count_nodes,
+    read_topology,
+    settle_filter,
+)
 from pyg_direct.sampler.keyed_sampler import (
     Drawn,
+    Output,
     check_is_used,
     check_output,
     device_for,
@@ -57,10 +67,9 @@ from pyg_direct.sampler.keyed_sampler import (
 )
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, check_choices
 from pyg_direct.sampling.captured_plan import Pending
-from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.random_key import EpochKey, call_key
 from pyg_direct.sampling.sampling_options import Recipe, Sample, check_hops
-from pyg_direct.sampling.uniform_gpu import GpuPlan
+from pyg_direct.sampling.uniform_plan import GpuPlan, open_plan
 from pyg_direct.typing import Device
 
 
@@ -561,3 +570,42 @@ class NodeSampler:
 
 
 _SAMPLE_FROM_NODES = NodeSampler.sample_from_nodes
+
+
+class SubGraphLoader(NeighborLoader):
+    """Batches of induced subgraphs around seeds, with `mapping`: positions of the seeds among the nodes, int64 `[B]`.
+
+    A batch equals one of `NeighborLoader(subgraph_type="induced")`.
+
+    Args:
+        data: See `NeighborLoader`.
+        input_nodes: Seeds: ids, a mask, or None for all nodes; with types, a type or (type, seeds).
+        num_neighbors: Fanout of each hop; None for the seeds only.
+        neighbor_sampler: A sampler with PyG's interface to use instead.
+        **kwargs: Further arguments of `NeighborLoader`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+
+    Example:
+        >>> data = Data(x=torch.eye(3), edge_index=torch.tensor([[1, 2, 1], [0, 0, 2]]))
+        >>> (batch,) = SubGraphLoader(data, torch.tensor([0]), [-1], device="cpu")
+        >>> batch.n_id.tolist(), batch.edge_index.tolist()  # with the edge between two neighbors
+        ([0, 1, 2], [[1, 2, 1], [0, 0, 2]])
+    """
+
+    def __init__(self, data: Graph, input_nodes: InputNodes = None, num_neighbors: FanoutsOf | None = None,
+                 neighbor_sampler: BaseSampler | None = None,
+                 **kwargs: Unpack[SubGraphOptions]) -> None:  # fmt: skip
+        given: Mapping[str, Any] = kwargs
+        if "subgraph_type" in given:
+            raise ArgumentError(f"subgraph_type must be 'induced', which it is, got {given['subgraph_type']!r}")
+        super().__init__(data, [] if num_neighbors is None else num_neighbors, input_nodes,
+                         neighbor_sampler=neighbor_sampler,
+                         subgraph_type="induced" if neighbor_sampler is None else "directional", **kwargs)  # fmt: skip
+
+    def _place_inputs(self, batch: Any, out: Output) -> None:
+        super()._place_inputs(batch, out)
+        part = batch if self.input_data.input_type is None else batch[self.input_data.input_type]
+        # Seeds come first, in the order given.
+        part.mapping = torch.arange(part.batch_size, device=self.device)

@@ -20,8 +20,7 @@ from pyg_direct.loader.hot_row_ranking import SeedDraw
 from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.sampler_loader import GeneralLoader
 from pyg_direct.ops.argument_checks import check_callables, check_ids, check_integers, in_short, tell_kind
-from pyg_direct.sampler.argument_types import Graph, InputNodes
-from pyg_direct.sampler.graph_reader import check_graph, count_nodes, list_relations, settle_filter
+from pyg_direct.sampler.graph_reader import Graph, InputNodes, check_graph, count_nodes, list_relations, settle_filter
 from pyg_direct.sampler.keyed_sampler import Output, OwnSampler, ask, check_sampler, device_for, is_own
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler, has_windows
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput

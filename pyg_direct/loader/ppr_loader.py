@@ -26,8 +26,7 @@ from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.object_text import show_count, show_options
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.sampling.draw_walks import check_walk_length
-from pyg_direct.sampler.argument_types import Ids
-from pyg_direct.sampler.graph_reader import count_nodes, describe_other, read_topology
+from pyg_direct.sampler.graph_reader import Ids, count_nodes, describe_other, read_topology
 from pyg_direct.sampling.ppr_neighbors import PendingPPR, PPRPlan, PPRRecipe, PPRSample
 from pyg_direct.sampling.random_key import EpochKey, draw_seed
 from pyg_direct.typing import Device

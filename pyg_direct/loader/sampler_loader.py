@@ -32,7 +32,7 @@ from pyg_direct.ops.compute_content_hash import glance_only
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.memory_sizes import available_bytes, parse_size
 from pyg_direct.runtime.host.threads import one_thread
-from pyg_direct.sampler.argument_types import Ids
+from pyg_direct.sampler.graph_reader import Ids
 from pyg_direct.sampler.keyed_sampler import Drawn, Output, OwnSampler, is_own
 from pyg_direct.sampling.captured_plan import Finished, PendingOutput
 from pyg_direct.sampling.random_key import EpochKey

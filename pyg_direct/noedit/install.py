@@ -38,9 +38,8 @@ from pyg_direct.nn.hetero.hetero_conv import watch_relations
 from pyg_direct.nn.paths import Paths
 from pyg_direct.nn.replay.model_replay import SearchingPaths, replays_by_default
 from pyg_direct.nn.trimming import watch_trimming
-from pyg_direct.noedit.derived_loader import Filters
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, note_process, watch_left
-from pyg_direct.noedit.replaced_class import StandIn, give_back, replace, replace_function, show_batch
+from pyg_direct.noedit.replaced_class import Filters, StandIn, give_back, replace, replace_function, show_batch
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.progress import announce

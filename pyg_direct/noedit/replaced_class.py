@@ -6,26 +6,156 @@ before, in dictionaries, in default arguments, or under a deprecated name. Optio
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.utils.data import Subset
-from torch_geometric.data import InMemoryDataset
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.data.data import BaseData
-from torch_geometric.loader import ClusterData, LinkLoader, NodeLoader
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage, recursive_apply
+from torch_geometric.loader import ClusterData, LinkLoader, NodeLoader, NodeLoader as PygNodeLoader
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from pyg_direct.errors import LoaderWarning
-from pyg_direct.loader.base_loader import EpochLoader
-from pyg_direct.loader.saved_as_pyg import SavedAsPyg
-from pyg_direct.noedit.lazy_ids import show_ids
+from pyg_direct import loader as loaders
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, IdError, LoaderWarning
+from pyg_direct.loader.base_loader import EpochLoader, SavedAsPyg
 from pyg_direct.noedit.program_record import is_watched, note_left, note_made
+from pyg_direct.ops.compute_content_hash import glance_only
+from pyg_direct.ops.rows.upload import upload
 from pyg_direct.progress import announce
+
+IDS = frozenset({"n_id", "e_id", "input_id"})
+# Fields of a link loader's seeds, which ids index.
+LINKS = frozenset({"edge_label_index", "edge_label", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index"})
+_HOST = torch.device("cpu")
+
+
+class _LazyIds(BaseStorage):  # type: ignore[misc]
+    """A store of a batch in which some tensors move to another device when they are read by name.
+
+    If a tensor is moved or replaced before, as by `batch.to(device)`, this takes precedence.
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        # No property: PyG's `__getattr__` would shadow it in a half-made copy.
+        waiting: dict[str, torch.device | Tensor] = self.__dict__.get("_waiting", {})
+        if key in waiting:
+            # The target device, or the tensor that is there already.
+            shown = waiting[key]
+            self[key] = shown if isinstance(shown, Tensor) else self._mapping[key].to(shown)
+        return super().__getitem__(key)
+
+    def get(self, key: str, value: Any = None) -> Any:
+        """Return an attribute, moved as by `__getitem__`; PyG's own method, as `batch.get`, bypasses `__getitem__`."""
+        return self[key] if key in self._mapping else value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        # Copies of the batch share the table, so it is not edited.
+        waiting = self.__dict__.get("_waiting", {})
+        self.__dict__["_waiting"] = {name: device for name, device in waiting.items() if name != key}
+        super().__setitem__(key, value)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> _LazyIds:
+        # PyG's own shares everything but the attributes: a read of the copy would change the original.
+        out: _LazyIds = super().__deepcopy__(memo)
+        out.__dict__["_waiting"] = copy.deepcopy(self.__dict__.get("_waiting", {}), memo)
+        return out
+
+    def __reduce__(self) -> Any:
+        # Pickled as PyG's class, with ids on the host: it must load without this package.
+        state: dict[str, Any] = super().__getstate__()
+        waiting = state.pop("_waiting", {})
+        state["_mapping"] = {key: self[key] if key in waiting else value for key, value in state["_mapping"].items()}
+        return next(plain for plain, lazy in _LAZY.items() if lazy is type(self)), (), state
+
+    def apply(self, func: Callable[[Any], Any], *args: str) -> _LazyIds:
+        """Apply `func` to all attributes, or to the named ones. Batches move by this method; PyG's own takes twice the
+        time.
+        """
+        mapping, is_bare = self._mapping, "_cached_attr" not in self.__dict__
+        # Copies of the batch share the table, so it is not edited.
+        waiting = dict(self.__dict__.get("_waiting", {}))
+        for key in [key for key in args if key in mapping] if args else list(mapping):
+            value = mapping[key]
+            made = func(value) if type(value) is Tensor else recursive_apply(value, func)
+            if is_bare and made is not None:
+                mapping[key] = made
+            else:
+                super().__setitem__(key, made)
+            shown = waiting.pop(key, None)
+            if shown is not None and made is not value and isinstance(made, Tensor) and made.device == value.device:
+                # A new tensor in its place, such as a clone, keeps the device.
+                waiting[key] = shown.device if isinstance(shown, Tensor) else shown
+        self.__dict__["_waiting"] = waiting
+        return self
+
+
+class LazyGlobalStorage(_LazyIds, GlobalStorage):  # type: ignore[misc]
+    """Store of all attributes of a `Data`."""
+
+
+class LazyNodeStorage(_LazyIds, NodeStorage):  # type: ignore[misc]
+    """Store of a node type."""
+
+
+class LazyEdgeStorage(_LazyIds, EdgeStorage):  # type: ignore[misc]
+    """Store of an edge type."""
+
+
+_LAZY = {GlobalStorage: LazyGlobalStorage, NodeStorage: LazyNodeStorage, EdgeStorage: LazyEdgeStorage}
+
+
+def show_ids(batch: Any, device: torch.device = _HOST) -> Any:
+    """Make `n_id`, `e_id`, `input_id` and the fields of seed links of a batch appear on `device`.
+
+    A program written for PyG may use them to index tensors on the host; ids on the host index tensors on a GPU too.
+
+    Args:
+        batch: A `Data` or `HeteroData`, changed in place; for `(batch_size, n_id, adjs)` of PyG's old sampler a new
+            tuple is returned.
+        device: Device of the ids.
+    """
+    if isinstance(batch, tuple) and len(batch) == 3 and isinstance(batch[1], Tensor):
+        return batch[0], batch[1].to(device), batch[2]
+    if isinstance(batch, BaseData):
+        for store in batch.stores:
+            found = (IDS | LINKS) & store._mapping.keys()
+            waiting: dict[str, Any] = {key: device for key in found if _is_elsewhere(store._mapping[key], device)}
+            if waiting and type(store) in _LAZY:
+                _send(store._mapping, found - waiting.keys(), waiting)
+                # The store's own `__setattr__` would add it as an attribute.
+                object.__setattr__(store, "__class__", _LAZY[type(store)])
+                store.__dict__["_waiting"] = waiting
+    return batch
+
+
+def _send(mapping: dict[str, Any], keys: set[str], waiting: dict[str, Any]) -> None:
+    """Copy ids that are already on the right device to the GPU too; otherwise `batch.to` would wait for the GPU.
+
+    Args:
+        mapping: The attributes.
+        keys: The ids.
+        waiting: Target devices of ids elsewhere; the ids of `keys` are added.
+    """
+    place = mapping[next(iter(waiting))].device
+    for key in keys:
+        if isinstance(mapping[key], Tensor):
+            mapping[key], waiting[key] = upload(mapping[key], place), mapping[key]
+
+
+def _is_elsewhere(value: Any, device: torch.device) -> bool:
+    return isinstance(value, Tensor) and value.device != device
+
 
 # PyG's own code in these packages makes loaders and samplers for itself, and calls their internals.
 _INNER = ("torch_geometric.loader.", "torch_geometric.sampler.", "torch_geometric.distributed.")
@@ -230,3 +360,68 @@ def show_batch(transform: Callable[[Any], Any] | None, *batch: Any) -> Any:
     if transform is None:
         return shown
     return transform(shown) if len(batch) == 1 else transform(*shown)
+
+
+_REFUSALS = (ArgumentError, ArgumentTypeError, DeviceError, IdError, NotImplementedError)
+_NAMES = "data", "transform", "transform_sampler_output", "node_sampler", "link_sampler", "neg_sampling"
+
+
+class Filters:
+    """Loaders of ours that build the batches of loaders of PyG.
+
+    Args:
+        options: Arguments of `install` for loaders.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        names = "device", "placement", "feature_cache"
+        self._options = {name: options[name] for name in names if options.get(name) is not None}
+        # By loader of PyG: the attributes for which ours was made, and ours, or None if there cannot be one.
+        self._made: weakref.WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
+
+    def serves(self, loader: Any, out: Any) -> bool:
+        """Test if a loader of ours can build the batch of a sampler's output.
+
+        A worker process leaves the GPU to its parent. Stores gather their own rows.
+        """
+        return (isinstance(out, (SamplerOutput, HeteroSamplerOutput))
+                and not isinstance(loader, EpochLoader)
+                and isinstance(getattr(loader, "data", None), (Data, HeteroData))
+                and torch.utils.data.get_worker_info() is None
+                and self._find(loader) is not None)  # fmt: skip
+
+    def filter(self, loader: Any, out: Any) -> Any:
+        """Build the batch of a sampler's output, as `filter_fn` of PyG's loader does."""
+        ours = self._find(loader)
+        with glance_only():
+            ours._prepare()
+        return ours.filter_fn(out)
+
+    def _find(self, loader: Any) -> Any:
+        """Find or make the loader of ours, again after the program replaced an attribute of its own."""
+        # Held, so that no other object gets their addresses.
+        held = tuple(getattr(loader, name, None) for name in _NAMES)
+        known, ours = self._made.get(loader, ((), None))
+        if len(known) != len(held) or any(a is not b for a, b in zip(known, held, strict=True)):
+            try:
+                ours = self._make(loader)
+                note_made(f"rows of {type(loader).__name__}")
+            except _REFUSALS as error:
+                note_left(f"rows of {type(loader).__name__}", str(error))
+                ours = None
+            self._made[loader] = held, ours
+        return ours
+
+    def _make(self, loader: Any) -> Any:
+        options = dict(self._options)
+        if options.get("device") == "data":
+            options["device"] = find_device(loader.data)
+        given = loader.input_data
+        options |= {"transform": partial(show_batch, loader.transform), "batch_size": loader.batch_size or 1,
+                    "transform_sampler_output": loader.transform_sampler_output}  # fmt: skip
+        if isinstance(loader, PygNodeLoader):
+            seeds = given.node if given.input_type is None else (given.input_type, given.node)
+            return loaders.NodeLoader(loader.data, loader.node_sampler, seeds, **options)
+        links: Any = torch.stack([given.row, given.col])
+        links = links if given.input_type is None else (given.input_type, links)
+        return loaders.LinkLoader(loader.data, loader.link_sampler, links, neg_sampling=loader.neg_sampling, **options)

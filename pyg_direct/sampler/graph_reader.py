@@ -1,5 +1,8 @@
 """Graph input of a sampler: sizes, edges, times and weights of `Data`, `HeteroData` or a pair of stores.
 
+The aliases are the types of arguments that samplers and loaders share. PyG's classes stand there by name: checkers that
+read PyG's source find wrong graphs and batches.
+
 `read_stores` reads PyG's stores (`FeatureStore`, `GraphStore`): relations, edges, tables and times. `tell_count` adds
 the source of the number of nodes to errors about ids outside it.
 """
@@ -10,10 +13,10 @@ import copy
 import os
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +24,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, TensorAttr, remote_backend_utils
 from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
+from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.typing import SparseTensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
@@ -33,6 +38,20 @@ from pyg_direct.ops.compute_content_hash import Content, has_content, read_conte
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.sampling.negative_links import Edges, EdgeSet
+
+# A graph in tensors, or in stores, of which the second may be None beside a sampler that has the edges.
+Graph: TypeAlias = Data | HeteroData | tuple[FeatureStore, GraphStore | None]
+# Fanouts of each hop, or these for each relation.
+FanoutsOf: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]] | NumNeighbors
+# Ids of nodes, or a mask.
+Ids: TypeAlias = Tensor | np.ndarray | Sequence[int]
+# Seeds; with types, a type or (type, seeds).
+InputNodes: TypeAlias = Ids | str | tuple[str, Ids | None] | None
+# Links; with types, a relation or (relation, links).
+InputLinks: TypeAlias = Tensor | EdgeType | tuple[EdgeType, Tensor | None] | None
+Subgraph: TypeAlias = str | SubgraphType
+Negatives: TypeAlias = NegativeSampling | str | Mapping[str, Any] | None
+
 
 # Of several layouts of a relation, the one that needs no sorting comes first.
 _PREFERENCE = (EdgeLayout.CSC, EdgeLayout.COO, EdgeLayout.CSR)

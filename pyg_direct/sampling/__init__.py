@@ -1,8 +1,7 @@
 """Sampling plans: a multi-hop sample as one sequence of kernels, captured once and replayed for every batch.
 
-- `plan_factory.py`: the plan that serves a topology.
 - `captured_plan.py`: parts that captured plans share, and results on their way.
-- `uniform_gpu.py`, `uniform_cpu.py`: plans of one node type and uniform draws.
+- `uniform_plan.py`: plans of one node type and uniform draws, on CPUs and GPUs, and the plan that serves a topology.
 - `induced_plan.py`: edges among sets of nodes.
 - `hetero_plan.py`, `hetero_gpu.py`, `hgt_sampling.py`: plans with types, times and weights; `hetero_sample.py`: their
   samples.

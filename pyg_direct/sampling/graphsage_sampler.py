@@ -16,9 +16,9 @@ from pyg_direct.ops.argument_checks import as_ids, check_fanouts, check_ids, che
 from pyg_direct.ops.local_ids.relabel_nodes import relabel
 from pyg_direct.ops.sampling.sample_uniform import sample_neighbors
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.random_key import call_key, check_seed
 from pyg_direct.sampling.sampling_options import Recipe, check_hops
+from pyg_direct.sampling.uniform_plan import open_plan
 from pyg_direct.typing import Device
 
 MODES = ("auto", "GPU", "UVA", "CPU")

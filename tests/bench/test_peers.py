@@ -6,8 +6,8 @@ import torch
 from pyg_direct import CSRTopo
 from pyg_direct.bench.beside import rows_of
 from pyg_direct.bench.peers import PEERS, open_peers
-from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.uniform_plan import open_plan
 
 pytestmark = pytest.mark.sparse
 

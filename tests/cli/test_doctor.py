@@ -14,10 +14,10 @@ import torch
 from torch_geometric.data import Data
 from typer.testing import CliRunner
 
-from pyg_direct.cli import machine, machine_report
+from pyg_direct.cli import machine_report
 from pyg_direct.cli.advice import Graph, find_faults, judge_plan, judge_rates, plan_placement
 from pyg_direct.cli.app import app
-from pyg_direct.cli.machine import can_write, collect_facts, list_outdated
+from pyg_direct.cli.machine_report import can_write, collect_facts, list_outdated
 from pyg_direct.errors import DeviceError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.memory_placement import describe
@@ -187,15 +187,17 @@ def test_a_gpu_and_its_slot_are_told(monkeypatch, tmp_path):
     (slot / "max_link_width").write_text("16\n")
     numbers = {"DOMAIN": 1, "BUS": 0x3B, "DEVICE": 0}
     names = {f"CU_DEVICE_ATTRIBUTE_PCI_{name}_ID": number for name, number in numbers.items()}
-    monkeypatch.setattr(machine, "_SLOTS", tmp_path)
-    monkeypatch.setattr(machine, "load_driver", lambda: SimpleNamespace(CUdevice_attribute=SimpleNamespace(**names)))
-    monkeypatch.setattr(machine, "call", lambda name, *args: args[0] if name == "cuDeviceGetAttribute" else 7)
-    monkeypatch.setattr(machine, "abilities", lambda index: Abilities((9, 0), 132, True, False, 13000))
-    monkeypatch.setattr(machine, "free_bytes", lambda index: 5)
+    monkeypatch.setattr(machine_report, "_SLOTS", tmp_path)
+    monkeypatch.setattr(
+        machine_report, "load_driver", lambda: SimpleNamespace(CUdevice_attribute=SimpleNamespace(**names))
+    )
+    monkeypatch.setattr(machine_report, "call", lambda name, *args: args[0] if name == "cuDeviceGetAttribute" else 7)
+    monkeypatch.setattr(machine_report, "abilities", lambda index: Abilities((9, 0), 132, True, False, 13000))
+    monkeypatch.setattr(machine_report, "free_bytes", lambda index: 5)
     monkeypatch.setattr(torch.cuda, "get_device_properties",
                         lambda index: SimpleNamespace(name="GPU", total_memory=9))  # fmt: skip
 
-    told = machine._ask_gpu(0)
+    told = machine_report._ask_gpu(0)
 
     link = {"current_link_speed": None, "max_link_speed": None, "current_link_width": "8", "max_link_width": "16"}
     assert told == {"index": 0, "name": "GPU", "compute_capability": [9, 0], "total_bytes": 9, "free_bytes": 5,
@@ -210,8 +212,8 @@ def test_what_cannot_be_measured_is_left_out(monkeypatch):
             raise DeviceError("concurrentManagedAccess is 0")
         return None, torch.zeros(num_bytes // 4, dtype=torch.int32)
 
-    monkeypatch.setattr(machine, "_TABLE_BYTES", machine._LEAST_TABLE)
-    monkeypatch.setattr(machine, "_load_kernel", lambda: None)
+    monkeypatch.setattr(machine_report, "_TABLE_BYTES", machine_report._LEAST_TABLE)
+    monkeypatch.setattr(machine_report, "_load_kernel", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr("pyg_direct.bench.gather.fill_host_table", fill)
     monkeypatch.setattr(
@@ -219,7 +221,7 @@ def test_what_cannot_be_measured_is_left_out(monkeypatch):
     )
     monkeypatch.setattr("pyg_direct.bench.limits.pinned_copy_rate", lambda num_bytes, repeats: 55e9)
 
-    rates = machine.measure_host_memory(0)
+    rates = machine_report.measure_host_memory(0)
 
     assert rates.pop("seconds") < 10
     assert rates == {"gpu": 0, "table_bytes": 64 << 20, "row_bytes": 512, "copy": 55e9, "unified_random": None,
@@ -244,7 +246,7 @@ def test_a_slower_choice_of_host_memory_is_told():
 
 
 def test_packages_of_other_versions_are_told(monkeypatch):
-    monkeypatch.setattr("pyg_direct.cli.machine.metadata.requires", lambda name: [
+    monkeypatch.setattr("pyg_direct.cli.machine_report.metadata.requires", lambda name: [
         "numpy>=999", "torch>=2.6", "no-such-package>=1", 'no-such-extra; extra == "cu13"'])  # fmt: skip
 
     found = list_outdated()
@@ -256,7 +258,7 @@ def test_a_checkout_that_is_not_installed_asks_for_no_versions(monkeypatch):
     def refuse(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("pyg_direct.cli.machine.metadata.requires", refuse)
+    monkeypatch.setattr("pyg_direct.cli.machine_report.metadata.requires", refuse)
 
     assert list_outdated() == []
 
@@ -278,7 +280,7 @@ def test_a_folder_below_one_of_somebody_else_cannot_be_written(monkeypatch, tmp_
         return stat(path, *args, **options)
 
     monkeypatch.setattr(os, "stat", refuse)
-    monkeypatch.setattr(machine.tempfile, "TemporaryFile", lambda dir: refuse(f"{dir}/theirs"))
+    monkeypatch.setattr(machine_report.tempfile, "TemporaryFile", lambda dir: refuse(f"{dir}/theirs"))
 
     assert not can_write(tmp_path / "theirs" / "below")
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from pyg_direct.cli import compile_ahead, warm
 from pyg_direct.cli.app import app
-from pyg_direct.cli.small_programs import CASES, run_case
+from pyg_direct.cli.compile_ahead import CASES, run_case
 from pyg_direct.compiler.jit import GPU_KERNELS, GpuCode, GpuKernel
 from pyg_direct.errors import CudaError
 

@@ -93,7 +93,7 @@ OWN = (
     "loader/test_walk_models.py",
     "loader/test_inference.py",
     "sampling/hetero_plan/test_general.py",
-    "sampling/uniform_cpu/test_distribution.py",
+    "sampling/uniform_plan/test_distribution.py",
     "sampling/hetero_plan/test_weighted.py",
     "sampling/test_hgt_sampling.py",
     "sampling/negative_links/test_negative.py",

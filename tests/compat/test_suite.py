@@ -89,7 +89,7 @@ def test_without_a_path_our_own_tests_run_and_are_counted(capsys, monkeypatch):
     files = (
         "loader/arguments/test_arguments.py",
         "loader/neighbor_loader/test_labor.py",
-        "sampling/uniform_cpu/test_labor.py",
+        "sampling/uniform_plan/test_labor.py",
     )
     code = suite.main_own(files)
 

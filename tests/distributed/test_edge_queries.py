@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from pyg_direct.distributed.edge_queries import EdgesOfAll, PairExchange
 from pyg_direct.distributed.graph_part import GraphPart
-from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.manifest import Book
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.sampling.negative_links import EdgeSet, Nodes, draw_negatives
 from tests.distributed.threads import run_threads

@@ -6,7 +6,7 @@ import torch
 from pyg_direct.dynamic import sequence_edges, stream
 from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Mean
 from pyg_direct.dynamic.device_caches import Budget
-from pyg_direct.dynamic.fixed_slots import Slots
+from pyg_direct.dynamic.frame_plan import Slots
 from tests.frames import NODES, TIMES, make_signal, make_trainer
 
 

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from pyg_direct import CSRTopo, MetaPath2Vec, Node2Vec, random_walk
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.loader.walk_loader import WalkLoader
+from pyg_direct.loader.walk_models import WalkLoader
 from pyg_direct.sampling.random_key import batch_key
 
 EDGES = torch.randint(20, (2, 90), generator=torch.Generator().manual_seed(1))

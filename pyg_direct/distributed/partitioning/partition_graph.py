@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pyg_direct.cache_folder import sync_folder
-from pyg_direct.distributed.partitioning.assign import METHODS
-from pyg_direct.distributed.partitioning.builder import Builder
+from pyg_direct.distributed.partitioning.builder import METHODS, Builder
 from pyg_direct.distributed.partitioning.files import Journal
 from pyg_direct.distributed.partitioning.inputs import read_inputs
-from pyg_direct.distributed.partitioning.manifest import Manifest
-from pyg_direct.distributed.partitioning.partition_book import check_num_parts
+from pyg_direct.distributed.partitioning.manifest import Manifest, check_num_parts
 from pyg_direct.errors import ArgumentError
 from pyg_direct.ops.argument_checks import check_flag
 from pyg_direct.progress import announce

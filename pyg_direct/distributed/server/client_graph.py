@@ -18,8 +18,7 @@ from pyg_direct.distributed.dist_graph import DistGraph
 from pyg_direct.distributed.edge_queries import PairExchange
 from pyg_direct.distributed.frontier_exchange import DistPlan
 from pyg_direct.distributed.graph_part import PartTopo, PlacedPart, Table, word_dtype
-from pyg_direct.distributed.partitioning.manifest import EdgeEntry, Manifest, NodeEntry, check_same
-from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.manifest import Book, EdgeEntry, Manifest, NodeEntry, check_same
 from pyg_direct.distributed.row_exchange import Asked as RowsAsked, Parcel, RowExchange, Wanted
 from pyg_direct.distributed.server.part_server import ALL_EDGES, as_tensor
 from pyg_direct.errors import ArgumentError

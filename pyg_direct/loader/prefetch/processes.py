@@ -41,9 +41,9 @@ from pyg_direct.loader.collate.attributes import find_learned, has_learned
 from pyg_direct.loader.collate.stale_rows import Marks, Values
 from pyg_direct.object_text import one_line
 from pyg_direct.runtime.cuda.device import resolve_device
-from pyg_direct.sampling.plan_factory import Plan, open_plan
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Recipe, Sample
+from pyg_direct.sampling.uniform_plan import Plan, open_plan
 from pyg_direct.typing import Device
 
 # Seconds within which waiting processes notice the end of a process.

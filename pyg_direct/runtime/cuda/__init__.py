@@ -2,5 +2,5 @@
 
 - `device.py`, `launch.py`: driver calls, device choice, kernel launches and streams.
 - `memory.py`, `peer_memory.py`: placement of arrays, and memory across several GPUs.
-- `graph_capture.py`: CUDA graphs; `sm_budget.py`: the share of multiprocessors.
+- `graph_capture.py`: CUDA graphs, and the share of multiprocessors.
 """

@@ -11,8 +11,7 @@ from pyg_direct import NeighborLoader
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning import replicas
 from pyg_direct.distributed.partitioning.files import write_array
-from pyg_direct.distributed.partitioning.manifest import Manifest
-from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.manifest import Book, Manifest
 from pyg_direct.distributed.partitioning.replicas import (
     AccessCounter,
     choose_replicas,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_direct.dynamic import group_choice, overlapped_work, sequence_edges, stream
+from pyg_direct.dynamic import overlapped_work, sequence_edges, snapshot_plan, stream
 from pyg_direct.dynamic.device_caches import Budget
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.overlapped_work import Ahead
@@ -48,13 +48,13 @@ def make_list(count=8):
 @pytest.mark.parametrize("size", [1, 2, "auto"])
 def test_following_groups_are_sliced_on_a_thread(monkeypatch, size):
     sliced = []
-    real = group_choice.build_group
+    real = snapshot_plan.build_group
 
     def build(group, *rest, **options):
         sliced.append((len(group), threading.current_thread().name.startswith("pyg_direct-snapshots")))
         return real(group, *rest, **options)
 
-    monkeypatch.setattr(group_choice, "build_group", build)
+    monkeypatch.setattr(snapshot_plan, "build_group", build)
     snapshots, layer = make_list(20), TGCN(CHANNELS, 4)
 
     for given, plain in zip(stream(snapshots, "cpu", group_size=size), snapshots, strict=True):

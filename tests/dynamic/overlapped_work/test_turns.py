@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from pyg_direct.dynamic import group_choice, stream
+from pyg_direct.dynamic import snapshot_plan, stream
 from pyg_direct.dynamic.nn import MPNNLSTM
 from tests.dynamic.stream.test_stream import CHANNELS, NODES, make_list
 
@@ -13,7 +13,7 @@ from tests.dynamic.stream.test_stream import CHANNELS, NODES, make_list
 @pytest.mark.parametrize("memory", [None, 600])
 def test_threads_take_turns(monkeypatch, memory):
     waiting, seen = threading.Event(), []
-    real = group_choice.build_group
+    real = snapshot_plan.build_group
 
     def build(*args, **options):
         # The first thread is in the middle of making matrices until the other one asks, or has long had the time to.
@@ -32,7 +32,7 @@ def test_threads_take_turns(monkeypatch, memory):
             results.append(layer(snapshot.x, snapshot.edge_index, snapshot.edge_attr).detach())
 
     other = threading.Thread(target=work, name="other")
-    monkeypatch.setattr(group_choice, "build_group", build)
+    monkeypatch.setattr(snapshot_plan, "build_group", build)
     work()
     other.join()
 

@@ -55,7 +55,7 @@ from pyg_direct.distributed.server.client_graph import ClientGraph
 from pyg_direct.dynamic import FrameTrainer, stream
 from pyg_direct.errors import LoaderWarning, PygDirectError
 from pyg_direct.loader import NeighborSampler as LayerSampler
-from pyg_direct.loader.walk_loader import WalkLoader
+from pyg_direct.loader.walk_models import WalkLoader
 from pyg_direct.ops.argument_checks import list_options
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data

@@ -26,8 +26,8 @@ from pyg_direct import (
 )
 from pyg_direct.errors import IdError, LoaderWarning
 from pyg_direct.sampler.link_seeds import NegativeSource
-from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.uniform_plan import open_plan
 from tests.graphs import make_random_graph
 from tests.processes import quick_starts, run_ranks
 

@@ -9,7 +9,7 @@ from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
 import pyg_direct
 from pyg_direct.noedit import program_record
-from pyg_direct.noedit.derived_loader import Filters
+from pyg_direct.noedit.replaced_class import Filters
 from tests.graphs import make_random_graph
 
 GRAPH = make_random_graph(70, 600)

@@ -18,8 +18,8 @@ from pyg_direct.ops import run_kernel
 from pyg_direct.ops.sampling import sample_hetero as ops
 from pyg_direct.sampling import hetero_gpu, hetero_plan as general, local_ids
 from pyg_direct.sampling.hetero_plan import GeneralPlan, list_work
-from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import GeneralRecipe, Recipe
+from pyg_direct.sampling.uniform_plan import open_plan
 from tests.graphs import GRAPHS, make_random_graph
 from tests.hetero_graphs import make_parts, make_topo, odd_parts, odd_requests
 from tests.poison import poisoned_memory

@@ -11,8 +11,7 @@ from hypothesis import given, settings, strategies as st
 from pyg_direct.distributed.graph_part import GraphPart
 from pyg_direct.distributed.partitioning import builder, builder as build
 from pyg_direct.distributed.partitioning.files import Journal
-from pyg_direct.distributed.partitioning.manifest import Manifest
-from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.manifest import Book, Manifest
 from pyg_direct.distributed.partitioning.partition_graph import partition_graph
 from pyg_direct.errors import ArgumentError, PartitionError
 from tests.distributed.partitions import EDGES, NODES, collect_rows, list_rows, read_manifest

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pyg_direct.distributed.partitioning.partition_book import Book
+from pyg_direct.distributed.partitioning.manifest import Book
 from pyg_direct.ops.sampling.join_remote_edges import find_buckets, group_keys, make_keys
 from tests.poison import poisoned_memory
 from tests.reference import owner as reference

@@ -1,4 +1,4 @@
-"""LABOR picks equal the reference on any device; their chances: tests/sampling/uniform_cpu/test_labor.py."""
+"""LABOR picks equal the reference on any device; their chances: tests/sampling/uniform_plan/test_labor.py."""
 
 import pytest
 import torch

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic import group_choice, sequence_edges, stream
+from pyg_direct.dynamic import sequence_edges, snapshot_plan, stream
 from pyg_direct.dynamic.conv_operators import GCN, Chebyshev, Mean, Sum, Walk
-from pyg_direct.dynamic.group_choice import APART, choose_form, choose_size
 from pyg_direct.dynamic.nn import TGCN
 from pyg_direct.dynamic.sequence_edges import SequenceEdges
+from pyg_direct.dynamic.snapshot_plan import APART, choose_form, choose_size
 from pyg_direct.errors import IdError
 from pyg_direct.ops.snapshots.slice_csr import unite
 from tests.frames import HIDDEN, NODES, make_signal
@@ -137,7 +137,7 @@ def test_a_size_that_is_given_stays(edges_on_device):
 
 
 def test_nodes_that_are_too_many_beside_each_other_are_not_laid_so(edges_on_device, monkeypatch):
-    monkeypatch.setattr(group_choice, "_MOST", 8 * NODES)
+    monkeypatch.setattr(snapshot_plan, "_MOST", 8 * NODES)
 
     plan, _ = run(make_list())
 
@@ -189,7 +189,7 @@ def test_edges_are_read_under_a_mask_on_a_gpu_if_snapshots_share_most(num_shared
 
 
 def test_groups_are_cut_for_the_width_of_rows(monkeypatch):
-    monkeypatch.setattr(group_choice, "_NEAR_BYTES", 4 * NODES * 4 * 8)
+    monkeypatch.setattr(snapshot_plan, "_NEAR_BYTES", 4 * NODES * 4 * 8)
     plan = stream(make_list(), "cpu").plan
 
     groups = [[plan._choice.find(GCN(), time, True, width)[:2] for time in (0, 5, 9)] for width in (4, 8, 32)]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pyg_direct.dynamic import fixed_slots
+from pyg_direct.dynamic import frame_plan
 from pyg_direct.dynamic.conv_operators import GCN, Factors, Mean, Sum
-from pyg_direct.dynamic.fixed_slots import Slots
+from pyg_direct.dynamic.frame_plan import Slots
 from pyg_direct.dynamic.sequence_edges import Parts
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from tests.snapshots import make_snapshots
@@ -67,12 +67,12 @@ def test_snapshots_are_sorted_so_many_edges_at_a_time(device, monkeypatch, most)
     plan = make_plan(True)
     factors = [plan.factorise(GCN(), time) for time in range(TIMES)]
     together = Slots(factors, NODES, WINDOW, torch.device(device))
-    assert len(list(fixed_slots._cut(together._counts, fixed_slots._MOST_EDGES["cpu"]))) == 1
-    monkeypatch.setattr(fixed_slots, "_MOST_EDGES", {"cpu": most})
+    assert len(list(frame_plan._cut(together._counts, frame_plan._MOST_EDGES["cpu"]))) == 1
+    monkeypatch.setattr(frame_plan, "_MOST_EDGES", {"cpu": most})
 
     apart = Slots(factors, NODES, WINDOW, torch.device(device))
 
-    parts = list(fixed_slots._cut(apart._counts, most))
+    parts = list(frame_plan._cut(apart._counts, most))
     assert [time for part in parts for time in part] == [*range(TIMES)]
     assert 1 < len(parts) <= TIMES
     assert all(sum(apart._counts[time] for time in part) <= most for part in parts if len(part) > 1)
@@ -86,7 +86,7 @@ def test_snapshots_of_ones_lie_beside_others_in_double_precision(device, monkeyp
     factors = [Factors(ones, None, None, None, None), Factors(ones, weight, None, None, None)]
     plain = Slots.count_bytes(factors[:1] * 2, 20, 2)
     assert Slots.count_bytes(factors, 20, 2) - plain == 2 * (2 + 2) * 4 * 20
-    monkeypatch.setattr(fixed_slots, "_MOST_EDGES", dict.fromkeys(("cpu", "cuda"), 1))
+    monkeypatch.setattr(frame_plan, "_MOST_EDGES", dict.fromkeys(("cpu", "cuda"), 1))
 
     here = Slots(factors[::-1] if first == 0 else factors, 20, 2, torch.device(device))
     here.move(0)

@@ -9,9 +9,9 @@ from pyg_direct.errors import IdError, MemoryLimitError, PlacementWarning
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.kernels.local_ids import new_nodes as kernels
 from pyg_direct.runtime.cuda.graph_capture import waits_refused
-from pyg_direct.sampling import captured_plan, uniform_gpu as buffers, uniform_gpu as gpu_plan
-from pyg_direct.sampling.plan_factory import open_plan
+from pyg_direct.sampling import captured_plan, uniform_plan
 from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.uniform_plan import open_plan
 from tests.graphs import GRAPHS, make_random_graph
 from tests.plans import KEY, ON_GPU_PLANS, assert_equal, expect_batch, make_seeds, place
 
@@ -27,8 +27,8 @@ def poison(plan):
 @ON_GPU_PLANS
 @pytest.mark.parametrize("recipe", [Recipe((5, 3)), Recipe((-1, 2), expand_all=True)])
 def test_plan_that_is_too_small_grows(device, recipe, monkeypatch):
-    monkeypatch.setattr(gpu_plan, "_WORST_CASE_EDGES", 0)
-    monkeypatch.setattr(gpu_plan, "_FIRST_EDGES", 1)
+    monkeypatch.setattr(uniform_plan, "_WORST_CASE_EDGES", 0)
+    monkeypatch.setattr(uniform_plan, "_FIRST_EDGES", 1)
     graph = GRAPHS["random"]
     seeds = list(range(0, 70, 4))
     plan = open_plan(place(graph, device), recipe)
@@ -113,8 +113,8 @@ def test_two_batches_are_on_their_way_and_a_third_finishes_the_first(device):
 
 @ON_GPU_PLANS
 def test_batch_that_does_not_fit_leaves_the_one_behind_it_alone(device, monkeypatch):
-    monkeypatch.setattr(gpu_plan, "_WORST_CASE_EDGES", 0)
-    monkeypatch.setattr(gpu_plan, "_FIRST_EDGES", 1)
+    monkeypatch.setattr(uniform_plan, "_WORST_CASE_EDGES", 0)
+    monkeypatch.setattr(uniform_plan, "_FIRST_EDGES", 1)
     graph, recipe = GRAPHS["random"], Recipe((5, 3))
     plan = open_plan(place(graph, device), recipe)
     large = list(range(0, 70, 4))
@@ -127,8 +127,8 @@ def test_batch_that_does_not_fit_leaves_the_one_behind_it_alone(device, monkeypa
 
 
 @ON_GPU_PLANS
-@pytest.mark.parametrize(("module", "name"), [(buffers, "TABLE_SHARE"), (buffers, "_SCAN_NODES"),
-                                              (gpu_plan, "_FEW_WORDS"), (kernels, "_DENSE")])  # fmt: skip
+@pytest.mark.parametrize(("module", "name"), [(uniform_plan, "TABLE_SHARE"), (uniform_plan, "_SCAN_NODES"),
+                                              (uniform_plan, "_FEW_WORDS"), (kernels, "_DENSE")])  # fmt: skip
 def test_forms_for_many_nodes_give_the_same_batches(device, module, name, monkeypatch):
     # A ranked bitmap instead of a table, flags of touched groups, four words a thread, a thread for every bit.
     monkeypatch.setattr(module, name, 0)
@@ -192,11 +192,11 @@ def test_memory_for_one_batch_only_samples_them_one_by_one(monkeypatch):
     plan = open_plan(place(graph, "cuda"), recipe)
     first = plan.submit(torch.tensor([1, 2]), 1)
 
-    class NoSlot(buffers.Slot):
+    class NoSlot(uniform_plan.Slot):
         def __init__(self, *_args):
             raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr(gpu_plan, "Slot", NoSlot)
+    monkeypatch.setattr(uniform_plan, "Slot", NoSlot)
     with pytest.warns(PlacementWarning, match="one by one"):
         second = plan.submit(torch.tensor([3]), 2)
 
@@ -209,7 +209,7 @@ def test_batch_beyond_all_limits_is_refused_and_the_plan_stays_usable(device, mo
     graph, recipe = GRAPHS["random"], Recipe((3,))
     plan = open_plan(place(graph, device), recipe)
     plan.sample(make_seeds([1], device), KEY)
-    monkeypatch.setattr(gpu_plan, "_MAX_EDGES", 8)
+    monkeypatch.setattr(uniform_plan, "_MAX_EDGES", 8)
 
     with pytest.raises(MemoryLimitError, match=r"fewer than 8 edges, and 3 seeds with fanouts \[3\] need 9"):
         plan.sample(make_seeds([1, 2, 3], device), KEY)

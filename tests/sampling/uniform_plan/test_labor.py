@@ -6,12 +6,12 @@ from hypothesis import given, strategies as st
 
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.ops.sampling.sample_uniform import sample_neighbors
-from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.random_key import batch_key
 from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.uniform_plan import open_plan
 from tests.graphs import odd_graphs
 from tests.reference.sample import sample
-from tests.sampling.uniform_cpu.test_distribution import FAIR, chi_square, number_subsets
+from tests.sampling.uniform_plan.test_distribution import FAIR, chi_square, number_subsets
 
 NUM_ROWS = 20_000
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_direct.noedit.lazy_ids import show_ids
+from pyg_direct.noedit.replaced_class import show_ids
 
 # What is read moves there, which a machine without a GPU can tell.
 ELSEWHERE = torch.device("meta")

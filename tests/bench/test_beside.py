@@ -5,7 +5,7 @@ import torch
 
 from pyg_direct import CSRTopo, NeighborLoader
 from pyg_direct.bench import beside
-from pyg_direct.bench.contest import WINDOWS, Contender, hold_contest, rows_of_contest
+from pyg_direct.bench.beside import WINDOWS, Contender, hold_contest, rows_of_contest
 
 BATCHES = [torch.arange(10)] * 6
 

@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 
 from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.graph.placed_topology import PlacedTopology
-from pyg_direct.sampling.plan_factory import open_plan
 from pyg_direct.sampling.sampling_options import Recipe
+from pyg_direct.sampling.uniform_plan import open_plan
 from tests.graphs import GRAPHS, make_random_graph, odd_graphs
 from tests.plans import KEY, assert_equal, choose_seeds, expect_batch, make_seeds, place
 from tests.poison import poisoned_memory

@@ -5,7 +5,7 @@ import torch
 from torch_geometric.sampler import NegativeSampling
 
 from pyg_direct import LinkNeighborLoader
-from pyg_direct.loader.captured_link_batches import PlannedLinks
+from pyg_direct.loader.link_loader import PlannedLinks
 from pyg_direct.nn.sorted_edges import find_batch
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data

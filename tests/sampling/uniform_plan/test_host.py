@@ -10,7 +10,7 @@ from pyg_direct import CSRTopo
 from pyg_direct.compiler.jit import CpuKernel, get_cpu_threads, set_cpu_threads
 from pyg_direct.ops import run_kernel
 from pyg_direct.sampling.sampling_options import Recipe, Sample
-from pyg_direct.sampling.uniform_cpu import CpuPlan
+from pyg_direct.sampling.uniform_plan import CpuPlan
 from tests.graphs import make_random_graph
 
 FANOUTS = (4, 3, 2)
