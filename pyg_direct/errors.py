@@ -105,8 +105,6 @@ def whole_file(name: str, kind: str, file: str | os.PathLike[str], error: type[P
     Args:
         name: The argument that holds the file, or the file's name.
         kind: Format that the file must have, such as `NPY`.
-        file: Its path.
-        error: Class of the error to raise.
 
     Raises:
         PygDirectError: `error`; errors of this package pass through unchanged.

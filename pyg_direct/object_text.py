@@ -21,7 +21,6 @@ def describe(owner: object, parts: Iterable[str], places: Iterable[str] = ()) ->
     """Return the text of an object, such as `NeighborLoader(10 seeds, [5]; x 9.5 GB unified)`.
 
     Args:
-        owner: The object, named by its class.
         parts: Text of each part; if a generator raises, `...` stands for the rest.
         places: Text of each place of its memory, behind a semicolon; likewise.
     """
@@ -57,19 +56,13 @@ def show_count(count: int, noun: str, several: str | None = None) -> str:
     """Return a number with its noun, such as `1 batch` or `2,500 seeds`.
 
     Args:
-        count: The number.
-        noun: Its noun in the singular.
         several: Its noun in the plural; None adds an `s`.
     """
     return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
 def show_sizes(sizes: int | Mapping[str, int]) -> str:
-    """Return numbers of nodes, such as `5 nodes` or `5 nodes of 2 types`.
-
-    Args:
-        sizes: The number, or numbers by type.
-    """
+    """Return numbers of nodes, such as `5 nodes` or `5 nodes of 2 types`."""
     if not isinstance(sizes, Mapping):
         return show_count(sizes, "node")
     return f"{show_count(sum(sizes.values()), 'node')} of {show_count(len(sizes), 'type')}"
@@ -96,7 +89,6 @@ def show_place(placement: str, device: object) -> str:
 
     Args:
         placement: The memory, `cuda`, `unified`, `pinned`, `cpu`, or a word of a tier.
-        device: The device that reads it.
     """
     return str(device) if placement == str(device).partition(":")[0] else f"{placement}, {device}"
 
@@ -112,7 +104,6 @@ def flatten(numbers: Mapping[str, Any], above: str = "") -> dict[str, int | floa
 
     Args:
         numbers: Numbers, or mappings of numbers, by name; None and truth values are left out.
-        above: Key of the mapping itself.
 
     Returns:
         Keys are names joined by `/`, of letters, digits, `_`, `.` and `-`; other characters become `_`.
@@ -131,7 +122,6 @@ def show_parts(owner: object, parts: Iterable[str], places: Iterable[str] = ()) 
     """Return an object as HTML, which notebooks show: a row for each part.
 
     Args:
-        owner: The object, named by its class.
         parts: Text of each part, as of `describe`.
         places: Text of each place of its memory.
     """
@@ -139,13 +129,7 @@ def show_parts(owner: object, parts: Iterable[str], places: Iterable[str] = ()) 
 
 
 def show_table(title: str, rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:
-    """Return a table as HTML, which notebooks show.
-
-    Args:
-        title: Text above the table.
-        rows: Cells of each row.
-        heads: Names of the columns.
-    """
+    """Return a table as HTML, which notebooks show."""
     from html import escape
 
     def line(cells: Iterable[object], kind: str) -> str:

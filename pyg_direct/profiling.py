@@ -33,7 +33,6 @@ def time_call(work: Callable[[], object], device: torch.device | None = None) ->
     """Measure the seconds of a call by the host's clock.
 
     Args:
-        work: The function to call.
         device: A GPU, which is synchronized before and after; a CPU and None wait for nothing.
     """
     on_gpu = device is not None and device.type == "cuda"
@@ -92,7 +91,6 @@ class LaneSpans:
     """Records spans of named lanes, which on a GPU are spans of its streams unless the host's clock is asked for.
 
     Args:
-        device: The device that works.
         lanes: Names of all lanes, with their colors; a picture shows them from top to bottom.
     """
 
@@ -216,9 +214,7 @@ def open_picture(path: str | os.PathLike[str] | None, rows: int = 1, columns: in
 
     Args:
         path: File of the picture, with the ending of its format; None saves nothing.
-        rows, columns: Axes of the figure.
         figsize: Width and height in inches; None takes matplotlib's.
-        options: Others of `Figure.subplots`.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

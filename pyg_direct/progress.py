@@ -37,7 +37,6 @@ class Bar:
     Args:
         total: Units of all the work.
         what: Name of the work, such as `placing features`.
-        unit: Of the work.
         done: Units that were done before.
         is_shown: False shows nothing.
     """
@@ -116,7 +115,6 @@ def show_wait(what: str, detail: str = "", *, items: int = FEW_ITEMS) -> Iterato
     Args:
         what: Name of the step. If a step begins again within two seconds, it counts as the same step, so that many
             short steps are reported too.
-        detail: Text to append.
         items: Numbers that the step goes through, if that is known: a thread is not worth it for few of them.
     """
     if items < FEW_ITEMS or getattr(_WAITING, "is_on", False):
@@ -152,7 +150,6 @@ def tell_ahead(what: str, *, items: int) -> None:
     """Announce a step that blocks all Python threads, so that no thread could report its progress.
 
     Args:
-        what: Name of the step.
         items: Numbers that it goes through; a step over few of them is not reported.
     """
     if items >= FEW_ITEMS:

@@ -52,10 +52,8 @@ class Contender:
     Attributes:
         name: As its row is named; ours begin with `pyg_direct`.
         run: Samples batches one after the other and returns the number of their edges.
-        note: Remark for readers of its rows.
         rates: Edges a second of each window.
         alone: Seconds of batches with nothing before or after them.
-        work: Edges a batch of each window.
     """
 
     name: str
@@ -86,7 +84,6 @@ def hold_contest(contenders: Sequence[Contender], batches: Sequence[Tensor], *, 
     """Measure all of them; slower ones get fewer batches a window.
 
     Args:
-        contenders: Those to measure.
         batches: Seeds of each batch; a window takes as many as fit it, at least two.
         alone: Whether to time batches with nothing before or after them too.
     """

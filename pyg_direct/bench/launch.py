@@ -101,7 +101,6 @@ def launch_by_torch(function: int, args: tuple[Any, ...]) -> Callable[[], object
 
     Args:
         function: The driver's handle of `draw_bits_gpu`, as numba-cuda compiles it.
-        args: Of the kernel.
     """
     launcher = getattr(torch._C, "_StaticCudaLauncher", None)
     if launcher is None:

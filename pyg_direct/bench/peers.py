@@ -37,11 +37,8 @@ class Peer(NamedTuple):
     Attributes:
         title: As its row is named, with the version.
         modules: Modules that must be installed; `modules[0]` is imported.
-        distribution: Distribution that has the version.
         placements: Kinds of memory that can hold a topology, in our words.
         expand_all: Whether a hop expands all nodes so far.
-        open: (rows, placement, fanouts) to its sampler.
-        note: Remark for readers of the row.
     """
 
     title: str

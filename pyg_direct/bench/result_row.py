@@ -34,8 +34,6 @@ class Row:
         metric, unit: Name and unit of the numbers.
         p20, p50, p80: Percentiles over the repeats, in `unit`. p50 is the median; of two middle values, their mean.
         limit: Physical limit of the same run in `unit`; None for no limit.
-        limit_name: Name of the limit.
-        note: Remark for readers.
         curve: Name of the growth curve that this is a point of; its metric names the line.
         at, at_name: Position on the curve, and the quantity that it counts.
     """

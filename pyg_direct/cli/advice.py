@@ -43,13 +43,7 @@ class Graph(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Places of a graph.
-
-    Attributes:
-        parts: Topology, features and labels.
-        gpu_bytes: GPU memory that they would take.
-        host_bytes: Host memory that they would take.
-    """
+    """Places of a graph."""
 
     parts: list[Placed]
     gpu_bytes: int
@@ -60,7 +54,6 @@ def plan_placement(graph: Graph, free_on_gpu: int | None, host: str = "unified")
     """Choose places for topology, features and labels, as loaders do by default.
 
     Args:
-        graph: The graph.
         free_on_gpu: Free GPU memory in bytes; None without a GPU.
         host: The kind of host memory that the GPU reads faster.
     """
@@ -96,8 +89,6 @@ class Finding(NamedTuple):
 
     Attributes:
         level: `fix` if something does not work, `hint` if it costs speed, `note` otherwise.
-        what: The fault.
-        how: The advice.
     """
 
     level: Literal["fix", "hint", "note"]

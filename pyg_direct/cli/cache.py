@@ -42,7 +42,6 @@ class Entry(NamedTuple):
     Attributes:
         kind: `kernels`, `old` kernels of other sources or compilers than these, or `facts` that were measured.
         path: A folder of kernels, or a file of facts.
-        num_files, num_bytes: Number and size of its files.
     """
 
     kind: Kind

@@ -239,11 +239,7 @@ CASES: dict[str, Callable[[], None]] = {
 
 
 def run_case(name: str) -> None:
-    """Run a case as small work, which one thread does, as large work, which all threads share, and in a thread's place.
-
-    Args:
-        name: Of `CASES`.
-    """
+    """Run a case as small work, which one thread does, as large work, which all threads share, and in a thread's place."""
     case = CASES[name]
     case()
     with replaced(run_kernel, "FEW_ITEMS", -1):
@@ -265,8 +261,6 @@ class Outcome(NamedTuple):
     Attributes:
         compiled: Files of compiled code that were added.
         kept, kept_bytes: Files of this version on the disk, and their size.
-        seconds: By the clock.
-        notes: Remarks, a sentence each.
         failed: Code that could not be compiled and why, a sentence each.
     """
 
@@ -298,9 +292,7 @@ def compile_ahead(cases: Sequence[str], capabilities: Iterable[tuple[int, int]] 
     """Compile loops and kernels, and keep them in the cache of compiled code.
 
     Args:
-        cases: Of `CASES`, for the CPU.
         capabilities: Compute capabilities of GPUs; None or none for the GPUs of this machine.
-        on_gpu: Whether kernels of GPUs are compiled.
         jobs: Processes; None for one a core.
     """
     begin, before = time.monotonic(), _weigh()

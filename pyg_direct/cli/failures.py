@@ -22,9 +22,6 @@ _NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 def said_in_options(context: typer.Context) -> Iterator[None]:
     """Report arguments that the package refuses as bad usage, under the names of the command's options.
 
-    Args:
-        context: The command that runs.
-
     Raises:
         typer.BadParameter: an argument is refused; it ends the command with code 2.
     """
@@ -52,7 +49,6 @@ def name_options(message: str, options: Mapping[str, str]) -> str:
     A name that is also a word of English, such as `memory`, is replaced if it begins the message or has a value.
 
     Args:
-        message: Text of the error.
         options: By name of the parameter, as users type it.
     """
     for name, option in options.items():
@@ -98,11 +94,7 @@ def _count_free(path: Path) -> str:
 
 
 def explain_missing(error: ModuleNotFoundError) -> str | None:
-    """Say how to install a package that this one needs; None if the package is not one of these.
-
-    Args:
-        error: The error of the import.
-    """
+    """Say how to install a package that this one needs; None if the package is not one of these."""
     package = (error.name or "").partition(".")[0]
     if package not in ("torch", "torch_geometric", "numba", "numpy", "psutil", "tqdm", "filelock", "packaging"):
         return None

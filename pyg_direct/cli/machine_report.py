@@ -283,11 +283,7 @@ def _look_at_link(facts: dict[str, Any], measure: bool) -> list[Finding]:
 
 
 def print_report(facts: dict[str, Any]) -> None:
-    """Print tables, and advice.
-
-    Args:
-        facts: As of `examine`.
-    """
+    """Print tables, and advice."""
     findings = [Finding(**finding) for finding in facts["findings"]]
     console = Console(highlight=False)
     # Words of the system and paths, which may hold brackets, are no markup.

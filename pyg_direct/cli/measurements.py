@@ -35,9 +35,7 @@ class Size(NamedTuple):
     """Extent of the measurements.
 
     Attributes:
-        scale: Factor on the products-shaped graph.
         batch_size: Seeds of a batch of the loader.
-        batches: Batches of each loader.
         table_bytes: Size of the tables that rows are read from.
         workers: Numbers of workers that PyG's loader gets; none if it is not measured without features.
     """
@@ -53,10 +51,8 @@ def choose_size(num_cores: int, free_on_host: int, free_on_gpu: int | None, *, q
     """Choose what a machine measures within half a minute, otherwise within some minutes.
 
     Args:
-        num_cores: Cores of the host.
         free_on_host: Its free memory in bytes.
         free_on_gpu: Free memory of the GPU in bytes; None for no GPU.
-        quick: Half a minute.
     """
     fits = free_on_host / 2 / _GRAPH_BYTES
     if free_on_gpu is None:
@@ -72,11 +68,7 @@ def choose_size(num_cores: int, free_on_host: int, free_on_gpu: int | None, *, q
 
 
 def size_of_machine(*, quick: bool) -> Size:
-    """Choose by the cores and the free memory that this machine has now.
-
-    Args:
-        quick: Half a minute.
-    """
+    """Choose by the cores and the free memory that this machine has now."""
     on_gpu = torch.cuda.is_available()
     free = free_bytes(torch.cuda.current_device()) if on_gpu else None
     return choose_size(count_cores(), available_bytes(), free, quick=quick)
@@ -91,11 +83,7 @@ def read_load() -> float | None:
 
 
 def list_missing(size: Size) -> list[str]:
-    """List the projects that are left out of the comparison, and why, a sentence each.
-
-    Args:
-        size: Extent of the measurements.
-    """
+    """List the projects that are left out of the comparison, and why, a sentence each."""
     if SAMPLER is None:
         return ["PyG's loader: neither pyg-lib nor torch_sparse, which it samples with, is installed: "
                 'pip install ".[sparse]" in the clone of pyg_direct']  # fmt: skip
@@ -106,7 +94,6 @@ def explain_limits(rows: list[Row], load: float | None) -> list[str]:
     """Name rows that are better than the limit of the same run, and why that can be, a sentence each.
 
     Args:
-        rows: Rows of a run.
         load: The load over the cores as the run began, as of `read_load`.
     """
     beaten = [row for row in rows if row.beats_limit]
@@ -126,7 +113,6 @@ def measure(size: Size, on_gpu: bool) -> tuple[list[Row], list[str]]:
     """Measure all parts.
 
     Args:
-        size: Extent of the measurements.
         on_gpu: Whether the parts of a GPU are measured, or those of a CPU.
 
     Returns:

@@ -77,10 +77,7 @@ def synthetic_dtdg(num_nodes: int = 1000, num_edges: int = 10_000, num_snapshots
     """Generate a dynamic graph with something to learn: the target of a node is the mean of its neighbors' signal.
 
     Args:
-        num_nodes, num_edges, num_snapshots, change: As in `DynamicShape`.
         num_features: F, at least 1: the last feature is the signal.
-        seed: Equal seeds give equal graphs.
-        weighted: Add weights of edges.
 
     Returns:
         For each snapshot `x` fp32 `[N, F]`, `edge_index` `[2, E]`, `edge_attr` fp32 `[E]` if `weighted`, and

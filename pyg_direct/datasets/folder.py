@@ -41,8 +41,6 @@ def read_arrays(file: Path, names: Sequence[str], kinds: str = "iu") -> list[np.
     """Read the arrays `names` of an archive.
 
     Args:
-        file: The archive.
-        names: Arrays to read.
         kinds: NumPy's letters of the kinds of numbers that they may be; "iu" for integers.
 
     Raises:

@@ -439,10 +439,8 @@ class Relation(NamedTuple):
 
     Attributes:
         source, name, target: As in PyG; `rev_` is put before the name of the reverse relation.
-        num_edges: Edges.
         source_hub, target_hub: Largest expected degree of each end, in mean degrees; a `source_hub` of 0 stands for
             one edge of each of so many sources.
-        is_reversed: The reverse relation is there too.
     """
 
     source: str

@@ -58,8 +58,6 @@ class RowSlot:
     """Buffers of the rows of a batch.
 
     Args:
-        rows: The rows to fetch.
-        room: Rows that they hold.
         num_nodes: Nodes of a batch at most.
         num_needs: Words of the needs of a batch, which go with the ids.
     """
@@ -111,12 +109,8 @@ class CapturedRows:
     """Stage of an `ExchangePlan` that fetches the rows of the nodes of its batches.
 
     Args:
-        part: The part of this rank.
         features: Its rows by node type and attribute; equal names on all ranks.
         note_remote: Called with the number of rows that other parts sent for a batch.
-
-    Attributes:
-        attributes: All attributes of all types.
     """
 
     def __init__(self, part: GraphPart, features: Mapping[str, Mapping[str, Feature]],
@@ -155,9 +149,7 @@ class CapturedRows:
         """Enqueue the exchange of the ids and rows of a batch.
 
         Args:
-            plan: The `ExchangePlan`.
             slot: Its slot, whose `own_rows` is a `RowSlot`.
-            stream: The raw stream.
         """
         own: RowSlot = slot.own_rows
         topo: PartTopo = plan.topology.topo

@@ -36,7 +36,6 @@ class DistAttributes:
     """Builder of batches; does the work of `Attributes` and `HeteroAttributes` for a graph in parts.
 
     Args:
-        graph: The graph.
         is_distinct: True if a batch has each node once: trees share nodes.
     """
 
@@ -64,9 +63,6 @@ class DistAttributes:
         """Fetch the rows of several batches by the exchange of one; a node that several of them have travels once if
         there are many.
 
-        Args:
-            outs: Samples of the batches.
-
         Returns:
             For each batch its rows, which `build` takes.
         """
@@ -80,10 +76,6 @@ class DistAttributes:
 
     def add_edge_rows(self, rows: Rows, out: SamplerOutput | HeteroSamplerOutput) -> Rows:
         """Fetch the rows of the edges of a sample that came with the rows of its nodes.
-
-        Args:
-            rows: Rows of the nodes, by type.
-            out: The sample.
 
         Returns:
             All of its rows, which `build` takes.

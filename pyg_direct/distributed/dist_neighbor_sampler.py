@@ -37,11 +37,7 @@ from pyg_direct.sampling.uniform_plan import open_plan
 
 @dataclass(eq=False)
 class _DistParts(Parts):
-    """Description of a graph in parts: no edges, but queries of them.
-
-    Attributes:
-        graph: The graph.
-    """
+    """Description of a graph in parts: no edges, but queries of them."""
 
     graph: DistGraph | None = None
 

@@ -18,7 +18,6 @@ class PairExchange:
     """Queries of edges between pairs of nodes. Its calls are collective.
 
     Args:
-        part: This process's part.
         communicator: Communicator of the owners of the other parts; None to answer only.
     """
 
@@ -33,7 +32,6 @@ class PairExchange:
         """Check if each pair is an edge of a relation, bool `[n]`; two exchanges.
 
         Args:
-            edge_type: The relation.
             sources, targets: Ids of the ends, int64 `[n]`.
         """
         held = (edge_type[2], targets) if self._held_by_target else (edge_type[0], sources)
@@ -46,11 +44,7 @@ class PairExchange:
         return found
 
     def weigh(self, edge_type: EdgeType) -> Balance:
-        """Weigh the edges of a relation between nodes of one type; the first call is an exchange.
-
-        Args:
-            edge_type: The relation.
-        """
+        """Weigh the edges of a relation between nodes of one type; the first call is an exchange."""
         if edge_type not in self._balances:
             self._balances[edge_type] = Balance.add(self._collect_balances(edge_type))
         return self._balances[edge_type]
@@ -95,7 +89,6 @@ class EdgesOfAll:
 
     Args:
         pairs: Queries to the owners of the edges.
-        edge_type: The relation.
     """
 
     def __init__(self, pairs: PairExchange, edge_type: EdgeType) -> None:

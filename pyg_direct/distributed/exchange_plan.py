@@ -150,16 +150,13 @@ class ExchangePlan(HeteroGpuPlan):
     """Plan of one rank for batches of a graph in parts; every rank makes one, and submits as many batches.
 
     Args:
-        part: The part of this rank.
         plan: The plan with the rows, flags and rules to use; its subgraphs are not induced.
-        transport: Exchange between the ranks.
         node_rows: Rows of nodes that batches have; None for batches without.
         sent: Gets the bytes sent to other ranks, head-room of segments included: `rows`, and `hops` for all else.
 
     Attributes:
         room: Room of segments, equal on all ranks.
         id_starts: Number that turns a node of a slot into an id of the id space of all types, int64 `[T]`.
-        owners: Owners of these ids (`_join_books`).
 
     Raises:
         PartitionError: the part does not hold the nodes that it owns.
@@ -208,10 +205,8 @@ class ExchangePlan(HeteroGpuPlan):
 
         Args:
             requests: Seeds of one batch, and their times; there may be no seeds.
-            keys: Its key.
 
         Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
             RankError: another rank failed or is gone.
         """
         for key in keys:
@@ -258,11 +253,7 @@ class ExchangePlan(HeteroGpuPlan):
         return super()._count_slot_bytes(capacity) + self.num_parts * own
 
     def submit(self, *args: Any, **options: Any) -> Pending:
-        """Enqueue a batch; see `HeteroGpuPlan.submit`.
-
-        Args:
-            *args, **options: Its arguments.
-        """
+        """Enqueue a batch; see `HeteroGpuPlan.submit`."""
         self._find_tables()
         return super().submit(*args, **options)
 

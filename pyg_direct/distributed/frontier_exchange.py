@@ -78,7 +78,6 @@ class Found(NamedTuple):
     """Edges picked for several requesters (ranks or clients).
 
     Attributes:
-        picked: The edges.
         trees: Trees of the requested nodes, or empty.
         bounds: First item of each requester, and the end, int64 `[S + 1]`.
         status: int64 `[1]`, below 0 if a node does not belong to this part.
@@ -103,8 +102,6 @@ class Picker:
     """Picker of the edges of a part's nodes, equal to the picks of one machine.
 
     Args:
-        part: The part.
-        placed: Its rows for the recipe.
         plan: The plan with the rows, flags and rules to use.
         num_batches: Batches G for which a requester has room.
     """
@@ -149,7 +146,6 @@ class Picker:
             counts: Numbers of nodes of each batch of each requester, int64 `[S * G, T]`.
             keys: Keys of these batches, uint64 `[S * G]`.
             fanouts: By relation, int64 `[R]`.
-            hop: Number of the hop.
             excluded: Edges to exclude (`find_excluded`); None for none.
         """
         topo = self._topo
@@ -173,9 +169,7 @@ class Picker:
         """Pack edges: (answers in bytes, by requester, and their layout).
 
         Args:
-            found: The edges.
             num_edges: Edges of each requester, int64 `[S]`.
-            wire: Dtypes.
             out: Memory for these bytes; None allocates it.
         """
         layout = Layout.of(np.diff(found.bounds), num_edges, wire)
@@ -196,7 +190,6 @@ class DistPlan(GeneralPlan):
     and one of edges, for all batches of a group. On a GPU each exchange waits once, and the new nodes once.
 
     Args:
-        part: This process's part.
         recipe: Options of sampling, equal in all processes.
         communicator: Communicator of the owners of the other parts; rank r owns part r.
         timed, weighted: Sample by the times and weights of the partition.
@@ -324,7 +317,6 @@ class DistPlan(GeneralPlan):
             message: Nodes in bytes, by owner.
             bounds: First node of each type of each batch of each owner, and the end, int64 `[P * G * T + 1]`.
             keys: Keys of the batches, uint64 `[G]`.
-            hop: Hop of the draws.
             excluded: Result of `_tell_excluded`; None if no edge is excluded.
         """
         comm, picker, fanouts = self._communicator, self._picker, self._fanouts_of(hop)

@@ -155,9 +155,6 @@ class GraphPart:
     """One part of a partitioned graph.
 
     Args:
-        folder: The partition (`partition_graph`).
-        part: Number of the part.
-        device: Device of its rows and neighbors.
         check: `"full"`: compare checksums of the files; `"size"`: their sizes; None: no check.
         map_rows: Leave rows in their files, which are read on demand.
 

@@ -48,7 +48,6 @@ class Parcel(NamedTuple):
 
     Attributes:
         kinds: (kind, names of attributes) of the request.
-        arrays: The attributes of all kinds.
     """
 
     kinds: list[tuple[Any, list[str]]]
@@ -59,7 +58,6 @@ class Parcel(NamedTuple):
         """Make the parcel of some attributes.
 
         Args:
-            kinds: (kind, names) in order.
             features: By kind and name, an object with the dtype and shape of the rows.
         """
         arrays = []
@@ -140,7 +138,6 @@ class PeerRows:
     """Tables of the parts of other processes on this host. The constructor is collective.
 
     Args:
-        part: This process's part, on the CPU.
         communicator: Communicator of all processes, in whose turn this is.
         features: The rows of the part, by kind and attribute; they are moved to shared memory.
 
@@ -173,7 +170,6 @@ class PeerRows:
         """Find (positions in `ids`, positions in the table, rows by attribute) for each part that holds some.
 
         Args:
-            kind: Node type or relation.
             ids: Ids that parts of `parts` own, or others, which are not found.
         """
         for tables in self._tables.values():
@@ -207,7 +203,6 @@ class Wanted(NamedTuple):
     """Requested rows of one kind.
 
     Attributes:
-        kind: Node type or relation.
         ids: int64 `[n]`, on the device of the part.
         names: Names of attributes; None for all.
         owned: (node type, ids of it `[n]`): the nodes whose owners have the rows; None if the rows belong to the nodes.
@@ -244,7 +239,6 @@ class RowExchange:
     """Exchange of rows between their owners. Its calls are collective.
 
     Args:
-        part: This process's part.
         communicator: Communicator of the owners of the other parts; None to answer only.
         features: The part's own rows, by kind and attribute; by default in the memory of the part.
 
@@ -417,7 +411,6 @@ class RowExchange:
         Args:
             ids: By requester, and by kind within each, int64.
             counts: Numbers of ids, int64 `[S, K]`.
-            parcel: Layout of the rows.
         """
         rows, status = [], torch.zeros(1, dtype=torch.int64, device=ids.device)
         pieces = ids.split(counts.reshape(-1).tolist()) if parcel.num_kinds > 1 else [ids]

@@ -35,11 +35,8 @@ class RowsOfKind(NamedTuple):
     """Requested rows of one kind, which all ranks request together.
 
     Attributes:
-        kind: Node type or relation.
         ids: int64 `[n]`, without duplicates.
         nodes: The nodes whose owners have the rows, int64 `[n]`.
-        book: The owners of these nodes.
-        table: The rows of this part.
         features: Its rows by attribute, equal names on all ranks.
     """
 
@@ -61,11 +58,6 @@ class _Sent(NamedTuple):
 
 class SegmentRows:
     """Exchange of rows over a transport. Its calls are collective.
-
-    Args:
-        part, num_parts: This rank's part, and their number.
-        device: Device of ids and rows.
-        transport: Exchange between the ranks.
 
     Attributes:
         num_remote: Rows fetched from other parts so far.

@@ -62,7 +62,6 @@ def find_obstacle(communicator: Communicator, num_bytes: int = 0) -> str | None:
     The result is equal in all processes. Collective, in the communicator's turn.
 
     Args:
-        communicator: Communicator of all processes.
         num_bytes: Host memory that the whole graph takes in addition to the parts.
     """
     device = communicator.device

@@ -68,11 +68,8 @@ def make_feature(rows: Tensor, device: torch.device, size: int, device_cache_siz
     placement.
 
     Args:
-        rows: All rows, on the CPU.
         device: A GPU.
-        size: Number of processes.
         device_cache_size: GPU memory of each process; a share refers to the rows of its part.
-        placement: Host memory for a single process.
     """
     if size == 1:
         feature = Feature(device=device, device_cache_size=device_cache_size, placement=placement)
@@ -103,13 +100,8 @@ class WholeGraph:
 
     Args:
         part: This process's part, on the CPU unless there is only one process.
-        communicator: Communicator of all processes.
-        device: Device of this process that samples.
         device_cache_size: GPU memory of this process for hot rows; see `DistGraph`.
         placement: Host memory of the other rows for a single process; several processes have them in host memory once.
-
-    Attributes:
-        rows: Rows by id.
     """
 
     def __init__(self, part: GraphPart, communicator: Communicator, device: torch.device,
@@ -256,7 +248,6 @@ class WholeRows:
 
     Args:
         part: The part, which lists kinds and attributes.
-        features: The rows, by kind and attribute.
 
     Attributes:
         num_remote, num_kept, kept_bytes: 0, as no rows are fetched and no copies kept.

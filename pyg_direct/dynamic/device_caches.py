@@ -32,7 +32,6 @@ class Candidate(NamedTuple):
     """Rows or matrices that may stay on the device.
 
     Attributes:
-        key: Its name.
         held_bytes: Bytes that it takes there.
         saved_bytes: Bytes that need not be copied in an epoch if it stays.
     """
@@ -237,10 +236,8 @@ class Sent:
     """Matrices in the form that is sent.
 
     Attributes:
-        pieces: Their structures.
         row, diagonal: As in `SnapshotMatrices`; also None if the device makes them.
         column: As in `SnapshotMatrices`; None if it is `row`.
-        num_nodes, num_snapshots: As in `SnapshotMatrices`.
         makes_row: True if `row` is the inverse root of a node's edges and one.
         makes_diagonal: True if `diagonal` is the square of `row`.
         is_alike: True if `column` is `row`.
@@ -339,7 +336,6 @@ class MatrixCache:
     """Matrices by key, made at the first request.
 
     Args:
-        device: Device that uses them.
         budget: Budget of bytes that stay there.
         copies: Stream that copies matrices before they are requested.
 
@@ -391,8 +387,6 @@ class MatrixCache:
         """Return the matrices on the device; with `keep` they stay if the budget has room.
 
         Args:
-            key: Key of the matrices.
-            times: Snapshots that they belong to.
             make: Makes them, on the host or the device.
             keep: True if they may be requested again.
         """

@@ -38,11 +38,9 @@ class _Side(NamedTuple):
     """Edges of some consecutive snapshots by one of their ends, snapshot after snapshot.
 
     Attributes:
-        times: These snapshots.
         time: Snapshot of each node that has edges, counted from the first of these, int64 `[R]`.
         node: The node, int64 `[R]`.
         counts: Its edges, int64 `[R]`.
-        num_slices: Slices of each snapshot.
         others: The other end of each edge, int32 `[E]`.
         weight: fp32 or float64 `[E]`.
     """
@@ -124,10 +122,8 @@ class Slots:
         factors: Factors of each snapshot, in order, on the host or the device.
         num_nodes: N.
         window: W, at most `MOST`.
-        device: Device of the matrices.
 
     Attributes:
-        num_bytes: Memory of all arrays there.
         sent_bytes: Bytes copied from the host.
     """
 

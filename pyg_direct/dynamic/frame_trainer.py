@@ -121,7 +121,6 @@ class _Epoch:
     Attributes:
         done: Number of trained frames, and the sum of their losses: one tuple, so that both count the same frames.
         seconds, moved_bytes: Time and bytes of it so far.
-        meters: Meters of the calls that prepared.
     """
 
     done: tuple[int, Tensor]

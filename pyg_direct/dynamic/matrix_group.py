@@ -183,7 +183,6 @@ def _fill(given: Sequence[Tensor | None], default: float, like: Sequence[Tensor]
 
     Args:
         given: `[N]` each, or None.
-        default: Number for missing tensors.
         like: Tensors of the same length; None if all are missing.
     """
     known = next((f for f in given if f is not None), None)

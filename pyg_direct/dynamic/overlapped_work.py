@@ -110,7 +110,6 @@ class CopyStream:
 
         Args:
             copy: Makes it on the current stream without waiting; its result has `record_stream`.
-            timeline: Timeline that records the copy.
         """
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)

@@ -115,7 +115,6 @@ class SequenceEdges:
     Args:
         parts: The snapshots, in order. Tensors that are the same object are the same in several snapshots.
         num_nodes: N of all of them.
-        device: Device of the layers.
         budget: Budget of the bytes kept there.
         ahead: Owner of a thread that may ask too.
 

@@ -103,9 +103,6 @@ def order_edges(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, 
         num_nodes: N.
         own: Number of the nodes, the first ones, that the snapshot has, between which its edges lie; None for all.
         dtype: Dtype of weights and sums.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     sources, targets = check_edges([edge_index], num_nodes if own is None else own)
     return order_checked(sources, targets, check_weights([edge_weight], [edge_index], dtype), num_nodes, dtype)
@@ -139,11 +136,7 @@ def order_checked(sources: Tensor, targets: Tensor, weight: Tensor | None, num_n
 
 
 def check_edges(edges: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Tensor]:
-    """Check and return sources and targets of the edges of several snapshots, concatenated, int64 `[E]`.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-    """
+    """Check and return sources and targets of the edges of several snapshots, concatenated, int64 `[E]`."""
     given = [_check_edges(part, num_nodes) for part in edges]
     sources, targets = (torch.cat(side) if len(edges) > 1 else side[0] for side in zip(*given, strict=True))
     if sources.is_cuda and sources.numel() > 0:
@@ -155,11 +148,7 @@ def check_edges(edges: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Tensor
 
 
 def check_weights(weights: Sequence[Tensor | None], edges: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """Check and return weights of the edges of several snapshots, concatenated, `[E]`; None if no snapshot has any.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """Check and return weights of the edges of several snapshots, concatenated, `[E]`; None if no snapshot has any."""
     given = [_check_weight(w, part, dtype) for w, part in zip(weights, edges, strict=True) if w is not None]
     return None if not given else torch.cat(given) if len(given) > 1 else given[0]
 
@@ -262,9 +251,6 @@ def join_edges(edges: Sequence[Tensor], weights: Sequence[Tensor | None], num_no
         weights: Weights of each, `[E]` or `[E, 1]` of any floating dtype, or None for all of them.
         num_nodes: N; the square of N times the number of snapshots must be less than 2**63.
         dtype: Dtype of weights and sums.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     sources, targets = check_edges(edges, num_nodes)
     weight, counts = check_weights(weights, edges, dtype), tuple(part.shape[1] for part in edges)

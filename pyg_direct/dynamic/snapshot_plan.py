@@ -64,9 +64,7 @@ def choose_form(union: EdgeUnion, num_edges: int, device: torch.device) -> str:
     """Return the form of a group: "mask" on a GPU if half of the other snapshots, or more, have an edge of one.
 
     Args:
-        union: Edges of the group.
         num_edges: Edges of all its snapshots, each counted in each.
-        device: Device of the layers.
     """
     edges, others = union.keys.numel(), union.num_snapshots - 1
     return "mask" if device.type == "cuda" and 2 * (num_edges - edges) >= others * edges else "split"
@@ -85,16 +83,10 @@ class GroupChoice:
     edges on an H100, finding them took 15 of the 69 ms of a first epoch.
 
     Args:
-        parts: The snapshots, in order.
         num_nodes: N of all of them.
-        device: Device of the layers.
         group_size: Snapshots of a group; "auto" chooses by `choose_size` and `choose_form` among every eight of them.
         form: Form of groups whose size is given.
-        edges: Edges of the snapshots.
         ahead: Thread that slices snapshots before they are needed.
-
-    Attributes:
-        decisions: Choices in words.
     """
 
     def __init__(self, parts: Sequence[Parts], num_nodes: int, device: torch.device, group_size: int | str, form: str,
@@ -119,8 +111,6 @@ class GroupChoice:
         """Return the group that a snapshot is aggregated with.
 
         Args:
-            operator, time, weighted: Operator, snapshot and weighting.
-            channels: Numbers of a row.
             once: True if these rows are aggregated once and kept.
         """
         low, high = self.find_block(time)
@@ -198,10 +188,8 @@ class SnapshotPlan:
 
     Args:
         parts: The snapshots, in order. Tensors that are the same object are the same in several snapshots.
-        device: Device of the layers.
         group_size: Snapshots aggregated at once: 1, 2, 4 or 8. "auto" chooses for every eight of them, including the
             form, by the rule of `choose_group`.
-        form: "split" or "mask", see `group.build_group`.
         memory: Bytes on the device for kept data; None sets no limit.
 
     Raises:
@@ -277,7 +265,6 @@ class SnapshotPlan:
         """Choose the data that stays on the device under a limit, once the reads of an epoch are known.
 
         Args:
-            frames: Snapshots of each frame, in order.
             rows: Operators and weightings whose aggregated features are copied if they are not on the device.
             reads_features: True if features as they were given are copied too.
         """

@@ -350,7 +350,6 @@ class Feature:
         """Put the rows of a tensor into their tiers; if this fails, the caller leaves the feature empty.
 
         Args:
-            cpu_tensor: The rows.
             dtype, exponents: Dtype that stored rows are read as, and exponents of float8 rows.
         """
         rows = cpu_tensor.detach().resolve_conj().resolve_neg()

@@ -18,11 +18,7 @@ from pyg_direct.ops.argument_checks import as_ids, check_ids
 
 
 def check_options(rank: Any, csr_topo: Any, placement: Any, store_dtype: Any, hotness: Any, link_blocks: Any) -> None:
-    """Refuse values of arguments that `Feature` does not know.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """Refuse values of arguments that `Feature` does not know."""
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
         raise ArgumentTypeError(f"rank must be the index of a GPU, got {rank!r}")
     if csr_topo is not None and not hasattr(csr_topo, "node_count"):
@@ -38,11 +34,7 @@ def check_options(rank: Any, csr_topo: Any, placement: Any, store_dtype: Any, ho
 
 
 def check_dense(cpu_tensor: Any) -> None:
-    """Refuse rows that are no dense tensor of at least one dimension.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """Refuse rows that are no dense tensor of at least one dimension."""
     if not isinstance(cpu_tensor, Tensor) or cpu_tensor.layout != torch.strided or cpu_tensor.is_meta:
         kind = getattr(cpu_tensor, "layout", type(cpu_tensor).__name__)
         raise ArgumentTypeError(
@@ -53,22 +45,14 @@ def check_dense(cpu_tensor: Any) -> None:
 
 
 def check_count(csr_topo: Any, num_rows: int) -> None:
-    """Refuse rows that are fewer than the nodes of a graph.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
-    """
+    """Refuse rows that are fewer than the nodes of a graph."""
     if csr_topo is not None and num_rows < csr_topo.node_count:
         raise ArgumentError(f"cpu_tensor must have a row for each of the {csr_topo.node_count} nodes of "
                             f"csr_topo, got {num_rows}")  # fmt: skip
 
 
 def check_update(feature: Any, ids: Tensor | Sequence[int], rows: Any) -> Tensor:
-    """Return the ids of `Feature.update_`, checked with the rows that replace theirs.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-    """
+    """Return the ids of `Feature.update_`, checked with the rows that replace theirs."""
     shape, dtype = feature.shape, feature.dtype
     if isinstance(feature.stored, SpilledRows):
         raise ArgumentError(f"rows of {feature.placement!r} cannot be updated: {feature.stored.tier.refusal}")
@@ -84,11 +68,7 @@ def check_update(feature: Any, ids: Tensor | Sequence[int], rows: Any) -> Tensor
 
 
 def check_following(period: Any, fade: float) -> None:
-    """Refuse arguments of `Feature.follow_reads`.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
-    """
+    """Refuse arguments of `Feature.follow_reads`."""
     if isinstance(period, bool) or not isinstance(period, int) or period < 0:
         raise ArgumentError(f"period must be an integer of at least 0, got {period!r}")
     if not 0 <= fade <= 1:
@@ -102,9 +82,6 @@ def find_places(local_order: Tensor, num_rows: int, places: Tensor | None) -> Te
         local_order: int32 or int64 `[N]`, each of 0 to N - 1 once.
         num_rows: N.
         places: Row of each `i`, counted from 1, if rows lie in another order.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     order = check_ids("local_order", local_order, num_rows).cpu().long()
     seen = torch.zeros(num_rows, dtype=torch.bool, device="cpu")
@@ -119,11 +96,7 @@ def find_places(local_order: Tensor, num_rows: int, places: Tensor | None) -> Te
 
 def read_disk_map(path: str | PathLike[str], disk_map: Tensor, held: torch.Size, dtype: torch.dtype
                   ) -> tuple[RowFile, Tensor]:  # fmt: skip
-    """Return the file of `Feature.set_mmap_file`, and the place of each of its ids among the rows held, int64 `[N]`.
-
-    Raises:
-        FileError, ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-    """
+    """Return the file of `Feature.set_mmap_file`, and the place of each of its ids among the rows held, int64 `[N]`."""
     file = RowFile(path)
     if file.order is not None:
         raise ArgumentError(f"path must name a table in the order of ids, got {path}, which pack_rows wrote: call "

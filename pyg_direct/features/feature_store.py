@@ -93,7 +93,6 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
 
         Raises:
             KeyError: the store has nothing of this group, or no such table in it.
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         attr = self._tensor_attr_cls.cast(key)
         self._check_known(attr)
@@ -119,7 +118,6 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]
 
         Args:
             key: (group, name, None).
-            value: The table, as of `put_tensor`.
 
         Raises:
             ArgumentError, ArgumentTypeError, NotImplementedError: the key is incomplete, or as of a table that is put.

@@ -58,7 +58,6 @@ class Ranked:
     """A `Listing` whose rows have scores, computed when a cache asks for them first: most rows need none.
 
     Args:
-        listing: The rows.
         scores: One for each row, `[N]`, or a function that computes them.
     """
 
@@ -108,11 +107,7 @@ def warn_of_frequency(hotness: Any) -> None:
 
 
 def check_hotness(hotness: str | Tensor) -> None:
-    """Refuse a value that ranks no rows.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """Refuse a value that ranks no rows."""
     if isinstance(hotness, Tensor):
         if hotness.dim() != 1 or hotness.is_complex():
             raise ArgumentError(f"hotness must hold one number for each row, got {tuple(hotness.shape)} of "
@@ -294,9 +289,6 @@ def order_by_edge(picked: Tensor, indptr: Tensor, num_edges: int, eid: Tensor | 
         indptr: Row offsets, int64 `[S + 1]`.
         num_edges: E.
         eid: See `expected_edge_reads`.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: `eid`, rule and value.
     """
     # All edges of a target have one chance.
     reads = picked.repeat_interleave(indptr[1:] - indptr[:-1], output_size=num_edges)
@@ -349,7 +341,6 @@ def chance_of_seeds(seeds: Tensor, num_nodes: int, batch_size: int) -> Tensor:
         seeds: Nodes that batches begin with, int64 `[S]`; if a node is listed several times, each position may bring
             it.
         num_nodes: N.
-        batch_size: Seeds of a batch.
     """
     copies = torch.zeros(num_nodes, dtype=torch.float32, device=seeds.device)
     if seeds.numel() == 0:
@@ -462,9 +453,6 @@ def share_budget(demands: Mapping[Any, Demand], budget: int | str) -> dict[Any, 
     Args:
         demands: By key, on one device; `reads` in one unit.
         budget: GPU memory for all tables together: bytes, `"2G"`, or a share of their bytes such as `"20%"`.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     reads, row_bytes = [demand.reads for demand in demands.values()], [demand.row_bytes for demand in demands.values()]
     whole = sum(size * len(scores) for scores, size in zip(reads, row_bytes, strict=True))
@@ -487,7 +475,6 @@ class ReadCounts:
         num_rows: N.
         period: Reads between two choices of hot rows.
         fade: Share of a count that remains after a choice.
-        device: Device of the ids.
     """
 
     def __init__(self, num_rows: int, period: int, fade: float, device: torch.device) -> None:

@@ -59,11 +59,8 @@ class MemoryRows:
     number of bits before it is the position of the row among the hot rows; otherwise the row is read from the tier.
 
     Args:
-        tier: All rows.
-        device: The device of ids and results.
         dtype: Of the rows as they are read.
         hot: The hot rows, ascending by id; None if `tier` serves all.
-        directory: Which ids are hot.
         exponents: Exponents of float8 rows, uint8 `[N]`, in memory that kernels read.
         misses: Share of all reads that goes to other rows than hot ones.
         link_blocks: Thread blocks that keep the link busy; None takes `DEFAULT_BLOCKS`.
@@ -332,9 +329,6 @@ def check_placing(rows: Tensor, device: torch.device, dtype: torch.dtype, asked:
                   csr_topo: Listing | None, is_for_many: bool) -> None:  # fmt: skip
     """Refuse rows `[N, ...]`, stored as `dtype` for a device, if they need a ranking that `hotness` and `csr_topo` of a
     `Feature` do not give; `asked` is its `device_cache_size`.
-
-    Raises:
-        ArgumentError: `hotness`, rule and value.
     """
     if rows.device == device and not is_for_many:
         # All rows of this GPU stay there, whatever the ranking.
@@ -351,7 +345,6 @@ def place_rows(source: Tensor, device: torch.device, dtype: torch.dtype, asked: 
 
     Args:
         source: `[N, ...]` of any dtype, which becomes a view of the host memory if possible.
-        device, dtype, exponents, link_blocks: As of `MemoryRows`.
         asked, placement: The `device_cache_size` and `placement` of a `Feature`.
         rank: Computes scores of the rows, `[N]`; None for none.
     """

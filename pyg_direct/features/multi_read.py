@@ -82,7 +82,6 @@ class TypedRows:
     """All features that can be read by the packed ids of a batch, or of several.
 
     Args:
-        features: By (type, key).
         types: The types in the order of those ids.
     """
 
@@ -104,7 +103,6 @@ class TypedRows:
 
         Args:
             ids: Ids within their types, batch after batch and type after type, int64 on the device; more may follow.
-            sizes: Their number by batch and type.
             starts: First position of each batch and type, the end of the last, and a zero for each, int64 on the
                 device; None if they are not there.
         """

@@ -41,7 +41,6 @@ class Room(NamedTuple):
 
     Attributes:
         host: A word that the processes of the host have in common.
-        num_bytes: Host memory that rows may take.
         is_shared: True if its rows lie in memory that processes share already.
     """
 
@@ -51,11 +50,7 @@ class Room(NamedTuple):
 
 
 def check_cold(cold_policy: str, cache_policy: str | None) -> None:
-    """Refuse an unknown policy, and rows that are shared in two ways at once.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
-    """
+    """Refuse an unknown policy, and rows that are shared in two ways at once."""
     if cold_policy not in COLD_POLICIES:
         raise ArgumentError(f"cold_policy must be one of {', '.join(COLD_POLICIES)}, got {cold_policy!r}")
     if cold_policy == "shard" and cache_policy == "p2p_clique_replicate":
@@ -106,10 +101,6 @@ def find_too_small(rooms: Sequence[Room], num_bytes: int) -> Room | None:
     """Return a host that cannot hold all rows once, if every host can hold the shares of its processes; otherwise None.
 
     Shares of the processes of one host are no less than one copy of the rows.
-
-    Args:
-        rooms: Of all processes.
-        num_bytes: Of all rows.
     """
     counts, lacking = Counter(room.host for room in rooms), None
     for host, count in counts.items():
@@ -148,10 +139,8 @@ def fit_rows(num_rows: int, row_bytes: int, budget: int, num_gpus: int) -> tuple
     """Return (rows that a clique caches, bytes of a chunk), so that no GPU holds more than `budget` bytes.
 
     Args:
-        num_rows: Rows of the table.
         row_bytes: Bytes of a row as it is stored.
         budget: GPU memory in bytes for each GPU.
-        num_gpus: GPUs of the clique.
     """
     count = min(num_rows, budget * num_gpus // max(1, row_bytes))
     chunk_bytes = max(1, math.ceil(count * row_bytes / (PARTS * num_gpus * GRANULE))) * GRANULE
@@ -203,8 +192,6 @@ class HotRows:
     """The hot rows of a group of GPUs.
 
     Attributes:
-        devices: The GPUs that read them.
-        count: Number of hot rows.
         directory: Bits and ranks of their ranked bitmap; None if no row or every row is hot.
         spread: Their memory, distributed over the GPUs; None if every GPU makes its own copy.
     """
@@ -230,12 +217,9 @@ class Handle:
         shape: Of the table, `[N, ...]`.
         stored: Dtype of the stored rows.
         dtype: Dtype of the rows as they are read.
-        host: All rows.
         cold: Memory in which GPUs read rows that are not hot: `unified` or `pinned`.
         exponents: Of float8 rows, uint8 `[N]`.
         misses: Share of all reads that miss the hot rows, by listings, for each entry of `hot`.
-        hot: Hot rows of each clique.
-        options: Arguments of the `Feature`.
         order: Row of each id, counted from 1, if ids are not rows.
     """
 
@@ -264,7 +248,6 @@ def share_rows(feature: Any, cpu_tensor: Tensor, rows: Tensor, exponents: Tensor
     """Put the rows of a `Feature` into memory that all processes and GPUs read; with `device_list="group"` all call it.
 
     Args:
-        feature: The feature.
         cpu_tensor: The user's tensor, which becomes a view of shared memory if possible.
         rows, exponents: The same rows as they are stored.
     """

@@ -92,13 +92,11 @@ class DiskReads(NamedTuple):
     """Reads of a file that batches were planned for; `print` shows a line.
 
     Attributes:
-        path: The file.
         num_asked: Rows of the file that batches asked for, each as often as a batch did.
         num_rows: Rows that were read from the file for them, alone or for a window.
         row_bytes: Bytes of a row.
         num_requests, num_pages, page_bytes: Requests, the pages that they read, and the bytes of a page.
         num_again: Pages that had been read before.
-        seconds: Time during which rows were read.
         num_claimed: Rows that windows of batches held, each once in a window.
         disk_rate: Bytes per second that the disk gives in order, measured; None if it was not measured.
         random_rate: Pages per second that it gives at random; likewise.
@@ -157,7 +155,6 @@ class RangeReader:
     memory, and for a table larger than half of the free memory. Rows that are cached are read from there.
 
     Args:
-        file: The table.
         keeps_all: True if each row is read at most once.
 
     Attributes:

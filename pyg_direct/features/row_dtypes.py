@@ -20,11 +20,7 @@ _BIAS = 127
 
 
 def check_store_dtype(store_dtype: torch.dtype | None) -> None:
-    """Refuse a dtype that rows cannot be stored in.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """Refuse a dtype that rows cannot be stored in."""
     if store_dtype is None:
         return
     if not isinstance(store_dtype, torch.dtype):
@@ -66,7 +62,6 @@ def check_narrow(rows: Tensor, store_dtype: torch.dtype) -> None:
 
     Args:
         rows: float32 `[N, ...]`.
-        store_dtype: As for `narrow_rows`.
 
     Raises:
         ArgumentError: as raised by `narrow_rows`.

@@ -77,7 +77,6 @@ class RowFile:
 
     Raises:
         FileError: the file is missing, damaged, shorter than its header says, or a pickle.
-        ArgumentError: named argument, rule and value.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
@@ -429,7 +428,6 @@ def save_pieces(target: Path, rows: Tensor, pieces: Iterable[Tensor]) -> None:
     """Write a table that comes in pieces, whole or not at all; raises as `save_rows`.
 
     Args:
-        target: As in `save_rows`.
         rows: Shape and dtype of the table; its memory is not read.
         pieces: Contiguous rows of it on the CPU, in order.
     """

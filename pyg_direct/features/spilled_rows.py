@@ -40,7 +40,6 @@ def serving(windows: Mapping[int, Tier], number: int) -> Iterator[None]:
     """Read rows of tiers from their windows in this thread, in this block.
 
     Args:
-        windows: By the `id` of the tier.
         number: Number of the window of batches whose rows are read.
     """
     before = getattr(SERVED, "windows", {}), getattr(SERVED, "number", -1)
@@ -146,10 +145,7 @@ def spill_file(file: RowFile, device: torch.device, scores: Tensor | None, count
 
     Args:
         file: The file, of N rows.
-        device: Device of the results.
         scores: A score for each row, `[N]`; None for the first rows.
-        count: Rows that are read into memory.
-        hot_bytes: GPU memory for rows.
         keep: Puts rows into memory, with these options of `Feature`.
     """
     shape, tier = file.rows.shape, open_file(file, device)
@@ -170,8 +166,6 @@ def shard_rows(rows: Tensor, device: torch.device, cache_size: int | str, rank: 
 
     Args:
         rows: `[N, ...]`, equal in all processes.
-        device: Device of the results.
-        cache_size: GPU memory for hot rows.
         rank: Returns a score for each row, `[N]`, or None for the first rows.
         keep: Puts rows into memory, with these options of `Feature`.
     """

@@ -82,8 +82,6 @@ def choose_place(tables: list[Any], others: list[Tensor], written: list[Any]) ->
     """Choose the device of an operation and the memory of its result.
 
     Args:
-        tables: The unified operands.
-        others: The other tensors.
         written: Tensors that the operation writes, if any.
     """
     gpu = next((table.memory.device for table in tables), None)

@@ -58,7 +58,6 @@ class Relation:
     """Rows of a relation, with ids local to their types.
 
     Attributes:
-        edge_type: Its name.
         indptr, indices: int64 `[rows + 1]`, int32 or int64 `[E]`.
         edge_ids: `[E]`, or None if the position of an edge is its id.
         weight, time: By position, float32 or float64, and int64 `[E]`; or None.
@@ -263,9 +262,6 @@ class HeteroTopo:
             real numbers; relations may be missing: their edges are equally likely.
         direction: Expand nodes to their in-neighbors (`in`) or out-neighbors (`out`).
         is_sorted: Rows are sorted by time already, which is checked.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
     def __init__(self, num_nodes: int | Mapping[str, int], edges: Any, *,
@@ -402,7 +398,6 @@ class HeteroTopo:
                 a quarter of the free memory, at least 8 GiB or half of it; otherwise `unified` or `pinned` host memory,
                 whichever is faster. If the neighbors are on the host, another array still goes to GPU memory if it
                 takes at most an eighth of the free memory.
-            device: The device that samples.
 
         Raises:
             ArgumentError: an unknown placement, or one that the device cannot read.

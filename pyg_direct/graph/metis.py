@@ -23,10 +23,8 @@ def assign_by_metis(stream: Stream, num_nodes: int, num_parts: int, seed: int = 
     Parallel edges and both directions of an edge count as one edge of their number's weight.
 
     Args:
-        stream: Gives the edges.
         num_nodes: N.
         num_parts: At least 1.
-        seed: Of METIS.
         progress: Report the long steps that follow the stream.
         recursive: Halve parts repeatedly instead of making all at once.
         what: Name of the feature that needs pymetis, for the message if it is not installed.

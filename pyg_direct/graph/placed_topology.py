@@ -257,7 +257,6 @@ def spread_over_peers(arrays: Sequence[Tensor], device: torch.device) -> list[Te
     The arrays then come from the first process. Without a group the clique is among all GPUs of the host.
 
     Args:
-        arrays: Tensors with items, on any device.
         device: A GPU.
 
     Raises:
@@ -293,11 +292,7 @@ def _spread(array: Tensor, clique: Sequence[int]) -> Spread:
 
 
 def check_place(name: str, place: str, device: torch.device, known: Sequence[str] = AUTO_PLACEMENTS) -> None:
-    """Refuse an unknown placement, or one that the device cannot read.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
-    """
+    """Refuse an unknown placement, or one that the device cannot read."""
     if place not in known:
         raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {place!r}")
     if (place == "cpu") != (device.type == "cpu") and place != "auto":

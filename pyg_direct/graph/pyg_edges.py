@@ -39,9 +39,6 @@ def read_edges(graph: Any, name: str = "edge_index") -> EdgeList | Rows:
     the argument that messages name.
 
     Rows of compressed containers are the nodes that are sampled from, as in PyG's `adj_t`.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     graph = read_array(graph)
     if hasattr(graph, "edge_stores") or (hasattr(graph, "edge_index") and not isinstance(graph, Tensor)):

@@ -36,9 +36,6 @@ def settle_workers(owner: type, kwargs: Mapping[str, Any], device: torch.device,
     """Prepare arguments for DataLoader; options of workers are removed, with one report, unless workers are started.
 
     Args:
-        owner: The class of the loader.
-        kwargs: The caller's arguments.
-        device: The device of the loader.
         may_start: True if workers can make these batches.
         num_seeds: Number of seeds to shuffle, if it is known.
         needs_workers: True if only Python makes the batches, so that options of workers are kept.
@@ -85,11 +82,7 @@ def check_stores(data: Any, **given: Any) -> None:
     """Refuse options of rows for a graph in stores, which keep their own.
 
     Args:
-        data: Argument of the loader.
         **given: The options, by name; None if not given.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
     """
     for name, value in given.items():
         if value is not None and isinstance(data, (tuple, list)):
@@ -104,11 +97,7 @@ def check_custom_cls(data: Any, custom_cls: Any) -> None:
 
 
 def check_batch_size(size: Any) -> None:
-    """Check a number of items per batch, or None.
-
-    Raises:
-        ArgumentError: `batch_size`, rule and value.
-    """
+    """Check a number of items per batch, or None."""
     if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1):
         raise ArgumentError(f"batch_size must be an integer of at least 1, or None, got {size!r}")
 
@@ -131,9 +120,6 @@ def _check_options(kwargs: Mapping[str, Any]) -> None:
 def settle_sharing(cache_policy: str | None, cold_policy: str) -> dict[str, str]:
     """Check the arguments about memory shared by processes, and return them as a `Feature` takes them; empty without
     sharing.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
     """
     known = (None, *POLICIES)
     if cache_policy not in known:
@@ -158,8 +144,6 @@ def read_input_nodes(input_nodes: Any, name: str = "input_nodes", kind: str | No
     """Read ids or a mask as a tensor; PyG would take a mask in NumPy or a list, or fractional ids, for ids.
 
     Args:
-        input_nodes: Ids or a mask.
-        name: Name of the argument.
         kind: Their node type; None without types.
     """
     if input_nodes is None:

@@ -588,11 +588,7 @@ class EpochLoader(ReportedLoader):
 
 
 def check_ahead(ahead: Any, super_batch: int | None) -> None:
-    """Check the batches, or the memory, of foresight.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """Check the batches, or the memory, of foresight."""
     if isinstance(ahead, str):
         parse_size(ahead, name="ahead")
     elif ahead is not None and (isinstance(ahead, bool) or not isinstance(ahead, int) or not 0 <= ahead < 2**31):

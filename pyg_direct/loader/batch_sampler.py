@@ -29,7 +29,6 @@ class Share:
 
     Attributes:
         rank: This process, from 0.
-        count: Number of processes.
         uneven: Rule if `count` does not divide the number of batches; see `NeighborLoader`.
         num_steps: Batches of this process, if processes with own seeds agreed on it; otherwise None.
     """
@@ -65,9 +64,6 @@ class Ranks:
 
     Attributes:
         num_steps: See `Share`; may be set while `ranks` is None.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
 
     def __init__(self, ranks: Any, uneven: str) -> None:

@@ -222,9 +222,6 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
 
         Args:
             batch: Numbers of clusters, int64 `[B]` or a list.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
         """
         self._prepare()
         made: Data | HeteroData = self._build_any(self._start(read_positions(batch, len(self._begins) - 1)).finish())
@@ -238,7 +235,6 @@ def _check_data(data: Any) -> tuple[Tensor, int]:
     """Check a graph for clustering, and return (edges, number of nodes).
 
     Raises:
-        ArgumentError, ArgumentTypeError, IdError: `data`, rule and value.
         NotImplementedError: a graph with `adj_t` and `edge_index`.
     """
     if not isinstance(data, Data):
@@ -258,7 +254,6 @@ def _join_types(data: HeteroData) -> tuple[Tensor, int]:
     """Join (edges of all relations over the nodes of all types, one after the other, int64 `[2, E]`; number of nodes).
 
     Raises:
-        ArgumentError, ArgumentTypeError, IdError: `data`, rule and value.
         NotImplementedError: a graph with `adj_t`.
     """
     sizes = count_types(data)

@@ -110,11 +110,7 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
 
 
 def _check_keys(**keys: Any) -> list[Any]:
-    """Check lists of names of attributes.
-
-    Raises:
-        ArgumentTypeError: named argument, rule and value.
-    """
+    """Check lists of names of attributes."""
     for name, listed in keys.items():
         is_listed = listed is None or (isinstance(listed, Collection) and not isinstance(listed, str))
         if not is_listed or not all(isinstance(key, str) for key in listed or ()):

@@ -37,7 +37,6 @@ class Collection(Protocol):
     """All graphs of a data set, and batches of any of them.
 
     Attributes:
-        source: The graphs.
         device: Device of the joined values and of batches; None before they are placed.
     """
 
@@ -76,7 +75,6 @@ class GraphLoader(EpochLoader):
         """Check the arguments and read the data set; returns the arguments of torch's loader.
 
         Raises:
-            ArgumentError, ArgumentTypeError, DeviceError: named argument, rule and value.
             NotImplementedError: `dataset` has no length, or `batch_size` is None.
         """
         if prefetch is None:
@@ -277,7 +275,6 @@ class _Choice(NamedTuple):
     """The graphs of a batch.
 
     Attributes:
-        graphs: All graphs.
         numbers: Numbers of the batch's graphs, int64 `[B]`.
     """
 

@@ -103,7 +103,6 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         """Check a graph, and return the numbers of nodes and edges.
 
         Raises:
-            ArgumentError, ArgumentTypeError: `data`, rule and value.
             NotImplementedError: a graph with `adj_t`.
         """
         if not isinstance(data, Data):
@@ -157,7 +156,6 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
 
         Args:
             items: Numbers of its draws, int64 `[batch_size]`, on the device.
-            key: Key of the batch.
         """
         raise NotImplementedError("GraphSAINTSampler draws nothing: make one of the classes derived from it")
 

@@ -51,11 +51,7 @@ _EDGE_BYTES = 64
 
 
 def check_ranking(hotness: str, presample: float | None) -> None:
-    """Refuse unknown rankings, and warn of deprecated ones.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
-    """
+    """Refuse unknown rankings, and warn of deprecated ones."""
     if hotness not in RANKINGS:
         raise ArgumentError(f"hotness must be one of {', '.join(RANKINGS)}, got {hotness!r}")
     warn_of_frequency(hotness)
@@ -73,7 +69,6 @@ class SeedDraw(NamedTuple):
 
     Attributes:
         kind: Their type; None without types.
-        batch_size: Seeds per batch.
         nodes: Input nodes, drawn without replacement in an epoch, int64 `[S]`; None for all nodes of the type, with
             replacement.
         weight: Weight of each node of the type, `[N]`, if `nodes` is None; None if they are equally likely.
@@ -98,9 +93,7 @@ class ReadChances:
 
     Args:
         make_lists: Returns the neighbor lists of the graph.
-        draws: Seeds of batches.
         parts: The nodes of each type among all; type None without types.
-        replace: Neighbors are drawn with replacement.
     """
 
     def __init__(self, make_lists: Callable[[], Sequence[ListedRows]], draws: Sequence[SeedDraw],
@@ -133,8 +126,6 @@ def rank_rows(loader: Any, placed: PlacedTopology, plan: Any, may_sample: bool =
 
     Args:
         loader: A `NeighborLoader` with uniform sampling.
-        placed: Its topology.
-        plan: The plan that samples.
         may_sample: Count reads if `hotness` needs it; True the first time.
     """
     listing = Ranking.of(placed)

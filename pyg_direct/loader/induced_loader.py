@@ -180,11 +180,7 @@ class InducedLoader(EpochLoader):
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Check an integer argument of at least `least`.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
-    """
+    """Check an integer argument of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ArgumentError(f"{name} must be an integer of at least {least}, got {value!r}")
     return value
@@ -192,12 +188,6 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 def load_saved(name: str, kind: str, path: Path, known: Sequence[type] = ()) -> Any:
     """Load a file of `save_whole` or PyG; only tensors and objects of known classes.
-
-    Args:
-        name: The argument that names the file.
-        kind: Required content of the file.
-        path: The file.
-        known: Classes that it may hold.
 
     Raises:
         ArgumentError: the file is damaged, or holds another object.

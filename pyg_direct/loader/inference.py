@@ -188,7 +188,6 @@ class _Rows:
     """Rows of all nodes in memory that the device reads and writes, or the CPU for a GPU that cannot.
 
     Args:
-        view: The rows on the device.
         block: Memory of the rows, if it is on the host.
     """
 

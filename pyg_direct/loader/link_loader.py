@@ -65,13 +65,7 @@ from pyg_direct.typing import Device
 
 
 class PlannedLinks:
-    """Maker of batches around links by a plan on a GPU, equal to the step-by-step result of `Links`.
-
-    Args:
-        sampler: The sampler.
-        given: All links of the loader.
-        negatives: Options of negatives.
-    """
+    """Maker of batches around links by a plan on a GPU, equal to the step-by-step result of `Links`."""
 
     def __init__(self, sampler: NeighborSampler, given: EdgeSamplerInput, negatives: NegativeSampling | None) -> None:
         self._sampler, self._given, self._negatives = sampler, given, negatives
@@ -92,10 +86,8 @@ class PlannedLinks:
         """Start to sample around links.
 
         Args:
-            plan: Result of `find_plan`.
             positions: Positions of the links among all, int64 `[L]`.
             ends: Their sources and targets, int64 `[L, 2]`, or their sources alone, `[L]`.
-            key: Key of the batch.
         """
         negatives, more_sources, more_targets = self._negatives, 0, 0
         if negatives is not None:

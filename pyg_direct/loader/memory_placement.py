@@ -50,7 +50,6 @@ def choose_places(attributes: Sequence[Rows], budget: int, *, is_auto: bool, fil
     """Choose places of attributes in order of benefit: short rows, whole small tables, hot rows of the others by size.
 
     Args:
-        attributes: The attributes to place.
         budget: GPU memory in bytes that they may take together.
         is_auto: True if wide attributes may go to the GPU; short ones may always, up to a quarter of the budget each.
         fill_cache: Use the rest of the budget for hot rows.
@@ -137,9 +136,7 @@ def keep_once(topology: CSRTopo, placement: str, device: torch.device, cold_poli
     If its arrays equal the arrays of the host's first process, they become views of memory shared by its processes.
 
     Args:
-        topology: Equal in all processes.
         placement: See `CSRTopo.place`; `auto` is decided here, by all processes of a host.
-        device: The device that samples.
         cold_policy: See `settle_places`.
     """
     if not has_group() or placement not in AUTO_PLACEMENTS:

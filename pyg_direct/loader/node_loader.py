@@ -183,14 +183,9 @@ def join_windows(name: str, times: Any, start: Any, end: Any, time_window: int |
     """Return times of seeds, or their windows: the earliest and the latest time of each, integers `[S, 2]`.
 
     Args:
-        name: Name of the times.
         times: Times of the seeds, returned if there are no windows.
         start: Earliest times, integers `[S]`.
-        end: Latest times, likewise.
         time_window: Length of the window of all seeds, which cannot be combined with separate windows.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     if start is None and end is None:
         if has_windows(times):
@@ -212,11 +207,7 @@ def join_windows(name: str, times: Any, start: Any, end: Any, time_window: int |
 
 
 def check_times(name: str, times: Any, count: int | None, windows: bool = False) -> None:
-    """Check times of seeds: integers, one for each if their number is known; or windows, two for each.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """Check times of seeds: integers, one for each if their number is known; or windows, two for each."""
     if times is None:
         return
     if windows and has_windows(times):
@@ -232,11 +223,7 @@ def check_times(name: str, times: Any, count: int | None, windows: bool = False)
 
 
 def check_input_id(input_id: Any, count: int | None) -> None:
-    """Check ids that batches hold in place of positions: a tensor, one for each seed if their number is known.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """Check ids that batches hold in place of positions: a tensor, one for each seed if their number is known."""
     if input_id is None:
         return
     if not isinstance(input_id, Tensor):

@@ -142,9 +142,6 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
 
         Args:
             index: Positions among the seeds, int64 `[B]` or a list.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
         """
         self._prepare()
         assert self._ppr is not None
@@ -153,11 +150,7 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
 
 
 def _check_chance(alpha: Any) -> float:
-    """Check the probability of a restart.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: `alpha`, rule and value.
-    """
+    """Check the probability of a restart."""
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.integer, np.floating)):
         raise ArgumentTypeError(f"alpha must be a number, got {alpha!r}")
     if not (math.isfinite(alpha) and 0 < alpha < 1):
@@ -166,11 +159,7 @@ def _check_chance(alpha: Any) -> float:
 
 
 def _read_seeds(input_nodes: Any, num_nodes: int) -> Tensor:
-    """Read ids of the seeds, int64 `[S]` on the CPU.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: `input_nodes`, rule and value.
-    """
+    """Read ids of the seeds, int64 `[S]` on the CPU."""
     nodes = read_input_nodes(input_nodes)
     if nodes is None:
         return torch.arange(num_nodes, device="cpu")

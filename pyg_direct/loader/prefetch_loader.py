@@ -152,7 +152,6 @@ def read_device(device: Device) -> torch.device | None:
     """Read the device of an argument, as `resolve_device`; None for a GPU on a machine without any.
 
     Raises:
-        ArgumentError, ArgumentTypeError, DeviceError: `device`, rule and value.
         NotImplementedError: it is neither a CPU nor a CUDA device.
     """
     name = str(device).partition(":")[0]

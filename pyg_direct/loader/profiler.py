@@ -81,8 +81,6 @@ class Recorder:
     """Recorder of the times of a loader's last batches.
 
     Args:
-        last: Batches to keep.
-        device: The device of batches.
         nvtx: Push NVTX ranges too, on a GPU.
 
     Attributes:

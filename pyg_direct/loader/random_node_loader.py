@@ -92,9 +92,6 @@ class RandomNodeLoader(TypedInducedLoader, PygRandomNodeLoader):  # type: ignore
 
         Args:
             index: Nodes in PyG's numbering, all types consecutively, int64 `[B]` or a list.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
         """
         self._prepare()
         return self._build_any(self._start(read_positions(index, self.num_nodes)).finish())

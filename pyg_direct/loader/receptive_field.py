@@ -64,7 +64,6 @@ class Graph:
 
     Args:
         data: A graph with `edge_index` or `adj_t`.
-        device: Device that computes layers.
     """
 
     def __init__(self, data: Any, device: torch.device) -> None:
@@ -102,10 +101,6 @@ class Graph:
 
         Some nodes must get the same rows with only their in-neighbors, in another order with more nodes around, and
         when fewer nodes are wanted.
-
-        Args:
-            run: The layer.
-            read: Features of nodes, by id.
         """
         if not self.is_list or not self._edges.shape[1]:
             return False
@@ -158,9 +153,6 @@ def find_reach(model: Any, layer: int, graph: Graph, read: Callable[[Tensor], Te
 
     Args:
         model: A model with `convs` and `inference_per_layer`, as `BasicGNN`.
-        layer: Number of the layer.
-        graph: The graph.
-        read: Features of nodes, by id.
     """
     run: Run = partial(model.inference_per_layer, layer)
     # PyG's quantiles and medians fail with fewer than two edges, or if the first node has no neighbors.

@@ -393,11 +393,7 @@ def _first_drawn(outs: Sequence[Output]) -> Drawn:
 
 
 def read_positions(index: Any, count: int) -> Tensor:
-    """Read positions among `count` seeds, int64 `[B]`, from a number, a list or a mask.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: `index`, rule and value.
-    """
+    """Read positions among `count` seeds, int64 `[B]`, from a number, a list or a mask."""
     positions = as_ids("index", index).cpu().reshape(-1)
     if positions.dtype == torch.bool:
         if positions.numel() != count:

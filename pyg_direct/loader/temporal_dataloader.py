@@ -219,11 +219,7 @@ class _Cut:
 
 
 def _check_events(data: TemporalData) -> None:
-    """Check that events have both ends, one of each per event.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: `data`, rule and value.
-    """
+    """Check that events have both ends, one of each per event."""
     for name in ("src", "dst"):
         ends = data._store.get(name)
         if not isinstance(ends, Tensor) or ends.dim() != 1:
@@ -237,11 +233,7 @@ def _check_events(data: TemporalData) -> None:
 
 
 def _check_ratio(ratio: Any) -> float:
-    """Check a number of negatives per event.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: `neg_sampling_ratio`, rule and value.
-    """
+    """Check a number of negatives per event."""
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float, np.integer, np.floating)):
         raise ArgumentTypeError(f"neg_sampling_ratio must be a number, got {ratio!r}")
     if not (math.isfinite(ratio) and ratio >= 0):

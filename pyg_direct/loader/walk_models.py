@@ -53,14 +53,9 @@ class WalkLoader(EpochLoader, DataLoader):  # type: ignore[misc,type-arg]
     are prefetched.
 
     Args:
-        walks: The model that draws walks.
-        num_nodes: Start nodes of walks.
         device, seed, prefetch, ranks, uneven: See `NeighborLoader`.
         **kwargs: Arguments of `torch.utils.data.DataLoader`, such as `batch_size` and `shuffle`; options of workers are
             absorbed.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
 
     transform = None

@@ -240,11 +240,7 @@ def find_why_left(module: Any) -> str | None:
 
 
 def accelerate_one(module: torch.nn.Module, paths: type[Paths] = Paths) -> None:
-    """Accelerate a convolution, but no module that it holds.
-
-    Args:
-        paths: Class that counts its calls.
-    """
+    """Accelerate a convolution, but no module that it holds."""
     if not isinstance(module, conv.MessagePassing):
         return
     _strip(module)

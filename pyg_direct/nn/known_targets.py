@@ -53,9 +53,7 @@ class KnownTargets:
         batch: The known edges, in the order of the offsets.
         indptr: Offsets of the targets, which may be longer.
         order: Positions of the edges by target, `[E]`; None if they are in order.
-        least_targets: Upper bound of the targets.
         max_degree: Upper bound of the edges of a target, -1 if it is not known.
-        served: Reductions that were accelerated so far.
         reason: Why a reduction was left to PyG, if one was.
     """
 
@@ -158,8 +156,6 @@ def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = Non
     Args:
         src: Rows, `[E, ...]`.
         index: Target of each, `[E]`.
-        dim: Dimension of the edges.
-        dim_size: Number of targets.
         reduce: See PyG.
     """
     made = reduce_known(src, index, dim, dim_size, reduce)

@@ -42,7 +42,6 @@ def detach(module: torch.nn.Module, *names: str) -> None:
 
     Args:
         module: It is changed in place.
-        names: Attributes to remove.
     """
     own = module.__dict__
     left = own.get(_NAMES, frozenset())

@@ -27,7 +27,6 @@ class Paths:
     """Calls of a convolution, or of all of a class, by the path that they took.
 
     Attributes:
-        accelerated: Calls that accelerated operators served.
         left: Calls that PyG's code served, by reason.
     """
 
@@ -75,7 +74,6 @@ class ConvReport(NamedTuple):
 
     Attributes:
         name: Its name in the model; empty for the model itself.
-        kind: Name of its class.
         accelerated: Calls that accelerated operators served so far.
         left: Calls that were left to PyG so far, by reason.
         reason: Why all of its calls are left to PyG in its present state; None if they are not.

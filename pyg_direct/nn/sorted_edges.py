@@ -55,8 +55,6 @@ class Form(NamedTuple):
 
     Attributes:
         storage: Its memory. While this is held no other tensor gets the address, so that an address identifies memory.
-        version: Its count of writes.
-        stride, dtype, shape: As of the tensor.
     """
 
     storage: StorageWeakRef
@@ -222,7 +220,6 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
         edge_index: Local (source, target), `[2, E]`; it is neither read nor kept alive.
         num_sampled_nodes: New nodes of each hop, seeds first, as PyG gives them; with types, of the source's type.
             Edges of hop h lead to nodes that were new in hop h - 1, and come from nodes known after hop h.
-        num_sampled_edges: Edges of each hop.
         max_degree: Upper bound of the edges of a target; the largest fanout, None if one is -1.
         num_sampled_targets: New nodes of each hop of the target's type, if it differs from the source's.
 
@@ -296,7 +293,6 @@ class _Relations:
     Args:
         memory: A tensor over that memory.
         begin: Position of the first edge.
-        version: Writes to each pair so far.
         nodes: New nodes of each hop, by type.
         list_counts: Returns the edges of each hop, by relation in the order in that memory.
         max_degree: Upper bound of the edges of a target of one relation.
@@ -342,7 +338,6 @@ def register_relations(pairs: Mapping[Any, Tensor], num_sampled_nodes: Mapping[A
         pairs: `edge_index` of each relation, in the order in that memory. Each has room for at least one edge and the
             same count of writes.
         num_sampled_nodes: New nodes of each hop, by type.
-        num_sampled_edges: Edges of each hop, by relation.
         max_degree: Upper bound of the edges of a target of one relation.
     """
     if pairs:

@@ -59,7 +59,6 @@ def open_signals(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) ->
     """Return the signals of an accelerated layer; None if PyG's own code must compute or refuse them.
 
     Args:
-        self: The layer.
         x: Rows `[B, N, F]`.
         edge_index: Edges that a loader registered, or that came back often enough.
         edge_weight: Weights `[E]`, or None.

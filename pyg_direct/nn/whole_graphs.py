@@ -145,7 +145,6 @@ def may_find(edge_index: Any, x: Any, width: int = 0, *, saves_launches: bool = 
     A layer of a small graph takes as long as its launches do. If its edges cannot be known, no further check is made.
 
     Args:
-        edge_index: Edges that a layer was given.
         x: Its rows, or a pair of them.
         width: Numbers of a row for `find_whole`, if they differ from `x`.
         saves_launches: See `find_whole`.
@@ -183,8 +182,6 @@ def find_whole(edge_index: Tensor, num_targets: int, width: int, *, saves_launch
 
     Args:
         edge_index: (source, target), `[2, E]` in any order.
-        num_targets: Nodes that edges may lead to.
-        width: Numbers of a row.
         saves_launches: True if a step of the layer takes fewer launches than PyG's.
     """
     if (
@@ -237,7 +234,6 @@ def register_whole(edge_index: Tensor, num_nodes: int) -> None:
 
     Args:
         edge_index: (source, target), `[2, E]` in any order.
-        num_nodes: Number of nodes.
     """
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_inference():
         return

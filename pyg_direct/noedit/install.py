@@ -191,7 +191,6 @@ class Replacement(NamedTuple):
     """A class of PyG and its replacement.
 
     Attributes:
-        original: PyG's class.
         ours: The class of the objects made instead.
     """
 
@@ -293,7 +292,6 @@ def start(*, accelerate: bool = True, replay: bool | None = None, verbose: bool 
 
     Args:
         accelerate, replay, verbose: See `install`.
-        options: The other arguments of `install`.
     """
     uninstall()
     for original, ours in REPLACEMENTS:

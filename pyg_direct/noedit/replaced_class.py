@@ -123,7 +123,6 @@ def show_ids(batch: Any, device: torch.device = _HOST) -> Any:
     Args:
         batch: A `Data` or `HeteroData`, changed in place; for `(batch_size, n_id, adjs)` of PyG's old sampler a new
             tuple is returned.
-        device: Device of the ids.
     """
     if isinstance(batch, tuple) and len(batch) == 3 and isinstance(batch[1], Tensor):
         return batch[0], batch[1].to(device), batch[2]
@@ -143,8 +142,6 @@ def _send(mapping: dict[str, Any], keys: set[str], waiting: dict[str, Any]) -> N
     """Copy ids that are already on the right device to the GPU too; otherwise `batch.to` would wait for the GPU.
 
     Args:
-        mapping: The attributes.
-        keys: The ids.
         waiting: Target devices of ids elsewhere; the ids of `keys` are added.
     """
     place = mapping[next(iter(waiting))].device
@@ -167,7 +164,6 @@ class StandIn(NamedTuple):
     Attributes:
         ours: A class that takes the arguments of PyG's class, and the `options` that its signature names.
         options: Arguments beyond PyG's; `device="data"` is the device of the data.
-        verbose: Report every object made.
     """
 
     ours: type
@@ -203,7 +199,6 @@ def replace_function(original: FunctionType, ours: Callable[..., Any], serves: C
     """Make a PyG function call ours from now on.
 
     Args:
-        original: PyG's function, whose code is exchanged.
         ours: A function with the same arguments.
         serves: Tests if ours serves a call with these arguments; otherwise PyG's code does.
     """
@@ -367,11 +362,7 @@ _NAMES = "data", "transform", "transform_sampler_output", "node_sampler", "link_
 
 
 class Filters:
-    """Loaders of ours that build the batches of loaders of PyG.
-
-    Args:
-        options: Arguments of `install` for loaders.
-    """
+    """Loaders of ours that build the batches of loaders of PyG."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         names = "device", "placement", "feature_cache"

@@ -85,11 +85,7 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
 
 
 def check_below(name: str, ids: np.ndarray, upper: int) -> None:
-    """Check ids on the host, int32 or int64, in one pass: they must lie in [0, upper).
-
-    Raises:
-        IdError: `name`, rule and value.
-    """
+    """Check ids on the host, int32 or int64, in one pass: they must lie in [0, upper)."""
     # As an unsigned number, a negative id is larger than any valid one.
     if ids.size and np.maximum.reduce(ids.view(np.uint64 if ids.itemsize == 8 else np.uint32)) >= upper:
         raise IdError(f"{name} must lie in [0, {upper}), got {int(ids.min()) if ids.min() < 0 else int(ids.max())}")
@@ -125,11 +121,7 @@ def as_ids(name: str, ids: Any) -> Tensor:
 
 
 def check_integers(name: str, values: Tensor) -> None:
-    """Check integers, such as times, that int64 holds.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: `name`, rule and value.
-    """
+    """Check integers, such as times, that int64 holds."""
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ArgumentTypeError(f"{name} must hold integers, got {values.dtype}")
     if values.dtype == torch.uint64:
@@ -214,7 +206,6 @@ def refuse_unknown(owner: type, given: Mapping[str, Any], known: Collection[str]
     """Refuse options that a class does not know, and name the nearest known option.
 
     Args:
-        owner: The class that is made.
         given: Options that its constructor does not name.
         known: Options among them that another class takes.
 

@@ -30,7 +30,6 @@ class Content(NamedTuple):
     """Contents of a tensor, or of the tensors that a sparse one is made of.
 
     Attributes:
-        form: Shapes and dtypes.
         glance: Sum of a few samples; of all bytes if the tensor is small.
         sum: Sum of all bytes, or of more samples if the tensor is large.
     """
@@ -60,12 +59,7 @@ def read_content(value: Any) -> Content:
 
 
 def has_content(value: Any, known: Content) -> bool:
-    """Report whether a tensor still has known contents, as far as `WHOLE_BYTES` and `glance_only` allow a check.
-
-    Args:
-        value: As in `read_content`.
-        known: The result of `read_content`.
-    """
+    """Report whether a tensor still has known contents, as far as `WHOLE_BYTES` and `glance_only` allow a check."""
     if _read_form(value) != known.form:
         return False
     parts = [_read_words(part) for part in _list_parts(value)]

@@ -50,9 +50,6 @@ def check_events(num_nodes: int, src: Tensor, dst: Tensor) -> tuple[Tensor, Tens
     Args:
         num_nodes: N.
         src, dst: int64 or int32 `[B]` on one device; on a CPU within [0, N).
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     src, dst = (check_ids(name, ids, num_nodes).long() for name, ids in (("src", src), ("dst", dst)))
     if src.numel() != dst.numel():
@@ -69,9 +66,6 @@ def insert_events(rows: LastNeighbors, src: Tensor, dst: Tensor, first_event: in
         src, dst: Ends of the events, int64 or int32 `[B]`, on the device of the rows. An id outside [0, N) is refused
             on a CPU; a GPU skips it, and the next `read_rows` reports it.
         first_event: Number of the first event, above the numbers of all earlier ones.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     num_nodes, size = rows.e_id.shape
     src, dst = check_events(num_nodes, src, dst)
@@ -92,7 +86,6 @@ def read_rows(rows: LastNeighbors, n_id: Tensor) -> tuple[Tensor, Tensor, Tensor
     """Return nodes with their latest neighbors; waits for a GPU once.
 
     Args:
-        rows: The latest neighbors.
         n_id: Nodes, int64 or int32 `[n]`, on the device of the rows.
 
     Returns:
@@ -192,7 +185,6 @@ class MessageLog:
         num_nodes: N.
         width: F, values of a message.
         dtype: Dtype of messages.
-        device: Device of the log.
     """
 
     def __init__(self, num_nodes: int, width: int, dtype: torch.dtype, device: torch.device) -> None:

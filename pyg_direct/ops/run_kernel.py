@@ -222,8 +222,6 @@ def pull_by_torch(run: Callable[..., Sequence[Tensor]], given: Sequence[Tensor],
 
     Args:
         run: The step by functions that torch differentiates.
-        given: Inputs of the step.
-        needed: Inputs that want a gradient.
         grads: Gradient of each result, None if nothing depends on it.
     """
     again = torch.is_grad_enabled()

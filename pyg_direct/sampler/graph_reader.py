@@ -228,12 +228,9 @@ class Parts:
     """Parts of a graph: by node type and relation, or bare for a homogeneous graph.
 
     Attributes:
-        num_nodes: Number of nodes.
         edges: Edge lists, sparse tensors, or (indptr, indices, edge ids) that a store keeps by row.
         node_time, edge_time: Times, at most one of both.
-        edge_weight: Weights.
         names: Names of times and weights in the user's graph, by their names here.
-        data: The user's graph, for messages.
     """
 
     num_nodes: int | dict[str, int]
@@ -327,7 +324,6 @@ def find_places(store: Any, name: str) -> Tensor | None:
 
     Args:
         store: The store of a graph or relation.
-        name: Its name in messages.
 
     Raises:
         ArgumentError: an edge of `adj_t` is missing from `edge_index`.
@@ -390,7 +386,6 @@ def check_graph(data: Any, is_sampled: bool = True) -> None:
     """Refuse graphs of classes that loaders do not support.
 
     Args:
-        data: The graph.
         is_sampled: True if its edges are read; a sampler with its own edges needs no `GraphStore` beside the features.
 
     Raises:
@@ -419,11 +414,7 @@ def _is_several(data: Any) -> bool:
 
 
 def describe_other(data: Any) -> str:
-    """Describe an object given in place of a graph, and how it becomes one, to end an error message.
-
-    Args:
-        data: The object.
-    """
+    """Describe an object given in place of a graph, and how it becomes one, to end an error message."""
     found = type(data).__name__
     if isinstance(data, (tuple, list)):
         found += f" of {len(data)}"

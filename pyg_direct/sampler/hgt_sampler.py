@@ -177,9 +177,6 @@ class HGTSampler(OwnSampler):
 def _read_samples(num_samples: Any, data: HeteroData) -> dict[str, list[int]]:
     """Read the number of nodes of each type in each layer, for every type with edges, all with the same number of
     layers.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: `num_samples`, rule and value.
     """
     node_types = data.node_types
     if not isinstance(num_samples, Mapping):

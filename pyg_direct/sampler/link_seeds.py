@@ -43,11 +43,7 @@ _MOST_PARTS = 2
 
 
 def check_exclusion(exclude: Any, rev_edge_type: Any, parts: Parts) -> None:
-    """Check the options that choose which edges a batch leaves out.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """Check the options that choose which edges a batch leaves out."""
     if not isinstance(exclude, (bool, str)) or exclude not in (False, True, "reverse"):
         raise ArgumentError(f"exclude_target_edges must be False, True or 'reverse', got {exclude!r}")
     if rev_edge_type is None:
@@ -70,9 +66,7 @@ def find_ways(parts: Parts, edge_type: EdgeType | None, *, with_reverse: bool, i
     """Find the relations from which the links of a relation are excluded.
 
     Args:
-        parts: The graph.
         edge_type: The relation of the links; None without types.
-        with_reverse: Exclude their reverse edges too.
         is_bidirectional: The batch has edges in both directions, so that either one leaks a link.
         rev_edge_type: The relation of the reverse edges; None to find it.
 
@@ -206,7 +200,6 @@ class LoaderLinks(EdgeSamplerInput):  # type: ignore[misc]
     """All links of a loader; each batch refers to them, so that strict negatives avoid them.
 
     Args:
-        links: The links.
         has_negatives: True if the links with the lowest label are negative (`tells_negatives`).
     """
 
@@ -252,11 +245,8 @@ class NegativeSource:
     """Source of the negative links of a relation.
 
     Args:
-        parts: The graph.
         edge_type: The relation; None without types.
         weights: Weights of sources and of targets; None for equal ones.
-        strict: Avoid edges and positive links.
-        device: Device of the draws.
 
     Attributes:
         is_one_type: True if links connect nodes of one type.
@@ -300,11 +290,7 @@ class NegativeSource:
 
 
 class Negatives:
-    """Cache of the sources of a graph's negative links, and of the edges that negatives avoid.
-
-    Args:
-        parts: The graph.
-    """
+    """Cache of the sources of a graph's negative links, and of the edges that negatives avoid."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -333,7 +319,6 @@ class Negatives:
         """List edges and positive links that negatives avoid, made once for a loader; None unless strict.
 
         Args:
-            source: Source of the negatives.
             links: The links of a batch, which refer to all links if the loader is ours.
         """
         if source.edges is None:
@@ -357,7 +342,6 @@ class Negatives:
 
         Args:
             source: Source of the negatives; None for no negatives.
-            inputs: Links of each batch.
         """
         if source is None or source.edges is None:
             return None, True
@@ -387,16 +371,8 @@ def _ask_for(neg_sampling: NegativeSampling, end: str, count: int, num_nodes: in
 class Links:
     """The links of a batch, positive ones first.
 
-    Args:
-        index: PyG's input.
-        parts: The graph, to check ids.
-        device: Device that samples.
-
     Attributes:
         is_hetero: True if the graph has types.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
     def __init__(self, index: EdgeSamplerInput, parts: Parts, device: torch.device) -> None:
@@ -430,9 +406,6 @@ class Links:
         """Draw negatives: number j belongs to link j modulo the number of links.
 
         Args:
-            neg_sampling: Mode and number of negatives.
-            source: Source of the negatives.
-            key: Key of the batch.
             edges: Pairs to avoid; None for none.
         """
         check_negatives(self._index, neg_sampling, source)
@@ -567,7 +540,6 @@ class CapturedLinks:
 
     Args:
         index: PyG's input, for which `fits` is True.
-        parts: The graph, to check ids.
         neg_sampling: Mode and number of negatives; None for none.
         source: Source of the negatives; None for none.
         edges: Pairs that negatives are not; None for none.
@@ -575,9 +547,6 @@ class CapturedLinks:
 
     Attributes:
         ends: The links, as seeds of the plan.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
 
     def __init__(self, index: EdgeSamplerInput, parts: Parts, neg_sampling: NegativeSampling | None,
@@ -637,8 +606,6 @@ class PendingLinks:
     """Pending sample around links.
 
     Args:
-        links: The links.
-        sample: The sample around their ends.
         disjoint: True if each end has its own tree.
     """
 

@@ -89,11 +89,7 @@ def _read_relation(key: Any) -> EdgeType:
 
 
 def keep_fanouts(num_neighbors: Any) -> Fanouts:
-    """Keep fanouts, a list or one for each relation, in a fresh object of PyG's class.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: `num_neighbors`, rule and value.
-    """
+    """Keep fanouts, a list or one for each relation, in a fresh object of PyG's class."""
     if isinstance(num_neighbors, Fanouts):
         kept = Fanouts(num_neighbors.values, num_neighbors.default)
         kept.__dict__["by_relation"] = dict(num_neighbors.relations)
@@ -111,11 +107,7 @@ def keep_fanouts(num_neighbors: Any) -> Fanouts:
 
 
 def read_fanouts(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType] | None) -> Any:
-    """Read fanouts per hop, or per hop for each relation in the order of the graph; `edge_types` is None without types.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: `num_neighbors`, rule and value.
-    """
+    """Read fanouts per hop, or per hop for each relation in the order of the graph; `edge_types` is None without types."""
     if isinstance(num_neighbors.values, (list, tuple)):
         return check_fanouts("num_neighbors", num_neighbors.values)
     if edge_types is None:
@@ -631,11 +623,7 @@ def has_windows(time: Any) -> bool:
 
 
 def check_choices(temporal_strategy: str, time_comparison: str, time_window: int | None) -> None:
-    """Refuse options of times for a graph without times; `temporal_strategy` only warns, as PyG accepts it.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
-    """
+    """Refuse options of times for a graph without times; `temporal_strategy` only warns, as PyG accepts it."""
     GeneralRecipe([], temporal_strategy=temporal_strategy, time_comparison=time_comparison, time_window=time_window)
     if time_window is not None:
         raise ArgumentError(f"time_window needs time_attr, the name of the times, got None and {time_window!r}")

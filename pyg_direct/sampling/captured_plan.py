@@ -34,7 +34,6 @@ class Slot:
     """Arrays of fixed capacity that hold one batch, and the graph that fills them.
 
     Attributes:
-        graph: The graph, once it is captured.
         sized, exported: Events after the graph, and after the batch has left for tensors of its own.
     """
 
@@ -219,12 +218,7 @@ class PendingList:
 
 
 class PendingOutput:
-    """Output made of a result on its way, once this result is there.
-
-    Args:
-        pending: The result.
-        make: Makes the output of the result.
-    """
+    """Output made of a result on its way, once this result is there."""
 
     def __init__(self, pending: Pending | PendingList | PendingOutput | Finished, make: Callable[[Any], Any]) -> None:
         self._pending, self._make = pending, make

@@ -126,7 +126,6 @@ class Layout(NamedTuple):
 
     Attributes:
         tree_shift: Place of the tree among the bits.
-        tree_bits: Bits of a tree.
         range_bits: Bits of a node, the highest, that tell buckets of a tree apart.
     """
 
@@ -218,12 +217,9 @@ class HeteroGpuPlan(CapturedPlan):
     """Plan that samples batches of a `PlacedHetero` on one GPU, some at a time as one.
 
     Args:
-        topology: The graph.
         fanouts: Fanouts by hop and relation, int64 `[H, R]`.
-        rules: How edges are chosen.
         rows: Rows of the topology, with the arrays that the rules need.
         flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
-        disjoint: Whether trees are told apart.
         repeats: Whether nodes may stand several times among the seeds, which then are the different ones, ascending.
         num_batches: Batches that are sampled together; one unless trees are told apart.
         max_degree: See `GeneralSample`.
@@ -281,9 +277,6 @@ class HeteroGpuPlan(CapturedPlan):
             requests: Seeds or links of at most as many batches as are sampled together.
             keys: A key for each.
             excluded: Pairs whose edges are not picked; None for none.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         topo = self.topology.topo
         list_all: Any = list_ends if isinstance(requests[0], Ends) else list_seeds
@@ -653,7 +646,6 @@ def _find_worst_case(topo: HeteroTopo, fanouts: np.ndarray, counts: np.ndarray, 
     """Upper bounds of the edges of a batch, and of the items of a hop; None if a fanout takes all neighbors.
 
     Args:
-        topo: The graph.
         fanouts: Fanouts by hop and relation, int64 `[H, R]`.
         counts: Seeds of each type, of all batches together, int64 `[T]`.
         copies: How often a node may be met as a new one; None for as often as there are edges.

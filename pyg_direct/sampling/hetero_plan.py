@@ -89,7 +89,6 @@ def list_work(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.n
     """(relations with items, the work list) for nodes that stand type after type.
 
     Args:
-        topo: The graph.
         flags: TIMED and WEIGHTED of each relation, int64 `[R]`.
         fanouts: Fanout of each relation, int64 `[R]`.
         counts: Nodes of each type, int64 `[T]`.
@@ -105,7 +104,6 @@ def list_works(topo: Layout, flags: np.ndarray, fanouts: np.ndarray, counts: np.
     """As `list_work` for nodes of several batches, batch after batch and type after type within each.
 
     Args:
-        topo, flags, fanouts: As there.
         counts, known: As there, for each batch, int64 `[B, T]`.
         bases: As there, or for each batch, int64 `[B, T]`.
         keys: Key of each batch, uint64 `[B]`.
@@ -220,9 +218,6 @@ class GeneralPlan:
             seed_time: A time for each seed, integers, in the form of `seeds`; by default the times of the seeds
                 themselves. Two for each, `[B, 2]`, if the recipe says so. Without effect on a graph without times.
             excluded: Edges to sample without, as if the graph had none between these pairs.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         own = None if excluded is None else [excluded]
         if self.is_captured:
@@ -254,7 +249,6 @@ class GeneralPlan:
         """Start to sample several batches; `finish()` of the returned object gives the result of `sample_together`.
 
         Args:
-            requests, keys, excluded: As of `sample_together`.
             repeats: Whether nodes may stand several times among the seeds of a batch, which then are the different
                 ones, ascending; unless disjoint.
         """

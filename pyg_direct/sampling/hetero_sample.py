@@ -37,11 +37,7 @@ class _Made(dict[_Key, _Value]):
 
 
 class LazyDict(_Made[_Key, _Value]):
-    """Dictionary whose items are made at the first use; afterwards it is as fast as any.
-
-    Args:
-        make: Returns the items.
-    """
+    """Dictionary whose items are made at the first use; afterwards it is as fast as any."""
 
     __slots__ = ()
 
@@ -98,8 +94,6 @@ class PackedEdges:
 
     Args:
         relations: The relations, in the order of their edges.
-        ends: Pairs of ends, see `split_outputs`.
-        ids: Ids of edges, likewise.
         counts: Edges of each hop, int64 `[H, R]`.
         begin: Positions of the first pair and of the first id of the batch.
 
@@ -255,14 +249,12 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     """Return the batches whose types and relations stand one after the other in three arrays.
 
     Args:
-        topo: The graph.
         outputs: Nodes, batch after batch and type after type, int64 `[M]`, and then their trees if trees are told
             apart; pairs of ends, batch after batch and relation after relation, sources and then targets, with room
             for one if there is none; ids of edges likewise, int64 `[E']`.
         node_counts: Nodes of each hop, int64 `[H + 1, G * T]`.
         num_edges: Edges of each hop, int64 `[H, G * R]`.
         num_batches: Batches, G.
-        disjoint: Whether trees are told apart.
         max_degree: See `GeneralSample`.
         has_hops: True for batches of the edges of their hops, False for batches of the edges among their nodes.
         words: Sizes of what follows the nodes: `starts`, and then times of the seeds of each batch.

@@ -110,7 +110,6 @@ class _Budget:
 
         Args:
             nodes: All nodes of the batch in the id space, and `places` the position of each within its type.
-            edges: Edges into them.
         """
         found, kept = torch.empty(3, edges.sources.numel(), dtype=torch.int64), np.empty(len(edges.relations), np.int64)
         count = run_cpu(kernels.keep_inside_cpu, nodes, places, edges.sources, edges.targets, edges.ids, edges.ends,
@@ -147,7 +146,6 @@ class HgtGpuPlan(HeteroGpuPlan):
     """Plan that samples batches layer by layer on one GPU.
 
     Args:
-        topology: The graph.
         samples: Nodes to sample by layer and type, int64 `[L, T]`.
         most_neighbors: See `HgtPlan`.
     """
@@ -203,7 +201,6 @@ class HgtPlan:
     """Plan that samples batches from a placed `HeteroTopo`, layer by layer.
 
     Args:
-        topology: The graph.
         num_samples: Nodes of each type in each layer; types may be missing, which are then not sampled.
         most_neighbors: Neighbors of a node and relation that are looked at, -1 for all; of more, as many are drawn.
 
@@ -238,22 +235,12 @@ class HgtPlan:
         Args:
             seeds: int64 or int32 ids within their types, by type; a tensor if there is one type.
             key: Unsigned 64-bit key of its draws.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         """
         sample: GeneralSample = self.submit(seeds, key).finish()
         return sample
 
     def submit(self, seeds: Tensor | Mapping[str, Tensor], key: int) -> PendingOutput | Finished:
-        """Start to sample a batch; `finish()` of the returned object gives the result of `sample`.
-
-        Args:
-            seeds, key: As of `sample`.
-
-        Raises:
-            ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        """
+        """Start to sample a batch; `finish()` of the returned object gives the result of `sample`."""
         check_key("key", key)
         self.topology.check_process()
         if self._captured is not None:
@@ -314,11 +301,7 @@ class HgtPlan:
 
 
 def read_samples(topo: HeteroTopo, num_samples: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """Nodes to sample by layer and type, int64 `[L, T]`; a type with fewer layers samples none in the others.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
-    """
+    """Nodes to sample by layer and type, int64 `[L, T]`; a type with fewer layers samples none in the others."""
     rows = {}
     for kind, own in num_samples.items():
         if kind not in topo.node_types:

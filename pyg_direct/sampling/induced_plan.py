@@ -82,7 +82,6 @@ class InducedPlan:
     """Plan that finds the edges among sets of nodes.
 
     Args:
-        topology: Rows of the graph.
         direction: `in` for rows that list the sources of a target's edges; edges are then sorted by target. `out` for
             rows that list targets, with edges sorted by source.
     """

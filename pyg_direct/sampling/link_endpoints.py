@@ -131,9 +131,7 @@ def draw_ends(listed: EndList, given: int, words: np.ndarray, inbox: Tensor, num
     """Write the links of a group of batches to an inbox, and draw their negatives into `arrived`.
 
     Args:
-        listed: The links.
         given: First word of the inbox for them.
-        words, inbox: The inbox, on the host.
         num_batches: Batches of the plan; those after the given ones are empty.
         arrived: All ends, as seeds, and then their times, int64 on the GPU.
     """
@@ -163,14 +161,10 @@ def place_ends(listed: EndList, number: int, sample: Any, nodes: Tensor, trees: 
     """Find the local ids of the ends of a batch of a group.
 
     Args:
-        listed: The links of the group.
-        number: Number of the batch.
-        sample: The batch, a `GeneralSample`.
         nodes: Its nodes as ids of the id space, seeds first, int64; unused with trees.
         trees: Trees of all its nodes, int64 on the GPU, which become numbers of links; `[0]` without trees.
         arrived: See `draw_ends`.
         type_starts: Start of each type in the id space, int64 `[T + 1]`.
-        failures: `num_untimely` and `num_edges` of `PlacedEnds`.
     """
     ends, num_types, disjoint = listed.requests[number], listed.num_types, sample.batch is not None
     begins = listed.begins[number * num_types : (number + 1) * num_types]
@@ -205,7 +199,6 @@ class EndList(NamedTuple):
         counts: Ends of each type of each batch, `G * T`.
         first_trees: Number within its batch of the first tree of these, `G * T`.
         begins: First of these among all ends, and the end of the last, `G * T + 1`.
-        most: Ends of the largest batch.
     """
 
     requests: Sequence[Ends]

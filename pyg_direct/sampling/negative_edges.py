@@ -88,7 +88,6 @@ class _Graphs:
         sizes: Number of sources and of targets in each graph, int64 `[G]`.
         is_bipartite: True if the ends are of two node types, so that no pair is a self loop.
         force_undirected: True if a pair stands for both directions; without effect between two types.
-        device: Device that draws.
     """
 
     def __init__(self, sizes: list[Counts], is_bipartite: bool, force_undirected: bool, device: torch.device) -> None:

@@ -58,10 +58,8 @@ class Nodes:
     """The nodes of one type that an end of a negative link is drawn from.
 
     Args:
-        num_nodes: Their number.
         weight: A chance for each, float `[N]`; None for equal ones.
         time: When each begins to exist, integers `[N]`; None for always.
-        device: The device that draws.
 
     Attributes:
         tables: Number of nodes, times, nodes in the order of times, and sums of weights, as kernels read them; empty if
@@ -94,7 +92,6 @@ class Nodes:
         Args:
             numbers: Numbers that tell the draws apart, int64 `[n]`.
             key: Unsigned 64-bit key.
-            slot: Number of the try.
             until: The last time of a node for each draw, int64 `[n]`; used if nodes have times.
         """
         if self._times is None and self._running is None:
@@ -121,9 +118,7 @@ class AskedNodes(Nodes):
     """Nodes that a program draws: by the `sample` of its own kind of PyG's `NegativeSampling`.
 
     Args:
-        num_nodes: Their number.
         time: When each begins to exist, integers `[N]`; None for always.
-        device: The device that draws.
         sample: Draws so many of so many nodes: (count, number of nodes) -> ids.
     """
 
@@ -305,13 +300,10 @@ def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Ten
     """Negative links, number after number, drawn under `key`.
 
     Args:
-        count: Their number.
         key: Unsigned 64-bit key of the batch.
-        targets: Nodes that targets are drawn from.
         sources: Nodes that sources are drawn from, or the sources, int64 `[count]`.
         until: The last time of a node for each link, int64 `[count]`; None without times.
         edges: Pairs to avoid, by drawing up to `tries` times; None to avoid none.
-        device: The device that draws.
         tries: See `edges`.
     """
     numbers = torch.arange(count, device=device)

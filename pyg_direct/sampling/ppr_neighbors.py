@@ -33,8 +33,6 @@ class PPRRecipe(NamedTuple):
     Attributes:
         num_neighbors: Nodes beside the seed, at most.
         alpha: Chance to restart before a step, in (0, 1).
-        num_walks: Walks from a seed.
-        walk_length: Steps of a walk.
     """
 
     num_neighbors: int
@@ -80,7 +78,6 @@ class PPRPlan:
 
     Args:
         induced: Finds the edges among nodes; its rows are walked on.
-        recipe: How neighborhoods are found.
     """
 
     def __init__(self, induced: InducedPlan, recipe: PPRRecipe) -> None:
@@ -145,7 +142,6 @@ def score_nodes(lists: NeighborLists, seeds: Tensor, recipe: PPRRecipe, *, key: 
     Args:
         lists: Rows of neighbors, with ids within [0, N), which is not checked.
         seeds: int64 `[B]`, on the device of the rows; a CPU checks that they lie in [0, N).
-        recipe: How they are found.
         key: Unsigned 64-bit key of the walks.
 
     Returns:
@@ -154,7 +150,6 @@ def score_nodes(lists: NeighborLists, seeds: Tensor, recipe: PPRRecipe, *, key: 
 
     Raises:
         ArgumentError: more seeds than 64 bits can number.
-        IdError: `start`, rule and value.
     """
     num_seeds, num_nodes = seeds.numel(), max(1, lists.num_nodes)
     num_steps, width = recipe.walk_length + 1, recipe.num_neighbors + 1

@@ -168,9 +168,7 @@ class MetapathWalks:
     Args:
         rows: Row offsets and neighbors of each relation, which the caller has checked.
         metapath: The relations that steps follow, one after the other and again from the first.
-        walk_length: Steps.
         num_nodes: Nodes of the type that walks begin at.
-        device: The device that walks.
     """
 
     def __init__(self, rows: Mapping[EdgeType, tuple[Tensor, Tensor]], metapath: Sequence[EdgeType],

@@ -52,11 +52,7 @@ class Seeds(NamedTuple):
 
 def read_seeds(topology: PlacedHetero, seeds: Tensor | Mapping[str, Tensor],
                seed_time: Tensor | Mapping[str, Tensor] | None, disjoint: bool) -> Seeds:  # fmt: skip
-    """Check the seeds of a batch and bring them to the device that samples.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-    """
+    """Check the seeds of a batch and bring them to the device that samples."""
     return read_group(topology, [(seeds, seed_time)], disjoint)
 
 
@@ -106,7 +102,6 @@ class SeedList(NamedTuple):
             themselves, or none.
         counts: Seeds of each type of each of G batches, `G * T`.
         first_trees: Number within its batch of the first tree of these, `G * T`.
-        most: Seeds of the largest batch.
     """
 
     ids: Tensor
@@ -124,13 +119,7 @@ def list_seeds(topology: PlacedHetero, requests: Sequence[Request], disjoint: bo
     """Check the seeds of several batches; those that are on a GPU are left for kernels to check.
 
     Args:
-        topology: The graph.
         requests: Seeds of each batch, and their times.
-        disjoint: Whether trees are told apart.
-        num_times: Times of each seed.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     topo, device = topology.topo, topology.device
     alike = _find_alike(topo, requests) if num_times == 1 else None

@@ -243,7 +243,6 @@ class Slot(captured_plan.Slot):
     """Arrays of fixed capacity that hold one batch, and the graph that fills them.
 
     Attributes:
-        num_seeds, num_edges: The capacity.
         inbox, outbox: Page-locked words that the kernels read first and write last.
         locals_of_rank: Local ids by rank, int32, if the scratch has no table.
     """
@@ -324,7 +323,6 @@ class GpuPlan(CapturedPlan):
         Args:
             seeds: int64 `[B]`, on the CPU or on the plan's GPU; the kernels check them. Or the ends of links, at
                 least one, for a recipe with `unique_seeds`.
-            key: Key of its draws.
         """
         self.topology.check_unchanged()
         pending = Pending(self, seeds, key)

@@ -163,12 +163,7 @@ class EdgeBuckets:
     """Files of edges by part, and their conversion to rows.
 
     Args:
-        work: Folder of the buckets.
-        number: Number of the relation.
         num_parts: Number of parts P.
-        inputs: Inputs of the partition.
-        edge_type: The relation.
-        reached: The node type of the neighbors.
     """
 
     def __init__(self, work: Path, number: int, num_parts: int, inputs: Inputs, edge_type: EdgeType,
@@ -308,10 +303,8 @@ class Builder:
 
     Args:
         folder, journal: The folder, and the journal of completed steps.
-        inputs: Inputs of the partition.
         num_parts, direction, seed: See `partition_graph`.
         memory: Bytes for pieces.
-        progress: Show progress bars.
     """
 
     def __init__(self, folder: Path, journal: Journal, inputs: Inputs, num_parts: int, direction: str, memory: int,

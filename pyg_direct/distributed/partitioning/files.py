@@ -26,9 +26,6 @@ _MOST_OPEN = 64
 def named(path: Path) -> Iterator[None]:
     """Add the file to errors of the system, which does not name it while it writes.
 
-    Args:
-        path: The file.
-
     Raises:
         OSError: as in the block.
     """
@@ -41,10 +38,6 @@ def named(path: Path) -> Iterator[None]:
 
 def create_map(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     """Create a `.npy` file of zeros and map it for writing, with room on the disk for all of it.
-
-    Args:
-        path: The file.
-        dtype, shape: Of its array.
 
     Raises:
         OSError: there is no room, or no right to write there; the error names the file.
@@ -85,7 +78,6 @@ class ArrayFile:
     """File of an array that grows at its end: a `.npy` file of known shape, or items without a header.
 
     Args:
-        path: The file.
         dtype: Dtype of its items.
         shape: Shape of the complete array; None for items without a header.
         length: Rows that it holds already; the remainder is dropped.
@@ -146,7 +138,6 @@ class Journal:
     """Journal of the completed steps of a partition; kept in its folder until it is published.
 
     Args:
-        folder: The folder that is being written.
         inputs: Inputs and options of the partition; a folder begun with other inputs is not continued.
 
     Attributes:
@@ -211,10 +202,6 @@ def describe_file(path: Path, bar: Bar) -> dict[str, Any]:
 def read_array(path: Path, *, mapped: bool = False) -> np.ndarray:
     """Read the array of a `.npy` file, numbers only.
 
-    Args:
-        path: The file.
-        mapped: Map the file, copy on write.
-
     Raises:
         PartitionError: it is missing, damaged, or no array of numbers; a pickle is never loaded.
     """
@@ -229,11 +216,7 @@ def read_array(path: Path, *, mapped: bool = False) -> np.ndarray:
 
 
 class _Written:
-    """A file that is only written to, through Python.
-
-    Args:
-        file: Open for writing.
-    """
+    """A file that is only written to, through Python."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.write = file.write

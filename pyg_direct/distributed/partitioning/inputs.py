@@ -123,7 +123,6 @@ class NamedSource:
     """Edges whose ends have names; numbers count the names of a type by first appearance.
 
     Args:
-        source: The edges.
         names: The names of the types at both ends; extended while edges are read.
     """
 
@@ -157,10 +156,6 @@ def _read_parquet(read: Callable[[], Any], path: Path) -> Any:
 
 def load_array(value: Any, name: str) -> np.ndarray:
     """Convert a tensor, an array or a `.npy` file (mapped, not read) to an array.
-
-    Args:
-        value: The tensor, array or file.
-        name: Name of the argument.
 
     Raises:
         ArgumentError, ArgumentTypeError: another value.

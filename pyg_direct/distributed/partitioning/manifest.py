@@ -184,14 +184,11 @@ class Manifest:
 
     Attributes:
         num_parts: Number of parts P.
-        method: Method that assigned nodes to parts.
         direction: `in`: a part holds the in-edges of its nodes; `out`: their out-edges.
         is_homogeneous: True if the graph has no types; node types and relations are then names only.
-        nodes, edges: Node types and relations, in order.
         part_nodes: Nodes of each part by type, `[P][T]`.
         part_edges: Edges of each part by relation, `[P][R]`.
         num_cut: Edges whose ends belong to different parts.
-        files: Size and checksum of every file.
     """
 
     num_parts: int
@@ -272,7 +269,6 @@ class Manifest:
         """Compare files with the manifest.
 
         Args:
-            folder: The partition.
             part: Only the files that this part needs; None for all.
             full: Compare checksums too, which reads the files; otherwise sizes.
 
@@ -326,7 +322,6 @@ def check_same(numbers: Sequence[int], who: str) -> None:
     """Refuse parts of different partitions.
 
     Args:
-        numbers: Results of `Manifest.identify`, one per part.
         who: Owners of the parts, for the message.
     """
     other = next((at for at, number in enumerate(numbers) if number != numbers[0]), None)

@@ -24,8 +24,6 @@ def rank_remote(part: GraphPart, kind: str, counts: Tensor) -> Tensor:
     """Rank nodes of other parts by their counts, int64; nodes with count 0 are left out, ties go to the lowest id.
 
     Args:
-        part: The part.
-        kind: Node type.
         counts: How often each node was needed, `[N]`.
     """
     met = counts.nonzero().view(-1)

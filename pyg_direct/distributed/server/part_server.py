@@ -41,7 +41,6 @@ class PartServer:
 
     Args:
         folder, part, check: See `GraphPart`.
-        device: Device of the part.
         num_threads: Threads of its CPU loops; None for all.
     """
 
@@ -66,11 +65,7 @@ class PartServer:
         yield show_count(len(self._clients), "client")
 
     def meet(self, host: str, path: str) -> bool:
-        """Answer a client of the same host over shared memory, in a background thread; return True if it connected.
-
-        Args:
-            host, path: Strings of the client; see `call_over`.
-        """
+        """Answer a client of the same host over shared memory, in a background thread; return True if it connected."""
         channel = go_over(host, path)
         if channel is not None:
             thread = threading.Thread(target=self._attend, args=(channel,), name="pyg_direct_client", daemon=True)
@@ -119,11 +114,7 @@ class PartServer:
         """Pick requested edges: (number of edges, the edges in bytes).
 
         Args:
-            recipe: Fields of a `GeneralRecipe`.
-            timed, weighted: Sample by times and weights.
-            key: Key of the batch.
             hop: Number of the hop; `ALL_EDGES` for all edges of the nodes.
-            counts: Nodes of each type.
             message: The nodes in bytes (`Words`), uint8.
             excluded: Pairs whose edges are excluded (`Picker.find_excluded`), uint8; None for none.
         """

@@ -130,7 +130,6 @@ class _Steps:
 
     Args:
         window: Aggregated features, `[W, N, F]`.
-        layer: Layer whose weights evolve.
     """
 
     def __init__(self, window: Tensor, layer: EvolveGCNO) -> None:

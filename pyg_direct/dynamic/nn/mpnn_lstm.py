@@ -61,9 +61,7 @@ def run_by_torch(frame: Frame, kept: tuple[Tensor | None, Tensor | None], *param
     """Return rows `[N, 2 * H + F]` of each snapshot.
 
     Args:
-        frame: Inputs of the layers.
         kept: Numbers `[N, W, H]` of each convolution that dropout has kept; None without dropout.
-        parameters: As in `RunTogether`.
     """
     rows, halves = frame.aggregated.transpose(0, 1), []
     for layer, chosen in enumerate(kept):

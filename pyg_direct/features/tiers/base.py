@@ -77,8 +77,6 @@ class Tier(ABC):
         placement: Memory of the rows: `cuda`, `peer`, `unified`, `pinned`, `cpu`, `mmap` or `sharded`.
         shape: `[M, ...]`.
         dtype: Of the rows as they are stored, and as they are read.
-        device: The device of ids and results.
-        title: Name of the place in reports.
         refusal: Why its rows are not updated.
         is_gpu_memory: True if the rows lie in memory of GPUs.
         is_collective: True if all processes of a group take part in each read, including processes that read no rows.
@@ -101,7 +99,6 @@ class Tier(ABC):
         Raises:
             IdError: an id on the CPU is outside [0, M); no row was written. An id on a GPU gives a row of zeros, and
                 this error at the next read or `synchronize()`.
-            ArgumentError, ArgumentTypeError: named argument, rule and value.
         """
         self.raise_earlier_error()
         ids = check_ids("ids", ids, self.shape[0])
@@ -124,10 +121,8 @@ class Tier(ABC):
         """Return (rows of ids as in `take`, the number of rows that came from this tier); the others come from memory.
 
         Args:
-            ids: As in `read`.
             locate: Maps ids `[n]` to positions in memory, int64 `[n]`; -1 for rows that only the tier has, and for bad
                 ids.
-            held: The rows in memory.
         """
         places = locate(ids)
         missing = (places < 0).nonzero().view(-1)
@@ -148,7 +143,6 @@ class Tier(ABC):
         """Write row `ids[i]` to `out[positions[i]]`, no position twice; otherwise as `read`.
 
         Args:
-            ids: As in `read`.
             out: `[m, ...]`, otherwise as in `read`.
             positions: int64 `[n]` in [0, m), on `device`.
         """
@@ -206,9 +200,6 @@ class TableTier(Tier):
         placement: Memory of its bytes; see `Tier`.
         block: Owner of the bytes, if the package owns them.
         max_blocks: Cap of the grid, for reads over a link; None for none.
-
-    Attributes:
-        block: As given.
     """
 
     def __init__(self, table: Tensor, placement: str, *, block: Block | None = None,

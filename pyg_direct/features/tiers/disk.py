@@ -117,13 +117,6 @@ class _Slot(NamedTuple):
 class StagedTier(Tier):
     """Rows that the CPU reads, for a GPU, through slots of page-locked memory. One slot is copied to the GPU while the
     next is filled. The host waits for the ids and for the rows.
-
-    Args:
-        source: The rows, on the CPU.
-        device: The GPU.
-
-    Attributes:
-        source: As given.
     """
 
     def __init__(self, source: Tier, device: torch.device) -> None:

@@ -20,7 +20,6 @@ class PeerTier(TableTier):
     """Rows in the memories of a clique of GPUs.
 
     Args:
-        spread: The memory.
         table: The rows `[M, ...]`, contiguous, as the GPU that reads them sees them.
     """
 
@@ -53,12 +52,7 @@ class FarRows:
     """Counts the rows that are read out of the memory of other GPUs.
 
     Args:
-        spread: The memory of several GPUs.
         rows: The rows that lie in it, `[H, ...]`.
-        device: The GPU that reads them.
-
-    Attributes:
-        num_rows: Rows that lie on other GPUs.
     """
 
     def __init__(self, spread: Spread, rows: Tensor, device: torch.device) -> None:

@@ -28,9 +28,6 @@ _EXCHANGES: list[Any] = []
 def open_exchange(device: torch.device) -> Any:
     """Open the `Communicator` of all distributed features, which keeps their reads in one order; called by all
     processes.
-
-    Args:
-        device: Device of the rows.
     """
     # torch has process groups on some systems only.
     from pyg_direct.runtime.comm.communicator import Communicator
@@ -49,10 +46,8 @@ class ShardedTier(Tier):
     Args:
         num_rows: N.
         own: Rows of this process, from `range_of(rank, size, N)[0]` on.
-        exchange: Communicator with the others; see `open_exchange`.
 
     Attributes:
-        exchange: As given.
         num_remote: Rows read so far that other processes sent.
     """
 

@@ -36,11 +36,9 @@ class RowWindow(Tier):
     released. A row in memory stays there until all windows that claimed it are released.
 
     Args:
-        source: The tier of the file.
         num_bytes: Memory for rows; page-locked if a GPU reads them.
 
     Attributes:
-        source: As given.
         lock: Held by the loader that uses the window.
     """
 
@@ -129,7 +127,6 @@ class RowWindow(Tier):
         """Read the claimed rows of a window that are not in memory.
 
         Args:
-            number: Number of the window.
             released: The last window whose rows are not read any more, as those of the windows before.
 
         Raises:

@@ -52,7 +52,6 @@ class PlacedRows:
     """Attributes of a graph with rows, each placed in memory that batches read.
 
     Args:
-        device: The device of batches.
         placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
         feature_cache: GPU memory for hot rows of attributes on the host: bytes, `"2G"` or `"20%"`. None is the free
             part of the budget with `auto` (see `budget_of`), otherwise 0.
@@ -275,12 +274,6 @@ def _is_learned(value: Any) -> bool:
 def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slicer | None:
     """Choose how batches take an attribute of nodes or edges; None for dense rows without gradient, which are placed.
 
-    Args:
-        name: Name for messages.
-        value: The attribute.
-        dim: Dimension of nodes or edges.
-        device: The device of batches.
-
     Raises:
         ArgumentTypeError: an array with a dtype that torch lacks, or a sparse layout other than COO.
     """
@@ -316,10 +309,8 @@ def slice_adjacency(adj_t: Any, source: Tensor, target: Tensor, ids: Tensor | No
     """Build the adjacency of the edges of a batch, of the graph's class, compressed by row.
 
     Args:
-        adj_t: Adjacency of the graph.
         source, target: Ends, int64 `[E']`, on the device of batches.
         ids: Ids of these edges in the graph, to copy their values; None for no values.
-        sizes: (number of targets, number of sources).
     """
     device = source.device
     if isinstance(adj_t, Tensor):

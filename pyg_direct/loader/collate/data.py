@@ -131,7 +131,6 @@ class Attributes(PlacedRows):
 
         Args:
             data: Source of attributes that are not sliced; sliced attributes were placed by the constructor.
-            sample: The sampled nodes and edges.
             input_id: Positions of the seeds among the input nodes.
             checked: True if the ids come from the sampler; a user's transform may return others.
             shared: Node attributes whose rows were read already, together with other batches.

@@ -53,7 +53,6 @@ class DenseCollection:
         device: Device of the tables and of batches; None before they are placed.
 
     Args:
-        source: The graphs.
         excluded: Attributes that batches do not have.
 
     Raises:
@@ -128,7 +127,6 @@ class StaticCollection(DenseCollection):
     equal in all graphs are kept once, as the edges are.
 
     Args:
-        source: The graphs.
         excluded: Attributes that batches do not have.
 
     Raises:
@@ -213,9 +211,7 @@ class _Table:
     Args:
         table: The tensors of all graphs, one after the other along `dim`, or one graph per row.
         dim: That dimension; None for one graph per row.
-        width: Rows per graph along `dim`.
         start: The first row of the first graph.
-        count: Number of graphs.
     """
 
     def __init__(self, table: Tensor, dim: int | None = None, width: int = 1, start: int = 0, count: int = 0) -> None:
@@ -244,9 +240,7 @@ class _Rows:
 
     Args:
         table: The tensors of all graphs, one after the other along `dim`.
-        dim: That dimension.
         starts: First row of each graph, int64 `[G]` on the CPU.
-        width: Rows of each graph in batches.
     """
 
     def __init__(self, table: Tensor, dim: int, starts: Tensor, width: int) -> None:

@@ -34,7 +34,6 @@ class GraphCollection:
         device: Device of the joined values and of batches; None before they are placed.
 
     Args:
-        source: The graphs.
         follow_batch: Attributes for which batches have the graph of each row.
         exclude_keys: Attributes that batches do not have.
 
@@ -129,12 +128,7 @@ class GraphCollection:
 
 
 def copy_once(table: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; loaders over parts of one data set share the copy.
-
-    Args:
-        table: The tensor.
-        device: Device of the copy.
-    """
+    """Copy a tensor to a device; loaders over parts of one data set share the copy."""
     if table.device == device:
         return table
     key = (id(table), version_of(table), str(device))

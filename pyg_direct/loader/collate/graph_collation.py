@@ -32,7 +32,6 @@ class GraphStore(NamedTuple):
     """One storage of all graphs.
 
     Attributes:
-        columns: Its attributes, by name.
         num_nodes: Values of its attribute `num_nodes`, one per graph; None without this attribute.
         nodes: Index of the group that counts its nodes, for PyG's vector `batch`; None if batches have no such vector.
     """
@@ -73,7 +72,6 @@ class _Question:
 
     Args:
         what: The attribute and the call, for messages.
-        ask: The call on a graph.
     """
 
     def __init__(self, what: str, ask: Callable[[Any], Any]) -> None:
@@ -96,7 +94,6 @@ class _Plan(NamedTuple):
 
     Attributes:
         kind: `rows`, `matrices`, `numbers`, `objects`, `nested`, or `foreign`.
-        leaf: The attribute.
         parts: Plans of nested values, by key or in order.
         dim: The dimension that tensors are joined along, None to stack them, or the question for it.
         steps: Source of its increments: None, node types to count, or a question.
@@ -113,7 +110,6 @@ class _Reader:
     """Reader of the attributes of a source into columns.
 
     Args:
-        source: The graphs.
         order: See `read_stores`.
     """
 

@@ -24,8 +24,6 @@ class Chosen:
         numbers: Numbers of the graphs, int64 `[B]` on the CPU, at least one.
         spans: First row of each graph in each group of tables, then its number of rows in each, int64 `[G, 2 * K]` on
             the CPU.
-        device: The device of the tables.
-        make_graph: Makes a graph from its number.
     """
 
     def __init__(self, numbers: Tensor, spans: Tensor, device: torch.device, make_graph: Callable[[int], Any]) -> None:
@@ -113,7 +111,6 @@ class Cut:
         ptr: First row of each graph in the batch, and the end, int64 `[B + 1]` on the CPU.
         sizes: Rows of each graph, int64 `[B]` on the device.
         shifts: Offset from rows of the batch to rows of the tables for each graph, int64 `[B]` on the device.
-        total: Rows of the batch.
     """
 
     def __init__(self, ptr: Tensor, sizes: Tensor, shifts: Tensor, total: int) -> None:
@@ -255,7 +252,6 @@ def sum_steps(steps: Steps, chosen: Chosen) -> Tensor:
 
     Args:
         steps: Steps of each graph, by which it increments the following ones.
-        chosen: The graphs.
     """
     if isinstance(steps, Tensor):
         return chosen.sum_before(steps)
@@ -263,13 +259,7 @@ def sum_steps(steps: Steps, chosen: Chosen) -> Tensor:
 
 
 def is_addable(table: Tensor, dim: int, steps: Steps) -> bool:
-    """Check if `Rows` adds increments as PyG does: integers that keep the shape of the table.
-
-    Args:
-        table: The joined tensors.
-        dim: Their dimension of rows.
-        steps: The increments.
-    """
+    """Check if `Rows` adds increments as PyG does: integers that keep the shape of the table."""
     if steps is None:
         return True
     own = steps.shape[1:] if isinstance(steps, Tensor) else () if len(steps) == 1 else (len(steps), 1)
@@ -300,7 +290,6 @@ class Numbers(_OfEach):
     """Numbers, which a batch joins to a tensor.
 
     Args:
-        values: One per graph.
         steps: See `sum_steps`.
     """
 
@@ -317,11 +306,7 @@ class Numbers(_OfEach):
 
 
 class Objects(_OfEach):
-    """Values of any class, which a batch joins to a list.
-
-    Args:
-        values: One per graph.
-    """
+    """Values of any class, which a batch joins to a list."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = values
@@ -400,7 +385,6 @@ class Foreign(_OfEach):
     """Values that PyG's own code joins for each batch, such as sparse matrices.
 
     Args:
-        name: The attribute.
         find_store: Finds the storage of the attribute in a graph.
     """
 

@@ -84,7 +84,6 @@ class GraphList:
     """Graphs of a list, each once.
 
     Args:
-        graphs: The graphs.
         numbers: Indices of the data set's items in `graphs`, int64 `[D]`.
         places: Indices of the graphs in the user's list; None for the whole list.
         follows: True if the graphs come from a list of the user, which may change.
@@ -147,11 +146,7 @@ class GraphList:
         return [next(counted) if _is_watched(value) else 0 for value in self._values]
 
     def were_written(self, numbers: Sequence[int]) -> bool:
-        """Check if graphs have other values than when they were read, or values with more counted writes.
-
-        Args:
-            numbers: Numbers of the graphs.
-        """
+        """Check if graphs have other values than when they were read, or values with more counted writes."""
         values, writes, all_watched = self._values, self._writes, self._written is self._values
         for number in numbers:
             for place in range(self._begins[number], self._begins[number + 1]):
@@ -192,7 +187,6 @@ class GraphList:
         Writes that torch does not count are searched in some graphs, as far as `has_content` looks.
 
         Args:
-            base: The data set below its subsets.
             places: Indices of its items; None for all.
         """
         if not self._follows or not isinstance(base, (list, tuple)) or places != self._places:
@@ -346,7 +340,6 @@ class CollatedDataset:
         """Check if a data set still has these joined graphs, and none was written, as far as `has_content` looks.
 
         Args:
-            base: The data set below its subsets.
             places: Indices of its items; None for all.
         """
         if type(base) is not self._kind or base._data is not self.data or base.slices is not self.slices:

@@ -44,11 +44,7 @@ class Form(NamedTuple):
     """Parts of the store of a type or relation that are equal in all batches.
 
     Attributes:
-        kind: The type or relation.
-        cls: Class of the stores.
         values: Attributes of the stores themselves, except for their mapping and their parent.
-        mapping: Values of the graph's store.
-        keys: Keys of rows that batches read.
     """
 
     kind: Any
@@ -325,10 +321,7 @@ def _compose(data: HeteroData, types: Sequence[Form], out: HeteroSamplerOutput, 
     """Build the batch of a sample as `HeteroAttributes.build` does, without a call or a look-up for each value.
 
     Args:
-        data: The graph.
-        types: Its node types.
         out, sample: Output of the sampler, and its sample, with all node types.
-        rows: By (type, key).
         make: See `_copy_stores`.
     """
     batch, parent = _open_batch(data)
@@ -370,7 +363,6 @@ def _copy_stores(data: HeteroData, make: Callable[[weakref.ref[Any]], dict[Any, 
     """Copy a graph as `copy.copy(data)` does, which is slow for many types.
 
     Args:
-        data: The graph.
         make: Makes the relations of the copy at their first use; None copies those of the graph.
     """
     if type(data).__copy__ is not HeteroData.__copy__:

@@ -153,11 +153,7 @@ class Values:
         self._known = [(mapping, dict(mapping)) for mapping in _list_mappings(data)]
 
     def are_those_of(self, data: Any) -> bool:
-        """Check if this is the same graph, and no value has been assigned, added or removed.
-
-        Args:
-            data: The graph, as in the constructor.
-        """
+        """Check if this is the same graph, and no value has been assigned, added or removed."""
         if data is not self._data or len(_list_mappings(data)) != len(self._known):
             return False
         return all(mapping.keys() == known.keys() and all(mapping[key] is value for key, value in known.items())
@@ -182,7 +178,6 @@ class FreshRows:
     read once. On a CPU, a few numbers of each attribute are compared too: torch does not count all writes.
 
     Args:
-        loader: The loader, an `EpochLoader`.
         make: Samples a batch again: (number, seeds) -> sample.
         fetch: The stage of the loader, or of its groups: (sample, number, work item) -> batch, or batches.
         is_ahead: True if it is called before a batch is requested.

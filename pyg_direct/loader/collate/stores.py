@@ -44,7 +44,6 @@ class StoreAttributes:
     Args:
         features, graph: The stores, read for every batch. Without a `graph` (None) batches have the sampler's edges,
             and an attribute without a type belongs to edges if its name contains `edge`.
-        device: The device of batches.
         custom_cls: Class of the batch; None is PyG's class.
         topology: The topology of a sampler of ours.
 

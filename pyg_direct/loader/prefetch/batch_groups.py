@@ -123,10 +123,7 @@ class SuperBatch:
     """Stages of a pipeline that works on groups of batches.
 
     Args:
-        size: Batches per group.
-        submit: Starts to sample a batch.
         fetch: Makes a batch: (sample, number, seeds, rows that were read already, by attribute) -> batch.
-        shared: Reads the rows of a group.
     """
 
     def __init__(self, size: int, submit: Callable[[int, Seeds], Pending | Sample],
@@ -187,7 +184,6 @@ class Together:
     """Stages of a pipeline that samples groups of batches together; see `SuperBatch`.
 
     Args:
-        size: Batches per group.
         submit: Starts to sample the batches of a group; `finish()` of its result returns their samples.
         read: Reads rows of all of them at once: samples -> a list.
         fetch: Makes a batch: (sample, number, seeds, its item of that list) -> batch.

@@ -63,7 +63,6 @@ class Foresight:
         most: Batches of a window, at most; memory may end it earlier. The first window has a quarter, as it is waited
             for.
         room: Bytes for the samples of a window, on the device; one batch may take more.
-        device: The device of batches.
     """
 
     def __init__(self, work: Iterator[Work], sample: Callable[[int, Any], Any],

@@ -36,12 +36,8 @@ class Pipeline:
         submit: Starts to sample a batch, (number, work item); returns it pending, with `finish`.
         fetch: Makes the batch of a sample: (sample, number, work item) -> batch.
         prefetch: Batches fetched ahead; 0 makes each one on request, as on the CPU.
-        device: The device of batches.
         finish: Waits for a sample: (pending, number) -> sample.
         split: Splits a work item that exceeded the memory: work item of a group -> work; None if it cannot be split.
-
-    Attributes:
-        prefetch: Batches fetched ahead from now on.
     """
 
     def __init__(self, work: Iterator[Work], submit: Callable[[int, Any], Any], fetch: Callable[[Any, int, Any], Any],

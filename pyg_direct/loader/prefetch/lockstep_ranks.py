@@ -56,8 +56,6 @@ class _Step:
     """A step whose batches overlap those of the next step.
 
     Attributes:
-        work: Its batches of this rank.
-        made: Those that are made.
         done: Gets the result of the step once all are made; see `_make_step`.
         largest: Bytes of the largest batch of all ranks before.
     """
@@ -97,7 +95,6 @@ class Overlap:
         """Begin the batches of a step, and make all batches of earlier steps.
 
         Args:
-            step: The step.
             most: Most batches of any rank in the step.
             end: Called with each step whose batches are all made.
         """
@@ -160,7 +157,6 @@ class Steps:
     processes agreed on two steps before.
 
     Args:
-        communicator: Communicator of the batches.
         work: (number, work item) of the batches, in order.
         make: Makes the batches of a step: (list of work, most batches of any process) -> list of batches; called in
             the communicator's thread. Or an `Overlap`.

@@ -57,7 +57,6 @@ class Lane(Share):
 
     Attributes:
         lane: Index of this producer, from 0.
-        width: Number of producers.
     """
 
     lane: int = 0

@@ -77,7 +77,6 @@ def add_own(x: Tensor, own: Tensor, eps: Tensor, fitting: Fitting, *, reduce: st
         x: Rows of the sources, float32 or float64 `[N, C]`.
         own: Rows of the targets, `[T, C]`.
         eps: One number, `[1]`, of the dtype of the rows.
-        fitting: Edges that fit the rows.
         reduce: `sum` or `mean`.
         is_first: True if `own` are the first rows of `x`, narrowed by a step that adds both gradients: one gradient
             then covers both.

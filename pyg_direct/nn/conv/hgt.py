@@ -33,7 +33,6 @@ class _Told:
 
     Attributes:
         batch: Batch of the first relation, which remembers results for all of them.
-        key: Identifies them and their order.
         max_degree: Upper bound of the edges of a target, None if there is none.
         is_scaled: True if keys have been multiplied by the weights of relations and the scale of the products.
     """

@@ -39,11 +39,9 @@ class Segments(NamedTuple):
         indptr: Offsets of the pairs' edges, `[P + 1]`.
         row: Source of each edge, `[E]`.
         pair: Pair of each edge, `[E]`.
-        sizes: Pairs of each relation.
         offsets: Offsets of the targets' pairs, `[T + 1]`.
         order: Pairs by target, `[P]`.
         target: Their targets, `[P]`.
-        back: The same by pair.
         given: The given relations of edges; held so that no other tensor gets their address.
         most: Edges of the relation that has most.
     """

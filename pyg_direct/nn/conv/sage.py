@@ -40,7 +40,6 @@ class Fitting(NamedTuple):
     """The edges of a layer, known to fit its rows.
 
     Attributes:
-        edges: Their ends lie below the rows.
         transposed: The same edges by source, if the rows get a gradient; on a GPU None for gradients in any order,
             which need no sort.
     """
@@ -280,7 +279,6 @@ class TypedEdges(NamedTuple):
     Attributes:
         indptr, row, target: In the words of `ops.aggregate.sum_rows`; sources of all types are concatenated, and so
             are the targets of all relations.
-        sizes: Targets of each relation.
         sources: Table with the rows of each relation's sources.
         own: Table with the own rows of each relation's targets.
         num_sources: So many tables, the first ones, hold rows of sources.
@@ -306,7 +304,6 @@ def convolve_relations(tables: Sequence[Tensor], matrices: Sequence[Matrices], e
     Args:
         tables: Rows by type, `[N, C]` of one dtype; rows of sources have one width.
         matrices: Matrices of each relation, of the dtype of the rows.
-        edges: Edges of all relations.
         reduce: `sum` or `mean`.
         transposed: The edges by source, if a table of sources gets a gradient; on a GPU None for gradients in any
             order, which need no sort.

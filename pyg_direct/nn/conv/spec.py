@@ -60,8 +60,6 @@ class ConvSpec:
     """A PyG convolution that accelerated operators serve.
 
     Attributes:
-        kind: PyG's class.
-        forward: Overrides `forward` of an instance.
         propagate: Overrides `propagate` of an instance; `dispatch.propagate` serves convolutions that add up rows of
             nodes.
         parts: Override methods of their names, which PyG's `forward` calls.

@@ -38,7 +38,6 @@ def score_sources(made: Tensor, vectors: Sequence[Tensor], read: ReadSources, us
         made: Rows of the sources of all relations, `[U, H * C]`.
         vectors: `[1, H, C]` of each.
         read: The number of sources of each, and their edges.
-        used: Is read in a backward pass.
     """
     ends = accumulate(read.sizes, initial=0)
     return multiply_apart([made] * len(vectors), [_spread(vector) for vector in vectors], used,
@@ -59,9 +58,6 @@ def score_pairs(made: Tensor, others: Tensor, vectors: Sequence[Tensor], read: R
     Args:
         made, others: Rows of the sources and targets of all relations, `[U, H * C]` and `[T, H * C]`.
         vectors: `[1, H, C]` of each.
-        read: Edges of the sources.
-        used: Is read in a backward pass.
-        slope: Factor of negative addends.
     """
     edges = read.edges
     both = made.index_select(0, edges.row) + others.index_select(0, edges.target)
@@ -98,10 +94,7 @@ def attend_relations(made: Tensor, by_target: Tensor, vectors: Sequence[Tensor],
         by_target: Scores of the targets of all relations, fp32 `[sum of sizes, H]`.
         vectors: Vector of each relation for scores of sources, fp32 `[1, H, C]`.
         biases: `[H * C]` for each group that has one.
-        read: Edges of the sources.
-        groups: Relations that are added up.
         used: Is set and read in a backward pass.
-        slope: Factor of negative scores.
     """
     layer = _Layer(read, groups, used, slope)
     return list(_Attend.apply(layer, made, by_target, *vectors, *biases))

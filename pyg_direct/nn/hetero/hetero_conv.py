@@ -32,9 +32,6 @@ class Call(NamedTuple):
     """Call of a relation's convolution.
 
     Attributes:
-        conv: The convolution.
-        x: Rows as it takes them.
-        edge_index: Its edges.
         edge_attr: Attributes of its edges, if they are given.
     """
 
@@ -98,9 +95,6 @@ def _convolve_groups(calls: list[Call], groups: dict[str, list[int]], aggr: str 
 def convolve_together(calls: Sequence[Call]) -> list[Tensor] | None:
     """Return the results of a layer's convolutions, like ones in one launch.
 
-    Args:
-        calls: Call of each relation.
-
     Returns:
         Rows of the targets of each; None if each is separate.
     """
@@ -119,7 +113,6 @@ def _find_alike(calls: Sequence[Call], *, is_whole: bool = False) -> list[_Alike
     """Return relations that go together, two or more each: a single sum takes one launch anyway.
 
     Args:
-        calls: Calls of a layer.
         is_whole: Find relations of whole graphs, which need not share a key.
     """
     found: dict[Hashable, _Alike] = {}

@@ -30,7 +30,6 @@ class Relation(NamedTuple):
     """Convolution of a layer, and its inputs.
 
     Attributes:
-        conv: The convolution.
         batch: The known batch of its edges, which fit its rows.
         edge_index: (source, target), `[2, E]`.
         sources, own: Rows of its sources `[N, C]` and of its targets `[T, D]`.
@@ -53,7 +52,6 @@ class Tables(NamedTuple):
         place_of: Number of a tensor's table, by its identity: relations of one type are given one tensor.
         places: Table of the sources of each relation.
         starts: First row of each table if the tables are concatenated.
-        num_rows: Rows of all tables.
     """
 
     tables: list[Tensor]
@@ -96,8 +94,6 @@ class JoinedEdges(NamedTuple):
 
     Attributes:
         indptr, row, target: Sources begin at the given starts; the targets of all relations are concatenated.
-        sizes, counts: Targets and edges of each relation.
-        num_sources: Rows that edges may come from.
         max_degree: Upper bound of the edges of a target, None if it is not known.
         batch, key: Batch that remembers results for them, and the key of these.
     """
@@ -130,9 +126,7 @@ def join_edges(relations: Sequence[Relation], starts: Sequence[int], num_sources
     """Join the edges of relations, whose sources begin at `starts` among so many.
 
     Args:
-        relations: Relations of one launch.
         starts: First source of each.
-        num_sources: Sources in all.
         name: Name of the joined edges, if they differ from the given ones.
         pairs: (source, target) of the edges of each relation, if they are others.
         more: Number of edges of a target that those may have in addition.
@@ -177,7 +171,6 @@ class ReadSources(NamedTuple):
         rows: Rows of each relation's sources that have an edge, each once, ascending `[U]`; None for all rows.
         sizes: Number of sources of each relation. In a captured graph it is an upper bound, and the remaining rows are
             0.
-        edges: Edges that come from these sources.
     """
 
     rows: Tensor | None
@@ -198,10 +191,6 @@ def read_sources(relations: Sequence[Relation], sizes: Sequence[int]) -> ReadSou
     """Find the sources that the edges of each relation read, once for the layers that share the edges.
 
     Most nodes of a batch are read by the relation that found them alone, so that others need no product with them.
-
-    Args:
-        relations: Relations of one launch.
-        sizes: Targets of each.
     """
     begins, num_sources = begin_apart(relations)
     edges = join_edges(relations, begins, num_sources, sizes=sizes)
@@ -250,8 +239,6 @@ def split_apart(out: Tensor, sizes: Sequence[int], used: Used) -> list[Tensor]:
 
     Args:
         out: Results, one relation after the other.
-        sizes: Rows of each.
-        used: Is set in a backward pass.
     """
     if out.requires_grad and torch.is_grad_enabled():
         return list(_Split.apply(out, sizes, used))
@@ -264,7 +251,6 @@ def join_apart(parts: Sequence[Tensor], serves: Sequence[Sequence[int]], used: U
     Args:
         parts: `[N, C]` each.
         serves: The relations that each of them serves.
-        used: Is read in a backward pass.
     """
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
         joined: Tensor = _Join.apply(used, serves, *parts)
@@ -284,7 +270,6 @@ def multiply_apart(tables: Sequence[Tensor], weights: Sequence[Tensor], used: Us
     Args:
         tables: Rows, `[N, C]` of any width each.
         weights: A matrix for each, `[O, C]`.
-        used: Is read in a backward pass.
         biases: `[O]` for each that has one; None if none has.
         rows: Rows of each table that are multiplied.
         dtype: Dtype in which rows are read, and weights too unless `out_dtype` is wider; None for the weights' own.
@@ -404,8 +389,6 @@ class Groups(NamedTuple):
     """Relations whose results are added up.
 
     Attributes:
-        relations: Relations of each group.
-        counts: Targets of each group.
         sizes: Targets with a result of each relation, the first of its group.
         dtype: Dtype of the sums.
     """
@@ -439,8 +422,6 @@ def sum_apart(out: Tensor, groups: Groups, used: Used, biases: Sequence[Tensor |
 
     Args:
         out: Results `[sum of sizes, F]`, one relation after the other.
-        groups: The groups.
-        used: Is set in a backward pass.
         biases: `[F]` for each group that has one.
     """
     return list(_SumApart.apply(out, groups, used, *biases))

@@ -45,9 +45,7 @@ class BatchCall(NamedTuple):
     Attributes:
         kind: Key that must be equal for passes that are recorded once.
         sizes: Nodes and edges of each hop of the batch.
-        edge_index: Its edges.
         rows: Tensors of rows by the position of the argument.
-        args, kwargs: Arguments of the model.
     """
 
     kind: tuple[Any, ...]
@@ -81,7 +79,6 @@ class WholeCall(NamedTuple):
     Attributes:
         kind: Key that must be equal for passes that are recorded once.
         nest: Arguments without their tensors; see `take_tensors`.
-        tensors: Tensors of the arguments.
         addresses: Memory of each, and the count of writes of ids.
     """
 
@@ -384,9 +381,6 @@ def _read_value(value: Any, device: torch.device, state: list[Any], views: list[
     """Append an attribute to a state: settings by value, tensors by their memory, and others by their identity.
 
     Args:
-        value: The attribute.
-        device: Device of the model.
-        state: The state.
         views: Containers that were read, to which they are added.
         tensors: Tensors that were read, to which they are added.
     """
@@ -448,7 +442,6 @@ class Outside:
     """Values outside of a model that the program's own code in it reads, such as globals and settings in objects.
 
     Attributes:
-        values: Functions that return the present values.
         reason: Effect of that code which a replay would not repeat; None without one.
     """
 
@@ -657,12 +650,7 @@ class Traces:
 
 
 def find_norm_over_nodes(model: torch.nn.Module, served: Container[torch.nn.Module] = ()) -> str | None:
-    """Return the first module of a model that would read padding nodes, and its name; None without one.
-
-    Args:
-        model: The model.
-        served: Modules that leave padding out.
-    """
+    """Return the first module of a model that would read padding nodes, and its name; None without one."""
     for name, module in model.named_modules():
         if _mixes_rows(module) and module not in served:
             return f"{type(module).__name__} at {name!r}"

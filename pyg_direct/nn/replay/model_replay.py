@@ -71,7 +71,6 @@ class _Passes:
     """Passes with a gradient or without, in training or in evaluation: their recording, and calls that come before.
 
     Args:
-        rules: Conditions of a recording.
         state: Reader of the model's state in these passes.
     """
 

@@ -74,10 +74,7 @@ class PaddedEdges:
     """Places for the edges of batches of up to some size.
 
     Args:
-        edge_index: Edges like those to come.
         largest: Nodes and edges of each hop of the largest batches known.
-        margin: How much larger batches may be.
-        num_seeds: Seeds of a batch.
         max_degree: Upper bound of the edges of a target, None if it is not known.
 
     Attributes:
@@ -115,14 +112,10 @@ class PaddedBatch:
     Args:
         batch: A batch like those to come.
         largest: Nodes and edges of each hop of the largest batches known.
-        margin: How much larger batches may be.
         names: Attributes to copy, rows of nodes or of edges.
 
     Attributes:
         data: The batch that a model is given; its tensors keep their memory.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
     """
 
     def __init__(self, batch: Data, largest: Sizes, margin: float, names: Sequence[str]) -> None:
@@ -252,15 +245,10 @@ class PaddedTypes:
     Args:
         batch: A batch like those to come.
         largest: Nodes and edges of each hop of the largest batches known.
-        margin: How much larger batches may be.
         names: Attributes to copy, rows of nodes or of edges, of the types and relations that have them.
 
     Attributes:
         data: The batch that a model is given; its tensors keep their memory.
-        places: Places of each hop.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
     """
 
     def __init__(self, batch: HeteroData, largest: TypedSizes, margin: float, names: Sequence[str]) -> None:

@@ -64,8 +64,6 @@ class PaddedGraphs:
 
     Args:
         batch: A batch like those to come.
-        largest: Sizes of the largest batches known.
-        margin: How much larger batches may be.
         names: Attributes to copy, each with a row for each node or edge, or with as many rows in every batch; None for
             all tensors of the batch.
 
@@ -73,9 +71,6 @@ class PaddedGraphs:
         data: The batch that a model is given; its tensors keep their memory. It has one graph more than a batch has,
             the last one, which holds the padding.
         masks: See `masked_norms`.
-
-    Raises:
-        ArgumentError: named argument, rule and value.
     """
 
     def __init__(self, batch: Any, largest: GraphSizes, margin: float, names: Sequence[str] | None) -> None:

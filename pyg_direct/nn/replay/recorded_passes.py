@@ -421,9 +421,6 @@ class PaddedPasses(RecordedPasses):
     """Passes over places for batches of up to some size.
 
     Args:
-        model: Model of the passes.
-        rules: Conditions of the recording.
-        call: Arguments like those to come.
         largest: Nodes and edges of each hop of the largest batches known.
     """
 
@@ -556,9 +553,6 @@ class WholePasses(RecordedPasses):
     """Passes over tensors of the program that come back in each pass, such as those of a whole graph.
 
     Args:
-        model: Model of the passes.
-        rules: Conditions of the recording.
-        call: Arguments of a pass.
         moving: Positions of tensors that are others in each pass; they are copied.
     """
 

@@ -39,7 +39,6 @@ def normalise_on_gpu(rows: Tensor, scale: Tensor, shift: Tensor, eps: float,
     Args:
         rows: The snapshots of a node side by side; left unchanged.
         scale, shift: Parameters of the normalization, `[H]`.
-        eps: Number that is added to variances.
         norm: Module whose running statistics and count see the snapshot, the only one.
     """
     num_nodes, window, size = rows.shape
@@ -61,7 +60,6 @@ def pull_normalised(grad: Tensor, more: Tensor | None, rows: Tensor, moments: Te
     Args:
         grad: Gradients of S snapshots, `[N, S, H]`.
         more: Gradients to add to it, if any.
-        rows, moments, scale: Inputs and results of `normalise_on_gpu`.
         begin: The first of these snapshots.
 
     Returns:

@@ -47,9 +47,6 @@ def add_loops(indptr: Tensor, row: Tensor, target: Tensor, num_targets: int,
 
     Returns:
         New edges; existing edges keep their order.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     row, target, indptr = check_ids("row", row), check_ids("target", target), check_ids("indptr", indptr)
     check_same_device("row", row, "indptr", indptr)
@@ -92,7 +89,6 @@ class Targets(NamedTuple):
 
     Attributes:
         nodes: New ones of each hop, H + 1 numbers.
-        places: Places for them, as many numbers.
     """
 
     nodes: Sequence[int]
@@ -114,9 +110,6 @@ def pad_edges(edge_index: Tensor, nodes: Sequence[int], edges: Sequence[int], no
         node_places, edge_places: Places for nodes and edges, as many numbers.
         out: `[2, sum(edge_places)]`, contiguous, of the dtype and device of `edge_index`.
         targets: Targets of the edges; None if they have the sources' type.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     num_hops = len(edges)
     ends = Targets(nodes, node_places) if targets is None else targets

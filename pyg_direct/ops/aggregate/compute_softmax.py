@@ -58,9 +58,6 @@ def softmax(source: Tensor | None, target: Tensor | None, edge: Tensor | None, i
 
     Returns:
         `[E, H]`; the weights of a target's edges add up to 1.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     num_targets = indptr.numel() - 1 if num_targets is None else num_targets
     row = check_scores(source, target, edge, indptr, row, num_targets)
@@ -280,9 +277,6 @@ def attend(x: Tensor, source: Tensor | None, target: Tensor | None, edge: Tensor
 
     Returns:
         `[T, ...]` of the dtype of `x`, unless it `widens`.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     num_targets = indptr.numel() - 1 if num_targets is None else num_targets
     row = check_scores(source, target, edge, indptr, row, num_targets)

@@ -24,7 +24,6 @@ class BySource(NamedTuple):
     Attributes:
         indptr, target, edge: Offsets of the sources `[U + 1]`, target and number of each edge `[E]`, int32.
         row: Source of each edge in the order by target, int32 `[E]`.
-        long: Slices of sources with many edges.
         sources, targets: First source and first target of each relation, then their number, int64 `[R + 1]`.
         shifts: Row of a target's gradient, minus the number of the target, int64 `[R]`.
     """
@@ -83,8 +82,6 @@ def pull_attention(x: Tensor, grad: Tensor, out: Tensor, alpha: Tensor, by_sourc
         alpha: Weights of edges, fp32 `[E, H]`.
         by_source, by_target: Scores of sources `[U, H]` and targets `[T, H]`, fp32.
         vectors: Vector of each relation that the scores of its sources are products with, fp32 `[R, F]`.
-        edges: The edges.
-        slope: Factor of negative scores.
     """
     (num_sources, width), (num_edges, heads) = x.shape, alpha.shape
     to_x, to_edges, totals = torch.empty_like(x), torch.empty_like(alpha), torch.empty_like(by_target)
@@ -121,11 +118,9 @@ def attend_pairs(keys: Tensor, queries: Tensor, vectors: Tensor | None, heads: i
             `can_pull`.
         queries: Rows of the targets of all relations, `[T, F]` of the same dtype.
         vectors: Vector of each relation, fp32 `[R, F]`; None for scores that are products.
-        heads: Heads of a row.
         indptr: Offsets of the targets' edges, `[T + 1]`.
         row: Source of each edge, int32 `[E]`.
         bounds: First target of each relation, then T, int64 `[R + 1]`.
-        slope: Factor of negative addends of scores.
     """
     (num_targets, width), num_edges = queries.shape, len(row)
     alpha = torch.empty(num_edges if keeps_weights else 0, heads, dtype=torch.float32, device=keys.device)

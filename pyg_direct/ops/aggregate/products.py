@@ -112,9 +112,6 @@ def dot(x: Tensor, q: Tensor, indptr: Tensor, row: Tensor, target: Tensor, *, ma
 
     Returns:
         `[E, H]` of the dtype of the rows.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     if x.dim() != 3 or q.dim() != 3 or x.shape[1:] != q.shape[1:]:
         raise ArgumentError(f"x and q must be [N, H, C] and [T, H, C], got {tuple(x.shape)} and {tuple(q.shape)}")

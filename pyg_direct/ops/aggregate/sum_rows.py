@@ -85,9 +85,6 @@ def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: s
     Returns:
         `[T, ...]` of the dtype of `x`.
 
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-
     Example:
         >>> x = torch.tensor([[1.0], [2.0], [4.0]])
         >>> indptr, row = torch.tensor([0, 2, 2, 3]), torch.tensor([0, 1, 2])  # of targets 0, 1 and 2

@@ -54,7 +54,6 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
         name: The user's name for the list that both are from.
 
     Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
         MemoryLimitError: the host has no memory for an offset of each node.
     """
     for part, ids in ((name or "rows", rows), (name or "columns", columns)):
@@ -231,7 +230,6 @@ class Piece(NamedTuple):
         items: int64 `[n]`.
         counts: Items of each segment, int64 `[S]`.
         places: First position of each segment in the output, int64 `[S]`.
-        output: Number of the output.
     """
 
     items: Tensor

@@ -45,9 +45,6 @@ def relabel(seeds: Tensor, neighbors: Tensor, num_nodes: int, *, method: str = "
         num_nodes: N; all ids lie in [0, N).
         method: `bitmap` (N / 4 bytes of scratch, on a CPU up to 5 N / 8), `sort` (scratch by the batch), or `auto`.
             `auto` takes the bitmap unless its scan would cost more than sorting the batch. Both give the same result.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     seeds = check_ids("seeds", seeds, num_nodes)
     neighbors = check_ids("neighbors", neighbors, num_nodes).to(seeds.dtype)
@@ -220,7 +217,6 @@ def locate_ids(ids: Tensor, directory: Directory, num_ids: int) -> Tensor:
 
     Args:
         ids: int32 or int64 `[n]`, on the device of the directory.
-        directory: Ids that are there.
         num_ids: N, the ids that the directory covers.
     """
     ids = check_ids("ids", ids)

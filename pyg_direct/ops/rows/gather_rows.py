@@ -110,7 +110,6 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
         hot: The table `[N, ...]`, or the hot rows in ascending order of their ids; contiguous.
         ids: int32 or int64 `[n]`, on the device that does the work.
         cold: The table `[N, ...]` if `hot` holds a part of it, readable by that device.
-        directory: Hot ids; needed with `cold`.
         dtype: float32 to widen rows stored as float16, bfloat16 or float8_e4m3fn; None for the table's own.
         exponents: uint8 `[N]` on the same device, needed to widen float8_e4m3fn: row `i` is to be multiplied by
             `2 ** (exponents[i] - 127)`.
@@ -118,9 +117,6 @@ def gather_rows(hot: Tensor, ids: Tensor, *, cold: Tensor | None = None, directo
         errors: On a GPU: int64 `[1]` that gets the lowest position of an id out of range (its row is zero).
             Ids on the CPU are checked before anything is written.
         max_blocks: On a GPU: cap of the grid, for reads over the link beside other work.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     is_single, num_rows = cold is None, (hot if cold is None else cold).shape[0]
     ids = check_ids("ids", ids, num_rows)
@@ -173,7 +169,6 @@ def prepare_read(table: Tensor, ids: Tensor, out: Tensor, positions: Tensor | No
     may run it. So threads that share a read inspect its tensors once.
 
     Args:
-        table, ids: As in `gather_rows`, on the CPU.
         out: Output, `[n, ...]`; of any length with `positions`.
         positions: Row `ids[i]` goes to `out[positions[i]]`, int64 `[n]`; None for `out[i]`.
     """
@@ -364,7 +359,6 @@ class RowReader:
         hot, cold, directory, dtype, exponents: As in `gather_rows`; the tables must not move.
         errors: int64 `[1]` that gets the lowest position of an id out of range.
         max_blocks: Cap of the grid; None for none.
-        strands: As in `choose_gather`.
     """
 
     def __init__(self, hot: Tensor, cold: Tensor | None, directory: Directory | None, errors: Tensor,
@@ -436,7 +430,6 @@ class NarrowReader:
         On a GPU the rows of integers and bools share a block of memory.
 
         Args:
-            ids: Rows to read.
             memory: Receives the tensors that own the memory of all rows.
         """
         own: list[Tensor] = [] if memory is None else memory
@@ -515,7 +508,6 @@ class TypedReader:
         Args:
             ids: int64, contiguous; ids of all types.
             layout: The result of `list_layout`, int64 on the device.
-            counts: Rows of each table.
 
         Raises:
             IdError: an id on the CPU is out of range.
@@ -562,9 +554,6 @@ def scatter_rows(table: Tensor, ids: Tensor, rows: Tensor, *, errors: Tensor | N
         errors: On a GPU: int64 `[1]` that gets the lowest position of an id out of range, which is not written.
             Ids on the CPU are checked before anything is written.
         is_unique: No id comes twice, which saves sorting them.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     ids = check_ids("ids", ids, table.shape[0])
     shape = (ids.numel(), *table.shape[1:])

@@ -117,9 +117,7 @@ def permute(count: int, *, key: int, device: Device = "cpu") -> Tensor:
     """Return a uniform permutation of 0 .. count-1, int64 `[count]` on the CPU: positions in the order of their draws.
 
     Args:
-        count: Number of positions.
         key: Unsigned 64-bit key; equal keys give equal permutations.
-        device: The device that does the work.
     """
     bits = draw_bits(torch.arange(count, device=device), key=check_key("key", key), slot=SHUFFLE_DRAW)
     return bits.sort(stable=True).indices.cpu()

@@ -35,9 +35,6 @@ def walk(lists: NeighborLists, start: Tensor, walk_length: int, p: float = 1.0, 
 
     Returns:
         The nodes of each walk, int64 `[W, walk_length + 1]`, on the device of the rows.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     check_topology_kinds(lists.indptr, lists.neighbors)
     check_walk_length(walk_length)
@@ -59,9 +56,6 @@ def walk_along(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int
 
     Returns:
         Ids within their types, int64 `[W, L + 1]`; -1 after a node without neighbors.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     check_topology_kinds(lists.indptr, lists.neighbors)
     return _walk(lists, start, rows, num_nodes, (1, 1, 1), key, stays=False, is_sorted=False)
@@ -86,11 +80,7 @@ def _walk(lists: NeighborLists, start: Tensor, rows: Tensor, num_nodes: int, wei
 
 
 def check_walk_length(walk_length: int) -> int:
-    """Check the steps of a walk.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: `walk_length`, rule and value.
-    """
+    """Check the steps of a walk."""
     if isinstance(walk_length, bool) or not isinstance(walk_length, (int, np.integer)):
         raise ArgumentTypeError(f"walk_length must be an integer, got {walk_length!r}")
     if not 0 <= walk_length <= _MOST_LENGTH:
@@ -99,11 +89,7 @@ def check_walk_length(walk_length: int) -> int:
 
 
 def check_bias(name: str, value: float) -> float:
-    """Check `p` or `q` of node2vec.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: `name`, rule and value.
-    """
+    """Check `p` or `q` of node2vec."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ArgumentTypeError(f"{name} must be a number, got {value!r}")
     if not (math.isfinite(value) and value > 0):

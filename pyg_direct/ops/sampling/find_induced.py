@@ -38,7 +38,6 @@ class Candidates(NamedTuple):
     """Edges of the rows of a set of nodes; those inside the set are counted.
 
     Attributes:
-        lists: The rows.
         nodes: int64 `[M]`.
         offsets: First edge of each node among all, int64 `[M + 1]`.
         local_of_node: Local ids, int32 `[N]`, below 0 for nodes outside.
@@ -84,13 +83,9 @@ def count_inside(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor, num
     """Count the edges of rows that lead to nodes of a set, without a wait for a GPU.
 
     Args:
-        lists: The rows.
         nodes: The nodes whose rows are read, int64 `[M]` within [0, N), which a CPU checks.
         local_of_node: int32 `[N]`: the local id of each node of the set, below 0 for others.
         num_nodes: On a GPU, how many of `nodes` count, the first ones, int64 `[1]`; None for all.
-
-    Raises:
-        IdError: `nodes`, rule and value.
     """
     if not runs_on_gpu(nodes):
         check_below("nodes", nodes.numpy(), lists.num_nodes)

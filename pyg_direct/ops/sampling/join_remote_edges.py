@@ -34,7 +34,6 @@ class Layout(NamedTuple):
     Attributes:
         table: See `kernels/sampling/remote_edges.py`.
         sizes: Bytes of each answer.
-        num_items, num_edges: Items and edges of each.
     """
 
     table: np.ndarray
@@ -61,10 +60,8 @@ def pack_edges(picked: Picked, trees: Tensor, layout: Layout, wire: Wire, out: T
     """Write picked edges as answers.
 
     Args:
-        picked: Edges, with offsets of each item.
         trees: Number that is subtracted from the sources, by target, int64; empty for zeros.
         layout: Positions of the answers, by asker; items and edges of the picked.
-        wire: Dtypes.
         out: uint8, the sizes of the layout together.
     """
     if layout.num_items == 0:
@@ -84,7 +81,6 @@ class Asked(NamedTuple):
     """Questions that owners were asked.
 
     Attributes:
-        work: The work list of the hop.
         types: Type that each entry of it expands, int64 `[A]`.
         counts: Nodes that each owner has of each type, int64 `[P, T]`.
         order: Their positions in the frontier, owner after owner and type after type within each, int64 `[F]`.
@@ -121,9 +117,6 @@ def join_edges(asked: Asked, layout: Layout, wire: Wire, answers: Tensor) -> Pic
     """Join the edges of all answers in the order of the work list.
 
     Args:
-        asked: The questions that they answer.
-        layout: Positions of the answers, by owner.
-        wire: Dtypes.
         answers: uint8, the sizes of the layout together.
     """
     device, num_items = answers.device, layout.num_items

@@ -188,7 +188,6 @@ def sort_pairs(rows: Rows, segments: Tensor, neighbors: Tensor, batches: Tensor)
     """Sort pairs, without a wait.
 
     Args:
-        rows: The rows.
         segments: Row of each pair, int64 `[P]`; pairs may repeat.
         neighbors: Neighbor of each pair, in the id space of all types, int64 `[P]`.
         batches: Number of the batch of each pair, int64 `[P]`.
@@ -202,9 +201,7 @@ def write_edges(rows: Rows, pairs: PairList, counter: Tensor, place: int, out: T
     """Write the edges of rows that lead to neighbors in the form that `pick_edges` reads, without a wait for the GPU.
 
     Args:
-        rows, pairs: As in `find_edges`.
         counter: int64 on the GPU; `counter[place]`, 0 before, receives the number of edges.
-        place: Position in `counter`.
         out: batch * E + position of each edge, ascending, then padded with the largest int64, int64 `[room]`; if there
             are more edges than room, any of them.
     """

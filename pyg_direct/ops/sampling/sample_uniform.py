@@ -54,9 +54,6 @@ def sample_neighbors(indptr: Tensor, indices: Tensor, seeds: Tensor, *, fanout: 
         pairs: On a GPU, instead of reading `indices` and `edge_ids`: both in one word, see `PlacedTopology`.
         sampling: `uniform`: rows draw independently; `labor`: rows that list the same nodes pick the same ones.
         layer_dependency: With `labor`: the hops of a key pick the same nodes too.
-
-    Raises:
-        ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
     """
     check_sampling(sampling, replace, layer_dependency)
     (fanout,) = check_fanouts("fanout", [fanout])

@@ -112,9 +112,6 @@ def is_summed_over_csr(whose: str, num_edges: int, num_sums: int, numbers: int, 
 
     Args:
         whose: Edges that "all" snapshots have, that have a "mask", or that belong to "one".
-        num_edges: Edges.
-        num_sums: Rows of sums.
-        numbers: Numbers of a row.
         weighted: True if edges have weights.
     """
     wide_rows = {"all": WIDE_ROW, "mask": WIDE_ROW_MASKED, "one": WIDE_ROW_ALONE}
@@ -250,9 +247,6 @@ def aggregate_snapshots(x: Tensor, matrices: SnapshotMatrices, low: int = 0,
 
     Returns:
         `[N, S', F]`.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     if x.dtype not in _DTYPES or x.dim() != 3:
         raise ArgumentTypeError(f"x must be fp32 or float64 [N, S, F], got {x.dtype} with shape {tuple(x.shape)}")

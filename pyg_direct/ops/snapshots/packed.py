@@ -30,8 +30,6 @@ class PackedCSR(Arrays):
         places, values: Positions of weights other than one, int32, and these weights, of their dtype or uint8, `[k]`;
             `places` is None if `values` has all weights.
         weights: Weights of an edge: 0 if all are one, otherwise 1 or S.
-        presence, num_rows, num_snapshots, long_rows: As in `SlicedCSR`.
-        num_slices: Number of slices.
         by_snapshot: True if slices belong to snapshots.
     """
 

@@ -365,7 +365,6 @@ def place_slices(counts: Tensor, num_slices: int) -> tuple[Tensor, Tensor, Tenso
 
     Args:
         counts: Edges of each segment, int64 `[R]`.
-        num_slices: Slices of all of them.
     """
     of_segments = count_slices(counts)
     segment = repeat_each(torch.arange(counts.numel(), device=counts.device), of_segments, num_slices)
@@ -387,9 +386,7 @@ def slice_counts(segments: Tensor, counts: Tensor, num_slices: int, cols: Tensor
     Args:
         segments: Rows, or with `by_snapshot` row * S + snapshot, ascending, int64 `[R]`.
         counts: Edges of each segment, int64 `[R]`.
-        num_slices: Slices of all of them.
         cols: Source of each edge, int32 `[nnz]`.
-        num_rows, num_snapshots, weight, presence, long_rows: As in `SlicedCSR`.
         by_snapshot: True if slices belong to snapshots.
     """
     segment, first, has_several = place_slices(counts, num_slices)

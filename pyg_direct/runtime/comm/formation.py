@@ -213,9 +213,6 @@ class Formation:
     def join(self, connections: Connections) -> Any:
         """Return a process group of Gloo that has all members.
 
-        Args:
-            connections: Records the connections of the group.
-
         Raises:
             RankError: a member failed, is gone, or does not join; the message names it if it is known.
         """

@@ -27,7 +27,6 @@ class Pulse:
 
     Args:
         name: Name of the counts, equal on all ranks.
-        rank, size: This process, and their number.
         silence: Seconds without a heartbeat after which a process is gone.
 
     Attributes:

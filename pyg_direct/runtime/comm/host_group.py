@@ -152,7 +152,6 @@ def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
 
     Args:
         make: Called in the first process with the `about` of its host's processes, by rank.
-        about: Information about this process, in JSON.
 
     Raises:
         PygDirectError: `make` failed in the first process of a host, or another could not open the result; each raises

@@ -64,7 +64,6 @@ class Transport(Protocol):
 
         Args:
             to_send, received: `[P * length]`, contiguous.
-            stream: The raw stream.
         """
 
     def exchange_with_others(self, to_send: Tensor, received: Tensor, stream: int) -> None:
@@ -72,7 +71,6 @@ class Transport(Protocol):
 
         Args:
             to_send, received: `[(P - 1) * length]`, contiguous.
-            stream: The raw stream.
         """
 
     def wait(self, event: torch.cuda.Event) -> None:
@@ -113,7 +111,6 @@ class _Lane:
 
         Args:
             to_send, received: `[P * length]`, contiguous, on the GPU.
-            stream: The raw stream.
         """
         with on_raw_stream(stream, self._device):
             self._swap(to_send, received)
@@ -123,7 +120,6 @@ class _Lane:
 
         Args:
             to_send, received: `[(P - 1) * length]`, contiguous, on the GPU.
-            stream: The raw stream.
         """
         if self._size == 1:
             return
@@ -155,8 +151,6 @@ class NcclSegments(_Lane):
 
     Args:
         group: The group of NCCL, whose ranks are connected.
-        size: Number of ranks.
-        device: GPU of this rank.
         timeout: Seconds that a wait for a graph may take.
         find_reason: Returns the reason why ranks cannot go on, seconds after the wait began; None if they can.
         hear: Called after the group was aborted for this reason, to raise the error of a rank that failed.
@@ -188,9 +182,7 @@ class NcclSegments(_Lane):
 
         Args:
             store: Store by which the ranks find each other.
-            rank, size: This rank, and their number.
             device, timeout: See the constructor.
-            **calls: Further arguments of the constructor.
         """
         segments = cls(_open_group(store, rank, size, timeout), size, device, timeout=timeout, **calls)
         segments.connect()

@@ -200,7 +200,6 @@ class Recorder:
     """Recorder of CUDA graphs that are replayed in the order of recording, in one memory pool.
 
     Args:
-        device: The GPU.
         spared: Multiprocessors that recorded matrix products leave to a loader that reads rows of the host. None leaves
             as many as the features of this process take now.
         empties: Return all memory that torch has cached to the driver first, as a graph cannot use it. The more other
@@ -244,11 +243,7 @@ class Recorder:
 
 
 def find_wait(work: Callable[[], None], failures: type[Exception] = RuntimeError) -> str | None:
-    """Run work once and return why it cannot be recorded: it waits for the GPU, or fails. None if it can be recorded.
-
-    Args:
-        failures: Errors that count as an answer.
-    """
+    """Run work once and return why it cannot be recorded: it waits for the GPU, or fails. None if it can be recorded."""
     try:
         with waits_refused():
             work()

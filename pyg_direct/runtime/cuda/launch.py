@@ -86,7 +86,6 @@ class _ParameterBlock:
     """Parameters of a kernel in memory that the driver reads; each stream of each thread has its own.
 
     Args:
-        parameters: Parameters of the kernel.
         is_short: True if an array is passed in 5 values, False for 7.
         args: Arguments that are written once, and `OPEN` for arguments that `write` takes at each launch.
     """
@@ -143,7 +142,6 @@ class Launcher:
     Attributes:
         launch: (grid, block, arguments, stream) -> None: enqueues on `stream`, or on torch's current stream without it.
             Arrays must be contiguous and on this GPU. Its `bound` holds the parameter blocks by stream and thread.
-        function: The driver's handle.
     """
 
     launch: Callable[..., None]

@@ -78,7 +78,6 @@ class Block:
 
     Attributes:
         placement: One of `PLACEMENTS`, the one that was obtained.
-        num_bytes: Its size.
         device: The GPU it belongs to or was made for; None for `cpu`.
     """
 
@@ -317,8 +316,6 @@ def fill(target: Tensor, source: Tensor, *, what: str = "rows", release: bool = 
 
     Args:
         target: Tensor over the destination; same shape and dtype as `source`.
-        source: CPU tensor, possibly over a file.
-        what: Noun for the bar.
         release: Release the pages of `source` as they are copied, so that both are never held whole; its contents are
             undefined afterwards.
     """
@@ -611,7 +608,6 @@ def check_filled(block: Block, what: str) -> None:
 
     Args:
         block: Any block; only large blocks in host memory that a GPU reads are read.
-        what: Noun for its contents.
     """
     if block.placement not in CANDIDATES or block.num_bytes < _LARGE or block.device is None:
         return

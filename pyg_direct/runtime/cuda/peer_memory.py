@@ -40,7 +40,6 @@ class Chunk:
 
     Args:
         num_bytes: A multiple of `GRANULE`.
-        owner: GPU index.
         handle: The driver's handle of memory that another process made; None makes new memory.
     """
 

@@ -212,11 +212,7 @@ def check_size(size: int | float | str, name: str = "device_cache_size", *, most
 
     Args:
         size: A size for `parse_size`, including a share.
-        name: The argument.
         most: Percent that a share may be.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     # A fraction is refused, with the share that it means.
     num_bytes = parse_size(size, 0, name, most=most)  # type: ignore[arg-type]
@@ -233,11 +229,7 @@ def parse_size(size: int | str, whole: int | None = None, name: str = "device_ca
     Args:
         size: Bytes, or words for them.
         whole: Bytes that a share refers to; None if no share may be given.
-        name: The argument.
         most: Percent that a share may be.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: named argument, rule and value.
     """
     if isinstance(size, bool) or not isinstance(size, (int, np.integer, str)):
         raise ArgumentTypeError(f"{name} must be a number of bytes or a string such as '200M', got {size!r}"

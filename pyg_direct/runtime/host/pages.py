@@ -83,7 +83,6 @@ def choose_nodes(num_bytes: int, index: int | None) -> tuple[int, ...]:
     is no choice.
 
     Args:
-        num_bytes: Size of the memory.
         index: The GPU that reads it; None for the CPU.
     """
     nodes = list_nodes()

@@ -50,7 +50,6 @@ class SharedMemory:
     be read once, while the sender lives; memory that was read stays whole even if the sender ends.
 
     Args:
-        num_bytes: Its size.
         descriptor: A file descriptor of memory that another process made; it is closed in time.
 
     Raises:
@@ -148,7 +147,6 @@ def share(tensor: Tensor, *, what: str = "rows") -> SharedMemory:
 
     Args:
         tensor: CPU tensor, contiguous, without gradient; `tensor.data` is replaced.
-        what: Noun for the progress bar.
     """
     known = find_shared(tensor)
     if known is not None:

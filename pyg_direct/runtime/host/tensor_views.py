@@ -32,7 +32,6 @@ def view_address(address: int, num_bytes: int, device: torch.device, owner: Any)
     """View all bytes from an address on as a tensor of `device`, uint8 `[num_bytes]`, without touching them.
 
     Args:
-        address: Address of memory that `device` reads.
         num_bytes: At least 1.
         device: The CPU, or a GPU with its index.
         owner: Kept as long as the tensor or a view of it.

@@ -33,7 +33,6 @@ class Pool:
 
     Args:
         most: Threads at most.
-        name: Prefix of their names.
         begin: Called in each thread before its work.
     """
 
@@ -173,9 +172,6 @@ class few_threads:  # noqa: N801
     `torch.set_num_threads` would also affect other threads. With GNU OpenMP a loop of 1,000 searches wakes all 64
     threads of a large host, which takes milliseconds if they sleep. The loop then waits for all of them, even if a
     virtual machine does not run one's core.
-
-    Args:
-        most: Number of threads.
     """
 
     __slots__ = "before", "most"
