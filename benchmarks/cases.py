@@ -22,12 +22,15 @@ from benchmarks.features.hot_rows import make_skewed_graph, measure_drift, measu
 from benchmarks.features.link_share import measure_link_share
 from benchmarks.features.sharded import measure_sharded
 from benchmarks.features.shared_start import measure_shared_start
+from benchmarks.features.stored_rows import measure_cold_growth, measure_stored_rows
 from benchmarks.features.unified import measure_figure_6, measure_figure_7, measure_indexing
 from benchmarks.loader.accuracy import measure_accuracy
 from benchmarks.loader.continuous_time import measure_continuous_time
 from benchmarks.loader.host_memory import measure_host_memory
 from benchmarks.loader.labor import SAMPLINGS, measure_fetched_bytes, measure_hubs, measure_sampling, measure_steps
+from benchmarks.loader.peers import measure_samplers_on_cpu, measure_samplers_on_gpu, measure_tables
 from benchmarks.loader.power import measure_training
+from benchmarks.loader.python_time import measure_python_time
 from benchmarks.loader.sampling_growth import measure_growth, measure_papers
 from benchmarks.loader.sets_and_walks import measure_sets, measure_walks
 from benchmarks.loader.small_graphs import measure_small_graphs
@@ -52,21 +55,10 @@ from benchmarks.nn.rgat import measure_rgat
 from benchmarks.nn.typed_steps import measure_typed_steps
 from benchmarks.nn.unedited import measure_unedited
 from benchmarks.nn.whole_graphs import measure_whole_graphs
-from pyg_direct.bench.beside import (
-    measure_loaders,
-    measure_samplers_on_cpu,
-    measure_samplers_on_gpu,
-    measure_tables,
-)
-from pyg_direct.bench.gather import (
-    measure_cached_rows,
-    measure_cold_growth,
-    measure_cold_rows,
-    measure_hot_rows,
-    measure_stored_rows,
-)
+from pyg_direct.bench.beside import measure_loaders
+from pyg_direct.bench.gather import measure_cached_rows, measure_cold_rows, measure_hot_rows
 from pyg_direct.bench.launch import measure_launch
-from pyg_direct.bench.loader import measure_loader, measure_python_time
+from pyg_direct.bench.loader import measure_loader
 from pyg_direct.bench.result_row import Row
 from pyg_direct.bench.sampling import measure_cpu_sampling, measure_gpu_sampling
 from pyg_direct.datasets import NodeDataset, load_folder, synthetic_graph

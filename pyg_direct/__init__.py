@@ -27,11 +27,7 @@ if TYPE_CHECKING:
     from pyg_direct.graph.csr_topo import CSRTopo
     from pyg_direct.loader.cluster_loader import ClusterData, ClusterLoader
     from pyg_direct.loader.data_loader import DataListLoader, DataLoader, DenseDataLoader
-    from pyg_direct.loader.graph_saint import (
-        GraphSAINTEdgeSampler,
-        GraphSAINTNodeSampler,
-        GraphSAINTRandomWalkSampler,
-    )
+    from pyg_direct.loader.graph_saint import GraphSAINTEdgeSampler, GraphSAINTNodeSampler, GraphSAINTRandomWalkSampler
     from pyg_direct.loader.hgt_loader import HGTLoader
     from pyg_direct.loader.inference import infer, inference_loader
     from pyg_direct.loader.link_loader import LinkLoader, LinkNeighborLoader

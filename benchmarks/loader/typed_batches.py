@@ -17,8 +17,9 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.typing import WITH_PYG_LIB
 
+from benchmarks.loader.peers import hold_contest
 from benchmarks.loader.typed_graphs import LAST_DAY, make_mag, make_relations, make_tables
-from pyg_direct.bench.beside import OURS, Contender, hold_contest, rows_of_contest
+from pyg_direct.bench.beside import OURS, Contender, rows_of_contest
 from pyg_direct.bench.limits import wait_for_gpu
 from pyg_direct.bench.result_row import Row
 from pyg_direct.compiler.jit import set_cpu_threads

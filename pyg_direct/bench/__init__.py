@@ -4,6 +4,6 @@ The project's own cases live in `benchmarks/` of the repository and take rows, c
 
 - `limits.py`: clocks, and the highest rates of the machine, measured in the run that uses them.
 - `sampling.py`, `gather.py`, `loader.py`, `launch.py`: one measurement each.
-- `peers.py`: samplers of other projects; `beside.py` measures ours beside them in turns.
+- `beside.py`: our loader beside PyG's, in turns.
 - `result_row.py`, `picture.py`: rows and their files, and pictures.
 """

@@ -22,7 +22,6 @@ _IDS = 1 << 20
 _MOST_OUT = 2 << 30
 WIDTHS = (12, 32, 64, 100, 128, 256, 400, 512, 1024, 2048, 4096, 8192)
 _COLD_WIDTHS = (32, 64, 100, 128, 256, 400, 512, 1024, 2048, 4096, 8192)
-_STORES = (None, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 _ROW_BYTES = "bytes of a row"
 
 
@@ -101,21 +100,6 @@ def measure_cold_rows(table_bytes: int = 8 << 30) -> Iterator[Row]:
         gc.collect()
 
 
-def measure_cold_growth(most_bytes: int = 64 << 30) -> Iterator[Row]:
-    """Rows of unified tables of 0.5 GiB and more; takes `most_bytes` of host memory."""
-    limit = pinned_copy_rate() / 1e9
-    _, memory = fill_host_table(most_bytes, "unified")
-    num_bytes = 1 << 29
-    while num_bytes <= most_bytes:
-        for width in (512, 400, 128):
-            for order in ("random", "ascending"):
-                rates = time_cold_rows(memory[: num_bytes // 4], width, ascending=order == "ascending")
-                yield Row.of(f"gather/cold/{width} B/{num_bytes / 2**30:g} GiB", f"{width} B, {order}", "GB/s",
-                             [r / 1e9 for r in rates], limit, "page-locked copy", curve="cold tables",
-                             at=num_bytes / 2**30, at_name="GiB of the table")  # fmt: skip
-        num_bytes *= 2
-
-
 class SkewedListing:
     """A graph's neighbors as far as a feature reads them: each row draws its nodes by a power law."""
 
@@ -153,23 +137,3 @@ def measure_cached_rows(num_rows: int = 1 << 23, width: int = 128, cache: str = 
         yield Row.of(f"gather/{cache} cached/{4 * width} B/{order}", "time", "ms", [1e3 * s for s in seconds],
                      1e3 * limit, "max(hit bytes / hot rate, miss bytes / cold rate)",
                      f"{share:.0%} of the rows are hits, {stored.max_blocks} blocks")  # fmt: skip
-
-
-def measure_stored_rows(num_rows: int = 1 << 23, width: int = 128) -> Iterator[Row]:
-    """Rows of float32 stored in fewer bits, from GPU memory and over the link."""
-    for store_dtype in _STORES:
-        name = "float32" if store_dtype is None else str(store_dtype).removeprefix("torch.")
-        stored_bytes = width * (4 if store_dtype is None else store_dtype.itemsize)
-        for cache, where in (("100%", "hot"), (0, "cold")):
-            table = torch.arange(num_rows, dtype=torch.float32)[:, None].remainder(2048).repeat(1, width)
-            feature = Feature(device_cache_size=cache, store_dtype=store_dtype).from_cpu_tensor(table)
-            ids = torch.randint(num_rows, (_IDS,), device="cuda")
-            seconds = time_on_gpu(lambda ids=ids, feature=feature: feature[ids], 10, 2, 2)  # type: ignore[misc]
-            case, rates = f"gather/{where}/{width} numbers as {name}", [_IDS / s / 1e9 for s in seconds]
-            if where == "hot":
-                limit, limit_name = device_copy_rate() / (stored_bytes + 4 * width), "a device copy of these bytes"
-            else:
-                limit, limit_name = pinned_copy_rate() / stored_bytes, "a page-locked copy of these bytes"
-            yield Row.of(case, "rows", "G/s", rates, limit / 1e9, limit_name)
-            del feature, table
-            gc.collect()

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader as PygNeighborLoader, NodeLoader
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.nn import GraphSAGE
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from pyg_direct.bench.limits import wait_for_gpu
@@ -110,42 +109,3 @@ def measure_loader(data: Data, train_idx: Tensor, num_classes: int, name: str, p
                      note="no workers, " + ("pyg-lib" if WITH_PYG_LIB else "torch-sparse"))  # fmt: skip
     if device.type == "cuda":
         yield Row.of(case, "peak GPU memory, model included", "GB", [torch.cuda.max_memory_allocated() / 1e9])
-
-
-def measure_python_time(data: Data, train_idx: Tensor, name: str, batch_sizes: tuple[int, ...] = (1024, 8192),
-                        placement: str = "auto") -> Iterator[Row]:  # fmt: skip
-    """Time that `next()` takes of the host when the GPU has finished all batches made ahead."""
-    for batch_size in sorted({min(size, len(train_idx)) for size in batch_sizes}):
-        options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "drop_last": True}
-        loader = NeighborLoader(data, _FANOUTS, train_idx, seed=0, placement=placement, **options)
-        bare = NodeLoader(Data(edge_index=torch.empty(2, 0, dtype=torch.int64), num_nodes=data.num_nodes), _NoSampler(),
-                          input_nodes=train_idx, **options)  # fmt: skip
-        case = f"loader/{name}/{placement}/{batch_size}"
-        yield Row.of(case, "Python time per batch", "us", _time_next(loader), median(_time_next(bare)),
-                     "PyG's NodeLoader, no sampling")  # fmt: skip
-
-
-class _NoSampler(BaseSampler):  # type: ignore[misc]
-    """Sampler that returns the seeds, so that only the cost of the loader itself is left."""
-
-    edge_permutation = None
-
-    def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput:
-        """Return the seeds without edges."""
-        none = torch.empty(0, dtype=torch.int64)
-        return SamplerOutput(index.node, none, none, none, metadata=(index.input_id, index.time))
-
-    def sample_from_edges(self, index: Any) -> Any:
-        """Not asked for."""
-        raise NotImplementedError
-
-
-def _time_next(batches: Iterable[Any], count: int = 60, warm_up: int = 10) -> list[float]:
-    """Microseconds of each `next()`."""
-    source, times = without_end(batches), []
-    for _ in range(warm_up + count):
-        wait_for_gpu()
-        begin = time.perf_counter()
-        next(source)
-        times.append(1e6 * (time.perf_counter() - begin))
-    return times[warm_up:]

@@ -239,7 +239,7 @@ CASES: dict[str, Callable[[], None]] = {
 
 
 def run_case(name: str) -> None:
-    """Run a case as small work, which one thread does, as large work, which all threads share, and in a thread's place."""
+    """Run a case as small work of one thread, as large work that all threads share, and in a thread's place."""
     case = CASES[name]
     case()
     with replaced(run_kernel, "FEW_ITEMS", -1):

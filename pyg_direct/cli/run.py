@@ -88,7 +88,7 @@ def _tell_program(process: int, verbose: bool) -> None:
 
 
 class ProgramError(BaseException):
-    """Error that ended the program. It passes Typer, which would report some errors without their place in the program."""
+    """Error that ended the program. It passes Typer, which would report some errors without their place."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)

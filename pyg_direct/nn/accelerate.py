@@ -22,14 +22,7 @@ from pyg_direct.nn.dispatch import STEPS, find_obstacle, propagate, reduces
 from pyg_direct.nn.hetero.hetero_conv import forget_graph, forget_relations, watch_graph, watch_relations
 from pyg_direct.nn.module_state import attach, copy_plain, detach, is_attached
 from pyg_direct.nn.paths import ConvReport, Paths, Report, describe_left, make_paths
-from pyg_direct.nn.replay.model_replay import (
-    Replay,
-    check,
-    forget_replay,
-    may_watch,
-    replays_by_default,
-    watch_passes,
-)
+from pyg_direct.nn.replay.model_replay import Replay, check, forget_replay, may_watch, replays_by_default, watch_passes
 from pyg_direct.nn.trimming import forget_trimming, watch_trimming
 from pyg_direct.nn.whole_graphs import UnknownEdges
 from pyg_direct.object_text import one_line

@@ -107,7 +107,7 @@ def keep_fanouts(num_neighbors: Any) -> Fanouts:
 
 
 def read_fanouts(num_neighbors: NumNeighbors, edge_types: Sequence[EdgeType] | None) -> Any:
-    """Read fanouts per hop, or per hop for each relation in the order of the graph; `edge_types` is None without types."""
+    """Read fanouts per hop, or per hop for each relation in the graph's order; `edge_types` is None without types."""
     if isinstance(num_neighbors.values, (list, tuple)):
         return check_fanouts("num_neighbors", num_neighbors.values)
     if edge_types is None:

@@ -41,29 +41,14 @@ from pyg_direct.ops.argument_checks import check_key
 from pyg_direct.ops.local_ids.build_csr import Piece, regroup
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import runs_on_gpu, threads_for
-from pyg_direct.ops.sampling.sample_hetero import (
-    Frontier,
-    PairList,
-    Picked,
-    Rules,
-    find_edges,
-    pick_edges,
-    sort_pairs,
-)
+from pyg_direct.ops.sampling.sample_hetero import Frontier, PairList, Picked, Rules, find_edges, pick_edges, sort_pairs
 from pyg_direct.runtime.host.tensor_views import ordinary_tensors
 from pyg_direct.runtime.host.threads import one_thread
 from pyg_direct.sampling.captured_plan import Finished, PendingList, PendingOutput
 from pyg_direct.sampling.hetero_gpu import HeteroGpuPlan
 from pyg_direct.sampling.hetero_sample import GeneralSample, split_outputs, split_parts
 from pyg_direct.sampling.link_endpoints import Ends, Excluded, list_pairs
-from pyg_direct.sampling.local_ids import (
-    Scratch,
-    SortedNumbering,
-    Space,
-    TableNumbering,
-    TorchNumbering,
-    fits_table,
-)
+from pyg_direct.sampling.local_ids import Scratch, SortedNumbering, Space, TableNumbering, TorchNumbering, fits_table
 from pyg_direct.sampling.sampling_options import GeneralRecipe
 from pyg_direct.sampling.seeds import Request, Seeds, read_group
 

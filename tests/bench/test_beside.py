@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from benchmarks.loader.peers import hold_contest
 from pyg_direct import CSRTopo, NeighborLoader
 from pyg_direct.bench import beside
-from pyg_direct.bench.beside import WINDOWS, Contender, hold_contest, rows_of_contest
+from pyg_direct.bench.beside import WINDOWS, Contender, rows_of_contest
 
 BATCHES = [torch.arange(10)] * 6
 

@@ -13,9 +13,8 @@ from benchmarks.distributed.dist_accuracy import measure_dist_accuracy
 from benchmarks.dynamic import dynamic_cases
 from benchmarks.dynamic.epochs import measure_dynamic_epochs
 from benchmarks.dynamic.ways import WAYS
-from benchmarks.loader import startup, typed_batches
+from benchmarks.loader import peers, startup, typed_batches
 from benchmarks.nn import models, whole_graphs
-from pyg_direct.bench import beside
 from pyg_direct.datasets import synthetic_graph
 from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.errors import DeviceError
@@ -89,7 +88,7 @@ def _small(monkeypatch):
     # Where there is a GPU, what a CPU measures is tested all the same.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(beside, "_WINDOW_SECONDS", 0.001)
+    monkeypatch.setattr(peers, "_WINDOW_SECONDS", 0.001)
     monkeypatch.setattr(whole_graphs, "_SECONDS", 0.0)
     monkeypatch.setattr(models, "_TURNS", 4)
     monkeypatch.setattr(models, "_WARM_UP", 1)

@@ -19,13 +19,7 @@ from pyg_direct.features.hot_rows import Listing
 from pyg_direct.features.multi_read import group_narrow
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
-from pyg_direct.loader.collate.attributes import (
-    PlacedRows,
-    Slicer,
-    check_rows,
-    choose_slicer,
-    slice_adjacency,
-)
+from pyg_direct.loader.collate.attributes import PlacedRows, Slicer, check_rows, choose_slicer, slice_adjacency
 from pyg_direct.loader.collate.stale_rows import Marks
 from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.prefetch.batch_groups import SharedRows

@@ -25,14 +25,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pyg_direct.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    DeviceError,
-    LoaderWarning,
-    PygDirectError,
-    warn,
-)
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError, LoaderWarning, PygDirectError, warn
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.base_loader import EpochLoader
 from pyg_direct.loader.batch_report import ReportedLoader

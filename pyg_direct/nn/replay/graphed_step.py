@@ -17,13 +17,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn
 from pyg_direct.nn.replay.guards import find_norm_over_nodes, left_as_it_was
 from pyg_direct.nn.replay.model_replay import ordinary_passes
 from pyg_direct.nn.replay.padded_batch import PaddedBatch, PaddedTypes, Sizes, TypedSizes, read_sizes, read_typed_sizes
-from pyg_direct.nn.replay.padded_graphs import (
-    GraphSizes,
-    PaddedGraphs,
-    find_other_norm,
-    masked_norms,
-    read_graph_sizes,
-)
+from pyg_direct.nn.replay.padded_graphs import GraphSizes, PaddedGraphs, find_other_norm, masked_norms, read_graph_sizes
 from pyg_direct.object_text import one_line, show_options
 from pyg_direct.runtime.cuda.graph_capture import Recorder, find_wait
 

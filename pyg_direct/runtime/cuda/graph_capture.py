@@ -243,7 +243,7 @@ class Recorder:
 
 
 def find_wait(work: Callable[[], None], failures: type[Exception] = RuntimeError) -> str | None:
-    """Run work once and return why it cannot be recorded: it waits for the GPU, or fails. None if it can be recorded."""
+    """Run work once and return why it cannot be recorded: it waits for the GPU, or fails. Otherwise return None."""
     try:
         with waits_refused():
             work()

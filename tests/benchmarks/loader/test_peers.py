@@ -3,9 +3,8 @@
 import pytest
 import torch
 
+from benchmarks.loader.peers import PEERS, open_peers, rows_of
 from pyg_direct import CSRTopo
-from pyg_direct.bench.beside import rows_of
-from pyg_direct.bench.peers import PEERS, open_peers
 from pyg_direct.sampling.sampling_options import Recipe
 from pyg_direct.sampling.uniform_plan import open_plan
 
