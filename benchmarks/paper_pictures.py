@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyg_direct.bench.picture import describe_origin
+from pyg_direct.bench.result_row import describe_origin
 from pyg_direct.profiling import open_picture
 
 # arXiv 2101.07956 and 2103.03330: time over a page-locked copy's; gain of rows not aligned to lines of 128 bytes over

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cases import LONG_CASES, SHORT_CASES
 from benchmarks.paper_pictures import draw_beside_paper
-from pyg_direct.bench.picture import draw_file
+from benchmarks.pictures import draw_file
 from pyg_direct.bench.result_row import Machine, read_rows, save_rows
 from pyg_direct.errors import ArgumentError, DeviceError
 

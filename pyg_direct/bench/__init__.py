@@ -5,5 +5,5 @@ The project's own cases live in `benchmarks/` of the repository and take rows, c
 - `limits.py`: clocks, and the highest rates of the machine, measured in the run that uses them.
 - `sampling.py`, `gather.py`, `loader.py`, `launch.py`: one measurement each.
 - `beside.py`: our loader beside PyG's, in turns.
-- `result_row.py`, `picture.py`: rows and their files, and pictures.
+- `result_row.py`: rows, their files and their pictures.
 """

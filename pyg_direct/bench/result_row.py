@@ -1,4 +1,4 @@
-"""A benchmark row, and the files that rows are kept in."""
+"""A benchmark row, the files that rows are kept in, and their pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -19,6 +19,7 @@ import torch
 
 from pyg_direct.cache_folder import write_whole
 from pyg_direct.errors import ArgumentError
+from pyg_direct.profiling import open_picture
 from pyg_direct.runtime.host.memory_sizes import count_cores
 
 # Of the name of a GPU, words that its model does not need.
@@ -154,3 +155,50 @@ def save_rows(path: Path, rows: Iterable[Row], machine: Machine) -> None:
 
 def _key(entry: dict[str, object]) -> tuple[object, ...]:
     return entry["case"], entry["metric"], entry["gpu"]
+
+
+# Units worth a picture: rates, and times beside their limits.
+UNITS = ("G/s", "M/s", "TB/s", "GB/s", "ms")
+
+# Marks of ways that are not ours.
+_OTHERS = re.compile(r"\b(torch|PyG|PyGT|pyg-lib|cuSPARSE|GE-SpMM)\b")
+
+
+def draw_panels(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """Draw rows of any units into one PNG, a panel for each unit worth a picture."""
+    panels = {unit: [r for r in rows if r["unit"] == unit] for unit in UNITS}
+    panels = {unit: found for unit, found in panels.items() if found}
+    heights = [0.42 * len(found) + 1.0 for found in panels.values()]
+    with open_picture(path, len(panels), figsize=(9, sum(heights) + 0.5), squeeze=False,
+                      height_ratios=heights) as (figure, places):  # fmt: skip
+        for axes, found in zip(places[:, 0], panels.values(), strict=True):
+            draw_bars(axes, found)
+        figure.suptitle(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
+
+
+def draw_bars(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draw medians with their spread, from top to bottom, and the limits of the same run."""
+    places = range(len(rows), 0, -1)
+    errors = [[r["p50"] - r["p20"] for r in rows], [r["p80"] - r["p50"] for r in rows]]
+    ours = ["#9aa5b1" if _is_of_others(r) else "#2b6cb0" for r in rows]
+    axes.barh(list(places), [r["p50"] for r in rows], xerr=errors, color=ours, height=0.62)
+    for place, row in zip(places, rows, strict=True):
+        if row["limit"] is not None:
+            axes.plot([row["limit"]] * 2, [place - 0.38, place + 0.38], color="#c53030", linewidth=2)
+        axes.annotate(f" {row['p50']:.3g}", (row["p80"], place), va="center", fontsize=8)
+    axes.set_yticks(list(places), [f"{r['case']}: {r['metric']}" for r in rows], fontsize=8)
+    limits = ", ".join(dict.fromkeys(r["limit_name"] for r in rows if r["limit_name"]))
+    axes.set_xlabel(rows[0]["unit"] + (f"   (red, same run: {limits})" if limits else ""), fontsize=8)
+    axes.margins(x=0.12)
+
+
+def describe_origin(row: dict[str, Any]) -> str:
+    """Describe where and when a row was measured."""
+    machine = row["cpu"] if row["gpu"] == "none" else row["gpu"]
+    return f"{machine}, commit {row['commit']}, {row['date']}"
+
+
+def _is_of_others(row: dict[str, Any]) -> bool:
+    if row["case"].startswith("peers/"):
+        return not row["metric"].startswith("pyg_direct")
+    return _OTHERS.search(row["metric"]) is not None

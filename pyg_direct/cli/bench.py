@@ -83,7 +83,7 @@ def bench(
 
 def _draw(entries: list[dict[str, Any]], path: Path) -> Path | None:
     """Draw the picture; return None if there are no rows for it, or no package that draws."""
-    from pyg_direct.bench.picture import UNITS, draw_panels
+    from pyg_direct.bench.result_row import UNITS, draw_panels
 
     if find_spec("matplotlib") is None or not any(entry["unit"] in UNITS for entry in entries):
         return None

@@ -7,8 +7,8 @@ import matplotlib.figure
 import pytest
 
 from benchmarks.dynamic.epochs import mean_ratios
-from pyg_direct.bench import picture, result_row as row_module
-from pyg_direct.bench.picture import draw_file, read_ways
+from benchmarks.pictures import draw_file, read_ways
+from pyg_direct.bench import result_row as row_module
 from pyg_direct.bench.result_row import Machine, Row, save_rows
 
 HERE = Machine("GPU", "2 cores", {"torch": "2.13"}, "abc1234", "2026-11-22")
@@ -138,7 +138,7 @@ def test_a_table_takes_the_place_of_bars(epochs, drawn, monkeypatch):
     ("hetero/a", "pyg-lib, 1 thread", True), ("peers/a", "Quiver 0.1.0", True), ("peers/a", "pyg_direct", False),
 ])  # fmt: skip
 def test_ways_that_are_not_ours_are_gray(case, metric, is_other):
-    assert picture._is_of_others({"case": case, "metric": metric}) == is_other
+    assert row_module._is_of_others({"case": case, "metric": metric}) == is_other
 
 
 def test_ratios_are_averaged_over_cases():

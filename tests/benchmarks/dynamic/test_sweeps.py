@@ -8,7 +8,7 @@ import torch
 from benchmarks.dynamic import sweeps
 from benchmarks.dynamic.kernel_reads import count_reads
 from benchmarks.dynamic.snapshots import measure_overlap
-from pyg_direct.bench.picture import draw_file
+from benchmarks.pictures import draw_file
 from pyg_direct.bench.result_row import Machine, save_rows
 from pyg_direct.datasets.dynamic_graphs import DynamicShape
 from pyg_direct.dynamic.matrix_group import build_group

@@ -1,24 +1,17 @@
-"""Pictures of rows: bars of medians with their spread, growth curves, the limits of the same run in red; a table of
-colors of epochs of dynamic graph networks.
-"""
+"""Pictures of a file of rows: bars, growth curves, and a table of colors of epochs of dynamic graph networks."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from pyg_direct.bench.result_row import UNITS, describe_origin, draw_bars
 from pyg_direct.profiling import open_picture
 
-# Units worth a picture: rates, and times beside their limits.
-UNITS = ("G/s", "M/s", "TB/s", "GB/s", "ms")
-
-# Marks of ways that are not ours.
-_OTHERS = re.compile(r"\b(torch|PyG|PyGT|pyg-lib|cuSPARSE|GE-SpMM)\b")
 _OVER, _STREAM = " over ours", "ours, stream"
 
 
@@ -86,35 +79,8 @@ def draw_ways(ways: Sequence[str], cells: dict[str, dict[str, float]], path: Pat
 def draw_rows(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Draw rows of one unit, from top to bottom, into a PNG."""
     with open_picture(path, figsize=(9, 0.42 * len(rows) + 1.4)) as (_, axes):
-        _draw_bars(axes, rows)
+        draw_bars(axes, rows)
         axes.set_title(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
-
-
-def draw_panels(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Draw rows of any units into one PNG, a panel for each unit worth a picture."""
-    panels = {unit: [r for r in rows if r["unit"] == unit] for unit in UNITS}
-    panels = {unit: found for unit, found in panels.items() if found}
-    heights = [0.42 * len(found) + 1.0 for found in panels.values()]
-    with open_picture(path, len(panels), figsize=(9, sum(heights) + 0.5), squeeze=False,
-                      height_ratios=heights) as (figure, places):  # fmt: skip
-        for axes, found in zip(places[:, 0], panels.values(), strict=True):
-            _draw_bars(axes, found)
-        figure.suptitle(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
-
-
-def _draw_bars(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
-    places = range(len(rows), 0, -1)
-    errors = [[r["p50"] - r["p20"] for r in rows], [r["p80"] - r["p50"] for r in rows]]
-    ours = ["#9aa5b1" if _is_of_others(r) else "#2b6cb0" for r in rows]
-    axes.barh(list(places), [r["p50"] for r in rows], xerr=errors, color=ours, height=0.62)
-    for place, row in zip(places, rows, strict=True):
-        if row["limit"] is not None:
-            axes.plot([row["limit"]] * 2, [place - 0.38, place + 0.38], color="#c53030", linewidth=2)
-        axes.annotate(f" {row['p50']:.3g}", (row["p80"], place), va="center", fontsize=8)
-    axes.set_yticks(list(places), [f"{r['case']}: {r['metric']}" for r in rows], fontsize=8)
-    limits = ", ".join(dict.fromkeys(r["limit_name"] for r in rows if r["limit_name"]))
-    axes.set_xlabel(rows[0]["unit"] + (f"   (red, same run: {limits})" if limits else ""), fontsize=8)
-    axes.margins(x=0.12)
 
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
@@ -142,15 +108,3 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
         axes.set_ylabel(rows[0]["unit"])
         axes.legend(fontsize=8)
         axes.set_title(f"{title}\n{describe_origin(rows[-1])}", fontsize=9)
-
-
-def describe_origin(row: dict[str, Any]) -> str:
-    """Describe where and when a row was measured."""
-    machine = row["cpu"] if row["gpu"] == "none" else row["gpu"]
-    return f"{machine}, commit {row['commit']}, {row['date']}"
-
-
-def _is_of_others(row: dict[str, Any]) -> bool:
-    if row["case"].startswith("peers/"):
-        return not row["metric"].startswith("pyg_direct")
-    return _OTHERS.search(row["metric"]) is not None
