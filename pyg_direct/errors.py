@@ -75,9 +75,6 @@ def needs_extra(what: str, *extras: str) -> Iterator[None]:
     Args:
         what: Name of the feature that needs them.
         extras: The extra, or extras of which one will do.
-
-    Raises:
-        ModuleNotFoundError: a package is not installed.
     """
     try:
         yield

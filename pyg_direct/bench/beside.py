@@ -66,11 +66,7 @@ class Contender:
 
 def rows_of_contest(case: str, contenders: Sequence[Contender], unit: str, limit: float | None = None,
                     limit_name: str = "") -> Iterator[Row]:  # fmt: skip
-    """Rates of all, times of batches alone, and ours over the best peer.
-
-    Raises:
-        RuntimeError: a contender samples another number of edges than the first.
-    """
+    """Rates of all, times of batches alone, and ours over the best peer."""
     work = {c.name: mean(c.work) for c in contenders}
     first = contenders[0].name
     for contender in contenders:

@@ -127,11 +127,7 @@ def to_json(row: Row, machine: Machine) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a file; if there is no file, there are none.
-
-    Raises:
-        ArgumentError: it holds something else.
-    """
+    """Read the rows of a file; if there is no file, there are none."""
     if not path.exists():
         return []
     try:

@@ -120,8 +120,6 @@ def load_temporal(path: str | Path, lags: int = 8) -> list[Data]:
         one. Papers make a snapshot a year, of all citations up to it, both ways: see `read_years`.
 
     Raises:
-        ArgumentError: there is no such file, or it is damaged or has another content; or `lags` is below 1 or too
-            large.
         ArgumentTypeError: `lags` is no integer.
     """
     path, lags = Path(path), check_int("lags", lags, least=1)

@@ -24,11 +24,7 @@ from pyg_direct.errors import NPZ, ArgumentError, needs_extra, whole_file
 
 @contextmanager
 def open_archive(file: Path) -> Iterator[Any]:
-    """Open an archive; its arrays are found by name, and each is read when it is requested.
-
-    Raises:
-        ArgumentError: the file is no archive of numbers, or damaged.
-    """
+    """Open an archive; its arrays are found by name, and each is read when it is requested."""
     # Opened here, as NumPy leaves one that it cannot read open.
     with whole_file(file.name, NPZ, file), open(file, "rb") as opened:
         archive = np.load(opened, allow_pickle=False)
@@ -42,9 +38,6 @@ def read_arrays(file: Path, names: Sequence[str], kinds: str = "iu") -> list[np.
 
     Args:
         kinds: NumPy's letters of the kinds of numbers that they may be; "iu" for integers.
-
-    Raises:
-        ArgumentError: it is damaged, or an array is missing or of another kind.
     """
     with open_archive(file) as archive:
         missing = [name for name in names if name not in archive]

@@ -471,9 +471,6 @@ class ExchangePlan(HeteroGpuPlan):
 def _join_books(part: GraphPart, topo: PartTopo, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return (first nodes of all parts but the first, part of each node), by which owners of ids of the id space are
     found; both are empty for a hash.
-
-    Raises:
-        PartitionError: the part does not hold the nodes that it owns.
     """
     books = [part.books[kind] for kind in topo.node_types]
     table = torch.zeros(int(topo.type_starts[-1]) if len(books) > 1 else 0, dtype=table_dtype(part.num_parts),

@@ -67,9 +67,6 @@ class Table:
         """Find (positions of the rows of these ids, int64; int64 `[1]`, below 0 if an id is not held here).
 
         On a GPU there is no wait, and the position of an id that is not held is 0; it must not be used.
-
-        Raises:
-            IdError: an id is not held here, on the CPU; or the table is empty and `ids` is not.
         """
         places = self.find(ids)
         if not ids.numel():
@@ -160,7 +157,6 @@ class GraphPart:
 
     Raises:
         PartitionError: the partition is missing, damaged, or of another version.
-        ArgumentError: `check` has another value.
     """
 
     def __init__(self, folder: str | PathLike[str], part: int, *, device: torch.device, check: str | None = "size",

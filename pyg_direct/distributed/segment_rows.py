@@ -74,7 +74,6 @@ class SegmentRows:
         """Fetch rows by attribute, in the order of the ids.
 
         Raises:
-            IdError: an id that its owner does not hold, on any rank.
             RankError: another rank failed or is gone.
         """
         while True:

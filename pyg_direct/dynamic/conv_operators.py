@@ -201,7 +201,6 @@ def walk_against(edge_index: Tensor, edge_weight: Tensor | None) -> tuple[Tensor
 
     Raises:
         ArgumentError: there is another number of weights.
-        RuntimeError: an edge occurs several times or has weight 0.
     """
     against, shares, refusal = _turn(edge_index, _flatten(edge_weight, edge_index.shape[1]))
     if refusal is not None:

@@ -498,11 +498,7 @@ class FramePlan(SnapshotPlan):
         return made
 
     def check_unwritten(self) -> None:
-        """Refuse writes of a step to features, edges or weights, which other frames share.
-
-        Raises:
-            ArgumentError: a step wrote to them.
-        """
+        """Refuse writes of a step to features, edges or weights, which other frames share."""
         for role, place, made in self._handed:
             if was_written(made):
                 name = "edge_attr" if role == "edge_weight" else role

@@ -86,9 +86,6 @@ def build_group(factors: Sequence[Factors], num_nodes: int, form: str = "split",
         values: Value mode of shared edges: "ones" (no weights), "shared" (one an edge), "stacked" (one a snapshot),
             "move" (edges of unequal weights are exclusive). None takes the smallest that is exact.
         union: Union of the keys of `factors`, if it exists already.
-
-    Raises:
-        ArgumentError: unknown form or mode, or a mode that cannot hold these weights.
     """
     _check_form(form)
     if values is not None and values not in VALUE_MODES:

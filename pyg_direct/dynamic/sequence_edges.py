@@ -75,9 +75,6 @@ def find_alike(parts: Sequence[Parts], time: int, first: int, last: int) -> tupl
 def check_limit(parts: Sequence[Parts], memory: int | None) -> None:
     """Raise unless so many bytes hold the features of each snapshot: less keeps nothing. Other attributes of a snapshot
     lie beside them while it is trained on, and the message includes them.
-
-    Raises:
-        MemoryLimitError: the bytes do not hold them.
     """
     time = max(range(len(parts)), key=lambda time: _count_features(parts[time]), default=None)
     if time is None or memory is None or memory >= _count_features(parts[time]):

@@ -366,11 +366,7 @@ class SnapshotPlan:
             self.matrices.prefetch(name_matrices(group.form, factors), self.timeline)
 
     def read_features(self, time: int) -> Tensor:
-        """Return the features of a snapshot on the device, kept there while the budget lasts.
-
-        Raises:
-            ArgumentError: the snapshot has no features.
-        """
+        """Return the features of a snapshot on the device, kept there while the budget lasts."""
         x = self.parts[time].x
         if x is None:
             raise ArgumentError("x must be features of every snapshot that a layer reads, got None")

@@ -37,10 +37,6 @@ def read_snapshots(signal: Any) -> list[Any]:
 
     Args:
         signal: Any signal of PyTorch Geometric Temporal (all have `snapshot_count`), or a sequence of `Data`.
-
-    Raises:
-        ArgumentTypeError: it is neither.
-        ArgumentError: it has no snapshot.
     """
     if hasattr(signal, "snapshot_count"):
         snapshots = [signal[t] for t in range(signal.snapshot_count)]

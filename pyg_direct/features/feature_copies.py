@@ -82,11 +82,7 @@ def send_feature(feature: Any) -> Any:
 
 
 def reduce_feature(feature: Any) -> Any:
-    """Return the call that opens a saved feature, for pickles.
-
-    Raises:
-        ArgumentError: there are no rows, or they cannot be sent.
-    """
+    """Return the call that opens a saved feature, for pickles."""
     if feature._shape is None:
         raise ArgumentError("a Feature without rows cannot be sent: call from_cpu_tensor first")
     rows = find_stored(feature)

@@ -121,11 +121,7 @@ def check_hotness(hotness: str | Tensor) -> None:
 
 
 def check_scores(hotness: str | Tensor, csr_topo: Listing | None, num_rows: int) -> None:
-    """Refuse scores that do not rank these rows.
-
-    Raises:
-        ArgumentError: there are other than `num_rows` scores, one is no number, or reads were not counted yet.
-    """
+    """Refuse scores that do not rank these rows."""
     if isinstance(hotness, Tensor):
         if len(hotness) != num_rows:
             raise ArgumentError(f"hotness must hold a score for each of the {num_rows} rows, got {len(hotness)}")

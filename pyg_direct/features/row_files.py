@@ -74,9 +74,6 @@ class RowFile:
     Attributes:
         rows: `[N, ...]`, a tensor over the mapped file; only to be read.
         order: Of a packed file (`pack_rows`): the id of each row, int64 `[N]`; otherwise None.
-
-    Raises:
-        FileError: the file is missing, damaged, shorter than its header says, or a pickle.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None,
@@ -197,11 +194,7 @@ class RowFile:
         self.read_bytes(self.layout.offset + row * len(target), target)
 
     def read_bytes(self, begin: int, target: memoryview) -> int:
-        """Fill `target` with the bytes from `begin` on; returns their number.
-
-        Raises:
-            FileError: the file was cut short meanwhile, or the disk fails.
-        """
+        """Fill `target` with the bytes from `begin` on; returns their number."""
         count = len(target)
         while target:
             try:
@@ -266,9 +259,6 @@ class RowFile:
         """Refuse to read on in a file that has changed: size, time of change and identity.
 
         If a file is cut short while mapped pages of it are being read, the process ends, as with any mapped file.
-
-        Raises:
-            FileError: the file has changed.
         """
         try:
             stamp = _stamp(os.stat(self.path))

@@ -220,11 +220,7 @@ _HINTS = {NAME: None, f"{NAME}:0": True, f"{NAME}:1": False}
 
 
 def read_hint(name: str) -> bool | None:
-    """Return the `propagatedToCUDA` that a name of the device gives, or None.
-
-    Raises:
-        DeviceError: unknown name.
-    """
+    """Return the `propagatedToCUDA` that a name of the device gives, or None."""
     if name not in _HINTS:
         raise DeviceError(f"device must be one of {', '.join(_HINTS)}, got {str(name)!r}")
     return _HINTS[name]
@@ -233,11 +229,7 @@ def read_hint(name: str) -> bool | None:
 # Compiled programs call it as it is, between their graphs.
 @torch.compiler.disable
 def run_to(source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Run `source.to(...)`, in any of its forms, if `source` is unified or the arguments name a unified target.
-
-    Raises:
-        DeviceError: unknown device, or `source` is not strided.
-    """
+    """Run `source.to(...)`, in any of its forms, if `source` is unified or the arguments name a unified target."""
     if source.layout is not torch.strided:
         raise DeviceError(f"device={NAME!r} needs a strided tensor, got one of layout {source.layout}")
     target, args, kwargs = _read_target(args, kwargs)

@@ -147,9 +147,6 @@ class PlacedTopology:
 
         Args:
             nodes: int32 or int64 `[n]`, of this graph.
-
-        Raises:
-            ArgumentError: a row does not lie within the edges any more.
         """
         if self.is_given and not self.indptr.is_cuda:
             indptr = self.indptr.numpy()

@@ -121,11 +121,7 @@ def as_rows(adj_t: Any) -> Any:
 
 
 def check_adjacency(adj_t: Any, name: str = "data.adj_t") -> None:
-    """Refuse an `adj_t` that is a sparse tensor of torch of another layout than CSR.
-
-    Raises:
-        ArgumentError: it is.
-    """
+    """Refuse an `adj_t` that is a sparse tensor of torch of another layout than CSR."""
     # CSC would compress the sources.
     if isinstance(adj_t, Tensor) and adj_t.layout in (torch.sparse_csc, torch.sparse_coo):
         kind = "CSC" if adj_t.layout == torch.sparse_csc else "COO"

@@ -235,9 +235,6 @@ class EpochLoader(ReportedLoader):
 
         Args:
             parts: For each argument its ids, and the number of nodes of their type, None if it is not known.
-
-        Raises:
-            IdError: the graph has fewer nodes than when the loader was made.
         """
         held = [(ids, 0 if ids is None else version_of(ids), size) for ids, size in parts.values()]
         known = self.__dict__.get("_checked") or ()
@@ -633,11 +630,7 @@ def _is_ours(method: Any) -> bool:
 
 
 def check_hooks(loader: Any) -> None:
-    """Refuse a `collate_fn` of the program (also ShaDow's `__collate__`): batches are prefetched in groups without it.
-
-    Raises:
-        NotImplementedError: the class, or the loader, has its own `collate_fn`.
-    """
+    """Refuse a `collate_fn` of the program (also ShaDow's `__collate__`): batches are prefetched in groups without it."""
     for hook in ("collate_fn", "__collate__"):
         if is_said_anew(loader, hook):
             raise NotImplementedError(f"{hook} of {type(loader).__qualname__} would not be called, as batches are "

@@ -90,11 +90,7 @@ class Ranks:
         return Share(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), self.uneven)
 
     def agree_on_seed(self, seed: int, device: torch.device) -> int:
-        """Return the seed of rank 0 in every process; collective.
-
-        Raises:
-            ArgumentError: there is no process group.
-        """
+        """Return the seed of rank 0 in every process; collective."""
         if self.resolve().count == 1:
             return seed
         if self.ranks != "auto" or not has_group():

@@ -115,11 +115,7 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
         return torch.from_numpy(parts).to(edge_index.device)
 
     def _check_file(self, path: Path, num_nodes: int, num_edges: int) -> None:
-        """Check that a loaded partition is a partition of this graph.
-
-        Raises:
-            ArgumentError: it is not.
-        """
+        """Check that a loaded partition is a partition of this graph."""
         found = self.partition
         rule = f"filename must be a partition of the {num_nodes} nodes and {num_edges} edges of data into " \
                f"{self.num_parts} clusters as {self.sparse_format}"  # fmt: skip
@@ -181,11 +177,7 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
     _item = ("cluster", None)
 
     def _open_types(self, clusters: PygClusterData) -> None:
-        """Note the types, and the nodes of all clusters, one after the other.
-
-        Raises:
-            ArgumentError: the graph has other nodes than its clusters.
-        """
+        """Note the types, and the nodes of all clusters, one after the other."""
         self._members, num_nodes = clusters.partition.node_perm.cpu(), self._note_types(clusters.data)
         if num_nodes != self._members.numel():
             raise ArgumentError(f"cluster_data.data must have the {self._members.numel()} nodes that it had when its "
@@ -232,11 +224,7 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
 
 
 def _check_data(data: Any) -> tuple[Tensor, int]:
-    """Check a graph for clustering, and return (edges, number of nodes).
-
-    Raises:
-        NotImplementedError: a graph with `adj_t` and `edge_index`.
-    """
+    """Check a graph for clustering, and return (edges, number of nodes)."""
     if not isinstance(data, Data):
         raise ArgumentTypeError(f"data must be a Data or a HeteroData, got {describe_other(data)}")
     if not isinstance(data.edge_index, Tensor):
@@ -251,11 +239,7 @@ def _check_data(data: Any) -> tuple[Tensor, int]:
 
 
 def _join_types(data: HeteroData) -> tuple[Tensor, int]:
-    """Join (edges of all relations over the nodes of all types, one after the other, int64 `[2, E]`; number of nodes).
-
-    Raises:
-        NotImplementedError: a graph with `adj_t`.
-    """
+    """Join (edges of all relations over the nodes of all types, one after the other, int64 `[2, E]`; number of nodes)."""
     sizes = count_types(data)
     begins = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
     joined: list[Tensor] = []
@@ -278,11 +262,7 @@ def _join_types(data: HeteroData) -> tuple[Tensor, int]:
 
 
 def _read_begins(partition: Partition) -> np.ndarray:
-    """Read the first node of each cluster, and the end of the last, int64 `[P + 1]` on the host.
-
-    Raises:
-        ArgumentError: the clusters do not cover the nodes.
-    """
+    """Read the first node of each cluster, and the end of the last, int64 `[P + 1]` on the host."""
     begins = partition.partptr.cpu().numpy()
     num_nodes = partition.indptr.numel() - 1
     if begins.ndim != 1 or not len(begins) or begins[0] != 0 or begins[-1] != num_nodes or np.any(np.diff(begins) < 0):

@@ -72,11 +72,7 @@ class GraphLoader(EpochLoader):
     def _open(self, dataset: Any, batch_size: int | None, shuffle: bool, device: Device, placement: str,
               seed: int | None, prefetch: int | None, ranks: Any, uneven: str, kwargs: Mapping[str, Any]
               ) -> dict[str, Any]:  # fmt: skip
-        """Check the arguments and read the data set; returns the arguments of torch's loader.
-
-        Raises:
-            NotImplementedError: `dataset` has no length, or `batch_size` is None.
-        """
+        """Check the arguments and read the data set; returns the arguments of torch's loader."""
         if prefetch is None:
             prefetch = int(resolve_device(device).type == "cuda")
         self._settle(device, placement, None, None, 1, seed, prefetch, ranks, uneven)

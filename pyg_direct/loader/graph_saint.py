@@ -100,11 +100,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
             yield f"batch_size={self._batch_size}" if part == "batch_size=1" else part
 
     def _check_data(self, data: Any) -> tuple[int, int]:
-        """Check a graph, and return the numbers of nodes and edges.
-
-        Raises:
-            NotImplementedError: a graph with `adj_t`.
-        """
+        """Check a graph, and return the numbers of nodes and edges."""
         if not isinstance(data, Data):
             raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
         if "adj_t" in data:
@@ -171,11 +167,7 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
         return self._plan.submit(draws, is_set=False)
 
     def _find_norms(self) -> tuple[Tensor, Tensor]:
-        """Read the norms of nodes and edges from their file, or compute them.
-
-        Raises:
-            ArgumentError: the file is of another graph.
-        """
+        """Read the norms of nodes and edges from their file, or compute them."""
         path, seed = Path(self.save_dir or "", self._filename), self.seed
         if seed is None and self._ranks.ranks is not None:
             # For equal norms in all processes: the call is collective, so it is made with or without a file.
@@ -226,9 +218,6 @@ class GraphSAINTSampler(InducedLoader, pyg_loader.GraphSAINTSampler):  # type: i
 
         Args:
             idx: Number of the batch, without effect in PyG.
-
-        Raises:
-            NotImplementedError: always.
         """
         raise NotImplementedError("batches by number: go over the sampler, which draws them")
 

@@ -99,11 +99,7 @@ class InducedLoader(EpochLoader):
         return self.data  # type: ignore[no-any-return]
 
     def _check_pyg_hooks(self) -> None:
-        """Refuse hooks that would not be called.
-
-        Raises:
-            NotImplementedError: the class, or the loader, overrides a hook of PyG's loader.
-        """
+        """Refuse hooks that would not be called."""
         for hook in self._pyg_hooks:
             if is_said_anew(self, hook):
                 raise NotImplementedError(f"{hook} of {type(self).__qualname__} would not be called, as batches are "
@@ -233,11 +229,7 @@ class TypedInducedLoader(InducedLoader):
         return sum(sizes.values())
 
     def _check_nodes(self) -> None:
-        """Check that the graph still has the same number of nodes.
-
-        Raises:
-            ArgumentError: it has another number.
-        """
+        """Check that the graph still has the same number of nodes."""
         sizes = count_types(self.data)
         if list(sizes) != self._kinds or np.any(np.cumsum([0, *sizes.values()]) != self._type_begins):
             raise ArgumentError(f"data must have the {self._type_begins[-1]} nodes that it had when the loader was "
@@ -299,11 +291,7 @@ class TypedInducedLoader(InducedLoader):
 
 
 def count_types(data: Data | HeteroData) -> dict[str, int]:
-    """Count the nodes of each type; a `Data` has one type without a name.
-
-    Raises:
-        ArgumentError: the number of nodes cannot be read from any attribute.
-    """
+    """Count the nodes of each type; a `Data` has one type without a name."""
     if isinstance(data, Data):
         return {"": count_nodes(data)}
     sizes = {store._key: store.num_nodes for store in data.node_stores}

@@ -37,9 +37,6 @@ class LoaderReportCallback(Callback):  # type: ignore[misc]
     Attributes:
         metrics: Numbers of the latest epoch, by name; empty before the first one ends.
 
-    Raises:
-        ArgumentError: `last` is below 1, or no integer.
-
     Example:
         ```python
         from pyg_direct.loader.lightning import LoaderReportCallback

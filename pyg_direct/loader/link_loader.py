@@ -525,11 +525,7 @@ def _read_negatives(neg_sampling: Any) -> NegativeSampling | None:
 
 
 def check_strict(strict_negatives: bool, neg_sampling: Any, neg_sampling_ratio: float | None) -> None:
-    """Check that strict negatives come with negatives.
-
-    Raises:
-        ArgumentError: there are none.
-    """
+    """Check that strict negatives come with negatives."""
     if check_flag("strict_negatives", strict_negatives) and neg_sampling is None and not neg_sampling_ratio:
         raise ArgumentError("strict_negatives=True needs neg_sampling, got None: there are no negatives")
 

@@ -288,11 +288,7 @@ def _tell_several(seeds: Any) -> str | None:
 
 
 def _count_known(sampler: Any, seeds: Any, name: str) -> int | None:
-    """Count the nodes that a sampler of ours has of the seeds' type; seeds are in the form of `_read_seeds`.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: it has no such type, or seeds name none; a mask of fewer nodes.
-    """
+    """Count the nodes that a sampler of ours has of the seeds' type; seeds are in the form of `_read_seeds`."""
     if not isinstance(sampler, OwnSampler):
         return None
     kind, nodes = (seeds, None) if isinstance(seeds, str) else seeds if isinstance(seeds, tuple) else (None, seeds)

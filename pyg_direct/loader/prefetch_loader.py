@@ -149,11 +149,7 @@ def _hold(value: Any, stream: Any) -> None:
 
 
 def read_device(device: Device) -> torch.device | None:
-    """Read the device of an argument, as `resolve_device`; None for a GPU on a machine without any.
-
-    Raises:
-        NotImplementedError: it is neither a CPU nor a CUDA device.
-    """
+    """Read the device of an argument, as `resolve_device`; None for a GPU on a machine without any."""
     name = str(device).partition(":")[0]
     if name in ("xpu", "mps", "hpu"):
         raise NotImplementedError(f"device={str(device)!r} is neither a CPU nor a CUDA device")
@@ -166,11 +162,7 @@ def read_device(device: Device) -> torch.device | None:
 
 
 def check_loader(loader: Any) -> None:
-    """Check that a loader is iterable.
-
-    Raises:
-        ArgumentTypeError: it is not.
-    """
+    """Check that a loader is iterable."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise ArgumentTypeError(f"loader must give batches when it is iterated over, got {type(loader).__name__}")
 

@@ -255,11 +255,7 @@ class TGNMemory(SavedAsPyg, PygTGNMemory):  # type: ignore[misc]
         check_integers("t", t)
 
     def _check_on_gpu(self, log: MessageLog, n_id: Tensor) -> None:
-        """Check ascending ids, and ids of reads before, after the wait for a GPU.
-
-        Raises:
-            IdError: an id was outside [0, N).
-        """
+        """Check ascending ids, and ids of reads before, after the wait for a GPU."""
         low, high, read = torch.cat([n_id[:1], n_id[-1:], log.errors]).tolist()
         if low < 0 or high >= self.num_nodes:
             raise IdError(f"src and dst must lie in [0, {self.num_nodes}), got {low if low < 0 else high}")

@@ -87,11 +87,7 @@ class Acceleration:
             yield repr(self.replay)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a call as if it were the model.
-
-        Raises:
-            ArgumentTypeError: always.
-        """
+        """Refuse a call as if it were the model."""
         raise ArgumentTypeError(_GO_ON)
 
     def __getattr__(self, name: str) -> Any:

@@ -222,9 +222,6 @@ def register_sorted(edge_index: Tensor, num_sampled_nodes: Sequence[int], num_sa
             Edges of hop h lead to nodes that were new in hop h - 1, and come from nodes known after hop h.
         max_degree: Upper bound of the edges of a target; the largest fanout, None if one is -1.
         num_sampled_targets: New nodes of each hop of the target's type, if it differs from the source's.
-
-    Raises:
-        ArgumentError: the numbers do not fit the tensor.
     """
     targets = num_sampled_nodes if num_sampled_targets is None else num_sampled_targets
     hops = len(num_sampled_edges)

@@ -92,11 +92,7 @@ def check_below(name: str, ids: np.ndarray, upper: int) -> None:
 
 
 def check_edge_list(name: str, edges: Tensor) -> None:
-    """Check a list of edges: int64 or int32 `[2, E]`.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: `name`, rule and value, and the call that helps, if there is one.
-    """
+    """Check a list of edges: int64 or int32 `[2, E]`."""
     if not isinstance(edges, Tensor):
         raise ArgumentTypeError(f"{name} must be a tensor [2, E], got {type(edges).__name__}")
     if edges.layout != torch.strided or edges.dim() != 2 or edges.shape[0] != 2:
@@ -208,9 +204,6 @@ def refuse_unknown(owner: type, given: Mapping[str, Any], known: Collection[str]
     Args:
         given: Options that its constructor does not name.
         known: Options among them that another class takes.
-
-    Raises:
-        ArgumentTypeError: there is an unknown option.
     """
     for name in given:
         if name in known:

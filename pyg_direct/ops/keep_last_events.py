@@ -121,11 +121,7 @@ def read_rows(rows: LastNeighbors, n_id: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def _read_state(state: Tensor, num_nodes: int) -> tuple[int, int]:
-    """Wait for a read, and return (its edges, its nodes).
-
-    Raises:
-        IdError: an id was outside [0, N).
-    """
+    """Wait for a read, and return (its edges, its nodes)."""
     num_edges, num_found, event, node = state.tolist()
     if event or node:
         state.zero_()

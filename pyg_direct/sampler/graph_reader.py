@@ -61,10 +61,6 @@ def read_stores(features: FeatureStore, graph: GraphStore, time_attr: str | None
     """Read (number of nodes, edges, times of nodes, times of edges) of a graph in stores.
 
     Edge ids are positions in the layout that the store keeps.
-
-    Raises:
-        ArgumentError: no times of that name, or times of nodes and of edges at once; a table in our `FeatureStore` with
-            too few rows; edges without types and without a size.
     """
     best: dict[Any, Any] = {}
     for attr in graph.get_all_edge_attrs():
@@ -99,11 +95,7 @@ def list_relations(graph: GraphStore | None) -> list[Any]:
 
 
 def list_links(graph: GraphStore | None, edge_type: Any) -> Tensor:
-    """List the edges of a relation in the order of the store, `[2, E]`; `edge_type` is None without types.
-
-    Raises:
-        ArgumentError: the store has no relation of that name, or there is no store.
-    """
+    """List the edges of a relation in the order of the store, `[2, E]`; `edge_type` is None without types."""
     if graph is None:
         raise ArgumentError(
             f"edge_label_index must have the links where data has no GraphStore to list them, got {edge_type}"
@@ -324,9 +316,6 @@ def find_places(store: Any, name: str) -> Tensor | None:
 
     Args:
         store: The store of a graph or relation.
-
-    Raises:
-        ArgumentError: an edge of `adj_t` is missing from `edge_index`.
     """
     adj_t, edge_index = store.get("adj_t"), store.get("edge_index")
     if adj_t is None or edge_index is None:
@@ -387,9 +376,6 @@ def check_graph(data: Any, is_sampled: bool = True) -> None:
 
     Args:
         is_sampled: True if its edges are read; a sampler with its own edges needs no `GraphStore` beside the features.
-
-    Raises:
-        ArgumentTypeError: another kind of graph, or a `Feature` in it.
     """
     if isinstance(data, (Data, HeteroData)):
         refuse_features(data)
@@ -442,11 +428,7 @@ def _advise(data: Any) -> str:
 
 
 def refuse_features(data: Any) -> None:
-    """Refuse a `Feature` among the attributes of a `Data` or `HeteroData`: each batch would hold all of its rows.
-
-    Raises:
-        ArgumentTypeError: an attribute is a `Feature`.
-    """
+    """Refuse a `Feature` among the attributes of a `Data` or `HeteroData`: each batch would hold all of its rows."""
     for store in data.stores:
         kind = store._key
         for name, value in store.items():
@@ -489,11 +471,7 @@ def _read_parts(data: Any, time_attr: str | None, weight_attr: str | None) -> Pa
 
 
 def count_nodes(data: Data) -> int:
-    """Count the nodes of a `Data`.
-
-    Raises:
-        ArgumentError: the number cannot be read from any attribute.
-    """
+    """Count the nodes of a `Data`."""
     if data.num_nodes is None:
         raise ArgumentError("data must know its number of nodes; set data.num_nodes")
     return int(data.num_nodes)

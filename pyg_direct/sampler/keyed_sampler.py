@@ -188,9 +188,6 @@ def check_is_used(sampler: Any, own: Mapping[str, Any], of_pyg: Mapping[str, Any
     Args:
         sampler: The sampler given; None if the loader makes one from these options.
         own, of_pyg: Options that PyG does not have, and options that PyG has, by name.
-
-    Raises:
-        ArgumentError: one of `own` is given beside a sampler.
     """
     if sampler is None:
         return
@@ -218,11 +215,7 @@ def to_output(sample: Sample, input_id: Tensor | None = None) -> SamplerOutput:
 
 
 def check_output(out: Any) -> SamplerOutput:
-    """Check that a user's transform returned PyG's form.
-
-    Raises:
-        ArgumentTypeError: the transform returned another class.
-    """
+    """Check that a user's transform returned PyG's form."""
     if not isinstance(out, SamplerOutput):
         raise ArgumentTypeError(f"transform_sampler_output must return a SamplerOutput, got {type(out).__name__}")
     return out

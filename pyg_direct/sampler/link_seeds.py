@@ -143,11 +143,7 @@ def _check_ends(index: EdgeSamplerInput, ends: _Ends) -> tuple[Tensor, Tensor]:
 
 
 def check_negatives(index: EdgeSamplerInput, neg_sampling: NegativeSampling, source: NegativeSource) -> None:
-    """Check that links have what their negatives need.
-
-    Raises:
-        ArgumentError: links have no times, or triplets have labels.
-    """
+    """Check that links have what their negatives need."""
     if source.has_times and index.time is None:
         raise ArgumentError("edge_label_time must be given for negatives among nodes with times, got None")
     if neg_sampling.is_triplet() and index.label is not None:

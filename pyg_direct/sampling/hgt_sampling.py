@@ -203,9 +203,6 @@ class HgtPlan:
     Args:
         num_samples: Nodes of each type in each layer; types may be missing, which are then not sampled.
         most_neighbors: Neighbors of a node and relation that are looked at, -1 for all; of more, as many are drawn.
-
-    Raises:
-        ArgumentError: a type that is unknown, numbers below 0, or no neighbors to look at.
     """
 
     def __init__(self, topology: PlacedHetero, num_samples: Mapping[str, Sequence[int]],

@@ -64,9 +64,6 @@ class Nodes:
     Attributes:
         tables: Number of nodes, times, nodes in the order of times, and sums of weights, as kernels read them; empty if
             unused.
-
-    Raises:
-        ArgumentError: too many nodes, none, or weights that are not chances.
     """
 
     def __init__(self, num_nodes: int, weight: Tensor | None, time: Tensor | None, device: torch.device) -> None:
@@ -327,11 +324,7 @@ def draw_negatives(count: int, key: int, targets: Nodes, *, sources: Nodes | Ten
 
 
 def check_weight(weight: Tensor, num_nodes: int) -> Tensor:
-    """Chances as float64 `[N]` on the CPU, in proportion to the weights.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: no tensor, another shape, negative, not finite or all zero.
-    """
+    """Chances as float64 `[N]` on the CPU, in proportion to the weights."""
     if not isinstance(weight, Tensor):
         raise ArgumentTypeError(f"neg_sampling must have weights in a tensor, got {type(weight).__name__}")
     if weight.shape != (num_nodes,):

@@ -147,9 +147,6 @@ def score_nodes(lists: NeighborLists, seeds: Tensor, recipe: PPRRecipe, *, key: 
     Returns:
         (nodes, int64 `[B, K + 1]`: the seed, then by falling score, of equal ones by id, then -1; scores, int64 of the
         same shape, in units of 1 / `recipe.total`)
-
-    Raises:
-        ArgumentError: more seeds than 64 bits can number.
     """
     num_seeds, num_nodes = seeds.numel(), max(1, lists.num_nodes)
     num_steps, width = recipe.walk_length + 1, recipe.num_neighbors + 1

@@ -183,11 +183,7 @@ class GeneralRecipe:
         return largest_fanout(self.fanouts.values() if isinstance(self.fanouts, Mapping) else [self.fanouts])
 
     def table(self, topo: HeteroTopo) -> np.ndarray:
-        """Fanouts by hop and relation, int64 `[H, R]`.
-
-        Raises:
-            ArgumentError: a relation that is unknown or missing, or relations with different numbers of hops.
-        """
+        """Fanouts by hop and relation, int64 `[H, R]`."""
         fanouts = self.fanouts
         if not isinstance(fanouts, Mapping):
             fanouts = dict.fromkeys(topo.edge_types, fanouts)

@@ -231,9 +231,6 @@ def list_ends(topology: PlacedHetero, requests: Sequence[Ends], disjoint: bool, 
     Args:
         topology, disjoint, num_times: See `list_seeds`.
         requests: The links of each batch; all have the same options.
-
-    Raises:
-        ArgumentError: times are missing, or of another shape; or there are too many seeds.
     """
     topo, listed = topology.topo, EndList.of(topology.topo, requests)
     for ends in requests:

@@ -200,11 +200,7 @@ def describe_file(path: Path, bar: Bar) -> dict[str, Any]:
 
 
 def read_array(path: Path, *, mapped: bool = False) -> np.ndarray:
-    """Read the array of a `.npy` file, numbers only.
-
-    Raises:
-        PartitionError: it is missing, damaged, or no array of numbers; a pickle is never loaded.
-    """
+    """Read the array of a `.npy` file, numbers only."""
     with whole_file(path.name, NPY, path, PartitionError):
         array: Any = np.load(path, allow_pickle=False, mmap_mode="c" if mapped else None)
     if not isinstance(array, np.ndarray):

@@ -31,9 +31,6 @@ class EdgeSource:
         edges: Integers `[2, E]` or `[E, 2]`, sources first: a tensor, an array or a `.npy` file (one of shape `[2, 2]`
             is read as `[2, E]`); (sources, targets), each `[E]`; or a parquet file, whose first two columns are the
             ends, integers or strings.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: another value.
     """
 
     def __init__(self, edges: Any) -> None:

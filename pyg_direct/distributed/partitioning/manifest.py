@@ -75,11 +75,7 @@ class Book:
 
     @classmethod
     def by_table(cls, table: Any, num_parts: int) -> Book:
-        """Make a book of given parts of all nodes, integers `[N]`.
-
-        Raises:
-            ArgumentError, ArgumentTypeError: a part is out of range, or the dtype is no integer.
-        """
+        """Make a book of given parts of all nodes, integers `[N]`."""
         check_num_parts(num_parts)
         table = table if isinstance(table, Tensor) else torch.as_tensor(table, device="cpu")
         if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
@@ -215,11 +211,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: str | PathLike[str]) -> Manifest:
-        """Read the manifest of a folder.
-
-        Raises:
-            PartitionError: the manifest is missing, or of another format or version.
-        """
+        """Read the manifest of a folder."""
         path = Path(folder) / FILE
         try:
             found = json.loads(path.read_text())
@@ -271,9 +263,6 @@ class Manifest:
         Args:
             part: Only the files that this part needs; None for all.
             full: Compare checksums too, which reads the files; otherwise sizes.
-
-        Raises:
-            PartitionError: a file is missing, has another size, or other contents.
         """
         needed = {name: known for name, known in self.files.items() if part is None or _is_needed(name, part)}
         with Bar(sum(known["bytes"] for known in needed.values()), "comparing checksums", "B") as bar:

@@ -125,11 +125,7 @@ def _write_plans(folder: str | PathLike[str], counts: Mapping[int, Mapping[str, 
 
 
 def read_replicas(folder: str | PathLike[str], manifest: Manifest, part: int) -> dict[str, Tensor]:
-    """Read the ids that `plan_replicas` wrote for a part, by node type.
-
-    Raises:
-        PartitionError: there is no plan.
-    """
+    """Read the ids that `plan_replicas` wrote for a part, by node type."""
     target, found = Path(folder) / f"replicas-{part:05d}", {}
     if not target.is_dir():
         raise PartitionError(f"{target} is missing; plan_replicas writes it")

@@ -176,11 +176,7 @@ class Channels(threading.local):
         return told
 
     def hear(self, part: int) -> tuple[bool, Any]:
-        """Receive (True if the server of a part has an answer, the answer); False if it failed or is gone.
-
-        Raises:
-            RankError: nothing arrived in time.
-        """
+        """Receive (True if the server of a part has an answer, the answer); False if it failed or is gone."""
         channel = self._channels[part]
         assert channel is not None, "it was told something"
         try:

@@ -151,11 +151,7 @@ class Tier(ABC):
         scatter_rows(out, positions, rows, is_unique=True)
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
-        """Replace row `ids[i]` by `rows[i]`; of an id that comes several times, the last one.
-
-        Raises:
-            ArgumentError: this place cannot be written; otherwise as in `read`.
-        """
+        """Replace row `ids[i]` by `rows[i]`; of an id that comes several times, the last one."""
         raise ArgumentError(f"rows of a tier in {self.placement!r} cannot be written: they are read-only")
 
     @property

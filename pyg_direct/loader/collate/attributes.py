@@ -36,11 +36,7 @@ _FEATURES: dict[tuple[Any, ...], tuple[weakref.ref[Tensor], weakref.ref[Feature]
 
 
 def check_rows(name: str, num_rows: int, kind: str, count: int) -> None:
-    """Check that an attribute has a row for each node or edge (`kind`) that a sampler may return.
-
-    Raises:
-        ArgumentError: it has fewer rows.
-    """
+    """Check that an attribute has a row for each node or edge (`kind`) that a sampler may return."""
     if num_rows < count:
         raise ArgumentError(
             f"{name} must have a row for each of the {count} {kind}s that batches are sampled from, got {num_rows}: "
@@ -290,9 +286,6 @@ def choose_slicer(name: str, value: Any, dim: int, device: torch.device) -> Slic
 def has_rows(name: str, value: Tensor | np.ndarray) -> bool:
     """Check if rows lie in memory one after another. A COO tensor is left to torch, and so are a tensor that requires a
     gradient and PyG's `Index`.
-
-    Raises:
-        ArgumentTypeError: an array with a dtype that torch lacks, or another sparse layout.
     """
     if isinstance(value, Tensor):
         if value.layout not in (torch.strided, torch.sparse_coo):

@@ -105,9 +105,6 @@ class DenseCollection:
 
         Args:
             numbers: int64 `[B]` on the CPU.
-
-        Raises:
-            IdError: `numbers` is empty.
         """
         if numbers.numel() == 0:
             raise IdError("a batch must have at least one graph, got none: a batch sampler gave an empty list")

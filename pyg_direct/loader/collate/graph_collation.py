@@ -408,11 +408,7 @@ class _Reader:
 
 
 def read_slices(leaf: Leaf, dim: int | None) -> Tensor:
-    """Read the slices of an attribute in a data set, int64 `[G + 1]`.
-
-    Raises:
-        ArgumentError: they exceed the values.
-    """
+    """Read the slices of an attribute in a data set, int64 `[G + 1]`."""
     table, slices = leaf.table, leaf.slices.cpu().long()
     if dim is not None and not -table.dim() <= dim < table.dim():
         raise ForeignError

@@ -87,10 +87,6 @@ class GraphList:
         numbers: Indices of the data set's items in `graphs`, int64 `[D]`.
         places: Indices of the graphs in the user's list; None for the whole list.
         follows: True if the graphs come from a list of the user, which may change.
-
-    Raises:
-        OneByOneError: they are of several classes, or of a class without plain storages.
-        ArgumentTypeError: an item is no graph, or of another kind than the first.
     """
 
     def __init__(self, graphs: Sequence[Any], numbers: Tensor, places: list[int] | None = None,
@@ -234,11 +230,7 @@ class GraphList:
                 raise ArgumentError(f"{rule}: graph {here} has {where}{name}, graph {there} has not; {way_out}")
 
     def count_nodes(self, key: Any) -> Sequence[Any] | None:
-        """Return the values of `num_nodes` of a storage, if graphs have the attribute.
-
-        Raises:
-            ArgumentError: a value is no number of nodes.
-        """
+        """Return the values of `num_nodes` of a storage, if graphs have the attribute."""
         stores = [find_store(graph, key)._mapping for graph in self.graphs]
         if not stores or "num_nodes" not in stores[0]:
             return None
@@ -359,11 +351,7 @@ class CollatedDataset:
                     and [value._version for value in values if _is_watched(value)] == self._versions)  # fmt: skip
 
     def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
-        """List orders, see `GraphList`; all graphs have the attributes with slices.
-
-        Raises:
-            OneByOneError: they have other attributes too.
-        """
+        """List orders, see `GraphList`; all graphs have the attributes with slices."""
         used, order = self.used, []
         for store in self.data.stores:
             key, names = store._key, list(self._slices_of(store))
@@ -378,11 +366,7 @@ class CollatedDataset:
         return [own], None
 
     def count_nodes(self, key: Any) -> Sequence[Any] | None:
-        """Return the values of `num_nodes` of a storage, if graphs have the attribute.
-
-        Raises:
-            ArgumentError: their number differs from the number of graphs.
-        """
+        """Return the values of `num_nodes` of a storage, if graphs have the attribute."""
         values = find_store(self.data, key).__dict__.get("_num_nodes")
         if values is not None and len(values) != self.count:
             raise ArgumentError(f"dataset must hold one _num_nodes for each of its {self.count} graphs, got "
@@ -429,7 +413,6 @@ def read_source(dataset: Any, known: Source | None = None) -> Source:
         known: An earlier result, which is returned if the data set has not changed.
 
     Raises:
-        OneByOneError: it is of another class, or makes each graph in Python.
         ArgumentError, ArgumentTypeError: `dataset`, rule and the number of the graph that breaks it.
     """
     places: list[int] | None = None

@@ -255,9 +255,6 @@ def check_optimizes(optimizer: Any, model: torch.nn.Module) -> None:
     Args:
         optimizer: With `param_groups`, as torch's; others are not looked into.
         model: The model. One without parameters that learn asks for nothing.
-
-    Raises:
-        ArgumentError: the optimizer holds none of the model's parameters that learn.
     """
     groups = getattr(optimizer, "param_groups", None)
     learning = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}

@@ -52,9 +52,6 @@ def compress(rows: Tensor, columns: Tensor, num_nodes: int, *, name: str | None 
         rows, columns: int32 or int64 `[E]` on one device, values in [0, num_nodes).
         num_nodes: N.
         name: The user's name for the list that both are from.
-
-    Raises:
-        MemoryLimitError: the host has no memory for an offset of each node.
     """
     for part, ids in ((name or "rows", rows), (name or "columns", columns)):
         if ids.dtype not in INDEX_DTYPES:

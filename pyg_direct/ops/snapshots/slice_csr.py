@@ -67,11 +67,7 @@ class EdgeUnion(NamedTuple):
 
 
 def merge_unions(first: EdgeUnion, second: EdgeUnion) -> EdgeUnion:
-    """Merge the unions of two groups of snapshots; the snapshots of `second` follow those in `first`.
-
-    Raises:
-        ArgumentError: together they are more than eight.
-    """
+    """Merge the unions of two groups of snapshots; the snapshots of `second` follow those in `first`."""
     total = first.num_snapshots + second.num_snapshots
     if total > MAX_GROUP:
         raise ArgumentError(f"a group must have at most {MAX_GROUP} snapshots, got {total}")
@@ -98,9 +94,6 @@ def unite(snapshots: Sequence[Tensor]) -> EdgeUnion:
 
     Args:
         snapshots: Keys target * N + source of each of 1 to 8 snapshots, int64, ascending and unique, on one device.
-
-    Raises:
-        ArgumentError: no snapshot, or more than eight.
     """
     if not 1 <= len(snapshots) <= MAX_GROUP:
         raise ArgumentError(f"snapshots must be 1 to {MAX_GROUP} lists of edges, got {len(snapshots)}")

@@ -65,8 +65,6 @@ class Communicator:
         captured: Whether `open_segments` offers exchanges that CUDA graphs capture, equal on all ranks.
 
     Raises:
-        ArgumentError: there is no process group, or an argument is wrong; the other processes get the latter as
-            `RankError`.
         RankError: another process failed before the group was formed, is gone, or does not come.
 
     Partners are the other ranks, ascending, then this one, so that data for others is contiguous.
@@ -190,9 +188,6 @@ class Communicator:
         """Return the exchange of segments inside captured graphs; None unless `captured`, or without other ranks.
 
         The first call is collective.
-
-        Raises:
-            RankError: another process is gone.
         """
         if self._segments is None and self._store is not None:
             try:
@@ -266,7 +261,6 @@ class Communicator:
             (these rows, the rows that the partners have for this process), on the host; one wait for the GPU.
 
         Raises:
-            RankError: another process failed or is gone.
             IdError: this process cannot go on.
         """
         if self._broken is not None:

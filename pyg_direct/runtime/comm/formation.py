@@ -211,11 +211,7 @@ class Formation:
         self.pulse: Pulse | None = None
 
     def join(self, connections: Connections) -> Any:
-        """Return a process group of Gloo that has all members.
-
-        Raises:
-            RankError: a member failed, is gone, or does not join; the message names it if it is known.
-        """
+        """Return a process group of Gloo that has all members."""
         try:
             self.pulse = Pulse(self._name, self._rank, len(self._ranks), self._silence)
             self.pulse.wait_for_beat()
@@ -234,11 +230,7 @@ class Formation:
         return PrefixStore(name, self._store)
 
     def watch(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which waits for the others in its own thread while these are alive.
-
-        Raises:
-            RankError: a member failed or is gone. The thread then ends at its own timeout.
-        """
+        """Return the result of `work`, which waits for the others in its own thread while these are alive."""
         assert self.pulse is not None
         found: list[T] = []
         failures: list[BaseException] = []

@@ -75,7 +75,6 @@ def fetch_letter(path: str, number: int) -> bytes:
     """Fetch the letter of a number from the desk of a process of this host and user.
 
     Raises:
-        PygDirectError: other users could have put a desk there.
         OSError: there is no desk, or it hangs up.
     """
     folder = os.stat(os.path.dirname(path))
@@ -152,10 +151,6 @@ def give_to_host(make: Callable[[list[Any]], T], about: Any) -> T:
 
     Args:
         make: Called in the first process with the `about` of its host's processes, by rank.
-
-    Raises:
-        PygDirectError: `make` failed in the first process of a host, or another could not open the result; each raises
-            its own error.
     """
     hosts = gather((identify_host(), about))
     here = [rank for rank, (host, _) in enumerate(hosts) if host == hosts[dist.get_rank()][0]]

@@ -195,11 +195,7 @@ class NcclSegments(_Lane):
         self._holders.add(holder)
 
     def wait(self, event: torch.cuda.Event) -> None:
-        """Wait for an event behind exchanges as long as all ranks go on.
-
-        Raises:
-            RankError: a rank failed or is gone.
-        """
+        """Wait for an event behind exchanges as long as all ranks go on."""
         self._since = time.monotonic()
         try:
             event.synchronize()

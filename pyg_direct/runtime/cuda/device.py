@@ -18,11 +18,7 @@ from pyg_direct.typing import Device
 
 @functools.cache
 def load_driver() -> Any:
-    """Return the module `cuda.bindings.driver`, initialized.
-
-    Raises:
-        DeviceError: the bindings are not installed, or this machine has no CUDA driver.
-    """
+    """Return the module `cuda.bindings.driver`, initialized."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -51,11 +47,7 @@ def _keep_garbage_in_children() -> None:
 
 
 def call(name: str, *args: Any) -> Any:
-    """Call a driver function; returns its result (a tuple for several, None for none).
-
-    Raises:
-        CudaError: the driver returned an error code.
-    """
+    """Call a driver function; returns its result (a tuple for several, None for none)."""
     driver = load_driver()
     code, *results = getattr(driver, name)(*args)
     if code:
@@ -109,12 +101,7 @@ _MOST_GPUS = 127
 
 
 def resolve_device(device: Device = None) -> torch.device:
-    """Return the device that an argument names; `None` is the current GPU, or the CPU if there is no GPU.
-
-    Raises:
-        DeviceError: a GPU was requested and there is none, or none with that index.
-        ArgumentError: the name is not a device, or not one of cpu and cuda.
-    """
+    """Return the device that an argument names; `None` is the current GPU, or the CPU if there is no GPU."""
     if device is None:
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):

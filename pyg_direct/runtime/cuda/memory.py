@@ -113,11 +113,7 @@ class Block:
             )
 
     def view_on_cpu(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """Return a CPU tensor over the same bytes; keeps this block alive.
-
-        Raises:
-            ArgumentError: the block lies in GPU memory or is too small.
-        """
+        """Return a CPU tensor over the same bytes; keeps this block alive."""
         if self.placement == "cuda":
             raise ArgumentError("placement must be one the CPU can read, got 'cuda'")
         self._check_size(dtype, shape)
@@ -139,7 +135,6 @@ class Block:
                 memory of another GPU, kernels read it over NVLink or PCIe.
 
         Raises:
-            ArgumentError: a GPU cannot read this placement (`cpu`).
             DeviceError: this GPU cannot read the memory of that one.
         """
         if self.placement == "cpu":

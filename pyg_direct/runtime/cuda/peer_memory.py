@@ -270,11 +270,7 @@ class p2pCliqueTopo:  # noqa: N801 (Quiver's name)
 
 
 def check_devices(device_list: Sequence[int], name: str = "device_list") -> list[int]:
-    """Return a list of different GPU indices, from an argument of this name.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: it is no such list.
-    """
+    """Return a list of different GPU indices, from an argument of this name."""
     devices = list(device_list) if isinstance(device_list, (Sequence, set, frozenset)) else []
     if not devices or any(isinstance(d, bool) or not isinstance(d, int) or d < 0 for d in devices):
         raise ArgumentTypeError(f"{name} must hold GPU indices, at least one, got {device_list!r}")
@@ -360,11 +356,7 @@ def open_pair(reader: int, owner: int) -> bool:
 
 
 def see_peer(flat: Tensor, device: torch.device) -> Tensor:
-    """View memory of a GPU as a tensor of another one, uint8 `[n]`.
-
-    Raises:
-        DeviceError: it cannot read the other's memory.
-    """
+    """View memory of a GPU as a tensor of another one, uint8 `[n]`."""
     assert device.index is not None
     if flat.numel() == 0:
         return flat.new_empty(0, device=device)

@@ -51,9 +51,6 @@ class SharedMemory:
 
     Args:
         descriptor: A file descriptor of memory that another process made; it is closed in time.
-
-    Raises:
-        MemoryLimitError: the host has no such memory left.
     """
 
     def __init__(self, num_bytes: int, descriptor: int | None = None) -> None:
@@ -113,9 +110,6 @@ def open_shared(process: int, descriptor: int, num_bytes: int) -> SharedMemory:
 
     Args:
         process, descriptor, num_bytes: Number of the process, and its description of the memory.
-
-    Raises:
-        OSError: the process is not visible, or the memory does not match the description.
     """
     found = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     if os.fstat(found).st_size < num_bytes:
