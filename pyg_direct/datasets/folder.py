@@ -20,6 +20,7 @@ from torch import Tensor
 from pyg_direct.datasets.dataset import NodeDataset, check_float_dtype
 from pyg_direct.datasets.synthetic import add_reverse_edges
 from pyg_direct.errors import NPZ, ArgumentError, needs_extra, whole_file
+from pyg_direct.ops.argument_checks import check_choice
 
 
 @contextmanager
@@ -186,8 +187,7 @@ def load_ogb(
         ArgumentError: `name` is not one of the three.
         ModuleNotFoundError: The `ogb` package is not installed.
     """
-    if name not in OGB_NAMES:
-        raise ArgumentError(f"name must be one of {', '.join(OGB_NAMES)}, got {name!r}")
+    check_choice("name", name, OGB_NAMES)
     with needs_extra("load_ogb", "ogb"):
         from ogb.nodeproppred import NodePropPredDataset
     with trust_pickles():

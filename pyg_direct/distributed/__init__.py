@@ -23,31 +23,20 @@ if TYPE_CHECKING:
     from pyg_direct.distributed.partitioning.replicas import AccessCounter, plan_replicas
 
 __all__ = [
-    "AccessCounter",
-    "DistFeature",
-    "DistGraph",
-    "DistLinkNeighborLoader",
-    "DistNeighborLoader",
-    "DistNeighborSampler",
-    "DistSubGraphLoader",
-    "PartitionInfo",
-    "partition_graph",
-    "plan_replicas",
-]
+    "AccessCounter", "DistFeature", "DistGraph", "DistLinkNeighborLoader", "DistNeighborLoader", "DistNeighborSampler",
+    "DistSubGraphLoader", "PartitionInfo", "partition_graph", "plan_replicas",
+]  # fmt: skip
 
-# Module of each public name, imported when it is read: a server of a part needs no loaders, and so no PyG.
-_MODULES = {
-    "AccessCounter": "partitioning.replicas",
-    "DistFeature": "dist_feature",
-    "DistGraph": "dist_graph",
-    "DistLinkNeighborLoader": "dist_loader",
-    "DistNeighborLoader": "dist_loader",
-    "DistNeighborSampler": "dist_neighbor_sampler",
-    "DistSubGraphLoader": "dist_loader",
-    "PartitionInfo": "dist_feature",
-    "partition_graph": "partitioning.partition_graph",
-    "plan_replicas": "partitioning.replicas",
+# Public names of each module, which is imported when one is read: a server of a part needs no loaders, and so no PyG.
+_NAMES = {
+    "dist_feature": "DistFeature PartitionInfo",
+    "dist_graph": "DistGraph",
+    "dist_loader": "DistLinkNeighborLoader DistNeighborLoader DistSubGraphLoader",
+    "dist_neighbor_sampler": "DistNeighborSampler",
+    "partitioning.partition_graph": "partition_graph",
+    "partitioning.replicas": "AccessCounter plan_replicas",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 if not TYPE_CHECKING:

@@ -29,7 +29,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.nn.replay.graphed_step import check_optimizes, steps_on_gpu
 from pyg_direct.nn.replay.model_replay import ordinary_passes
 from pyg_direct.object_text import one_line, show_count
-from pyg_direct.ops.argument_checks import checks_keywords
+from pyg_direct.ops.argument_checks import check_choice, checks_keywords
 from pyg_direct.profiling import sum_lanes, trace
 from pyg_direct.runtime.cuda.device import count_allocated, resolve_device
 from pyg_direct.runtime.cuda.graph_capture import Recorder, waits_refused
@@ -192,8 +192,7 @@ class FrameTrainer:
                 raise ArgumentTypeError(f"{name} must be callable, got {function!r}")
         _check_optimizer(optimizer)
         check_optimizes(optimizer, model)
-        if target not in TARGETS:
-            raise ArgumentError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
+        check_choice("target", target, TARGETS)
         is_stream = isinstance(signal, SnapshotStream)
         if is_stream and memory is not None:
             raise ArgumentError(f"memory must be given to `stream` where signal is a stream, got {memory!r}")

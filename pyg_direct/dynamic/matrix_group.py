@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyg_direct.dynamic.conv_operators import Factors
 from pyg_direct.errors import ArgumentError
+from pyg_direct.ops.argument_checks import check_choice
 from pyg_direct.ops.snapshots.aggregate import SnapshotMatrices
 from pyg_direct.ops.snapshots.slice_csr import (
     EdgeUnion,
@@ -37,8 +38,7 @@ def check_groups(group_size: int | str, form: str) -> None:
 
 
 def _check_form(form: str) -> None:
-    if form not in FORMS:
-        raise ArgumentError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    check_choice("form", form, FORMS)
 
 
 def stack_weights(union: EdgeUnion, weights: Sequence[Tensor | None]) -> Tensor | None:

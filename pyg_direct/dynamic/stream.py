@@ -22,6 +22,7 @@ from pyg_direct.dynamic.sequence_edges import Parts
 from pyg_direct.dynamic.snapshot_plan import SnapshotPlan
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.object_text import one_line, show_count
+from pyg_direct.ops.argument_checks import check_choice
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
 from pyg_direct.runtime.host.memory_sizes import keep_blocks, parse_size
@@ -325,8 +326,7 @@ def stream(signal: Any, device: Device = None, *, keep: str = "auto", memory: in
         >>> [snapshot.edge_index.tolist() for snapshot in snapshots]
         [[[0, 1], [1, 2]], [[0, 2], [1, 0]]]
     """
-    if keep not in KEEPS:
-        raise ArgumentError(f"keep must be one of {', '.join(KEEPS)}, got {keep!r}")
+    check_choice("keep", keep, KEEPS)
     chosen = resolve_device(device)
     snapshots = read_snapshots(signal)
     mover = _Mover(chosen)

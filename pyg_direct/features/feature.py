@@ -21,9 +21,9 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.features.feature_arguments import (
-    check_count,
     check_dense,
     check_following,
+    check_num_rows,
     check_options,
     check_update,
     find_places,
@@ -433,7 +433,7 @@ class Feature:
         from pyg_direct.features.packed_rows import check_order, invert
 
         shape, dtype = file.rows.shape, file.rows.dtype
-        check_count(self.csr_topo, shape[0])
+        check_num_rows(self.csr_topo, shape[0])
         if self.store_dtype not in (None, dtype):
             raise ArgumentError(f"store_dtype must be None or {dtype}, as {file.path} has it, got {self.store_dtype}")
         order = file.order if order is None else order
@@ -481,7 +481,7 @@ class Feature:
     def _check_rows(self, cpu_tensor: Any) -> None:
         """Refuse the arguments that `from_cpu_tensor` refuses, before any row is freed."""
         check_dense(cpu_tensor)
-        check_count(self.csr_topo, len(cpu_tensor))
+        check_num_rows(self.csr_topo, len(cpu_tensor))
         if self._shape is None:
             # No row would be lost here, and other errors are found as the rows are taken.
             return

@@ -14,7 +14,7 @@ from pyg_direct.features.hot_rows import check_hotness
 from pyg_direct.features.row_dtypes import check_store_dtype
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.spilled_rows import SpilledRows
-from pyg_direct.ops.argument_checks import as_ids, check_ids
+from pyg_direct.ops.argument_checks import as_ids, check_count, check_ids
 
 
 def check_options(rank: Any, csr_topo: Any, placement: Any, store_dtype: Any, hotness: Any, link_blocks: Any) -> None:
@@ -44,7 +44,7 @@ def check_dense(cpu_tensor: Any) -> None:
         raise ArgumentError("cpu_tensor must have at least one dimension, got a scalar")
 
 
-def check_count(csr_topo: Any, num_rows: int) -> None:
+def check_num_rows(csr_topo: Any, num_rows: int) -> None:
     """Refuse rows that are fewer than the nodes of a graph."""
     if csr_topo is not None and num_rows < csr_topo.node_count:
         raise ArgumentError(f"cpu_tensor must have a row for each of the {csr_topo.node_count} nodes of "
@@ -69,8 +69,7 @@ def check_update(feature: Any, ids: Tensor | Sequence[int], rows: Any) -> Tensor
 
 def check_following(period: Any, fade: float) -> None:
     """Refuse arguments of `Feature.follow_reads`."""
-    if isinstance(period, bool) or not isinstance(period, int) or period < 0:
-        raise ArgumentError(f"period must be an integer of at least 0, got {period!r}")
+    check_count("period", period, 0)
     if not 0 <= fade <= 1:
         raise ArgumentError(f"fade must lie in [0, 1], got {fade!r}")
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, PlacementWarning, warn
-from pyg_direct.ops.argument_checks import check_fanouts, check_ids, check_topology, check_topology_kinds
+from pyg_direct.ops.argument_checks import check_count, check_fanouts, check_ids, check_topology, check_topology_kinds
 from pyg_direct.ops.sampling.sample_uniform import spread_values
 from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.cuda.device import free_bytes
@@ -307,8 +307,7 @@ def _compute(indptr: Tensor, indices: Tensor, input_nodes: Tensor, num_neighbors
     num_nodes = indptr.numel() - 1
     fanouts = check_fanouts("num_neighbors", num_neighbors)
     input_nodes = check_ids("input_nodes", input_nodes.cpu(), num_nodes).long().to(indptr.device)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ArgumentError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
+    check_count("batch_size", batch_size)
     chance = chance_of_seeds(input_nodes, num_nodes, batch_size)
     chance, (picked,) = follow_chances([ListedRows(indptr, indices, slice(0, num_nodes), fanouts)], chance)
     return chance, picked

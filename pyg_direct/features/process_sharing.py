@@ -22,6 +22,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, CudaError, Place
 from pyg_direct.features.hot_rows import choose_hottest, copy_rows, fit_budget, score_rows
 from pyg_direct.features.memory_rows import MemoryRows
 from pyg_direct.features.tiers.choice import open_table
+from pyg_direct.ops.argument_checks import check_choice
 from pyg_direct.ops.rows.gather_rows import Directory
 from pyg_direct.runtime.comm.host_group import count_processes, gather, give_to_host, has_group, identify_host
 from pyg_direct.runtime.cuda.device import abilities, resolve_device
@@ -51,8 +52,7 @@ class Room(NamedTuple):
 
 def check_cold(cold_policy: str, cache_policy: str | None) -> None:
     """Refuse an unknown policy, and rows that are shared in two ways at once."""
-    if cold_policy not in COLD_POLICIES:
-        raise ArgumentError(f"cold_policy must be one of {', '.join(COLD_POLICIES)}, got {cold_policy!r}")
+    check_choice("cold_policy", cold_policy, COLD_POLICIES)
     if cold_policy == "shard" and cache_policy == "p2p_clique_replicate":
         raise ArgumentError("cold_policy='shard' needs cache_policy='device_replicate', as each process keeps hot rows "
                             "of its own, got 'p2p_clique_replicate'")  # fmt: skip
@@ -61,8 +61,7 @@ def check_cold(cold_policy: str, cache_policy: str | None) -> None:
 def read_gpus(device_list: Sequence[int] | str, cache_policy: str, cold_policy: str,
               device_group_list: Sequence[Any] | None) -> tuple[Any, list[list[int]] | None]:  # fmt: skip
     """Check and return (`device_list`, `device_group_list`) of a `Feature`."""
-    if cache_policy not in POLICIES:
-        raise ArgumentError(f"cache_policy must be one of {', '.join(POLICIES)}, got {cache_policy!r}")
+    check_choice("cache_policy", cache_policy, POLICIES)
     check_cold(cold_policy, cache_policy)
     if isinstance(device_list, str) and device_list != "group":
         raise ArgumentError(f"device_list must hold GPU indices or be 'group', got {device_list!r}")

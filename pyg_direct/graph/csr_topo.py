@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from pyg_direct.graph.placed_topology import (
 )
 from pyg_direct.graph.pyg_edges import Rows, read_array, read_edges
 from pyg_direct.object_text import one_line, show_count
-from pyg_direct.ops.argument_checks import check_topology
+from pyg_direct.ops.argument_checks import check_count, check_topology
 from pyg_direct.ops.local_ids.build_csr import compress
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
 from pyg_direct.runtime.host.memory_sizes import check_size, has_room, parse_size
@@ -150,7 +149,7 @@ class CSRTopo:
             raise ArgumentError("give either edge_index, or indptr and indices together")
         if eid is not None and indptr is None:
             raise ArgumentError("eid needs indptr and indices: edges of edge_index have their position for an id")
-        num_nodes = None if num_nodes is None else _check_count(num_nodes)
+        num_nodes = None if num_nodes is None else check_count("num_nodes", num_nodes, 0)
         self._feature_order: Tensor | None = None
         self._placed: dict[tuple[str, torch.device, int | str | None], PlacedTopology] = {}
         self._lock = threading.Lock()
@@ -416,12 +415,6 @@ class CSRTopo:
     def __repr__(self) -> Iterator[str]:
         yield show_count(self.node_count, "node")
         yield show_count(self.edge_count, "edge")
-
-
-def _check_count(num_nodes: Any) -> int:
-    if isinstance(num_nodes, bool) or not isinstance(num_nodes, (int, np.integer)) or num_nodes < 0:
-        raise ArgumentError(f"num_nodes must be an integer of at least 0, got {num_nodes!r}")
-    return int(num_nodes)
 
 
 def _send(topology: CSRTopo) -> Any:

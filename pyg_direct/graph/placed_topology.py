@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, CudaError
 from pyg_direct.object_text import one_line, show_count, show_place
-from pyg_direct.ops.argument_checks import check_topology
+from pyg_direct.ops.argument_checks import check_choice, check_topology
 from pyg_direct.progress import show_wait
 from pyg_direct.runtime.comm.host_group import give_to_host, has_group
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes
@@ -290,8 +290,7 @@ def _spread(array: Tensor, clique: Sequence[int]) -> Spread:
 
 def check_place(name: str, place: str, device: torch.device, known: Sequence[str] = AUTO_PLACEMENTS) -> None:
     """Refuse an unknown placement, or one that the device cannot read."""
-    if place not in known:
-        raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {place!r}")
+    check_choice(name, place, known)
     if (place == "cpu") != (device.type == "cpu") and place != "auto":
         allowed = [other for other in known if other == "auto" or (other == "cpu") == (device.type == "cpu")]
         raise ArgumentError(f"{name} must be one that device={device} can read, got {place!r}: take "

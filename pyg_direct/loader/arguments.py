@@ -17,7 +17,7 @@ from torch_geometric.sampler import NumNeighbors
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, LoaderWarning, warn, warn_unused
 from pyg_direct.features.process_sharing import POLICIES, check_cold
-from pyg_direct.ops.argument_checks import check_flag, in_short, list_options, refuse_unknown
+from pyg_direct.ops.argument_checks import check_choice, check_count, check_flag, in_short, list_options, refuse_unknown
 
 # Only workers need these; None and torch's defaults cause no warning.
 _WORKER_OPTIONS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "pin_memory": False,
@@ -107,8 +107,7 @@ def _check_options(kwargs: Mapping[str, Any]) -> None:
     check_flag("shuffle", kwargs.get("shuffle"))
     check_batch_size(kwargs.get("batch_size"))
     workers, generator = kwargs.get("num_workers", 0), kwargs.get("generator")
-    if isinstance(workers, bool) or not isinstance(workers, (int, np.integer)) or workers < 0:
-        raise ArgumentError(f"num_workers must be an integer of at least 0, got {workers!r}")
+    check_count("num_workers", workers, 0)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise ArgumentTypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
     for name in ("sampler", "batch_sampler"):
@@ -122,8 +121,7 @@ def settle_sharing(cache_policy: str | None, cold_policy: str) -> dict[str, str]
     sharing.
     """
     known = (None, *POLICIES)
-    if cache_policy not in known:
-        raise ArgumentError(f"cache_policy must be one of {', '.join(map(str, known))}, got {cache_policy!r}")
+    check_choice("cache_policy", cache_policy, known)
     check_cold(cold_policy, cache_policy)
     if cache_policy is None and cold_policy != "auto":
         raise ArgumentError(f"cold_policy={cold_policy!r} needs a cache_policy, got None")

@@ -38,7 +38,7 @@ from pyg_direct.loader.prefetch.cpu_threads import Background
 from pyg_direct.loader.prefetch.gpu_streams import Pipeline, take_memory
 from pyg_direct.loader.profiler import EpochRecord, Stages, ending
 from pyg_direct.object_text import describe, show_count, show_options, show_parts
-from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.argument_checks import check_count, check_ids
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.memory_sizes import check_size, parse_size
@@ -162,8 +162,7 @@ class EpochLoader(ReportedLoader):
         for name, count, least in [("prefetch", prefetch, 0), ("super_batch", super_batch, 1)]:
             if name == "super_batch" and count is None:
                 continue
-            if isinstance(count, bool) or not isinstance(count, int) or count < least:
-                raise ArgumentError(f"{name} must be an integer of at least {least}, got {count!r}")
+            check_count(name, count, least)
             if count >= 2**31:
                 raise ArgumentError(f"{name} must be below 2**31, got {count}")
         check_ahead(ahead, super_batch)
@@ -630,7 +629,7 @@ def _is_ours(method: Any) -> bool:
 
 
 def check_hooks(loader: Any) -> None:
-    """Refuse a `collate_fn` of the program (also ShaDow's `__collate__`): batches are prefetched in groups without it."""
+    """Refuse a `collate_fn` of the program, or ShaDow's `__collate__`: batches are prefetched in groups without it."""
     for hook in ("collate_fn", "__collate__"):
         if is_said_anew(loader, hook):
             raise NotImplementedError(f"{hook} of {type(loader).__qualname__} would not be called, as batches are "

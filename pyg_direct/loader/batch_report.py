@@ -10,11 +10,11 @@ from weakref import WeakSet
 
 import torch
 
-from pyg_direct.errors import ArgumentError
 from pyg_direct.features.tier_report import LINKS, TIER_COLORS, TIER_HEADS, Report, list_tiers, tabulate_tiers
 from pyg_direct.graph.placed_topology import ListReads
 from pyg_direct.loader.profiler import FETCH, FINISH, START, WAIT, BatchTimes, EpochRecord, Recorder
 from pyg_direct.object_text import flatten, show_table
+from pyg_direct.ops.argument_checks import check_choice, check_count
 from pyg_direct.profiling import draw_shares, draw_spans, open_picture, quantile, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ class LoaderReport(NamedTuple):
         Raises:
             ArgumentError: another link.
         """
-        if link not in LINKS:
-            raise ArgumentError(f"link must be one of {', '.join(LINKS)}, got {link!r}")
+        check_choice("link", link, LINKS)
         return sum(report.link_bytes(link) for report in self.features.values())
 
     def to_dict(self) -> dict[str, int | float]:
@@ -306,8 +305,7 @@ class ReportedLoader:
         Raises:
             ArgumentError: named argument, rule and value.
         """
-        if isinstance(last, bool) or not isinstance(last, int) or last < 1:
-            raise ArgumentError(f"last must be an integer of at least 1, got {last!r}")
+        check_count("last", last)
         if self._recorder is not None:
             self._recorder.stop()
         self._recorder = Recorder(last, self.device, nvtx) if on else None

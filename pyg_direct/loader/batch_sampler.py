@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
+from pyg_direct.ops.argument_checks import check_choice
 from pyg_direct.ops.sampling.draw_random import permute
 from pyg_direct.runtime.comm.host_group import gather, has_group
 from pyg_direct.sampling.random_key import EpochKey
@@ -67,8 +68,7 @@ class Ranks:
     """
 
     def __init__(self, ranks: Any, uneven: str) -> None:
-        if uneven not in UNEVEN:
-            raise ArgumentError(f"uneven must be one of {', '.join(UNEVEN)}, got {uneven!r}")
+        check_choice("uneven", uneven, UNEVEN)
         if ranks is not None and ranks != "auto":
             is_pair = isinstance(ranks, (tuple, list)) and len(ranks) == 2
             if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) for n in ranks):

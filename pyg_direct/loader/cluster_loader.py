@@ -22,10 +22,10 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.metis import assign_by_metis
 from pyg_direct.loader.base_loader import SavedAsPyg
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.induced_loader import TypedInducedLoader, check_count, count_types, load_saved, save_whole
+from pyg_direct.loader.induced_loader import TypedInducedLoader, count_types, load_saved, save_whole
 from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.sampler_loader import read_positions
-from pyg_direct.ops.argument_checks import check_edge_list, check_flag, check_ids
+from pyg_direct.ops.argument_checks import check_choice, check_count, check_edge_list, check_flag, check_ids
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.sampler.graph_reader import count_nodes, describe_other
 from pyg_direct.sampling.random_key import EpochKey
@@ -70,8 +70,7 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
                  filename: str | None = None, log: bool = True, keep_inter_cluster_edges: bool = False,
                  sparse_format: str = "csr") -> None:  # fmt: skip
         edge_index, num_nodes = _join_types(data) if isinstance(data, HeteroData) else _check_data(data)
-        if sparse_format not in _FORMATS:
-            raise ArgumentError(f"sparse_format must be one of {', '.join(_FORMATS)}, got {sparse_format!r}")
+        check_choice("sparse_format", sparse_format, _FORMATS)
         self.num_parts, self.sparse_format = check_count("num_parts", num_parts), sparse_format
         self.recursive, log = check_flag("recursive", recursive), check_flag("log", log)
         self.keep_inter_cluster_edges = check_flag("keep_inter_cluster_edges", keep_inter_cluster_edges)
@@ -239,7 +238,7 @@ def _check_data(data: Any) -> tuple[Tensor, int]:
 
 
 def _join_types(data: HeteroData) -> tuple[Tensor, int]:
-    """Join (edges of all relations over the nodes of all types, one after the other, int64 `[2, E]`; number of nodes)."""
+    """Join (edges of all relations over the nodes of all types in order, int64 `[2, E]`; number of nodes)."""
     sizes = count_types(data)
     begins = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
     joined: list[Tensor] = []

@@ -34,7 +34,7 @@ from pyg_direct.graph.hetero_topo import NODES, HeteroTopo
 from pyg_direct.graph.placed_topology import PlacedTopology
 from pyg_direct.loader.collate.data import Ranking
 from pyg_direct.loader.collate.hetero_data import TypeRanking
-from pyg_direct.ops.argument_checks import check_below, check_topology
+from pyg_direct.ops.argument_checks import check_below, check_choice, check_topology
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.memory_sizes import available_bytes
@@ -52,8 +52,7 @@ _EDGE_BYTES = 64
 
 def check_ranking(hotness: str, presample: float | None) -> None:
     """Refuse unknown rankings, and warn of deprecated ones."""
-    if hotness not in RANKINGS:
-        raise ArgumentError(f"hotness must be one of {', '.join(RANKINGS)}, got {hotness!r}")
+    check_choice("hotness", hotness, RANKINGS)
     warn_of_frequency(hotness)
     if presample is None:
         return

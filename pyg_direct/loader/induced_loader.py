@@ -175,13 +175,6 @@ class InducedLoader(EpochLoader):
         raise NotImplementedError
 
 
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Check an integer argument of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ArgumentError(f"{name} must be an integer of at least {least}, got {value!r}")
-    return value
-
-
 def load_saved(name: str, kind: str, path: Path, known: Sequence[type] = ()) -> Any:
     """Load a file of `save_whole` or PyG; only tensors and objects of known classes.
 

@@ -165,7 +165,7 @@ def infer(model: torch.nn.Module, data: Data | NeighborLoader, *, x: Tensor | No
 
 
 def check_inference_loader(loader: NeighborLoader) -> None:
-    """Check that a loader iterates over all nodes in order, with all neighbors of one hop, and makes its own batches."""
+    """Check that a loader iterates over all nodes in order, with all neighbors of one hop, and its own batches."""
     fanouts = loader.num_neighbors if loader._recipe is not None else loader.node_sampler.num_neighbors.values
     if list(fanouts) != [-1]:
         raise ArgumentError(f"data must be a loader with num_neighbors=[-1], got {fanouts}")

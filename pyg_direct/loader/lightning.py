@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from pyg_direct.errors import ArgumentError, needs_extra
+from pyg_direct.errors import needs_extra
 from pyg_direct.loader.batch_report import ReportedLoader, record_all
 from pyg_direct.object_text import one_line
+from pyg_direct.ops.argument_checks import check_count
 
 with needs_extra("pyg_direct.loader.lightning", "lightning"):
     # Lightning has two names with separate classes, and a program trains with one of them.
@@ -47,8 +48,7 @@ class LoaderReportCallback(Callback):  # type: ignore[misc]
 
     def __init__(self, prefix: str = "loader", last: int = 256) -> None:
         super().__init__()
-        if isinstance(last, bool) or not isinstance(last, int) or last < 1:
-            raise ArgumentError(f"last must be an integer of at least 1, got {last!r}")
+        check_count("last", last)
         self.prefix, self.last = prefix, last
         self.metrics: dict[str, int | float] = {}
 

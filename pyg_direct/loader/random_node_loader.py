@@ -15,11 +15,11 @@ from typing_extensions import Unpack
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.induced_loader import TypedInducedLoader, check_count
+from pyg_direct.loader.induced_loader import TypedInducedLoader
 from pyg_direct.loader.option_types import ShuffledOptions
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.object_text import show_options
-from pyg_direct.ops.argument_checks import checks_keywords
+from pyg_direct.ops.argument_checks import check_count, checks_keywords
 from pyg_direct.sampler.graph_reader import describe_other, read_topology
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.typing import Device

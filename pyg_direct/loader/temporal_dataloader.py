@@ -18,13 +18,12 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError, warn_unused
 from pyg_direct.loader.arguments import settle_workers
 from pyg_direct.loader.base_loader import ALONE, EpochLoader, is_said_anew, make_batch
 from pyg_direct.loader.batch_sampler import Seeds
-from pyg_direct.loader.induced_loader import check_count
 from pyg_direct.loader.memory_placement import Placed
 from pyg_direct.loader.option_types import WorkerOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.object_text import show_count, show_options
-from pyg_direct.ops.argument_checks import checks_keywords
+from pyg_direct.ops.argument_checks import check_count, checks_keywords
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.sampling.draw_random import draw_below
 from pyg_direct.profiling import show_bytes

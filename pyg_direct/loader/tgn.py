@@ -27,9 +27,8 @@ from torch_geometric.utils._scatter import scatter_argmax
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.loader.base_loader import SavedAsPyg
-from pyg_direct.loader.induced_loader import check_count
 from pyg_direct.object_text import one_line, show_count
-from pyg_direct.ops.argument_checks import check_ids, check_integers, in_short
+from pyg_direct.ops.argument_checks import check_count, check_ids, check_integers, in_short
 from pyg_direct.ops.keep_last_events import LastNeighbors, MessageLog, check_events, insert_events, read_rows
 from pyg_direct.ops.run_kernel import runs_on_gpu
 from pyg_direct.progress import announce

@@ -40,7 +40,7 @@ from pyg_direct.nn.replay.model_replay import SearchingPaths, replays_by_default
 from pyg_direct.nn.trimming import watch_trimming
 from pyg_direct.noedit.program_record import LEFT, forget_left, note_made, note_process, watch_left
 from pyg_direct.noedit.replaced_class import Filters, StandIn, give_back, replace, replace_function, show_batch
-from pyg_direct.ops.argument_checks import check_flag
+from pyg_direct.ops.argument_checks import check_choice, check_flag
 from pyg_direct.ops.run_kernel import is_ordinary
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -265,8 +265,7 @@ def install(*, device: Device = None, placement: str = "auto", feature_cache: in
         'pyg_direct.loader.neighbor_loader'
         >>> uninstall()
     """
-    if placement not in AUTO_PLACEMENTS:
-        raise ArgumentError(f"placement must be one of {', '.join(AUTO_PLACEMENTS)}, got {placement!r}")
+    check_choice("placement", placement, AUTO_PLACEMENTS)
     check_size(0 if feature_cache is None else feature_cache, "feature_cache")
     check_seed(seed)
     accelerate, replay = check_flag("accelerate", accelerate), None if replay is None else check_flag("replay", replay)

@@ -34,6 +34,19 @@ def check_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Check an integer of Python or NumPy, of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ArgumentError(f"{name} must be an integer of at least {least}, got {value!r}")
+    return int(value)
+
+
+def check_choice(name: str, value: Any, known: Collection[Any]) -> None:
+    """Check that a value is one of the known ones."""
+    if value not in known:
+        raise ArgumentError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
+
+
 def in_short(value: Any) -> str:
     """Return a value as messages show it: tensors and arrays by shape, long values by their beginning."""
     if isinstance(value, (Tensor, np.ndarray)):

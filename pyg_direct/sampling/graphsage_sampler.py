@@ -12,7 +12,7 @@ from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.kernels.batch_counters import MAX_HOPS
 from pyg_direct.object_text import one_line
-from pyg_direct.ops.argument_checks import as_ids, check_fanouts, check_ids, check_key, checks_keywords
+from pyg_direct.ops.argument_checks import as_ids, check_choice, check_fanouts, check_ids, check_key, checks_keywords
 from pyg_direct.ops.local_ids.relabel_nodes import relabel
 from pyg_direct.ops.sampling.sample_uniform import sample_neighbors
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -86,8 +86,7 @@ class GraphSageSampler:
                  seed: int | None = None, topology_cache: int | str | None = None) -> None:  # fmt: skip
         if not isinstance(csr_topo, CSRTopo):
             raise ArgumentTypeError(f"csr_topo must be a CSRTopo, got {type(csr_topo).__name__}")
-        if mode not in MODES:
-            raise ArgumentError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        check_choice("mode", mode, MODES)
         self.csr_topo = csr_topo
         self.sizes = check_fanouts("sizes", sizes)
         check_hops(self.sizes, MAX_HOPS, "sizes")

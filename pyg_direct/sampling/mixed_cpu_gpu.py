@@ -16,6 +16,7 @@ from pyg_direct.compiler.jit import set_cpu_threads
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.object_text import one_line, show_count
+from pyg_direct.ops.argument_checks import check_choice, check_count
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.threads import Pool
 from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler
@@ -86,10 +87,8 @@ class MixedGraphSageSampler:
                  device: Device = None, mode: str = "UVA_CPU_MIXED", *, seed: int | None = None) -> None:  # fmt: skip
         if not hasattr(sample_job, "__getitem__") or not hasattr(sample_job, "__len__"):
             raise ArgumentTypeError(f"sample_job must be a SampleJob, got {type(sample_job).__name__}")
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-            raise ArgumentError(f"num_workers must be an integer of at least 0, got {num_workers!r}")
-        if mode not in _MODES:
-            raise ArgumentError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
+        check_count("num_workers", num_workers, 0)
+        check_choice("mode", mode, _MODES)
         if mode.endswith("MIXED") and device is None and not torch.cuda.is_available():
             mode = "CPU_ONLY"
         if mode == "CPU_ONLY" and num_workers == 0:

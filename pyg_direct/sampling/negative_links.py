@@ -18,7 +18,7 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.pyg_edges import EdgeList, read_edges
 from pyg_direct.kernels.batch_counters import NEGATIVE_DRAW
 from pyg_direct.object_text import one_line, show_count, show_options
-from pyg_direct.ops.argument_checks import check_ids
+from pyg_direct.ops.argument_checks import check_count, check_ids
 from pyg_direct.ops.sampling.draw_random import derive_key, draw_below, draw_bits, draw_until
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.random_key import call_key, check_seed
@@ -412,10 +412,8 @@ class RandomNegativeSampler:
         Raises:
             ArgumentError: `req_num` is below 0 or `trials_num` below 1, or one is no integer.
         """
-        if isinstance(req_num, bool) or not isinstance(req_num, int) or req_num < 0:
-            raise ArgumentError(f"req_num must be an integer of at least 0, got {req_num!r}")
-        if isinstance(trials_num, bool) or not isinstance(trials_num, int) or trials_num < 1:
-            raise ArgumentError(f"trials_num must be an integer of at least 1, got {trials_num!r}")
+        check_count("req_num", req_num, 0)
+        check_count("trials_num", trials_num)
         key = call_key(self.seed, self._num_calls)
         self._num_calls += 1
         drawn = draw_negatives(req_num, key, self._targets, sources=self._sources, until=None, edges=self._edges,

@@ -22,7 +22,7 @@ _TOGETHER = 256
 
 
 def check_seed(seed: int | None) -> int | None:
-    """Return the unsigned 64-bit seed meant by an argument; None if draws follow torch's generator (see `draw_seed`)."""
+    """Return the unsigned 64-bit seed of an argument; None if draws follow torch's generator (see `draw_seed`)."""
     if seed is None:
         return None
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):

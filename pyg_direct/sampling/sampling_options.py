@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
-from pyg_direct.ops.argument_checks import check_fanouts
+from pyg_direct.ops.argument_checks import check_choice, check_fanouts
 from pyg_direct.sampling.link_endpoints import PlacedEnds
 
 
@@ -166,8 +166,7 @@ class GeneralRecipe:
         for name, value, known in (("subgraph_type", self.subgraph_type, _SUBGRAPHS),
                                    ("temporal_strategy", self.temporal_strategy, _STRATEGIES),
                                    ("time_comparison", self.time_comparison, _COMPARISONS)):  # fmt: skip
-            if value not in known:
-                raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+            check_choice(name, value, known)
         window = self.time_window
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or not 0 <= window < 2**63):
             raise ArgumentError(f"time_window must be None or an integer in [0, 2**63), got {window!r}")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pyg_direct.errors import RankError
-from pyg_direct.runtime.comm.host_group import identify_host
+from pyg_direct.runtime.comm.host_group import identify_host, read_whole
 from pyg_direct.runtime.host.shared_memory import SharedMemory
 from pyg_direct.runtime.host.tensor_views import align
 
@@ -83,19 +83,10 @@ class Channel:
         """
         self._socket.settimeout(timeout)
         header, descriptors, *_ = socket.recv_fds(self._socket, _HEADER.size, 1)
-        num_words, num_bytes = _HEADER.unpack(header + self._read(_HEADER.size - len(header)))
+        num_words, num_bytes = _HEADER.unpack(header + read_whole(self._socket, _HEADER.size - len(header)))
         if descriptors:
             self._theirs = SharedMemory(num_bytes, descriptors[0])
-        return decode(json.loads(self._read(num_words)), self._theirs.bytes.numpy())
-
-    def _read(self, size: int) -> bytes:
-        pieces = bytearray()
-        while len(pieces) < size:
-            piece = self._socket.recv(size - len(pieces))
-            if not piece:
-                raise ConnectionResetError("the other end of a channel is gone")
-            pieces += piece
-        return bytes(pieces)
+        return decode(json.loads(read_whole(self._socket, num_words)), self._theirs.bytes.numpy())
 
 
 def _hang_up(connection: socket.socket) -> None:

@@ -33,6 +33,7 @@ from pyg_direct.loader.batch_sampler import Seeds, Share, iterate_batches, open_
 from pyg_direct.loader.collate.attributes import find_learned, has_learned
 from pyg_direct.loader.collate.stale_rows import Marks, Values
 from pyg_direct.object_text import one_line
+from pyg_direct.ops.argument_checks import check_count
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.sampling.random_key import EpochKey
 from pyg_direct.sampling.sampling_options import Recipe, Sample
@@ -94,8 +95,7 @@ class Producers(ReportedLoader):
                  ahead: int = 2, threads: int | None = None) -> None:  # fmt: skip
         if not isinstance(loader, EpochLoader):
             raise ArgumentTypeError(f"loader must be one of pyg_direct's, got {type(loader).__name__}")
-        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
-            raise ArgumentError(f"ahead must be an integer of at least 1, got {ahead!r}")
+        check_count("ahead", ahead)
         if isinstance(devices, str) or not isinstance(devices, Sequence) or len(devices) == 0:
             raise ArgumentTypeError(f"devices must be a list of devices, at least one, got {devices!r}")
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):

@@ -20,7 +20,7 @@ from pyg_direct.kernels.aggregate.sum import LONG_ROW
 from pyg_direct.kernels.local_ids import csr
 from pyg_direct.ops.aggregate import operators
 from pyg_direct.ops.aggregate.operators import PIECE, WIDE_KINDS, is_wide
-from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_ids, check_same_device
+from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_choice, check_ids, check_same_device
 from pyg_direct.ops.local_ids.build_csr import compress_ids, expand
 from pyg_direct.ops.run_kernel import grid_of, is_heard, run_cpu, run_gpu, runs_on_gpu
 
@@ -120,8 +120,7 @@ def aggregate(x: Tensor, indptr: Tensor, row: Tensor | None = None, *, reduce: s
 def check_rows(x: Tensor, indptr: Tensor, row: Tensor | None, reduce: str, weight: Tensor | None, num_targets: int,
                num_edges: int) -> Tensor | None:  # fmt: skip
     """Check that the arguments of `aggregate` fit, and return `row` on the device."""
-    if reduce not in REDUCES:
-        raise ArgumentError(f"reduce must be one of {', '.join(REDUCES)}, got {reduce!r}")
+    check_choice("reduce", reduce, REDUCES)
     if x.dtype not in DTYPES or x.dim() == 0:
         raise ArgumentTypeError(f"x must have rows of a floating dtype, got {x.dtype} with shape {tuple(x.shape)}")
     if indptr.dtype not in INDEX_DTYPES or indptr.dim() != 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,16 +51,7 @@ def draw_bits(items: Tensor, *, key: int, slot: int = 0) -> Tensor:
         slot: Number of the draw of an item.
     """
     items = check_ids("items", items).long()
-    out = torch.empty_like(items)
-    check_key("key", key)
-    if items.numel() == 0:
-        return out
-    if runs_on_gpu(items):
-        run_gpu(draw_bits_gpu, grid_for(items.numel(), items), key, items, slot, out)
-    else:
-        with threads_for(items.numel()):
-            run_cpu(draw_bits_cpu, np.uint64(key), items, slot, out)
-    return out
+    return _draw_each(draw_bits_gpu, draw_bits_cpu, items, key, slot, torch.empty_like(items))
 
 
 def draw_below(items: Tensor, bound: int, *, key: int, slot: int = 0) -> Tensor:
@@ -75,16 +66,7 @@ def draw_below(items: Tensor, bound: int, *, key: int, slot: int = 0) -> Tensor:
     items = check_ids("items", items).long()
     if bound < 1:
         raise ArgumentError(f"bound must be at least 1, got {bound}")
-    out = torch.empty_like(items)
-    check_key("key", key)
-    if items.numel() == 0:
-        return out
-    if runs_on_gpu(items):
-        run_gpu(draw_bounded_gpu, grid_for(items.numel(), items), key, items, slot, bound, out)
-    else:
-        with threads_for(items.numel()):
-            run_cpu(draw_bounded_cpu, np.uint64(key), items, slot, bound, out)
-    return out
+    return _draw_each(draw_bounded_gpu, draw_bounded_cpu, items, key, slot, bound, torch.empty_like(items))
 
 
 def draw_until(items: Tensor, times: Tensor, order: Tensor, until: Tensor, *, key: int, slot: int = 0
@@ -103,14 +85,20 @@ def draw_until(items: Tensor, times: Tensor, order: Tensor, until: Tensor, *, ke
         slot: Number of the draw of an item.
     """
     items, until = check_ids("items", items).long(), until.contiguous()
-    check_key("key", key)
     out, is_timely = torch.empty_like(items), torch.empty(items.shape, dtype=torch.uint8, device=items.device)
+    _draw_each(draw_until_gpu, draw_until_cpu, items, key, slot, times, order, until, out, is_timely)
+    return out, is_timely.view(torch.bool)
+
+
+def _draw_each(kernel: Any, loop: Any, items: Tensor, key: int, *args: Any) -> Tensor:
+    """Draw for each item where the items lie; the result is the last argument."""
+    check_key("key", key)
     if items.numel() > 0 and runs_on_gpu(items):
-        run_gpu(draw_until_gpu, grid_for(items.numel(), items), key, items, slot, times, order, until, out, is_timely)
+        run_gpu(kernel, grid_for(items.numel(), items), key, items, *args)
     elif items.numel() > 0:
         with threads_for(items.numel()):
-            run_cpu(draw_until_cpu, np.uint64(key), items, slot, times, order, until, out, is_timely)
-    return out, is_timely.view(torch.bool)
+            run_cpu(loop, np.uint64(key), items, *args)
+    return cast(Tensor, args[-1])
 
 
 def permute(count: int, *, key: int, device: Device = "cpu") -> Tensor:

@@ -16,7 +16,7 @@ from pyg_direct.compiler.jit import CpuKernel, GpuKernel
 from pyg_direct.errors import ArgumentError, IdError
 from pyg_direct.kernels.batch_counters import EDGES, KEY, NODES, STATE
 from pyg_direct.kernels.sampling import labor, uniform as kernels
-from pyg_direct.ops.argument_checks import check_fanouts, check_ids, check_key, check_same_device
+from pyg_direct.ops.argument_checks import check_choice, check_fanouts, check_ids, check_key, check_same_device
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu
 from pyg_direct.progress import Bar
 
@@ -112,8 +112,7 @@ def _sample_on_gpu(indptr: Tensor, indices: Tensor, edge_ids: Tensor, pairs: Ten
 
 def check_sampling(sampling: str, replace: bool, layer_dependency: bool) -> None:
     """Check that a way of sampling is known and has these options."""
-    if sampling not in SAMPLINGS:
-        raise ArgumentError(f"sampling must be one of {', '.join(SAMPLINGS)}, got {sampling!r}")
+    check_choice("sampling", sampling, SAMPLINGS)
     if sampling == "labor" and replace:
         raise ArgumentError("replace must be False with sampling='labor', got True")
     if sampling != "labor" and layer_dependency:

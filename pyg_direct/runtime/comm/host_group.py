@@ -55,7 +55,7 @@ class Desk:
             visitor, _ = self._door.accept()
             with visitor:
                 visitor.settimeout(_SECONDS)
-                (number,) = _NUMBER.unpack(_read(visitor, _NUMBER.size))
+                (number,) = _NUMBER.unpack(read_whole(visitor, _NUMBER.size))
                 letter = left.pop(number)
                 visitor.sendall(_NUMBER.pack(len(letter)) + letter)
 
@@ -84,16 +84,17 @@ def fetch_letter(path: str, number: int) -> bytes:
         desk.settimeout(_SECONDS)
         desk.connect(path)
         desk.sendall(_NUMBER.pack(number))
-        (size,) = _NUMBER.unpack(_read(desk, _NUMBER.size))
-        return _read(desk, size)
+        (size,) = _NUMBER.unpack(read_whole(desk, _NUMBER.size))
+        return read_whole(desk, size)
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def read_whole(connection: socket.socket, size: int) -> bytes:
+    """Read so many bytes."""
     pieces = bytearray()
     while len(pieces) < size:
         piece = connection.recv(size - len(pieces))
         if not piece:
-            raise ConnectionResetError("the other end of a letter is gone")
+            raise ConnectionResetError("the other end is gone")
         pieces += piece
     return bytes(pieces)
 

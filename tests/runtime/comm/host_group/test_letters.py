@@ -56,6 +56,6 @@ def test_who_asks_for_a_letter_of_nobody_hears_that_the_desk_is_closed():
         asked = thread.submit(fetch_letter, desk.path, 7)
         with pytest.raises(KeyError):
             desk.hand_out({1: b"one"})
-        with pytest.raises(ConnectionResetError, match="the other end of a letter is gone"):
+        with pytest.raises(ConnectionResetError, match="the other end is gone"):
             asked.result(60)
         thread.shutdown()
