@@ -24,6 +24,7 @@ from benchmarks.features.sharded import measure_sharded
 from benchmarks.features.shared_start import measure_shared_start
 from benchmarks.features.stored_rows import measure_cold_growth, measure_stored_rows
 from benchmarks.features.unified import measure_figure_6, measure_figure_7, measure_indexing
+from benchmarks.launch import launch_by_torch
 from benchmarks.loader.accuracy import measure_accuracy
 from benchmarks.loader.continuous_time import measure_continuous_time
 from benchmarks.loader.host_memory import measure_host_memory
@@ -93,7 +94,7 @@ def sampling(scale: float) -> Iterator[Row]:
 def launch(scale: float) -> Iterator[Row]:
     """Measure the host time of a launch from Python; takes a few seconds."""
     resolve_device("cuda")
-    yield from measure_launch(beside_torch=True)
+    yield from measure_launch(launch_by_torch)
 
 
 def gather(scale: float) -> Iterator[Row]:

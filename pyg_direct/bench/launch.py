@@ -53,14 +53,16 @@ def time_in_turns(ways: Mapping[str, Callable[[], object]], count: int = _COUNT,
     return took
 
 
-def measure_launch(beside_torch: bool = False) -> Iterator[Row]:
+def measure_launch(open_other: Callable[[int, tuple[Any, ...]], Callable[[], object] | None] | None = None
+                   ) -> Iterator[Row]:  # fmt: skip
     """Microseconds of Python for one launch on torch's current stream, with two arrays and two scalars.
 
     Beside it stands the driver's call alone, with all its arguments ready: the most of a launch, and another on each
     machine. The time that a launch adds to it is a row of its own.
 
     Args:
-        beside_torch: Measure torch's own launcher of compiled kernels too, if it takes this one.
+        open_other: Makes the same launch through another launcher, of the driver's handle of `draw_bits_gpu` and its
+            arguments; None if there is none.
     """
     items = torch.arange(8, device="cuda")
     args = 7, items, 0, torch.empty_like(items)
@@ -77,10 +79,10 @@ def measure_launch(beside_torch: bool = False) -> Iterator[Row]:
         "found by dtypes": partial(run_gpu, draw_bits_gpu, 1, *args),
         "arrays given, numbers settled": partial(prepared, 1, args[1::2])}  # fmt: skip
     yield from make_rows(time_in_turns(ways))
-    # After the others, as it is torch's own affair and may end in an error there.
-    by_torch = launch_by_torch(int(launcher.function), args) if beside_torch and COMPILER != "mlir" else None
-    if by_torch is not None:
-        ways["through torch's launcher"] = by_torch
+    # After the others, as it may end in an error there.
+    other = open_other(int(launcher.function), args) if open_other is not None and COMPILER != "mlir" else None
+    if other is not None:
+        ways["through torch's launcher"] = other
         yield from list(make_rows(time_in_turns(ways)))[-2:]
 
 
@@ -94,32 +96,3 @@ def make_rows(took: dict[str, list[float]], count: int = _COUNT) -> Iterator[Row
             yield Row.of(f"launch/{what}", "time", "us", micros, least, limit_name, note)
             added = [ours - theirs for ours, theirs in zip(micros, driver, strict=True)]
             yield Row.of(f"launch/{what}", "time beside the driver's own call", "us", added, note=note)
-
-
-def launch_by_torch(function: int, args: tuple[Any, ...]) -> Callable[[], object] | None:
-    """Make the same launch through torch's own launcher of compiled kernels; None if torch has no such launcher.
-
-    Args:
-        function: The driver's handle of `draw_bits_gpu`, as numba-cuda compiles it.
-    """
-    launcher = getattr(torch._C, "_StaticCudaLauncher", None)
-    if launcher is None:
-        return None
-    launch, stream = launcher._launch_kernel, torch._C._cuda_getCurrentRawStream
-    key, items, slot, out = args
-    index = items.device.index
-
-    def call() -> None:
-        size, length, at, target = 8, items.numel(), items.data_ptr(), out.data_ptr()
-        values = (key, 0, 0, length, size, at, length, size, slot, 0, 0, length, size, target, length, size)
-        launch(function, 1, 1, 1, THREADS // 32, 0, "KKKllKlllKKllKll", values, stream(index))
-
-    run_gpu(draw_bits_gpu, 1, *args)
-    expected = out.clone()
-    out.fill_(-1)
-    try:
-        call()
-    except (RuntimeError, TypeError):
-        # Another torch takes other arguments.
-        return None
-    return call if torch.equal(out, expected) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
+from pyg_direct.ops.argument_checks import check_number
 
 
 def check_int(name: str, value: Any, *, least: int) -> int:
@@ -25,13 +26,6 @@ def check_int(name: str, value: Any, *, least: int) -> int:
     if value < least:
         raise ArgumentError(f"{name} must be at least {least}, got {value}")
     return int(value)
-
-
-def check_number(name: str, value: Any) -> float:
-    """Return `value` as a float; raise unless it is a real number, infinity and nan included."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be a number, got {value!r}")
-    return float(value)
 
 
 def check_positive(name: str, value: Any) -> float:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -24,7 +22,7 @@ from pyg_direct.loader.option_types import TorchOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.sampler_loader import read_positions
 from pyg_direct.object_text import show_count, show_options
-from pyg_direct.ops.argument_checks import check_count, check_ids
+from pyg_direct.ops.argument_checks import check_count, check_ids, check_number
 from pyg_direct.ops.sampling.draw_walks import check_walk_length
 from pyg_direct.sampler.graph_reader import Ids, count_nodes, describe_other, read_topology
 from pyg_direct.sampling.ppr_neighbors import PendingPPR, PPRPlan, PPRRecipe, PPRSample
@@ -151,9 +149,7 @@ class PPRLoader(InducedLoader, DataLoader):  # type: ignore[misc,type-arg]
 
 def _check_chance(alpha: Any) -> float:
     """Check the probability of a restart."""
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.integer, np.floating)):
-        raise ArgumentTypeError(f"alpha must be a number, got {alpha!r}")
-    if not (math.isfinite(alpha) and 0 < alpha < 1):
+    if not 0 < check_number("alpha", alpha) < 1:
         raise ArgumentError(f"alpha must lie between 0 and 1, got {alpha!r}")
     return float(alpha)
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import TemporalData
@@ -23,7 +22,7 @@ from pyg_direct.loader.option_types import WorkerOptions
 from pyg_direct.loader.prefetch.batch_groups import SharedRows
 from pyg_direct.loader.profiler import EpochRecord
 from pyg_direct.object_text import show_count, show_options
-from pyg_direct.ops.argument_checks import check_count, checks_keywords
+from pyg_direct.ops.argument_checks import check_count, check_number, checks_keywords
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.sampling.draw_random import draw_below
 from pyg_direct.profiling import show_bytes
@@ -233,8 +232,6 @@ def _check_events(data: TemporalData) -> None:
 
 def _check_ratio(ratio: Any) -> float:
     """Check a number of negatives per event."""
-    if isinstance(ratio, bool) or not isinstance(ratio, (int, float, np.integer, np.floating)):
-        raise ArgumentTypeError(f"neg_sampling_ratio must be a number, got {ratio!r}")
-    if not (math.isfinite(ratio) and ratio >= 0):
+    if not 0 <= check_number("neg_sampling_ratio", ratio) < math.inf:
         raise ArgumentError(f"neg_sampling_ratio must be finite and at least 0, got {ratio!r}")
     return float(ratio)

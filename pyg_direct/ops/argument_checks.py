@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
+from numbers import Real
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -39,6 +40,13 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ArgumentError(f"{name} must be an integer of at least {least}, got {value!r}")
     return int(value)
+
+
+def check_number(name: str, value: Any) -> float:
+    """Check a real number of Python or NumPy, infinity and nan included."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
 
 
 def check_choice(name: str, value: Any, known: Collection[Any]) -> None:

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks import launch as launch_file
+from benchmarks.launch import launch_by_torch
 from pyg_direct.bench import launch
-from pyg_direct.bench.launch import launch_by_torch, make_rows, time_in_turns
+from pyg_direct.bench.launch import make_rows, time_in_turns
 
 
 def test_ways_take_turns_from_another_one_on_each_time():
@@ -60,7 +62,7 @@ def test_torchs_launcher_is_timed_where_it_does_the_same(monkeypatch, does):
 
     monkeypatch.setattr(torch._C, "_StaticCudaLauncher", SimpleNamespace(_launch_kernel=launch_kernel), raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(launch, "run_gpu", lambda kernel, grid, *args: out.copy_(items + 5))
+    monkeypatch.setattr(launch_file, "run_gpu", lambda kernel, grid, *args: out.copy_(items + 5))
 
     call = launch_by_torch(77, (7, items, 3, out))
 

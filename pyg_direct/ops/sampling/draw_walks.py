@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.kernels.sampling.walks import WEIGHT_BITS, walk_cpu, walk_gpu
-from pyg_direct.ops.argument_checks import check_ids, check_key, check_same_device, check_topology_kinds
+from pyg_direct.ops.argument_checks import check_ids, check_key, check_number, check_same_device, check_topology_kinds
 from pyg_direct.ops.run_kernel import grid_for, run_cpu, run_gpu, runs_on_gpu, threads_for
 from pyg_direct.ops.sampling.find_induced import NeighborLists
 
@@ -90,9 +90,7 @@ def check_walk_length(walk_length: int) -> int:
 
 def check_bias(name: str, value: float) -> float:
     """Check `p` or `q` of node2vec."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ArgumentTypeError(f"{name} must be a number, got {value!r}")
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < check_number(name, value) < math.inf:
         raise ArgumentError(f"{name} must be finite and above 0, got {value!r}")
     return float(value)
 
