@@ -13,9 +13,8 @@ from torch import Tensor
 from pyg_direct.bench.limits import device_copy_rate, pinned_copy_rate, time_on_clock, time_on_gpu
 from pyg_direct.bench.result_row import Row
 from pyg_direct.features.feature import Feature
-from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.features.memory_rows import MemoryRows
-from pyg_direct.ops.rows.gather_rows import gather_rows
+from pyg_direct.ops.rows.gather_rows import DEFAULT_BLOCKS, blocks_for_rows, gather_rows
 from pyg_direct.runtime.cuda.memory import Block, allocate
 
 _IDS = 1 << 20

@@ -5,7 +5,7 @@
 - `tiers/`: places that rows lie in, chosen in `tiers/choice.py`. They are memory of the GPU, of its peers
     and of the host, files, and parts of several processes.
 - `hot_rows.py`: rows that are read most, ranked once or continuously.
-- `host_link_blocks.py`, `multi_read.py`: how many blocks read over the link, and features read in one launch.
+- `multi_read.py`: features read in one launch.
 - `row_files.py`, `row_dtypes.py`: tables in files, and rows stored in fewer bits.
 - `packed_rows.py`: tables rewritten in another order.
 - `range_reader.py`: many rows of a file by large requests.

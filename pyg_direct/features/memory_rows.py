@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pyg_direct.compiler.jit import SIMULATED
-from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_beside_hot, blocks_for_rows
 from pyg_direct.features.hot_rows import (
     Listing,
     ReadCounts,
@@ -31,9 +30,12 @@ from pyg_direct.features.tiers.in_memory import STRANDS, PeerTier
 from pyg_direct.kernels.batch_counters import NO_POSITION
 from pyg_direct.ops.local_ids.relabel_nodes import locate_ids
 from pyg_direct.ops.rows.gather_rows import (
+    DEFAULT_BLOCKS,
     Directory,
     Gather,
     RowReader,
+    blocks_beside_hot,
+    blocks_for_rows,
     check_widening,
     choose_gather,
     gather_rows,

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, DeviceError
-from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.features.tiers.in_memory import HostTier
 from pyg_direct.ops.argument_checks import INDEX_DTYPES, check_flag
+from pyg_direct.ops.rows.gather_rows import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.runtime.cuda.device import advise as advise_driver, bind_thread, resolve_device
 from pyg_direct.runtime.cuda.memory import POOL, UnifiedBytes, move
 from pyg_direct.runtime.host.tensor_views import as_bytes

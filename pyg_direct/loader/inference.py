@@ -12,13 +12,12 @@ from torch_geometric.data import Data
 from typing_extensions import Unpack
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
-from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.graph.placed_topology import place_array
 from pyg_direct.graph.pyg_edges import find_edges
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.loader.option_types import InferenceLoaderOptions, InferOptions
 from pyg_direct.loader.receptive_field import Graph, Reach, edges_of, find_reach, gives_each_row
-from pyg_direct.ops.rows.gather_rows import gather_rows
+from pyg_direct.ops.rows.gather_rows import DEFAULT_BLOCKS, blocks_for_rows, gather_rows
 from pyg_direct.progress import Bar, show_wait
 from pyg_direct.runtime.cuda.device import budget_of, free_bytes
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back

@@ -15,14 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_direct.features.host_link_blocks import DEFAULT_BLOCKS, blocks_for_rows
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, measure_disk
 from pyg_direct.features.spilled_rows import SERVED
 from pyg_direct.features.tiers.base import Tier
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier
 from pyg_direct.kernels.rows.file_ranges import PAGE
 from pyg_direct.ops.argument_checks import check_ids
-from pyg_direct.ops.rows.gather_rows import gather_rows, prepare_read, rows_in_units, scatter_rows
+from pyg_direct.ops.rows.gather_rows import (
+    DEFAULT_BLOCKS,
+    blocks_for_rows,
+    gather_rows,
+    prepare_read,
+    rows_in_units,
+    scatter_rows,
+)
 from pyg_direct.runtime.cuda.memory import allocate_or_fall_back
 
 # Rows that are looked up in the page cache to learn if a file is in it.

@@ -5,7 +5,7 @@ import torch
 
 from pyg_direct import Feature
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
-from pyg_direct.features import host_link_blocks as link
+from pyg_direct.ops.rows import gather_rows as link
 
 
 @pytest.mark.parametrize(("misses", "blocks"), [(1.0, 20), (0.8, 24), (0.5, 24), (0.25, 26), (0.0, 38)])
