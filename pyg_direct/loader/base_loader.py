@@ -162,8 +162,7 @@ class EpochLoader(ReportedLoader):
         for name, count, least in [("prefetch", prefetch, 0), ("super_batch", super_batch, 1)]:
             if name == "super_batch" and count is None:
                 continue
-            check_count(name, count, least)
-            if count >= 2**31:
+            if check_count(name, count, least) >= 2**31:
                 raise ArgumentError(f"{name} must be below 2**31, got {count}")
         check_ahead(ahead, super_batch)
         self.ahead = ahead
