@@ -31,6 +31,38 @@ def test_an_environment_that_cannot_be_had_fails_unless_it_is_listed(tmp_path, w
     assert ("PYG_DIRECT_CI_WITHOUT" in done.stdout) == (code == 1)
 
 
+def test_an_environment_that_could_not_be_had_is_tried_once_more(tmp_path):
+    root = tmp_path / "build/ci/versions"
+    (root / "oldest/lib").mkdir(parents=True)
+    (root / "newest-3.12.missing").touch()
+    (root / "newest-3.12.log").write_text("No space left on device\n")
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(CI / "versions", tmp_path / ".ci")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    # A Python whose environments have a Python and a pip that succeed in all.
+    python = tmp_path / "bin/python3.12"
+    python.parent.mkdir()
+    python.write_text("""#!/bin/bash
+if [ "$1$2" = -mvenv ]; then
+    mkdir -p "$3/bin"
+    printf '#!/bin/bash\\ncat\\n[ "$2" != pytest ] || echo tested' > "$3/bin/python"
+    printf '#!/bin/bash\\n' > "$3/bin/pip"
+    chmod +x "$3/bin/python" "$3/bin/pip"
+fi
+""")
+    python.chmod(0o755)
+
+    path = f"{python.parent}:/usr/bin:/bin"
+    done = subprocess.run(["bash", tmp_path / ".ci/versions", "test", "newest-3.12"], capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, env={"PATH": path}, check=False)  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, _, second = done.stdout.partition("== newest-3.12, once more\n")
+    assert "No space left on device\nNOT TESTED" in first
+    assert "\ntested\n" in second
+    assert [path for path in root.iterdir() if path.is_dir()] == []
+
+
 def test_the_wheels_environment_borrows_nothing():
     build = (CI / "run").read_text().partition("build_wheel() {")[2].partition("\n}")[0]
     clean, _, later = build.partition('python3 -m venv "$logs/venv"')[2].partition('touch "$logs/venv/ready"')

@@ -309,6 +309,7 @@ class EpochLoader(ReportedLoader):
 
     def _begin_epoch(self, share: Share) -> tuple[int, int, EpochKey]:
         """Begin an epoch: (its number, its first batch of this process, its key)."""
+        self._ranks.compare({"seed": self.seed, **describe_batches(self)})  # type: ignore[arg-type]
         key = self._draw_key()
         epoch, first = self._next_epoch, self._first_batch // share.count
         self._next_epoch, self._first_batch, self._drawn = epoch + 1, 0, None
@@ -342,7 +343,8 @@ class EpochLoader(ReportedLoader):
         """Return this process's share of the batches."""
         if self._ranks.ranks is not None and not can_share(self):  # type: ignore[arg-type]
             raise ArgumentError("ranks needs batches that the loader itself makes, without sampler, batch_sampler or "
-                                "generator, equal in every process; a DistributedSampler needs no ranks")  # fmt: skip
+                                "generator, equal in every process; leave ranks out beside a DistributedSampler, which "
+                                "Lightning adds unless it has Trainer(use_distributed_sampler=False)")  # fmt: skip
         return self._ranks.resolve()
 
     def __len__(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +18,15 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.ops.argument_checks import check_choice
 from pyg_direct.ops.sampling.draw_random import permute
+from pyg_direct.runtime.comm.heartbeat import open_store
 from pyg_direct.runtime.comm.host_group import gather, has_group
 from pyg_direct.sampling.random_key import EpochKey
 
 UNEVEN = ("pad", "drop", "keep")
+# Numbers the loaders of a process whose batches the process group shares, so that equal loaders have equal numbers.
+_NUMBERS = count()
+# Seconds in which the store of the process group answers.
+_PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,35 @@ class Ranks:
                 raise ArgumentError(f"ranks must have a rank in [0, {ranks[1]}), got {ranks[0]}")
         self.ranks, self.uneven = ranks, uneven
         self.num_steps: int | None = None
+        self._number = next(_NUMBERS) if ranks == "auto" else None
+        self._is_compared = False
+
+    def compare(self, arguments: Mapping[str, Any]) -> None:
+        """Compare arguments of a loader with those of the first process that comes here, once; waits for nobody.
+
+        Args:
+            arguments: Those that must be equal in every process for the shares to be of one epoch, by name.
+
+        Raises:
+            ArgumentError: an argument differs from that of another rank.
+        """
+        if self._is_compared or self.ranks != "auto" or self.resolve().count == 1 or not has_group():
+            return
+        self._is_compared = True
+        own = {**arguments, "uneven": self.uneven}
+        # The store of torchrun's agent outlives the processes that it restarts.
+        started = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
+        key = hashlib.sha256(repr((started, self._number)).encode()).hexdigest()[:24]
+        word = json.dumps([dist.get_rank(), own])
+        try:
+            rank, first = json.loads(open_store(_PATIENCE).compare_set(f"pyg_direct/loader/{key}", "", word))
+        except (NotImplementedError, RuntimeError):
+            # A store of the program's that cannot do it, or that is gone, as the collectives will say.
+            return
+        for name, value in own.items():
+            if first[name] != value:
+                raise ArgumentError(f"{name} must be equal in every process of ranks='auto', got {value!r} in rank "
+                                    f"{dist.get_rank()} and {first[name]!r} in rank {rank}")  # fmt: skip
 
     def resolve(self) -> Share:
         """Return this process's share at this moment."""

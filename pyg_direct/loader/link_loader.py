@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -52,7 +54,7 @@ from pyg_direct.sampler.keyed_sampler import (
     device_for,
     is_own,
 )
-from pyg_direct.sampler.link_seeds import LoaderLinks, draws_itself, tells_negatives
+from pyg_direct.sampler.link_seeds import LoaderLinks, draws_itself, name_ends, tells_negatives
 from pyg_direct.sampler.neighbor_sampler import NeighborSampler
 from pyg_direct.sampling.captured_plan import Finished, Pending, PendingOutput
 from pyg_direct.sampling.hetero_sample import LazyDict
@@ -245,8 +247,9 @@ class LinkLoader(GeneralLoader, PygLinkLoader):  # type: ignore[misc]
                     f"edge_label_index must name known node types, got {given.input_type[end]!r} of {list(nodes)}"
                 )
         sizes = [nodes[given.input_type[end]] for end in (0, 2)] if isinstance(nodes, dict) else [nodes, nodes]
-        given.row = check_ids("edge_label_index", given.row, sizes[0]).long().cpu()
-        given.col = check_ids("edge_label_index", given.col, sizes[1]).long().cpu()
+        names = name_ends(given.input_type)
+        given.row = check_ids(names[0], given.row, sizes[0]).long().cpu()
+        given.col = check_ids(names[1], given.col, sizes[1]).long().cpu()
         count = given.row.numel()
         if given.label is not None and (given.label.dim() == 0 or len(given.label) != count):
             raise ArgumentError(
@@ -594,9 +597,20 @@ def _read_links(data: Any, edge_label_index: Any) -> Any:
                     f"edge_label_index must name a known relation, got {edge_type} of {data.edge_types}"
                 )
             return edge_type, _list_links(f"data[{edge_type}]", data[edge_type])
+        if edge_type not in data.edge_types:
+            _warn_of_near(edge_type, data.edge_types)
     elif links is None:
         return edge_type, list_links(data[1], edge_type)
     return edge_type, _check_links_shape(links)
+
+
+def _warn_of_near(edge_type: EdgeType, known: list[EdgeType]) -> None:
+    """Warn of a relation that the graph lacks, as PyG allows for links, if its name is nearly the name of another."""
+    names = {kind[1]: kind for kind in known if (kind[0], kind[2]) == (edge_type[0], edge_type[2])}
+    near = get_close_matches(edge_type[1], names, 1)
+    if near:
+        warnings.warn(f"edge_label_index names {edge_type}, a relation that the graph does not have; did you mean "
+                      f"{names[near[0]]}?", UserWarning, stacklevel=2)  # fmt: skip
 
 
 def _is_relation(value: Any, least: int = 1) -> bool:

@@ -286,6 +286,7 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             self._open_plain(data, fanouts, input_nodes, replace, transform, transform_sampler_output, input_id,
                              store_dtype, sampling, layer_dependency, options)  # fmt: skip
             return
+        check_sampling(sampling, replace=False, layer_dependency=False)
         for name, value, allowed in (
             ("sampling", sampling, ("uniform",)),
             ("layer_dependency", layer_dependency, (False,)),

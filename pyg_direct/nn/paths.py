@@ -14,7 +14,7 @@ from pyg_direct.object_text import flatten, show_table
 # Reasons that several convolutions share.
 UNKNOWN = "edges are not known to be sorted"
 SMALL = "edges are not known to be sorted, and are too few to sort a graph for"
-NOT_YET = "the graph has not come back often enough to be sorted"
+NOT_YET = "first passes over a graph; its edges are sorted if it comes back"
 UNFIT = "edges do not fit the rows"
 OWN_LOOPS = "the layer adds loops of PyG's, in an order that is not known"
 NARROW = "rows are too narrow for the loops of a CPU"

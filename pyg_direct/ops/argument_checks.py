@@ -140,7 +140,8 @@ def as_ids(name: str, ids: Any) -> Tensor:
 def check_integers(name: str, values: Tensor) -> None:
     """Check integers, such as times, that int64 holds."""
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise ArgumentTypeError(f"{name} must hold integers, got {values.dtype}")
+        cure = ": give its .long()" if values.is_floating_point() else ""
+        raise ArgumentTypeError(f"{name} must hold integers, got {values.dtype}{cure}")
     if values.dtype == torch.uint64:
         beyond = values.view(torch.int64) < 0
         if bool(beyond.any()):

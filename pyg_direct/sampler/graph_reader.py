@@ -35,6 +35,7 @@ from pyg_direct.graph.csr_topo import CSRTopo
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 from pyg_direct.graph.pyg_edges import as_rows, check_adjacency, derive, find_edges
 from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
+from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.tensor_views import version_of
 from pyg_direct.sampling.negative_links import Edges, EdgeSet
@@ -510,7 +511,12 @@ def _read_hetero(data: HeteroData, time_attr: str | None, weight_attr: str | Non
         if node_time and edge_time:
             raise ArgumentError(f"time_attr must name times of nodes or of edges, {time_attr!r} names both")
         if not node_time and not edge_time:
-            raise ArgumentError(f"time_attr must name an attribute of nodes or edges, got {time_attr!r}")
+            known = sorted({name for store in data.stores for name in store if name != "edge_index"})
+            raise ArgumentError(f"time_attr must name an attribute of nodes or edges, got {time_attr!r} of {known}")
+        untimed = [kind for kind in edges if edge_time and kind not in edge_time]
+        if untimed:
+            named = ", ".join(map(str, untimed))
+            announce(f"time_attr={time_attr!r}: {named} without it; all of these edges are sampled")
         parts.node_time, parts.edge_time = node_time or None, edge_time or None
     if weight_attr is not None:
         parts.edge_weight = {kind: place_values(data[kind], f"data[{kind}]", data[kind][weight_attr])

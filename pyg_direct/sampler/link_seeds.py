@@ -132,10 +132,18 @@ def _read_ends(parts: Parts, edge_type: EdgeType | None) -> _Ends:
     return _Ends(edge_type[0], edge_type[-1], parts.num_nodes[edge_type[0]], parts.num_nodes[edge_type[-1]])
 
 
+def name_ends(edge_type: EdgeType | None) -> tuple[str, str]:
+    """Name the sources and the targets of links for errors, with their types."""
+    if edge_type is None:
+        return "edge_label_index", "edge_label_index"
+    return f"edge_label_index[0], of {edge_type[0]!r},", f"edge_label_index[1], of {edge_type[-1]!r},"
+
+
 def _check_ends(index: EdgeSamplerInput, ends: _Ends) -> tuple[Tensor, Tensor]:
     """Check the ids of links, and return sources and targets, int64."""
-    sources = check_ids("edge_label_index", index.row, ends.num_sources).long()
-    targets = check_ids("edge_label_index", index.col, ends.num_targets).long()
+    names = name_ends(index.input_type)
+    sources = check_ids(names[0], index.row, ends.num_sources).long()
+    targets = check_ids(names[1], index.col, ends.num_targets).long()
     if sources.numel() != targets.numel():
         raise ArgumentError("edge_label_index must have as many sources as targets, got "
                             f"{sources.numel()} and {targets.numel()}")  # fmt: skip

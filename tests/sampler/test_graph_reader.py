@@ -122,3 +122,29 @@ def test_a_topology_that_is_let_go_as_it_is_found_is_still_found(monkeypatch, is
     assert held == []
     assert found is not None
     assert found.place("cpu", device) is not None
+
+
+def make_timed():
+    data = HeteroData()
+    data["a"].num_nodes = data["b"].num_nodes = 3
+    data["a", "to", "b"].edge_index = data["b", "of", "a"].edge_index = torch.tensor([[0, 1], [1, 2]])
+    data["a", "to", "b"].seen = torch.tensor([4, 5])
+    return data
+
+
+def test_relations_without_times_are_said_beside_those_that_have_some(monkeypatch):
+    said = []
+    monkeypatch.setattr(graph_reader, "announce", said.append)
+    data = make_timed()
+
+    graph_reader.read_parts(data, "seen")
+    assert said == ["time_attr='seen': ('b', 'of', 'a') without it; all of these edges are sampled"]
+
+    data["b", "of", "a"].seen = torch.tensor([4, 5])
+    graph_reader.read_parts(data, "seen")
+    assert len(said) == 1
+
+
+def test_attributes_are_listed_if_none_is_named_as_the_times():
+    with pytest.raises(ArgumentError, match=r"time_attr must name .* got 'sen' of \['num_nodes', 'seen'\]"):
+        graph_reader.read_parts(make_timed(), "sen")

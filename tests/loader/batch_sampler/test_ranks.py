@@ -232,6 +232,34 @@ def test_two_processes_of_a_group_share_an_epoch():
         assert [got[number % 2][number // 2] for number in range(5)] == expected[epoch]
 
 
+def begin_unlike(rank):
+    said = {}
+    for name, values in {"seed": (1, 2), "num_seeds": (70, 64), "batch_size": (16, 8), "uneven": ("pad", "keep"),
+                         "drop_last": (False, True), "shuffle": (True, False)}.items():  # fmt: skip
+        # No process waits for another one, so that each is seen to differ by the second.
+        for turn in range(2):
+            if turn == rank:
+                try:
+                    next(iter(make_loader(**{"ranks": "auto", name: values[rank]})))
+                except ArgumentError as error:
+                    said[name] = str(error)
+            dist.barrier()
+    return said, len(hashes(make_loader(ranks="auto")))
+
+
+@pytest.mark.slow
+def test_processes_whose_loaders_differ_hear_in_what():
+    (first, _), (second, _) = got = run_ranks(begin_unlike, 2)
+
+    assert first == {}
+    unlike = [("seed", 2, 1), ("num_seeds", 64, 70), ("batch_size", 8, 16), ("uneven", "'keep'", "'pad'"),
+              ("drop_last", True, False), ("shuffle", False, True)]  # fmt: skip
+    rule = "must be equal in every process of ranks='auto'"
+    assert second == {name: f"{name} {rule}, got {own} in rank 1 and {other} in rank 0" for name, own, other in unlike}
+    # As before, loaders that are alike.
+    assert [count for _, count in got] == [3, 3]
+
+
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -7,7 +7,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_direct import LinkLoader, LinkNeighborLoader
-from pyg_direct.errors import ArgumentError, ArgumentTypeError
+from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.sampler import NeighborSampler
 from tests.batches import make_data
 from tests.hetero_data import make_hetero, name_edges
@@ -196,3 +196,24 @@ def test_an_attribute_of_the_graph_that_is_named_like_the_number_of_seeds_stays(
 
     for batch in LinkNeighborLoader(data, [2], batch_size=300, device=real_device, **options):
         assert batch.batch_size == 77
+
+
+def test_a_relation_that_is_misspelt_is_said(recwarn):
+    data, links = make_hetero(), torch.tensor([[0, 1], [2, 3]])
+
+    LinkNeighborLoader(data, [2], (("author", "write", "paper"), links), device="cpu")
+    assert str(recwarn.pop(UserWarning).message).endswith(f"did you mean {WRITES}?")
+
+    # Links of a relation of their own, as PyG has them, too.
+    LinkNeighborLoader(data, [2], (("author", "will_cite", "paper"), links), device="cpu")
+    LinkNeighborLoader(data, [2], (WRITES, links), device="cpu")
+    assert len(recwarn) == 0
+
+
+@pytest.mark.parametrize(("links", "said"), [
+    ([[25], [0]], r"edge_label_index\[0\], of 'author', must lie in \[0, 25\), got 25"),
+    ([[0], [40]], r"edge_label_index\[1\], of 'paper', must lie in \[0, 40\), got 40"),
+])  # fmt: skip
+def test_an_end_that_is_out_of_range_is_named(links, said):
+    with pytest.raises(IdError, match=said):
+        LinkNeighborLoader(make_hetero(), [2], (WRITES, torch.tensor(links)), device="cpu")

@@ -1,0 +1,360 @@
+"""PyG's example programs, unedited, plain and by `run`, compared line by line.
+
+`python -m tests.compat.example_programs PATH` runs each over generated data (`generated_data.py`), PATH being the
+folder `examples` of a checkout of PyG, once plain and once by `pyg_direct run`, on one thread and with equal seeds, in
+processes forked from one that has imported torch and PyG. It writes `tests/compat/example_programs_<machine>.md`, and
+ends with 1 if a result differs. A program's bytes are copied, never changed. Some need scikit-learn, SciPy, RDKit, OGB
+or torch-sparse.
+"""
+
+import contextlib
+import os
+import random
+import re
+import runpy
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+import typer
+
+import pyg_direct.cli.app
+import pyg_direct.noedit.install
+from pyg_direct.noedit.program_record import describe_program
+from tests.compat.generated_data import generate
+
+assert pyg_direct.cli.app
+HERE = Path(__file__).parent
+LOADERS = ("PyG", "pyg_direct")
+SEEDS = (12, 13, 14)
+# Standard errors between mean scores of programs whose batches are drawn.
+ERRORS = 3.0
+
+
+class Program(NamedTuple):
+    """A program.
+
+    Attributes:
+        path: Its path below the folder of examples.
+        lines: Number of its lines of scores to compare.
+        begins: How these lines begin.
+        is_drawn: True if its loaders draw their batches, so that lines differ. The last number of its last line is then
+            compared over three seeds.
+        options: Arguments of its command line.
+        edits: Text that the second run replaces instead of `run`, as a guide says: its imports.
+    """
+
+    path: str
+    lines: int = 3
+    begins: str = "Epoch"
+    is_drawn: bool = False
+    options: tuple[str, ...] = ()
+    edits: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in the table."""
+        return " ".join([f"{self.path}, imports edited" if self.edits else self.path, *self.options])
+
+
+def _list_all(lines: int, *paths: str) -> list[Program]:
+    return [Program(f"{path}.py", lines) for path in paths]
+
+
+PROGRAMS = [
+    # Many small graphs, and events.
+    Program("mutag_gin.py"),
+    Program("proteins_topk_pool.py"),
+    Program("proteins_diff_pool.py"),
+    Program("proteins_mincut_pool.py"),
+    Program("proteins_dmon_pool.py"),
+    Program("proteins_gmt.py"),
+    Program("mem_pool.py", 3, "Epoch 0"),
+    Program("colors_topk_pool.py"),
+    Program("pna.py"),
+    Program("graph_gps.py"),
+    Program("attentive_fp.py"),
+    Program("egc.py"),
+    Program("upfd.py"),
+    Program("renet.py"),
+    Program("seal_link_pred.py"),
+    Program("ppi.py"),
+    Program("film.py"),
+    Program("geniepath.py"),
+    Program("tgn.py", 3, "Test AP"),
+    Program("tgn.py", 3, "Test AP", edits=(
+        ("torch_geometric.loader import Temp", "pyg_direct import LastNeighborLoader, TGNMemory, Temp"),
+        ("import TGNMemory, TransformerConv", "import TransformerConv"),
+        ("    LastNeighborLoader,\n", ""))),
+    # Of 35,100 graphs, each made by Python when a batch is requested.
+    Program("triangles_sag_pool.py", 1),
+    *_list_all(3, "gcn2_ppi", "jit/film"),
+    Program("qm9_nn_conv.py", 1),
+    # Whole graphs.
+    *_list_all(20, "agnn", "argva_node_clustering", "arma", "autoencoder", "cora", "gat", "gcn", "gcn2_cora",
+               "graph_unet", "infomax_transductive", "jit/gcn", "link_pred", "mixhop", "pmlp", "sgc",
+               "super_gat", "tagcn", "linkx", "dir_gnn"),
+    *_list_all(5, "dna", "ar_link_pred", "ogc", "sign", "unimp_arxiv", "lcm_aggr_2nd_min"),
+    Program("rect.py", 20, "Epoch"),
+    Program("glnn.py", 5, "Epoch"),
+    Program("correct_and_smooth.py", 20),
+    Program("label_prop.py", 1, "Val"),
+    Program("equilibrium_median.py"),
+    Program("explain/gnn_explainer.py", 1, "Generated"),
+    Program("explain/gnn_explainer_link_pred.py", 3),
+    Program("explain/graphmask_explainer.py", 1, "Generated"),
+    Program("signed_gcn.py", 20),
+    # Graphs with types.
+    *_list_all(20, "hetero/hgt_dblp", "hetero/hetero_conv_dblp", "hetero/han_imdb", "hetero/dmgi_unsup", "rgat",
+               "rgcn"),
+    Program("hetero/bipartite_sage.py", 10),
+    Program("rgcn_link_pred.py", 10),
+    Program("lightgcn.py", 3),
+    Program("kge_fb15k_237.py", 10),
+    # Drawn batches.
+    Program("reddit.py", 4, "Epoch:", is_drawn=True),
+    Program("graph_sage_unsup.py", 10, is_drawn=True),
+    Program("graph_sage_unsup_ppi.py", 3, "Train F1", is_drawn=True),
+    Program("hetero/to_hetero_mag.py", 4, "Epoch:", is_drawn=True),
+    Program("hetero/hierarchical_sage.py", 4, "Epoch:", is_drawn=True),
+    Program("hetero/bipartite_sage_unsup.py", 3, "Epoch", is_drawn=True),
+    Program("hetero/hetero_link_pred.py", 10),
+    Program("hetero/temporal_link_pred.py", 3, "Epoch", is_drawn=True),
+    Program("hetero/metapath2vec.py", 1, "Epoch: 1, Accuracy", is_drawn=True),
+    Program("infomax_inductive.py", 1, "Test", is_drawn=True),
+    Program("cluster_gcn_ppi.py", 3, is_drawn=True),
+    Program("cluster_gcn_reddit.py", 5, is_drawn=True),
+    Program("graph_saint.py", 5, is_drawn=True),
+    Program("shadow.py", 3, is_drawn=True),
+    Program("node2vec.py", 5, is_drawn=True),
+]  # fmt: skip
+
+
+class Run(NamedTuple):
+    """Lines of scores of a run, seconds from the first to the last, and the classes that it left to PyG."""
+
+    lines: list[str]
+    seconds: float = float("nan")
+    left: str = ""
+
+    @property
+    def score(self) -> float:
+        """Last number of the last line."""
+        return float(re.findall(r"\d+\.?\d*(?:e-?\d+)?", self.lines[-1])[-1])
+
+
+def compare(program: Program, examples: Path, folder: Path, timeout: int) -> dict[str, list[Run]]:
+    """Run a program with both loaders in turn, each in a folder of its own with its own data; returns the runs.
+
+    Raises:
+        RuntimeError: a run ended before its last line.
+    """
+    runs: dict[str, list[Run]] = {loader: [] for loader in LOADERS}
+    for seed in SEEDS[: 3 if program.is_drawn else 1]:
+        for loader in LOADERS:
+            own = folder / loader / "examples"
+            (own / program.path).parent.mkdir(parents=True, exist_ok=True)
+            text = (examples / program.path).read_text()
+            for old, new in program.edits if loader != "PyG" else ():
+                text = text.replace(old, new)
+            (own / program.path).write_text(text)
+            begin = ["run"] if loader != "PyG" and not program.edits else []
+            runs[loader].append(run([*begin, str(own / program.path)], program, timeout, seed))
+    return runs
+
+
+def run(arguments: list[str], program: Program, timeout: int, seed: int = SEEDS[0]) -> Run:
+    """Run a program in a process of its own, until its last line of scores.
+
+    Args:
+        arguments: The program's path, behind `run` if it runs by `pyg_direct run`.
+        program: The program.
+        timeout: Seconds until it is ended.
+        seed: Of all generators, before it starts.
+
+    Raises:
+        RuntimeError: it ended before its last line.
+    """
+    source, target = os.pipe()
+    errors = Path(arguments[-1]).with_suffix(".errors")
+    errors.unlink(missing_ok=True)
+    process = os.fork()
+    if process == 0:
+        # Its workers end with it.
+        os.setsid()
+        signal.alarm(timeout)
+        os.dup2(target, 1)
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+        _begin(arguments, program, seed)
+    os.close(target)
+    lines: list[str] = []
+    times: list[float] = []
+    with os.fdopen(source, errors="replace") as output:
+        for line in output:
+            if line.startswith(program.begins):
+                lines.append(line.strip())
+                times.append(measure_time(process))
+            if len(lines) == program.lines:
+                break
+        # It reports what it left to PyG, and its workers may not outlive it.
+        os.kill(process, signal.SIGTERM)
+    os.waitpid(process, 0)
+    _end_workers(process)
+    said = errors.read_text(errors="replace")
+    if len(lines) < program.lines:
+        raise RuntimeError(f"{arguments} ended after {lines}: {said[-1500:]}")
+    left = re.findall(r"^pyg_direct: left to PyG: (.*)$", said, re.M)
+    return Run(lines, times[-1] - times[0] if len(times) > 1 else float("nan"), left[-1] if left else "")
+
+
+def measure_time(process: int) -> float:
+    """Return seconds of processor time of a process and its children, or of the clock if there is a GPU."""
+    if torch.cuda.device_count():
+        return time.monotonic()
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        # Its session; time of its own, and of its children that have ended.
+        if int(fields[3]) == process:
+            ticks += sum(int(field) for field in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _end_workers(session: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)
+
+
+def _begin(arguments: list[str], program: Program, seed: int) -> None:
+    """Run a program in this process, and end it."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    here = os.getpid()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    generate()
+    torch.set_num_threads(1)
+    # OGB reads its file as torch did before 2.6.
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+    for start in (random.seed, np.random.seed, torch.manual_seed):
+        start(seed)  # type: ignore[operator]
+    path = arguments[-1]
+    os.chdir(Path(path).parent)
+    sys.path[0] = str(Path(path).parent)
+    try:
+        if arguments[0] == "run":
+            sys.argv = ["pyg_direct", *arguments, *program.options]
+            runpy.run_module("pyg_direct", run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [path, *program.options]
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit:
+        pass
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        if arguments[0] == "run" and os.getpid() == here:
+            # What it would say at its end.
+            for line in describe_program():
+                print("pyg_direct:", line, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+HEADER = ["| program | lines | equal | last line, plain | last line, by `run` | seconds, plain | by `run` "
+          "| left to PyG | commit |",
+          "| --- | ---: | ---: | --- | --- | ---: | ---: | --- | --- |"]  # fmt: skip
+
+
+def tabulate(results: dict[str, dict[str, list[Run]]], before: str = "", commit: str = "unknown") -> str:
+    """Lines of scores by program: how many are equal, and the last one, in Markdown.
+
+    Args:
+        results: Runs by program and loader; with several seeds the mean scores stand for the lines.
+        before: An earlier table, whose rows of other programs stay.
+        commit: What the runs were made at.
+    """
+    rows = [row for row in before.splitlines() if row.startswith("| ") and row not in HEADER
+            and row.split(" | ")[0].removeprefix("| ") not in results]  # fmt: skip
+    for name, runs in results.items():
+        plain, ours = runs.values()
+        if len(plain) > 1:
+            shown = [f"{score:.4g} ± {error:.2g}" for score, error in (measure_scores(plain), measure_scores(ours))]
+            equal = "-"
+        else:
+            pairs = list(zip(plain[0].lines, ours[0].lines, strict=False))
+            equal = str(sum(first == second for first, second in pairs))
+            same = "the same" if ours[0].lines[-1] == plain[0].lines[-1] else ours[0].lines[-1]
+            shown = [plain[0].lines[-1], same]
+        seconds = [f"{mean(one.seconds for one in each):.2f}".replace("nan", "-") for each in (plain, ours)]
+        rows.append(f"| {' | '.join([name, str(len(plain[0].lines)), equal, *shown, *seconds, ours[0].left])} "
+                    f"| {commit} |")  # fmt: skip
+    return "\n".join([*HEADER, *rows]) + "\n"
+
+
+def measure_scores(runs: list[Run]) -> tuple[float, float]:
+    """Return the mean score of runs and its standard error."""
+    scores = [one.score for one in runs]
+    return mean(scores), stdev(scores) / len(scores) ** 0.5
+
+
+def is_apart(runs: dict[str, list[Run]]) -> bool:
+    """Check that lines differ, or mean scores of drawn batches by more than three standard errors."""
+    plain, ours = runs.values()
+    if len(plain) == 1:
+        return plain[0].lines != ours[0].lines
+    (first, error), (second, other) = measure_scores(plain), measure_scores(ours)
+    return abs(first - second) > ERRORS * (error**2 + other**2) ** 0.5
+
+
+def main(
+    examples: Annotated[Path, typer.Argument(help="The folder `examples` of a checkout of PyG.")],
+    only: Annotated[str, typer.Option(help="Parts of the names of the programs to run, by commas.")] = "",
+    timeout: Annotated[int, typer.Option(help="Seconds for each run.")] = 600,
+    out: Annotated[Path, typer.Option(help="Folder of the table.")] = HERE,
+) -> None:
+    """Run PyG's example programs with PyG's loaders and with ours."""
+    import torch_geometric
+
+    from pyg_direct.bench.result_row import read_commit
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    path = out / f"example_programs_{'cpu' if device == 'CPU' else device.split()[-1].lower()}.md"
+    head = (
+        "# PyG's example programs, line by line\n\nPyG "
+        f"{torch_geometric.__version__}, torch {torch.__version__}, {device}, one thread; `python -m "
+        "tests.compat.example_programs PATH`.\nData sets are generated, in the place of what their classes "
+        "download. Each program runs plain\nand by `pyg_direct run`, with equal seeds, and ends after a few lines "
+        "of scores. If batches are drawn,\nthe last number of the last line is compared, its mean over three seeds "
+        "and the standard error.\nSeconds go from the first line to the last, processor time on a CPU.\n\n"
+    )
+    apart, failed = [], []
+    for program in PROGRAMS:
+        if not any(part in program.name for part in only.split(",")):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                runs = compare(program, examples, Path(folder), timeout)
+            except RuntimeError as error:
+                failed.append(program.name)
+                print(error, flush=True)
+                continue
+        table = tabulate({program.name: runs}, path.read_text() if path.exists() else "", read_commit())
+        path.write_text(head + table)
+        print(table.splitlines()[-1], flush=True)
+        if is_apart(runs):
+            apart.append(program.name)
+    print(f"apart: {apart}, failed: {failed}")
+    raise typer.Exit(int(bool(apart or failed)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
