@@ -233,7 +233,10 @@ class GeneralLoader(EpochLoader):
 
     def _open_windows(self, stored: Sequence[SpilledRows]) -> list[RowWindow]:
         """Open a window over each table, with a share of the memory; this epoch holds their locks."""
-        known = {id(rows): window for rows, window in self._row_windows or () if not window.is_broken}
+        known = {id(rows): window for rows, window in self._row_windows or ()
+                 if not window.is_broken and any(rows is own for own in stored)}  # fmt: skip
+        # The memory of windows over other tables is free before new windows take theirs.
+        self._row_windows = None
         sizes = [rows.shape.numel() * rows.tier.dtype.itemsize for rows in stored]
         # The rest is for samples, which a GPU has in its own memory.
         budget = int((1.0 if self.device.type == "cuda" else 1 - _SAMPLES_SHARE) * self._ahead_bytes())

@@ -154,3 +154,9 @@ class StagedTier(Tier):
             size = max(_SLOT_BYTES, self._row_bytes)
             self._slots.append(_Slot(allocate_or_fall_back(size, "pinned", self.device), torch.cuda.Event()))
         return self._slots[number]
+
+
+def file_of(tier: Tier) -> RowFile | None:
+    """Return the file in which the rows of a tier lie; None for rows elsewhere."""
+    source = tier.source if isinstance(tier, StagedTier) else tier
+    return source.file if isinstance(source, DiskTier) else None
