@@ -38,6 +38,8 @@ class RowWindow(Tier):
     Args:
         source: The tier of the file.
         num_bytes: Memory for rows; page-locked if a GPU reads them.
+        is_shared: True if other processes of this host read the file too. Pages are then read once for all of them, if
+            the page cache has room for the file.
 
     Attributes:
         source: As given.
@@ -46,7 +48,7 @@ class RowWindow(Tier):
 
     title = "file"
 
-    def __init__(self, source: DiskTier | StagedTier, num_bytes: int) -> None:
+    def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, is_shared: bool = False) -> None:
         super().__init__(source.placement, source.shape, source.dtype, source.device)
         self.source, self.lock = source, threading.Lock()
         file = file_of(source)
@@ -71,7 +73,7 @@ class RowWindow(Tier):
         # By row: its slot, and the last window that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
         self._held = np.full(count, -1, np.int64)
-        self._reader = RangeReader(self.file, keeps_all=count == num_rows)
+        self._reader = RangeReader(self.file, keeps_all=count == num_rows and not is_shared)
         self._number, self._num_in_window = -1, 0
         self._wanted: list[np.ndarray] = []
         self._events: deque[torch.cuda.Event] = deque()
