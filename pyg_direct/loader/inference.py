@@ -251,6 +251,8 @@ def _check_out(out: Any, model: torch.nn.Module, x: Tensor | Feature) -> Path:
     if not isinstance(out, (str, os.PathLike)):
         raise ArgumentTypeError(f"out must be the name of a file, got {out!r}")
     path = Path(out)
+    if path.is_dir():
+        raise ArgumentError(f"out must be the name of a file, got the folder {str(path)!r}")
     check_format(path, next((weight.dtype for weight in model.parameters()), x.dtype), "out")
     file = _file_of(x)
     if file is not None and path.exists() and path.samefile(file.path):

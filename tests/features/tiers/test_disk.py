@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import wait
 from itertools import chain
 
 import pytest
@@ -132,14 +133,16 @@ class TestReadsOfTheDisk:
         os.close(tier.file._handle)
 
     def test_a_disk_that_hangs_is_named_with_the_byte(self, tier_of, monkeypatch):
-        rows, go_on, read_rows = make_rows(5000), threading.Event(), RowFile.read_rows
+        rows, hangs, go_on, read_rows = make_rows(5000), threading.Event(), threading.Event(), RowFile.read_rows
 
         def hang(file, ids, *rest):
             if 700 in ids:
+                hangs.set()
                 go_on.wait()
             read_rows(file, ids, *rest)
 
         monkeypatch.setattr(RowFile, "read_rows", hang)
+        monkeypatch.setattr(disk, "wait", lambda *args: (hangs.wait(), wait(*args))[1])
         monkeypatch.setenv("PYG_DIRECT_DISK_TIMEOUT", "0.3")
         tier = tier_of(rows)
         # Threads of their own: those of the process would wait in other tests.
