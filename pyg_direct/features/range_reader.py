@@ -158,7 +158,7 @@ class RangeReader:
 
     Args:
         file: The table.
-        keeps_all: True if each row is read at most once.
+        keeps_all: True if each row is read at most once, by this process alone.
 
     Attributes:
         num_requests, num_pages, num_again, seconds: See `DiskReads`.
