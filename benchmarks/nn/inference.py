@@ -1,9 +1,11 @@
-"""Layer-wise inference with features and the rows between layers on the host, beside the link and PyG's loader."""
+"""Layer-wise inference with features and other rows on the host or in files, beside the link and PyG's loader."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,6 +19,8 @@ from pyg_direct.bench.beside import OURS
 from pyg_direct.bench.limits import pinned_copy_rate, time_on_clock
 from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets import synthetic_graph
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.row_files import save_rows
 from pyg_direct.loader.inference import infer, inference_loader
 from pyg_direct.runtime.cuda.device import resolve_device
 
@@ -24,7 +28,7 @@ _LAYERS = 3
 
 
 def inference(scale: float) -> Iterator[Row]:
-    """Measure a model's output for all nodes, layer by layer, with rows on the host."""
+    """Measure a model's output for all nodes, layer by layer, with rows on the host and in files."""
     graph = synthetic_graph("products", scale=scale / 5, device=resolve_device(None)).to("cpu")
     workers = 8 if torch.cuda.is_available() else 0
     yield from measure_inference(graph.to_data(), graph.num_classes, f"products x {scale / 5:g}", workers)
@@ -60,6 +64,11 @@ def measure_inference(data: Data, num_classes: int, name: str, workers: int, hid
     own = time_on_clock(partial(infer, model, data, placement=where), repeats, 1)
     yield Row.of(case, f"{OURS}, rows on the host", "s", own, limit, "the longer of link and all in GPU memory",
                  note="features copied to unified memory included" if where == "unified" else "")  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        x = Feature().from_file(save_rows(Path(folder, "x.safetensors"), data.x))
+        in_files = partial(infer, model, data, x=x, out=Path(folder, "out.safetensors"))
+        yield Row.of(case, f"{OURS}, rows in files", "s", time_on_clock(in_files, repeats, 1), median(own),
+                     "rows on the host", note="as the system caches files")  # fmt: skip
     if theirs is None:
         return
     peer = PygNeighborLoader(theirs, [-1], batch_size=batch_size, num_workers=workers, shuffle=False,

@@ -155,7 +155,7 @@ class RangeReader:
     memory, and for a table larger than half of the free memory. Rows that are cached are read from there.
 
     Args:
-        keeps_all: True if each row is read at most once.
+        keeps_all: True if each row is read at most once, by this process alone.
 
     Attributes:
         num_requests, num_pages, num_again, seconds: See `DiskReads`.

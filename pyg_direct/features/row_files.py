@@ -414,29 +414,41 @@ def save_rows(path: str | os.PathLike[str], rows: Tensor | np.ndarray) -> Path:
     return target
 
 
-def save_pieces(target: Path, rows: Tensor, pieces: Iterable[Tensor]) -> None:
+def save_pieces(target: Path, rows: Tensor, pieces: Iterable[Tensor], name: str = "path", *, is_shown: bool = True
+                ) -> None:  # fmt: skip
     """Write a table that comes in pieces, whole or not at all; raises as `save_rows`.
 
     Args:
         rows: Shape and dtype of the table; its memory is not read.
         pieces: Contiguous rows of it on the CPU, in order.
+        name: The argument that names the file.
+        is_shown: Show a progress bar.
     """
-    header = _make_header(target, rows)
+    header = _make_header(target, rows, name)
     num_bytes = len(header) + rows.numel() * rows.element_size()
     try:
         free = shutil.disk_usage(target.parent).free
         if num_bytes > free:
-            raise FileError(f"path must lie where {num_bytes} bytes are free, {target.parent} has {free}")
-        _write(target, header, pieces, num_bytes)
+            raise FileError(f"{name} must lie where {num_bytes} bytes are free, {target.parent} has {free}")
+        _write(target, header, pieces, num_bytes, is_shown)
     except OSError as error:
         if isinstance(error, FileError):
             raise
         why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-        raise FileError(f"path={str(target)!r} could not be written, and what was there before is kept: {why} "
+        raise FileError(f"{name}={str(target)!r} could not be written, and what was there before is kept: {why} "
                         f"({num_bytes} bytes needed)") from error  # fmt: skip
 
 
-def _make_header(path: Path, rows: Tensor) -> bytes:
+def check_format(path: Path, dtype: torch.dtype, name: str) -> None:
+    """Check that a file of this name can hold rows of a dtype; `name` is the argument that names the file.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    _make_header(path, torch.empty(0, dtype=dtype, device="meta"), name)
+
+
+def _make_header(path: Path, rows: Tensor, name: str) -> bytes:
     if path.suffix.lower() == ".safetensors":
         if rows.dtype not in _NAMES:
             raise ArgumentError(f"rows must have a dtype of safetensors, got {rows.dtype}")
@@ -446,7 +458,7 @@ def _make_header(path: Path, rows: Tensor) -> bytes:
         text = text.ljust(-(-(8 + len(text)) // _ALIGNMENT) * _ALIGNMENT - 8)
         return struct.pack("<Q", len(text)) + text
     if path.suffix.lower() != ".npy":
-        raise ArgumentError(f"path must end in .safetensors or .npy, got {str(path)!r}")
+        raise ArgumentError(f"{name} must end in .safetensors or .npy, got {str(path)!r}")
     try:
         dtype = torch.empty(0, dtype=rows.dtype, device="cpu").numpy().dtype
     except TypeError as error:
@@ -456,7 +468,7 @@ def _make_header(path: Path, rows: Tensor) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(facts)) + facts.encode()
 
 
-def _write(path: Path, header: bytes, pieces: Iterable[Tensor], num_bytes: int) -> None:
+def _write(path: Path, header: bytes, pieces: Iterable[Tensor], num_bytes: int, is_shown: bool) -> None:
     handle, name = open_beside(path)
     try:
         with os.fdopen(handle, "wb", buffering=0) as file:
@@ -464,7 +476,7 @@ def _write(path: Path, header: bytes, pieces: Iterable[Tensor], num_bytes: int) 
             with contextlib.suppress(AttributeError):
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
             _write_all(file, memoryview(header))
-            with Bar(num_bytes - len(header), f"writing {path.name}", "B") as bar:
+            with Bar(num_bytes - len(header), f"writing {path.name}", "B", is_shown=is_shown) as bar:
                 for piece in pieces:
                     flat = as_bytes(piece)
                     _write_all(file, flat.numpy().data)

@@ -30,8 +30,9 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
     """Batches of small graphs, after PyG's `DataLoader`: the same `Batch`, cut out of one collated store on `device`.
 
     A list of `Data` or `HeteroData` is collated once, and again before an epoch if graphs changed. The joined tensors
-    of an `InMemoryDataset` are used directly, also through its subsets and index selections. Any other data set, and
-    one with a `transform`, passes its graphs one by one to PyG's own collation, which is logged once.
+    of an `InMemoryDataset` are used directly, also through its subsets and index selections. If its `transform` is one
+    of PyG's that draw nothing, such as `OneHotDegree`, graphs are transformed once. Any other data set, and one with
+    another `transform`, passes its graphs one by one to PyG's own collation, which is logged once.
 
     If graphs are written to while an epoch runs, for example pseudo labels, one warning reports it. From then on PyG's
     own code joins the current graphs of each batch on request. In a list, two graphs per batch are checked for such
@@ -123,8 +124,8 @@ class DenseDataLoader(GraphLoader, PygDenseDataLoader):  # type: ignore[misc]
 
     Each attribute of a batch has an additional first dimension, as dense layers such as `DenseGCNConv` expect. A list
     of `Data` is stacked once, and again before an epoch if graphs changed. The joined tensors of an `InMemoryDataset`
-    are used directly. Any other data set, and one with a `transform`, passes its graphs one by one to PyG's own
-    collation, which is logged once.
+    are used directly. PyG's own collation makes batches of any other data set, and of one with a `transform` that may
+    draw, from single graphs; this is logged once.
 
     Without a `seed`, graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
 

@@ -10,6 +10,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.loader import HGTLoader as PygHGTLoader
 from typing_extensions import Unpack
 
+from pyg_direct.features.feature_store import FeatureStore
 from pyg_direct.loader.batch_sampler import Seeds
 from pyg_direct.loader.node_loader import NodeLoader
 from pyg_direct.loader.option_types import TorchOptions
@@ -33,19 +34,19 @@ class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
     logarithm.
 
     Args:
-        data: A `HeteroData`.
+        data: A `HeteroData`; or our `FeatureStore`, whose tables may lie in files, and a `HeteroData` with the edges.
         num_samples: Nodes of each type in each layer, or these for every type that edges join.
         input_nodes: Seeds: a node type, or (type, ids or mask).
         is_sorted: Accepted and unused; edges in any order are compressed once.
         transform, transform_sampler_output, filter_per_worker: See `NeighborLoader`.
-        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch: See `NeighborLoader`.
+        device, placement, topology_placement, feature_cache, store_dtype, seed, prefetch, ahead: See `NeighborLoader`.
         most_neighbors: Limit of candidates per node and relation, -1 for no limit; of more neighbors, this many are
             drawn. The default is 50, as in torch-sparse.
         **kwargs: Arguments of `torch.utils.data.DataLoader`; options of workers are absorbed.
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
-        NotImplementedError: a `Data` or a pair of stores, as in PyG.
+        NotImplementedError: a `Data`, or a pair of stores without a `HeteroData`, as in PyG.
 
     Example:
         >>> data = HeteroData({"author": {"x": torch.eye(2)}, "paper": {"x": torch.eye(3)},
@@ -56,16 +57,19 @@ class HGTLoader(NodeLoader, PygHGTLoader):  # type: ignore[misc]
     """
 
     @checks_keywords
-    def __init__(self, data: HeteroData, num_samples: Samples, input_nodes: InputNodes, is_sorted: bool = False,
-                 transform: Callable[[Any], Any] | None = None,
+    def __init__(self, data: HeteroData | tuple[FeatureStore, HeteroData], num_samples: Samples,
+                 input_nodes: InputNodes, is_sorted: bool = False, transform: Callable[[Any], Any] | None = None,
                  transform_sampler_output: Callable[[Any], Any] | None = None, filter_per_worker: bool | None = None,
                  *, device: Device = None, placement: str = "auto", topology_placement: str | None = None,
                  feature_cache: int | str | None = None, store_dtype: torch.dtype | None = None,
                  seed: int | None = None, prefetch: int = 1, most_neighbors: int = MOST_NEIGHBORS,
-                 **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
-        self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch)
-        self._made_sampler = True
-        sampler = HGTSampler(data, num_samples, is_sorted, device=device, placement=self.topology_placement,
+                 ahead: int | str | None = None, **kwargs: Unpack[TorchOptions]) -> None:  # fmt: skip
+        self._settle(device, placement, topology_placement, feature_cache, 1, seed, prefetch, ahead=ahead)
+        in_stores = isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], HeteroData)
+        # Of stores the sampler has the second.
+        self._made_sampler = not in_stores
+        graph: Any = data[1] if in_stores else data  # type: ignore[index]
+        sampler = HGTSampler(graph, num_samples, is_sorted, device=device, placement=self.topology_placement,
                              seed=self.seed, most_neighbors=most_neighbors)  # fmt: skip
         options = {**kwargs, "filter_per_worker": settle_filter(filter_per_worker, data)}
         self._open_general(data, sampler, input_nodes, None, transform, transform_sampler_output, None, None,

@@ -1,31 +1,59 @@
-"""Layer-wise inference: each layer of a model over all nodes and all their neighbors, then the next."""
+"""Layer-wise inference: each layer of a model over all nodes and all their neighbors, then the next.
+
+Rows between layers lie in memory (`_InMemory`), or in files (`_InFiles`) that are written and read piece by piece.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, TensorAttr
 from typing_extensions import Unpack
 
-from pyg_direct.errors import ArgumentError, ArgumentTypeError, MemoryLimitError
+from pyg_direct.cache_folder import sync_folder
+from pyg_direct.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    FileError,
+    MemoryLimitError,
+    PlacementWarning,
+    warn,
+    warn_unused,
+)
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.feature_store import FeatureStore
+from pyg_direct.features.row_files import RowFile, check_format, save_pieces
+from pyg_direct.features.spilled_rows import SpilledRows
+from pyg_direct.features.tiers.disk import file_of
 from pyg_direct.graph.placed_topology import place_array
 from pyg_direct.graph.pyg_edges import find_edges
+from pyg_direct.loader.base_loader import EpochLoader
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.loader.option_types import InferenceLoaderOptions, InferOptions
+from pyg_direct.loader.profiler import ending
 from pyg_direct.loader.receptive_field import Graph, Reach, edges_of, find_reach, gives_each_row
 from pyg_direct.ops.rows.gather_rows import DEFAULT_BLOCKS, blocks_for_rows, gather_rows
+from pyg_direct.profiling import show_bytes
 from pyg_direct.progress import Bar, show_wait
-from pyg_direct.runtime.cuda.device import budget_of, free_bytes
+from pyg_direct.runtime.cuda.device import budget_of, free_bytes, resolve_device
 from pyg_direct.runtime.cuda.memory import Block, allocate_or_fall_back
+from pyg_direct.runtime.host.memory_sizes import available_bytes
 from pyg_direct.sampler.graph_reader import describe_other
+from pyg_direct.sampler.keyed_sampler import device_for, is_own
 
 # Average edges and most nodes per batch: enough to fill a GPU, few enough for the memory of their messages.
 _BATCH_EDGES = {"cuda": 1 << 21, "cpu": 1 << 17}
 _MOST_NODES = 1 << 16
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class _Bare(Data):  # type: ignore[misc]
@@ -83,17 +111,21 @@ def inference_loader(
     bare = _Bare(num_nodes=data.num_nodes)
     bare.__dict__["_rows"] = data.x
     bare["edge_index" if data.get("adj_t") is None else "adj_t"] = find_edges(data)
-    loader = NeighborLoader(bare, [-1], batch_size=1 if batch_size is None else batch_size, **options)
-    if batch_size is None:
-        mean = max(1.0, data.num_edges / max(1, int(data.num_nodes)))
-        count = min(_MOST_NODES, max(256, int(_BATCH_EDGES[loader.device.type] / mean)))
-        loader = NeighborLoader(bare, [-1], batch_size=count, **options)
-    return loader
+    return NeighborLoader(bare, [-1], batch_size=_choose_size(data, options) if batch_size is None else batch_size,
+                          **options)  # fmt: skip
+
+
+def _choose_size(data: Data, options: Mapping[str, Any]) -> int:
+    """Choose how many nodes a batch has: so many that their edges fill the device."""
+    device = resolve_device(device_for(options.get("device"), options.get("neighbor_sampler")))
+    mean = max(1.0, data.num_edges / max(1, int(data.num_nodes)))
+    return min(_MOST_NODES, max(256, int(_BATCH_EDGES[device.type] / mean)))
 
 
 @torch.no_grad()
-def infer(model: torch.nn.Module, data: Data | NeighborLoader, *, x: Tensor | None = None,
-          batch_size: int | None = None, placement: str = "auto", progress_bar: bool = False,
+def infer(model: torch.nn.Module, data: Data | tuple[FeatureStore, Data] | NeighborLoader, *,
+          x: Tensor | Feature | None = None, batch_size: int | None = None, placement: str = "auto",
+          progress_bar: bool = False, out: str | os.PathLike[str] | None = None, ahead: int | str | None = None,
           **options: Unpack[InferOptions]) -> Tensor:  # fmt: skip
     """Compute the output of a PyG model (`GraphSAGE`, `GCN`, ... with `jk=None` or `"last"`) for all nodes, layer by
     layer.
@@ -107,20 +139,32 @@ def infer(model: torch.nn.Module, data: Data | NeighborLoader, *, x: Tensor | No
     writes in place. The rows of a batch are then read during the previous batch. So neither rows nor graph must fit the
     GPU, unless a layer is computed for all nodes at once.
 
+    Nor must rows fit host memory. Features may be rows of a file (`Feature.from_file`). With `out`, the rows of each
+    layer are written to a file, batch by batch. The next layer reads it like features in a file: for many batches at
+    once, in the order of the file. Edges stay in memory. The result is the same, bit for bit, for the same batches.
+
     Args:
         model: A model of PyG's `BasicGNN`, in evaluation mode, on the device of batches.
-        data: A `Data` with `x`, or a loader over all nodes in order with `num_neighbors=[-1]`.
-        x: Features of the nodes, floats `[N, F]`, instead of the features in `data`.
+        data: A `Data` with `x`, our `FeatureStore` with `x` and a `Data`, or a loader over all nodes in order with
+            `num_neighbors=[-1]`.
+        x: Features of the nodes, floats `[N, F]`, instead of the features in `data`; also a `Feature`.
         batch_size: Nodes per batch; see `inference_loader`.
-        placement: Memory of rows between layers: `auto`, `cuda`, `unified`, `pinned` or `cpu`.
+        placement: Memory of rows between layers: `auto`, `cuda`, `unified`, `pinned` or `cpu`. Unused with `out`.
         progress_bar: Show a progress bar.
+        out: File for the result, `.npy` or `.safetensors`. It appears whole or not at all. Files of two layers at a
+            time lie beside it, in the folder `out.partial`, which the end or an error removes. If a run was killed, the
+            next one removes them.
+        ahead: Memory for rows of files, such as `"8G"`, or batches that are planned together; see `NeighborLoader`. If
+            it holds the rows of a layer, each page of their file is read once.
         **options: Arguments of `NeighborLoader`, such as `device` and `topology_placement`.
 
     Returns:
-        Float `[N, C]` on the GPU, or on the CPU if it does not fit the GPU.
+        Float `[N, C]` on the GPU, or on the CPU if it does not fit the GPU. With `out`, a tensor over the mapped file.
 
     Raises:
         ArgumentError, ArgumentTypeError: named argument, rule and value.
+        FileError: a file changed or cannot be read; `out` cannot be written, the disk is full, or another run writes
+            `out`.
         MemoryLimitError: a layer that needs all nodes at once does not fit.
 
     Example:
@@ -131,6 +175,48 @@ def infer(model: torch.nn.Module, data: Data | NeighborLoader, *, x: Tensor | No
         >>> torch.allclose(out, model(ring.x, ring.edge_index), atol=1e-5)
         True
     """
+    _check_model(model)
+    if isinstance(data, NeighborLoader):
+        if options:
+            raise ArgumentError(f"{', '.join(options)} belong to the loader, where data is one: make it with them")
+        check_inference_loader(data)
+        batch_size = data.batch_size if batch_size is None else batch_size
+        ahead = data.ahead if ahead is None and isinstance(data.data, tuple) else ahead
+        options = {"device": data.device, "topology_placement": data.topology_placement,
+                   "topology_cache": data.topology_cache, "prefetch": data.prefetch}  # fmt: skip
+        data = data.data
+    # All neighbors in order: the program's random numbers do not move on for a seed.
+    options = {"seed": 0, **options}
+    graph, x = _split(data, x)
+    if ahead is not None and out is None and _file_of(x) is None:
+        warn_unused({"ahead": ahead}, "it needs rows in files: x=Feature().from_file(...), or out=")
+    store: Any = None
+    if out is None and not isinstance(x, Feature):
+        loader = inference_loader(graph, batch_size, **options)
+    else:
+        store = FeatureStore(device=device_for(options.get("device"), options.get("neighbor_sampler")))
+        loader = _open_stored(store, graph, batch_size, ahead, options)
+    num_nodes, num_layers = int(graph.num_nodes), int(model.num_layers)  # type: ignore[arg-type]
+    if not isinstance(x, (Tensor, Feature)) or x.shape[0] != num_nodes:
+        raise ArgumentError(f"x must have a row for each of the {num_nodes} nodes, got "
+                            f"{tuple(x.shape) if isinstance(x, (Tensor, Feature)) else type(x).__name__}")  # fmt: skip
+    memory = _InMemory(num_nodes, placement, loader.device)
+    kept: Any = memory
+    with contextlib.ExitStack() as stack:
+        if out is not None:
+            files = _InFiles(_check_out(out, model, x), store, num_nodes, num_layers, loader.device)
+            kept = stack.enter_context(files)
+        rows: Any = _StoredRows(x, store) if isinstance(x, Feature) else _Rows.of(x, placement, loader.device)
+        bar = stack.enter_context(Bar(num_layers * len(loader), "inference", "batches", is_shown=progress_bar))
+        edges = Graph(loader.data if store is None else loader.data[1], loader.device)
+        for layer in range(num_layers):
+            # Rows in memory need no plan.
+            loader.ahead = ahead if isinstance(rows, _StoredRows) and rows.file is not None else 0
+            rows = _run_layer(model, layer, rows, loader, edges, memory, kept, bar)
+        return rows.as_result() if out is None else kept.publish()  # type: ignore[no-any-return]
+
+
+def _check_model(model: Any) -> None:
     if not hasattr(model, "inference_per_layer"):
         raise ArgumentTypeError(f"model must be a BasicGNN of PyG, got {type(model).__name__}: for one with an "
                                 "inference(loader) of its own, call model.inference(inference_loader(data))"
@@ -139,41 +225,63 @@ def infer(model: torch.nn.Module, data: Data | NeighborLoader, *, x: Tensor | No
         raise ArgumentError("model must be in evaluation mode; call model.eval() first")
     if model.jk_mode not in (None, "last"):
         raise ArgumentError(f"model must have jk=None or 'last', got {model.jk_mode!r}")
-    if isinstance(data, NeighborLoader):
-        if options:
-            raise ArgumentError(f"{', '.join(options)} belong to the loader, where data is one: make it with them")
-        loader = data
-        check_inference_loader(loader)
-        x = loader.data.x if x is None else x
-        loader = inference_loader(loader.data, loader.batch_size if batch_size is None else batch_size,
-                                  device=loader.device, topology_placement=loader.topology_placement,
-                                  topology_cache=loader.topology_cache, prefetch=loader.prefetch, seed=0)  # fmt: skip
-    else:
-        # All neighbors in order: the program's random numbers do not move on for a seed.
-        loader = inference_loader(data, batch_size, **{"seed": 0, **options})  # type: ignore[arg-type]
-        x = data.x if x is None else x
-    if not isinstance(x, Tensor) or len(x) != loader.data.num_nodes:
-        raise ArgumentError(f"x must have a row for each of the {loader.data.num_nodes} nodes, got "
-                            f"{type(x).__name__ if not isinstance(x, Tensor) else tuple(x.shape)}")  # fmt: skip
-    rows, num_layers = _Rows.of(x, placement, loader.device), int(model.num_layers)  # type: ignore[arg-type]
-    with Bar(num_layers * len(loader), "inference", "batches", is_shown=progress_bar) as bar:
-        graph = Graph(loader.data, loader.device)
-        for layer in range(num_layers):
-            rows = _run_layer(model, layer, rows, loader, graph, placement, bar)
-    return rows.as_result()
+
+
+def _split(data: Any, x: Any = None) -> tuple[Data, Any]:
+    """Split a graph into edges and features of nodes; `x` replaces the features."""
+    if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Data):
+        features, data = data
+        if x is None and not isinstance(features, FeatureStore):
+            raise ArgumentTypeError("data must have its features in a pyg_direct.FeatureStore, if it is a pair of "
+                                    f"stores, got {type(features).__name__}")  # fmt: skip
+        return data, features.find(TensorAttr(None, "x")) if x is None else x
+    if not isinstance(data, Data):
+        raise ArgumentTypeError(f"data must be a Data, got {describe_other(data)}")
+    return data, data.x if x is None else x
+
+
+def _file_of(x: Any) -> RowFile | None:
+    """Return the file in which features lie; None for features in memory."""
+    return file_of(x.stored.tier) if isinstance(x, Feature) and isinstance(x.stored, SpilledRows) else None
+
+
+def _check_out(out: Any, model: torch.nn.Module, x: Tensor | Feature) -> Path:
+    """Check that the result can be written to a file, before hours of work."""
+    if not isinstance(out, (str, os.PathLike)):
+        raise ArgumentTypeError(f"out must be the name of a file, got {out!r}")
+    path = Path(out)
+    if path.is_dir():
+        raise ArgumentError(f"out must be the name of a file, got the folder {str(path)!r}")
+    check_format(path, next((weight.dtype for weight in model.parameters()), x.dtype), "out")
+    file = _file_of(x)
+    if file is not None and path.exists() and path.samefile(file.path):
+        raise ArgumentError(f"out must be another file than x, got {str(path)!r} for both")
+    return path
+
+
+def _open_stored(store: FeatureStore, graph: Data, batch_size: int | None, ahead: int | str | None,
+                 options: Mapping[str, Any]) -> NeighborLoader:  # fmt: skip
+    """Make a loader with the batches of `inference_loader`, which have the rows that are in a store meanwhile."""
+    if graph.get("adj_t") is not None:
+        raise ArgumentError("data must have edge_index where rows lie in files, got adj_t")
+    edges = Data(edge_index=find_edges(graph), num_nodes=graph.num_nodes)
+    return NeighborLoader((store, edges), [-1], torch.arange(int(graph.num_nodes), device="cpu"), ahead=ahead,
+                          batch_size=_choose_size(graph, options) if batch_size is None else batch_size,
+                          **options)  # fmt: skip
 
 
 def check_inference_loader(loader: NeighborLoader) -> None:
-    """Check that a loader iterates over all nodes in order, with all neighbors of one hop, and its own batches."""
+    """Check that a loader makes its own batches of all nodes in order, with all neighbors of one hop."""
     fanouts = loader.num_neighbors if loader._recipe is not None else loader.node_sampler.num_neighbors.values
     if list(fanouts) != [-1]:
         raise ArgumentError(f"data must be a loader with num_neighbors=[-1], got {fanouts}")
-    nodes = loader.input_data.node
-    if nodes.numel() != loader.data.num_nodes or bool((nodes.cpu() != torch.arange(nodes.numel(), device="cpu")).any()):
+    nodes, count = loader.input_data.node, _split(loader.data, True)[0].num_nodes
+    if nodes.numel() != count or bool((nodes.cpu() != torch.arange(nodes.numel(), device="cpu")).any()):
         raise ArgumentError("data must be a loader over all nodes in order; leave out input_nodes")
     if not isinstance(loader.sampler, torch.utils.data.SequentialSampler):
         raise ArgumentError("data must be a loader with shuffle=False")
-    if not loader._is_own():
+    in_stores = isinstance(loader.data, tuple) and is_own(loader.node_sampler) and EpochLoader._is_own(loader)
+    if not in_stores and not loader._is_own():
         raise ArgumentError("data must be a loader without a sampler, filter_fn or transform_sampler_output of the "
                             "program's, as no batch would pass them; give its Data, or call model.inference(loader)"
                             )  # fmt: skip
@@ -203,6 +311,9 @@ class _Rows:
         """Allocate rows to write."""
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         where = _choose_place(num_bytes, placement, device)
+        if where == "cpu" and num_bytes > available_bytes():
+            warn(f"rows of a layer take {show_bytes(num_bytes)}, but only {show_bytes(available_bytes())} of "
+                 "host memory are free: give out=, for rows in files", PlacementWarning)  # fmt: skip
         if where in ("cuda", "cpu"):
             return cls(torch.empty(shape, dtype=dtype, device=device), None)
         block = allocate_or_fall_back(num_bytes, where, device)
@@ -267,12 +378,144 @@ class _Rows:
             # A kernel writes over the link at its rate; a copy to unified memory does not.
             torch.add(rows, 0, out=part)
 
+    def read_whole(self) -> Tensor:
+        """Return all rows, on the device or where the device reads them."""
+        return self.view
+
     def as_result(self) -> Tensor:
         """Return the rows as a tensor on the device, or on the CPU if they lie on the host."""
         if self._block is None or not self.view.is_cuda:
             return self.view
         torch.cuda.current_stream(self.view.device).synchronize()
         return self._block.view_on_cpu(self.view.dtype, self.view.shape)
+
+
+class _InMemory:
+    """Keeper of the rows of layers in memory."""
+
+    def __init__(self, num_nodes: int, placement: str, device: torch.device) -> None:
+        self._num_nodes, self._placement, self._device = num_nodes, placement, device
+
+    def keep(self, pieces: Iterator[Tensor]) -> _Rows:
+        """Keep rows that come piece by piece, in order."""
+        made, begin = None, 0
+        for piece in pieces:
+            if made is None:
+                made = _Rows.empty((self._num_nodes, *piece.shape[1:]), piece.dtype, self._placement, self._device)
+            made.write(begin, piece)
+            begin += len(piece)
+        assert made is not None
+        return made
+
+    def keep_whole(self, rows: Tensor) -> _Rows:
+        """Keep rows that come at once."""
+        return _Rows.of(rows, self._placement, self._device)
+
+
+class _StoredRows:
+    """Rows of all nodes in a `Feature`, which a loader reads for its batches as long as they are in its store.
+
+    Attributes:
+        file: The file in which they lie; None for rows in memory.
+    """
+
+    def __init__(self, feature: Feature, store: FeatureStore) -> None:
+        self._feature, self._store, self.file = feature, store, _file_of(feature)
+
+    def read_all(self, loader: NeighborLoader) -> Iterator[tuple[Any, Tensor]]:
+        """Iterate over batches with the rows of their nodes."""
+        self._store[None, "x", None] = self._feature
+        batches = iter(loader)
+        try:
+            with ending(batches):
+                for batch in batches:
+                    yield batch, batch.x
+            for _, window in loader._row_windows or ():
+                _LOGGER.info("read for a layer: %s", window.tell(measures_disk=False))
+        finally:
+            self._store.remove_tensor(group_name=None, attr_name="x", index=None)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Read rows of these ids, to the device of the ids."""
+        return self._feature[ids].to(ids.device)  # type: ignore[no-any-return]
+
+    def read_whole(self) -> Tensor:
+        """Return all rows, on the device."""
+        return self._feature[torch.arange(self._feature.shape[0], device="cpu")]
+
+
+class _InFiles:
+    """Keeper of the rows of layers in files, in a locked folder beside the result.
+
+    Args:
+        out: File of the result.
+        store: Store of the loader that reads the files.
+        num_nodes: Rows of each layer.
+        num_layers: The last of the layers is the result.
+        device: Device of batches.
+    """
+
+    def __init__(self, out: Path, store: FeatureStore, num_nodes: int, num_layers: int, device: torch.device
+                 ) -> None:  # fmt: skip
+        self._out, self._store, self._num_nodes, self._num_left = out, store, num_nodes, num_layers
+        self._folder = out.with_name(f"{out.name}.partial")
+        self._device = device
+        self._path: Path | None = None
+
+    def __enter__(self) -> _InFiles:
+        from filelock import FileLock, Timeout
+
+        self._lock = FileLock(self._folder / "lock", timeout=0)
+        try:
+            self._folder.mkdir(exist_ok=True)
+            self._lock.acquire()
+        except Timeout as error:
+            raise FileError(f"out={str(self._out)!r} must be written by one run at a time: another one has locked "
+                            f"{self._folder}") from error  # fmt: skip
+        except OSError as error:
+            raise FileError(f"out={str(self._out)!r} could not be written: {error.strerror}") from error
+        # A run that was killed has left them.
+        self._remove("*layer*")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._remove("*layer*")
+        self._remove("lock")
+        self._lock.release()
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+    def _remove(self, pattern: str) -> None:
+        for path in self._folder.glob(pattern):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def keep(self, pieces: Iterator[Tensor]) -> _StoredRows | None:
+        """Write rows that come piece by piece, in order; returns None for the result."""
+        first = next(pieces)
+        self._num_left -= 1
+        path = self._folder / f"layer{self._num_left}{'.safetensors' if self._num_left else self._out.suffix}"
+        rows = torch.empty((self._num_nodes, *first.shape[1:]), dtype=first.dtype, device="meta")
+        on_host = (piece.detach().cpu().contiguous() for piece in itertools.chain([first], pieces))
+        save_pieces(path, rows, on_host, "out", is_shown=False)
+        if self._path is not None:
+            self._remove(self._path.name)
+        self._path = path
+        return _StoredRows(Feature(device=self._device).from_file(path), self._store) if self._num_left else None
+
+    def keep_whole(self, rows: Tensor) -> _StoredRows | None:
+        """Write rows that come at once; returns None for the result."""
+        return self.keep(iter([rows]))
+
+    def publish(self) -> Tensor:
+        """Put the result into place, and return its rows in the mapped file."""
+        assert self._path is not None
+        try:
+            os.replace(self._path, self._out)
+        except OSError as error:
+            raise FileError(f"out={str(self._out)!r} could not be written: {error.strerror}") from error
+        sync_folder(self._out.parent)
+        return RowFile(self._out).rows
 
 
 def _choose_place(num_bytes: int, placement: str, device: torch.device) -> str:
@@ -284,45 +527,42 @@ def _choose_place(num_bytes: int, placement: str, device: torch.device) -> str:
     return "cuda" if num_bytes <= budget_of(free_bytes(device.index)) // 2 else "unified"
 
 
-def _run_layer(model: Any, layer: int, rows: _Rows, loader: NeighborLoader, graph: Graph, placement: str, bar: Bar
-               ) -> _Rows:  # fmt: skip
+def _run_layer(model: Any, layer: int, rows: Any, loader: NeighborLoader, graph: Graph, memory: _InMemory, kept: Any,
+               bar: Bar) -> Any:  # fmt: skip
+    """Compute the rows of a layer, and let `kept` keep them; `memory` keeps rows that are needed at once."""
+
     def run(batch: Any, x: Tensor) -> Tensor:
         return model.inference_per_layer(layer, x, edges_of(batch), batch.batch_size)  # type: ignore[no-any-return]
 
+    if graph.num_nodes == 0:
+        width = model.out_channels if layer == model.num_layers - 1 else model.hidden_channels
+        return kept.keep_whole(rows.read_whole().new_empty(0, width))
     # A batch of all nodes has the whole graph.
     reach = Reach(run) if len(loader) <= 1 else find_reach(model, layer, graph, rows.read)
     if reach.convolve is None:
-        made = _run_on_all(model, layer, rows, graph, placement)
+        with _at_once(model, layer, graph):
+            x = rows.read_whole().to(graph.device)
+            made = kept.keep_whole(model.inference_per_layer(layer, x, graph.place(), graph.num_nodes))
         bar.update(len(loader))
         return made
-    found: _Rows | None = None
-    begin, is_by_row = 0, reach.is_by_row
-    for batch, x in rows.read_all(loader):
-        out = reach.convolve(batch, x)
-        if reach.finish is not None:
-            is_by_row = is_by_row or (found is None and gives_each_row(reach.finish, out))
-            out = reach.finish(out) if is_by_row else out
-        if found is None:
-            shape = (int(loader.data.num_nodes), *out.shape[1:])
-            found = _Rows.empty(shape, out.dtype, placement, loader.device)
-        found.write(begin, out)
-        begin += batch.batch_size
-        bar.update(1)
-    if found is None:
-        width = model.out_channels if layer == model.num_layers - 1 else model.hidden_channels
-        return _Rows.empty((0, width), rows.view.dtype, placement, loader.device)
-    if reach.finish is not None and not is_by_row:
+    made = _convolve(reach.convolve, rows, loader, bar)
+    with ending(made):
+        if reach.finish is None:
+            return kept.keep(made)
+        first = next(made)
+        pieces = itertools.chain([first], made)
+        if reach.is_by_row or gives_each_row(reach.finish, first):
+            return kept.keep(map(reach.finish, pieces))
+        found = memory.keep(pieces)
         with _at_once(model, layer, graph):
-            found = _Rows.of(reach.finish(found.view), placement, loader.device)
-    return found
+            return kept.keep_whole(reach.finish(found.view))
 
 
-def _run_on_all(model: Any, layer: int, rows: _Rows, graph: Graph, placement: str) -> _Rows:
-    """Compute the rows of a layer that depends on more than neighbors."""
-    with _at_once(model, layer, graph):
-        x = rows.view.to(graph.device)
-        out = model.inference_per_layer(layer, x, graph.place(), graph.num_nodes)
-        return _Rows.of(out, placement, graph.device)
+def _convolve(convolve: Callable[[Any, Tensor], Tensor], rows: Any, loader: NeighborLoader, bar: Bar
+              ) -> Iterator[Tensor]:  # fmt: skip
+    for batch, x in rows.read_all(loader):
+        yield convolve(batch, x)
+        bar.update(1)
 
 
 @contextlib.contextmanager

@@ -185,8 +185,9 @@ class NeighborLoader(NodeLoader, PygNeighborLoader):  # type: ignore[misc]
             in order. Two such windows of batches are in host memory, page-locked if a GPU reads them. Rows stay there
             if a planned batch reads them again, also in the next epoch. Memory ends a window: seven eighths are for
             rows and the rest for samples, which a GPU has in its own memory. None takes a quarter of the free host
-            memory, unless the system has cached the file when an epoch begins. 0 reads the rows of each batch alone.
-            Batches do not change. It has no effect on samplers of the program, and on orders of seeds that it gives.
+            memory, unless the system has cached the file when an epoch begins. Processes of a host divide it. 0 reads
+            the rows of each batch alone. Batches do not change. It has no effect on samplers of the program, and on
+            orders of seeds that it gives.
         **kwargs: Arguments of `torch.utils.data.DataLoader`. Workers are not needed and their options are absorbed,
             except with `multiprocessing_context`: `"spawn"` starts processes that sample on the CPU.
 

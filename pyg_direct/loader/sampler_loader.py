@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from pyg_direct.nn.sorted_edges import register_batch
 from pyg_direct.object_text import show_fanouts
 from pyg_direct.ops.argument_checks import as_ids, check_ids
 from pyg_direct.ops.compute_content_hash import glance_only
+from pyg_direct.runtime.comm.host_group import count_processes
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.memory_sizes import available_bytes, parse_size
 from pyg_direct.runtime.host.threads import one_thread
@@ -211,8 +213,15 @@ class GeneralLoader(EpochLoader):
         return Foresight(batches, sample, find_reads, windows, most, room, self.device)
 
     def _ahead_bytes(self) -> int:
-        """Return the host memory for planned batches."""
-        return parse_size(self.ahead) if isinstance(self.ahead, str) else int(_AHEAD_SHARE * available_bytes())
+        """Return the host memory for planned batches of this process."""
+        if isinstance(self.ahead, str):
+            return parse_size(self.ahead)
+        return int(_AHEAD_SHARE * available_bytes()) // self._count_local()
+
+    def _count_local(self) -> int:
+        """Return how many processes of this host may read the files; of several hosts at most as many as that."""
+        known = os.environ.get("LOCAL_WORLD_SIZE", "")
+        return int(known) if known.isdigit() and int(known) else max(self._ranks.resolve().count, count_processes())
 
     def _find_tables(self) -> list[Feature]:
         """Find the features of a store."""
@@ -233,7 +242,10 @@ class GeneralLoader(EpochLoader):
 
     def _open_windows(self, stored: Sequence[SpilledRows]) -> list[RowWindow]:
         """Open a window over each table, with a share of the memory; this epoch holds their locks."""
-        known = {id(rows): window for rows, window in self._row_windows or () if not window.is_broken}
+        known = {id(rows): window for rows, window in self._row_windows or ()
+                 if not window.is_broken and any(rows is own for own in stored)}  # fmt: skip
+        # The memory of windows over other tables is free before new windows take theirs.
+        self._row_windows = None
         sizes = [rows.shape.numel() * rows.tier.dtype.itemsize for rows in stored]
         # The rest is for samples, which a GPU has in its own memory.
         budget = int((1.0 if self.device.type == "cuda" else 1 - _SAMPLES_SHARE) * self._ahead_bytes())
@@ -244,7 +256,8 @@ class GeneralLoader(EpochLoader):
             window = known.get(id(rows))
             if window is None or not window.lock.acquire(blocking=False):
                 # Another iterator of this loader is at work in the known window.
-                window = RowWindow(rows.tier, budget * size // sum(sizes))  # type: ignore[arg-type]
+                tier: Any = rows.tier
+                window = RowWindow(tier, budget * size // sum(sizes), is_shared=self._count_local() > 1)
                 window.lock.acquire()
             windows.append(window)
         self._row_windows = list(zip(stored, windows, strict=True))

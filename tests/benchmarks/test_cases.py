@@ -49,7 +49,7 @@ EXPECTED = {
     "models": {"PyG, wall", "accelerated, wall", "PyG over accelerated, wall", "step with loader, accelerated"},
     "whole_graphs": {"step, PyG", "step, accelerated", "inference, PyG over accelerated"},
     "unedited": {"epoch, plain", "epoch, run", "epoch, plain over run"},
-    "inference": {"pyg_direct, rows on the host"},
+    "inference": {"pyg_direct, rows on the host", "pyg_direct, rows in files"},
     "hetero": {"1 relations", "100 relations", "LinkNeighborLoader over NeighborLoader, 16 nodes"},
     "small_graphs": {"pyg_direct", "PyG's DataLoader, 0 workers", "PyG's DataLoader, 0 workers over pyg_direct"},
     "sets_and_walks": {"pyg_direct", "PyG", "PyG over pyg_direct", "steps"},

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import wait
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_direct.compiler.jit import set_cpu_threads
-from pyg_direct.errors import ArgumentError, IdError
+from pyg_direct.errors import ArgumentError, FileError, IdError
+from pyg_direct.features.range_reader import read_timeout
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.features.tiers.base import Tier
 from pyg_direct.ops.argument_checks import check_ids
@@ -27,6 +28,8 @@ _MOST_THREADS = 32
 _LEAST_GAP, _FEW_THREADS = 16 << 10, 8
 # Fewer rows take a disk as long as it takes to wake a thread.
 _LEAST_SHARE = 4
+# Rows between two signs of life of a thread.
+_AT_ONCE = 256
 # Rows that are looked up in the page cache before a read.
 _PROBES = 32
 _SLOT_BYTES = 16 << 20
@@ -80,31 +83,50 @@ class DiskTier(Tier):
             # There is no wait, and no thread needs Python's lock.
             prepare_read(self.file.rows, ids, out, positions)(0, ids.numel())
             return
-        for part in self._start(ids, out, positions):
-            part.result()
-
-    def _start(self, ids: Tensor, out: Tensor, positions: Tensor | None) -> list[Future[None]]:
-        """Start threads that read rows of checked ids; the read is complete when all futures are."""
         ids, count = ids.long(), ids.numel()
         if bool((ids[1:] < ids[:-1]).any()):
             ids, order = ids.sort()
             positions = order if positions is None else positions[order]
-        read = self._prepare(ids, out, positions)
+        read, progress = self._prepare(ids, out, positions)
         # Compiled before many threads need it at once.
         read(0, 0)
         rows_between, row_bytes = int(ids[-1]) - int(ids[0]) - count, out[0].numel() * out.element_size()
         most = _FEW_THREADS if rows_between * row_bytes < count * _LEAST_GAP else self._num_threads
         share = -(-count // max(1, min(most, self._num_threads, count // _LEAST_SHARE)))
         pool = _pool(os.getpid())
-        return [pool.submit(read, start, min(start + share, count)) for start in range(0, count, share)]
+        parts = {pool.submit(read, start, min(start + share, count)) for start in range(0, count, share)}
+        while parts:
+            before = dict(progress)
+            done, parts = wait(parts, read_timeout(), "FIRST_COMPLETED")
+            for part in done:
+                part.result()
+            if not done and progress == before:
+                first = int(ids[min(list(progress.values()), default=0)])
+                raise FileError(f"{self.file.path} gave no bytes for {read_timeout():g} seconds, at byte "
+                                f"{self.file.layout.offset + first * row_bytes}: check the disk, or set "
+                                "PYG_DIRECT_DISK_TIMEOUT to more seconds")  # fmt: skip
 
-    def _prepare(self, ids: Tensor, out: Tensor, positions: Tensor | None) -> Callable[[int, int], None]:
-        """Prepare a read from the file itself: a page fault of a map would wait under locks of the system."""
+    def _prepare(self, ids: Tensor, out: Tensor, positions: Tensor | None
+                 ) -> tuple[Callable[[int, int], None], dict[int, int]]:  # fmt: skip
+        """Prepare a read from the file itself: a page fault of a map would wait under locks of the system.
+
+        Returns:
+            The read, and the number of the id that each call of it has come to, by its first.
+        """
+        progress: dict[int, int] = {}
         if not hasattr(os, "preadv"):
-            return prepare_read(self.file.rows, ids, out, positions)
+            return prepare_read(self.file.rows, ids, out, positions), progress
         numbers, target = ids.numpy(), rows_in_units(out, torch.uint8).numpy()
         places = (torch.arange(len(ids), device="cpu") if positions is None else positions).numpy()
-        return lambda begin, end: self.file.read_rows(numbers[begin:end], places[begin:end], target)
+
+        def read(begin: int, end: int) -> None:
+            for first in range(begin, max(end, begin + 1), _AT_ONCE):
+                progress[begin] = first
+                part = slice(first, min(first + _AT_ONCE, end))
+                self.file.read_rows(numbers[part], places[part], target)
+            del progress[begin]
+
+        return read, progress
 
 
 class _Slot(NamedTuple):
@@ -138,7 +160,12 @@ class StagedTier(Tier):
             slot = self._slot(number % _SLOTS)
             slot.free.synchronize()
             rows = slot.block.view_on_cpu(self.dtype, target.shape)
-            self.source.read(part, rows)
+            try:
+                self.source.read(part, rows)
+            except BaseException:
+                # Threads of a read that failed may still write to its slot.
+                self._slots.clear()
+                raise
             target.copy_(rows, non_blocking=True)
             slot.free.record(stream)
 
@@ -147,3 +174,9 @@ class StagedTier(Tier):
             size = max(_SLOT_BYTES, self._row_bytes)
             self._slots.append(_Slot(allocate_or_fall_back(size, "pinned", self.device), torch.cuda.Event()))
         return self._slots[number]
+
+
+def file_of(tier: Tier) -> RowFile | None:
+    """Return the file in which the rows of a tier lie; None for rows elsewhere."""
+    source = tier.source if isinstance(tier, StagedTier) else tier
+    return source.file if isinstance(source, DiskTier) else None

@@ -18,7 +18,7 @@ from torch import Tensor
 from pyg_direct.features.range_reader import DiskReads, RangeReader, find_whole_rows, measure_disk
 from pyg_direct.features.spilled_rows import SERVED
 from pyg_direct.features.tiers.base import Tier
-from pyg_direct.features.tiers.disk import DiskTier, StagedTier
+from pyg_direct.features.tiers.disk import DiskTier, StagedTier, file_of
 from pyg_direct.kernels.rows.file_ranges import PAGE
 from pyg_direct.ops.argument_checks import check_ids
 from pyg_direct.ops.rows.gather_rows import (
@@ -43,6 +43,8 @@ class RowWindow(Tier):
 
     Args:
         num_bytes: Memory for rows; page-locked if a GPU reads them.
+        is_shared: True if other processes of this host read the file too. Pages are then read once for all of them, if
+            the page cache has room for the file.
 
     Attributes:
         lock: Held by the loader that uses the window.
@@ -50,12 +52,12 @@ class RowWindow(Tier):
 
     title = "file"
 
-    def __init__(self, source: DiskTier | StagedTier, num_bytes: int) -> None:
+    def __init__(self, source: DiskTier | StagedTier, num_bytes: int, *, is_shared: bool = False) -> None:
         super().__init__(source.placement, source.shape, source.dtype, source.device)
         self.source, self.lock = source, threading.Lock()
-        disk = source.source if isinstance(source, StagedTier) else source
-        assert isinstance(disk, DiskTier)
-        self.file = disk.file
+        file = file_of(source)
+        assert file is not None
+        self.file = file
         num_rows, self._row_bytes = self.shape[0], self.shape[1:].numel() * self.dtype.itemsize
         count = max(1, min(num_rows, num_bytes // self._row_bytes))
         # Two windows are in memory at once, unless all rows are.
@@ -75,7 +77,7 @@ class RowWindow(Tier):
         # By row: its slot, and the last window that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
         self._held = np.full(count, -1, np.int64)
-        self._reader = RangeReader(self.file, keeps_all=count == num_rows)
+        self._reader = RangeReader(self.file, keeps_all=count == num_rows and not is_shared)
         self._number, self._num_in_window = -1, 0
         self._wanted: list[np.ndarray] = []
         self._events: deque[torch.cuda.Event] = deque()
@@ -235,12 +237,10 @@ class RowWindow(Tier):
 
 def is_cached(tier: DiskTier | StagedTier) -> bool:
     """Report whether the system has cached all of some rows, spread over the file of a tier."""
-    disk = tier.source if isinstance(tier, StagedTier) else tier
-    assert isinstance(disk, DiskTier)
-    return disk.file.is_cached(range(0, disk.shape[0], max(1, disk.shape[0] // _PROBES)))
+    file, count = file_of(tier), tier.shape[0]
+    return file is not None and file.is_cached(range(0, count, max(1, count // _PROBES)))
 
 
 def can_plan(tier: Tier) -> bool:
     """Report whether rows of a tier can be read through a window: they lie in a file, and the system reads ranges."""
-    disk = tier.source if isinstance(tier, StagedTier) else tier
-    return isinstance(disk, DiskTier) and hasattr(os, "preadv") and disk.shape.numel() > 0
+    return file_of(tier) is not None and hasattr(os, "preadv") and tier.shape.numel() > 0

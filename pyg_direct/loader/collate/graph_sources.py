@@ -6,6 +6,7 @@ the values of all graphs, joined or separate.
 
 from __future__ import annotations
 
+import copy
 import operator
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils.data import Subset
+from torch_geometric import transforms
 from torch_geometric.data import Batch, Data, Dataset, HeteroData, InMemoryDataset
 from torch_geometric.data.separate import separate
 
@@ -30,6 +32,12 @@ _FEW_BYTES = 16 << 10
 # Names that PyG's `collate` treats specially.
 SPECIAL = ("num_nodes", "ptr")
 _WAY_OUT = "add it there, or name it in exclude_keys"
+# Transforms of PyG that give equal graphs for equal graphs, and graphs not much larger.
+_PURE = frozenset(getattr(transforms, name) for name in (
+    "AddRemainingSelfLoops", "AddSelfLoops", "Cartesian", "Center", "Constant", "Distance", "FaceToEdge", "GCNNorm",
+    "LocalCartesian", "LocalDegreeProfile", "NormalizeFeatures", "NormalizeScale", "OneHotDegree", "PointPairFeatures",
+    "Polar", "RemoveDuplicatedEdges", "RemoveIsolatedNodes", "RemoveSelfLoops", "Spherical", "TargetIndegree",
+    "ToUndirected", "VirtualNode") if hasattr(transforms, name))  # fmt: skip
 
 
 class OneByOneError(Exception):
@@ -271,6 +279,7 @@ class CollatedDataset:
 
     def __init__(self, dataset: InMemoryDataset, places: list[int] | None = None) -> None:
         self._dataset, self.data, self.slices = dataset, dataset._data, dataset.slices
+        self._transform = dataset.transform
         self.count = dataset.len()
         for store in self.data.stores:
             for name, slices in self._slices_of(store).items():
@@ -336,7 +345,7 @@ class CollatedDataset:
         """
         if type(base) is not self._kind or base._data is not self.data or base.slices is not self.slices:
             return False
-        if base.transform is not None or places != self._places or list(base.indices()) != self._indices:
+        if base.transform is not self._transform or places != self._places or list(base.indices()) != self._indices:
             return False
         return not self.were_written() and all(map(has_content, self._values, self._contents))
 
@@ -379,6 +388,58 @@ class CollatedDataset:
         slices = self.slices if key is None else self.slices.get(key, {})
         for name in names:
             yield Leaf(key, name, (name,), None, values[name], slices[name])
+
+
+class TransformedDataset(CollatedDataset):
+    """Graphs of an `InMemoryDataset` behind its transform, which draws nothing: made and joined once.
+
+    Args:
+        source: The graphs before the transform.
+        dataset: Their data set.
+
+    Raises:
+        OneByOneError: the transform fails for a graph, or its results cannot be joined.
+    """
+
+    def __init__(self, source: GraphList | CollatedDataset, dataset: InMemoryDataset) -> None:
+        used = list(source.used)
+        joined = InMemoryDataset()
+        try:
+            joined._data, joined.slices = InMemoryDataset.collate(_transform(source, dataset, used))
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise OneByOneError(f"its graphs cannot be joined: {error}") from error
+        super().__init__(joined)
+        self._source, self._described = source, _describe_transform(dataset.transform)
+        self.numbers = torch.searchsorted(torch.tensor(used, dtype=torch.int64, device="cpu"), source.numbers)
+
+    def is_current(self, base: Any, places: list[int] | None) -> bool:
+        """Check if a data set still has these graphs and an equal transform; see `CollatedDataset`."""
+        return self._source.is_current(base, places) and _describe_transform(base.transform) == self._described
+
+    def were_written(self, numbers: Sequence[int] = ()) -> bool:
+        """Check if the graphs before the transform were written; see `CollatedDataset`."""
+        return self._source.were_written(self._source.used)
+
+
+def _transform(source: Any, dataset: InMemoryDataset, numbers: Sequence[int]) -> list[Any]:
+    try:
+        return [dataset.transform(copy.copy(source.make_graph(number))) for number in numbers]  # type: ignore[misc]
+    except Exception as error:
+        # As where each batch makes its graphs, the program hears of it when it comes to this graph.
+        raise OneByOneError(f"its transform fails: {error}") from error
+
+
+def is_pure(transform: Any) -> bool:
+    """Report whether a transform is known to give equal graphs for equal graphs."""
+    if type(transform) is transforms.Compose:
+        return all(map(is_pure, transform.transforms))
+    return type(transform) in _PURE and "forward" not in transform.__dict__
+
+
+def _describe_transform(transform: Any) -> str:
+    """Describe a transform with its options, as they are now."""
+    parts = map(_describe_transform, transform.transforms) if type(transform) is transforms.Compose else ()
+    return f"{type(transform).__name__} {vars(transform)} {list(parts)}"
 
 
 def _read_versions(tensors: Sequence[Tensor]) -> bytes:
@@ -448,8 +509,8 @@ def _read_list(graphs: Sequence[Any], places: list[int] | None) -> GraphList:
 
 
 def _read_in_memory(dataset: InMemoryDataset, places: list[int] | None) -> Source:
-    kind = type(dataset)
-    if dataset.transform is not None:
+    kind, transform = type(dataset), dataset.transform
+    if transform is not None and not is_pure(transform):
         raise OneByOneError("it has a transform, which is called for each graph of each batch; what draws no numbers "
                             "may be its pre_transform")  # fmt: skip
     for name, owner in (("get", InMemoryDataset), ("len", InMemoryDataset), ("indices", Dataset),
@@ -460,6 +521,15 @@ def _read_in_memory(dataset: InMemoryDataset, places: list[int] | None) -> Sourc
         raise OneByOneError(f"{kind.__name__}.__getitems__ is code of its own")
     if not isinstance(dataset._data, (Data, HeteroData)) or isinstance(dataset._data, Batch):
         raise OneByOneError(f"its graphs are of {type(dataset._data).__name__}")
+    source = _read_untransformed(dataset, places)
+    if transform is None:
+        return source
+    if len(source.used) > 1:
+        return TransformedDataset(source, dataset)
+    return GraphList(_transform(source, dataset, source.used), torch.zeros_like(source.numbers), follows=False)
+
+
+def _read_untransformed(dataset: InMemoryDataset, places: list[int] | None) -> GraphList | CollatedDataset:
     if dataset.len() != 1 and not _has_other_graphs(dataset):
         return CollatedDataset(dataset, places)
     items = range(len(dataset)) if places is None else places

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import wait
 from itertools import chain
 
 import pytest
@@ -13,6 +14,7 @@ from pyg_direct.features.row_files import RowFile, save_rows
 from pyg_direct.features.tiers import disk
 from pyg_direct.features.tiers.disk import DiskTier, StagedTier
 from pyg_direct.kernels.rows.gather import read_file_rows_cpu
+from pyg_direct.runtime.host.threads import Pool
 from tests.features.contract import TierContract, bytes_of, make_rows
 
 
@@ -129,6 +131,31 @@ class TestReadsOfTheDisk:
         with pytest.raises(FileError, match=r"could not be read at byte \d+: Bad file descriptor"):
             TierContract.read(tier, [1, 2])
         os.close(tier.file._handle)
+
+    def test_a_disk_that_hangs_is_named_with_the_byte(self, tier_of, monkeypatch):
+        rows, hangs, go_on, read_rows = make_rows(5000), threading.Event(), threading.Event(), RowFile.read_rows
+
+        def hang(file, ids, *rest):
+            if 700 in ids:
+                hangs.set()
+                go_on.wait()
+            read_rows(file, ids, *rest)
+
+        monkeypatch.setattr(RowFile, "read_rows", hang)
+        monkeypatch.setattr(disk, "wait", lambda *args: (hangs.wait(), wait(*args))[1])
+        monkeypatch.setenv("PYG_DIRECT_DISK_TIMEOUT", "0.3")
+        tier = tier_of(rows)
+        # Threads of their own: those of the process would wait in other tests.
+        pool = Pool(4, "test_disk")
+        monkeypatch.setattr(disk, "_pool", lambda process: pool)
+        try:
+            # The first thread has all rows, and shows every 256 rows that it goes on.
+            place = tier.file.layout.offset + 512 * 20
+            with pytest.raises(FileError, match=rf"rows.safetensors gave no bytes for 0.3 seconds, at byte {place}: c"):
+                TierContract.read(DiskTier(tier.file, num_threads=1), torch.arange(5000))
+        finally:
+            go_on.set()
+            pool.close()
 
     def test_systems_without_such_a_call_read_the_mapped_file(self, tier_of, monkeypatch):
         rows, ids = make_rows(500), torch.randint(500, (1000,))

@@ -342,7 +342,7 @@ LOADERS = {
         **LINK_INPUTS, **list_windows(20), **OF_LINKS, **PLACES, **EPOCHS, **AHEAD, **RANKS, **TORCH,
         "link_sampler": Differs(sampler_of(replace=True)), "edge_label_time": Differs(TIMES[:20])}),
     "HGTLoader": (HGTLoader, {
-        **HOOKS, **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "num_samples": Differs([1, 1]),
+        **HOOKS, **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, **AHEAD, "num_samples": Differs([1, 1]),
         "input_nodes": Differs("author"), "is_sorted": Refused(3, "is_sorted"), "most_neighbors": Differs(1)}),
     "ShaDowKHopSampler": (ShaDowKHopSampler, {
         **PLACES, **TOPOLOGY, **EPOCHS, **TORCH, "depth": Differs(1), "num_neighbors": Differs(1),

@@ -1,5 +1,6 @@
 """Rows in files, read once for many batches that are sampled ahead."""
 
+import errno
 import os
 import threading
 
@@ -7,11 +8,12 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_direct import Feature, FeatureStore, LinkNeighborLoader, NeighborLoader, save_rows
+from pyg_direct import Feature, FeatureStore, HGTLoader, LinkNeighborLoader, NeighborLoader, save_rows
 from pyg_direct.errors import ArgumentError, FileError, LoaderWarning
 from pyg_direct.features import range_reader
 from pyg_direct.features.row_files import RowFile
 from pyg_direct.loader import sampler_loader
+from pyg_direct.runtime.host import memory_sizes
 from tests.hetero_data import make_hetero
 
 NODES = 3000
@@ -174,6 +176,27 @@ def test_types_have_windows_of_their_own(tmp_path, device, monkeypatch):
     assert len(reads_of(planned)) == len(data.node_types)
 
 
+def test_layers_of_hgt_are_read_ahead(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: False)
+    data = make_hetero()
+    store, options = FeatureStore(device=device), {"batch_size": 7, "seed": 1, "device": device}
+    kinds = [kind for kind in data.node_types if "x" in data[kind]]
+    for kind in kinds:
+        rows = save_rows(tmp_path / f"{kind}.npy", data[kind].x)
+        store[kind, "x", None] = Feature(device=device).from_file(rows)
+
+    planned = HGTLoader((store, data), [4, 3], "paper", ahead=3, **options)
+
+    for batch, expected in zip(planned, HGTLoader(data, [4, 3], "paper", **options), strict=True):
+        for kind in kinds:
+            assert torch.equal(batch[kind].n_id, expected[kind].n_id)
+            assert torch.equal(batch[kind].x, expected[kind].x)
+        for name in data.edge_types:
+            assert torch.equal(batch[name].edge_index, expected[name].edge_index)
+    papers = next(reads for reads in reads_of(planned) if reads.path.endswith("paper.npy"))
+    assert 0 < papers.num_rows < papers.num_asked
+
+
 def test_an_epoch_is_resumed_inside_a_window(path, device):
     whole = look(open_loader(path, device, 0))
     loader = open_loader(path, device, 5)
@@ -245,6 +268,51 @@ def test_a_disk_that_hangs_is_an_error_of_the_batch(path, device, monkeypatch):
             next(iter(open_loader(path, device, 4)))
     finally:
         go_on.set()
+
+
+def test_a_disk_that_fails_is_an_error_of_the_batch(path, device, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(range_reader, "read_file_ranges_cpu", lambda *args: 0)
+    monkeypatch.setattr(os, "preadv", fail)
+
+    with pytest.raises(FileError, match=r"x\.npy could not be read at byte \d+: Input/output error"):
+        next(iter(open_loader(path, device, 4)))
+
+
+def limit_memory(folder, monkeypatch, num_bytes):
+    """Put this process into a control group with a limit."""
+    monkeypatch.setattr(memory_sizes, "_GROUP", folder)
+    monkeypatch.setattr(memory_sizes, "_OWN", folder / "own")
+    for name, text in (("max", num_bytes), ("current", 1000), ("stat", "inactive_file 1000")):
+        (folder / f"memory.{name}").write_text(str(text))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_windows_take_their_part_of_the_limit_of_a_group(path, tmp_path, device, monkeypatch, count):
+    limit_memory(tmp_path, monkeypatch, 400_000 * count)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(count))
+    loader = open_loader(path, device, None)
+
+    assert look(loader) == look(open_loader(path, device, 0))
+    ((_, window),) = loader._row_windows
+    # A quarter for the processes of this host together.
+    assert window._rows.nbytes <= 100_000
+    assert window.last_number > 4
+
+
+@pytest.mark.parametrize(("count", "is_direct"), [(1, True), (2, False)])
+def test_processes_of_a_host_read_through_its_page_cache(path, device, monkeypatch, count, is_direct):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    seen, open_handle = set(), RowFile.open_handle
+    monkeypatch.setattr(RowFile, "open_handle", lambda file, *, is_direct: (
+        seen.add(is_direct), open_handle(file, is_direct=is_direct))[1])  # fmt: skip
+
+    # Memory for the whole table.
+    look(open_loader(path, device, "10M", ranks=(0, count)))
+
+    assert seen == {is_direct}
 
 
 def test_an_error_of_a_batch_comes_at_its_turn(path, device):
