@@ -10,7 +10,7 @@ from torch_geometric.nn import GATConv, HeteroConv
 
 from benchmarks.nn.rgat import RGAT
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.datasets.synthetic import synthetic_igbh
+from pyg_direct.datasets.igbh import synthetic_igbh
 from pyg_direct.nn.hetero import attention, joined_edges
 from pyg_direct.ops.aggregate import compute_softmax, compute_typed_attention, operators
 from pyg_direct.ops.local_ids.build_csr import compress_ids
