@@ -1,8 +1,8 @@
 """Graph with types in the shape of IGBH-Full of the Illinois Graph Benchmark, in memory or in files.
 
 Every node of every type has a class, and an edge is mostly drawn inside a class. So features and neighbors of all
-types carry the class. Every chunk of rows or edges is a function of the seed and its number: no table of all nodes is
-needed, and a graph larger than memory is written chunk by chunk.
+types carry the class. Every chunk of rows or edges is a function of the seed and its number, without a table of all
+nodes. So a graph larger than memory is written chunk by chunk.
 """
 
 from __future__ import annotations
@@ -455,6 +455,7 @@ def load_igbh(folder: str | os.PathLike[str]) -> HeteroData:
 
     Raises:
         FileError: The folder has no finished graph, or one of its files is missing or damaged.
+        ArgumentError, ArgumentTypeError: A file has another layout than `write_igbh` gives it.
 
     Example:
         >>> folder = write_igbh("igbh", 1e-6, num_features=4, num_classes=3)
