@@ -379,6 +379,7 @@ _Table = tuple[Path, tuple[int, ...], torch.dtype, Iterator[Callable[[], Tensor]
 
 def _list_tables(recipe: _Recipe, folder: Path) -> Iterator[_Table]:
     """List the files of a graph; a chunk is drawn when its function is called."""
+    draws: Iterator[Callable[[], Tensor]]
     for kind in NODES:
         shape = recipe.count(kind), recipe.num_features
         draws = map(partial(partial, recipe.draw_rows, kind), recipe.chunks_of_rows(kind))
