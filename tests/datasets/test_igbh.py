@@ -180,6 +180,7 @@ def test_files_have_the_graph_in_memory(dtype, tmp_path, small_chunks):
         assert torch.equal(read[kind].edge_index.long(), graph[kind].edge_index)
 
 
+@pytest.mark.full
 def test_files_have_equal_bytes_for_any_threads_and_after_an_interruption(tmp_path, small_chunks, monkeypatch):
     whole = hash_files(write_igbh(tmp_path / "whole", 3e-6, **SMALL))
     draw, calls = igbh._Recipe.draw_edges, []
@@ -222,6 +223,7 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
+@pytest.mark.full
 def test_no_tensor_is_larger_than_a_chunk_whatever_the_scale(tmp_path, small_chunks):
     most, sizes = [], []
     for scale in (1e-6, 2e-6):
@@ -230,7 +232,7 @@ def test_no_tensor_is_larger_than_a_chunk_whatever_the_scale(tmp_path, small_chu
         most.append(largest.most)
         sizes.append((folder / "paper__cites__paper" / "edge_index.npy").stat().st_size)
 
-    assert sizes[1] > 1.9 * sizes[0] > 1.9 * most[0]
+    assert sizes[1] > 1.8 * sizes[0] > 1.8 * most[0]
     assert most[1] == most[0] == 3 * 8 << 10  # three numbers of 64 bits for each edge of a chunk
 
 
