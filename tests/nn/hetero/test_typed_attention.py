@@ -21,7 +21,7 @@ WIDTH, HIDDEN, CLASSES = 24, 32, 5
 
 @pytest.fixture(scope="module")
 def graph():
-    # With this seed each relation of a batch has a target with two neighbors: otherwise attention's gradient is rounding.
+    # With this seed every relation has a target with two neighbors: otherwise attention has no gradient but rounding.
     return synthetic_igbh(3e-6, seed=2, num_features=WIDTH, num_classes=CLASSES, dtype=torch.float32)
 
 
