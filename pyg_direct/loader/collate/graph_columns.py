@@ -46,8 +46,10 @@ class Chosen:
         self._cuts: list[Cut] | None = None
         if self.rows is not None:
             self._ptr = self.rows.ptr
+            self._ptrs = self._ptr.unbind()
             return
         self._ptr = torch.zeros(self._num_groups, self.count + 1, dtype=torch.int64, device="cpu")
+        self._ptrs = self._ptr.unbind()
         self._cut_all()
 
     def _cut_all(self) -> list[Cut]:
@@ -58,7 +60,7 @@ class Chosen:
         # One copy to a GPU for all groups.
         shifts, sizes = to_device(own, self.device).split(self._num_groups) if self._num_groups else ((), ())
         totals = self._ptr[:, -1].tolist()
-        self._cuts = [Cut(*parts) for parts in zip(self._ptr, sizes, shifts, totals, strict=True)]
+        self._cuts = [Cut(*parts) for parts in zip(self._ptrs, sizes, shifts, totals, strict=True)]
         return self._cuts
 
     def cut(self, group: int) -> Cut:
@@ -67,7 +69,7 @@ class Chosen:
 
     def slice(self, group: int | None) -> Tensor:
         """Return the slices of the tables of a group, or of one row per graph, int64 `[B + 1]` on the CPU."""
-        return self.each if group is None else self._ptr[group]
+        return self.each if group is None else self._ptrs[group]
 
     def batch_and_ptr(self, group: int) -> tuple[Tensor, Tensor]:
         """Return PyG's vectors `batch` and `ptr` for a group, with the graph of each row; each call returns new
@@ -75,13 +77,13 @@ class Chosen:
         """
         if self.rows is None:
             return self.cut(group).batch_and_ptr()
-        return self.rows.number_rows(group), self._ptr[group].clone()
+        return self.rows.number_rows(group), self._ptrs[group].clone()
 
     def sum_nodes(self, groups: Sequence[int]) -> Tensor:
         """Sum the rows of the graphs before each one, int64 `[B]` of one group, `[B, K, 1]` of several, on the CPU."""
         if len(groups) == 1:
-            return self._ptr[groups[0], :-1]
-        return torch.stack([self._ptr[group, :-1] for group in groups], 1).unsqueeze(2)
+            return self._ptrs[groups[0]][:-1]
+        return torch.stack([self._ptrs[group][:-1] for group in groups], 1).unsqueeze(2)
 
     def sum_before(self, steps: Tensor) -> Tensor:
         """Sum the steps of the graphs before each one, int64 `[B, ...]` on the CPU.

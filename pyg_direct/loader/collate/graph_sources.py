@@ -31,6 +31,7 @@ _COMPARED = 32
 _FEW_BYTES = 16 << 10
 # Names that PyG's `collate` treats specially.
 SPECIAL = ("num_nodes", "ptr")
+_VERSION = operator.attrgetter("_version")
 _WAY_OUT = "add it there, or name it in exclude_keys"
 # Transforms of PyG that give equal graphs for equal graphs, and graphs not much larger.
 _PURE = frozenset(getattr(transforms, name) for name in (
@@ -208,10 +209,24 @@ class GraphList:
         graphs = base if places is None else [base[place] for place in dict.fromkeys(places)]
         if len(graphs) != len(self.graphs) or not all(map(operator.is_, graphs, self.graphs)):
             return False
-        values = self._read_values()
-        return len(values) == len(self._values) and all(map(operator.is_, values, self._values)) \
-            and _read_versions(self._written) == self._versions \
+        if list(map(len, self._mappings)) != self._sizes:
+            return False
+        # Without a list of all values.
+        values = chain.from_iterable(map(dict.values, self._mappings))
+        return all(map(operator.is_, values, self._values)) and self._have_versions() \
             and all(_has_content(value, known) for value, known in self._contents)  # fmt: skip
+
+    def _have_versions(self) -> bool:
+        """Check if no value has more counted writes than when it was read."""
+        if self._one_count is None:
+            return _read_versions(self._written) == self._versions
+        return self._one_count.issuperset(map(_VERSION, self._written))
+
+    @cached_property
+    def _one_count(self) -> set[int] | None:
+        """Number of writes to the values when they were read, if it is equal for all."""
+        counts = set(array("I", self._versions))
+        return counts if len(counts) < 2 else None
 
     def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
         """List (orders of attributes, index of each graph's order or None if all have the first); see `read_order`.

@@ -96,7 +96,8 @@ class GraphRows:
 
     def number_rows(self, group: int) -> Tensor:
         """Return the index of the graph of each row, int64 `[total]`."""
-        return torch.from_numpy(np.repeat(np.arange(len(self._numbers)), np.diff(self._ptr[group])))
+        ptr = self._ptr[group]
+        return torch.from_numpy(np.arange(len(self._numbers)).repeat(ptr[1:] - ptr[:-1]))
 
     def finish(self) -> None:
         """Write all rows that `read` returned."""
