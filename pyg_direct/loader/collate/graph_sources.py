@@ -24,6 +24,7 @@ from torch_geometric.data.separate import separate
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
+from pyg_direct.runtime.host.tensor_views import as_bytes
 
 # Graphs whose content is compared at the start of an epoch, to find writes that torch does not count.
 _COMPARED = 32
@@ -31,7 +32,6 @@ _COMPARED = 32
 _FEW_BYTES = 16 << 10
 # Names that PyG's `collate` treats specially.
 SPECIAL = ("num_nodes", "ptr")
-_VERSION = operator.attrgetter("_version")
 _WAY_OUT = "add it there, or name it in exclude_keys"
 # Transforms of PyG that give equal graphs for equal graphs, and graphs not much larger.
 _PURE = frozenset(getattr(transforms, name) for name in (
@@ -128,6 +128,8 @@ class GraphList:
         # Usually equal, so that no second list is needed.
         self._written = self._values if len(written) == len(self._values) else written
         self._versions = _read_versions(self._written)
+        self._counters = _list_counters(self._written)
+        self._counts = _read_versions(self._counters)
         self._contents = [(value, _read_content(value)) for value in self._list_samples()]
 
     def _read_values(self) -> list[Any]:
@@ -213,20 +215,8 @@ class GraphList:
             return False
         # Without a list of all values.
         values = chain.from_iterable(map(dict.values, self._mappings))
-        return all(map(operator.is_, values, self._values)) and self._have_versions() \
+        return all(map(operator.is_, values, self._values)) and _read_versions(self._counters) == self._counts \
             and all(_has_content(value, known) for value, known in self._contents)  # fmt: skip
-
-    def _have_versions(self) -> bool:
-        """Check if no value has more counted writes than when it was read."""
-        if self._one_count is None:
-            return _read_versions(self._written) == self._versions
-        return self._one_count.issuperset(map(_VERSION, self._written))
-
-    @cached_property
-    def _one_count(self) -> set[int] | None:
-        """Number of writes to the values when they were read, if it is equal for all."""
-        counts = set(array("I", self._versions))
-        return counts if len(counts) < 2 else None
 
     def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
         """List (orders of attributes, index of each graph's order or None if all have the first); see `read_order`.
@@ -485,11 +475,24 @@ def _read_versions(tensors: Sequence[Tensor]) -> bytes:
     return array("I", [tensor._version for tensor in tensors]).tobytes()
 
 
+def _list_counters(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """List tensors that count all writes to these: views count them with their base, as in a list of the graphs of an
+    `InMemoryDataset`.
+    """
+    bases = [tensor._base for tensor in tensors]
+    owners = {id(own): own for own in map(_choose_counter, tensors, bases)}
+    return tensors if len(owners) == len(tensors) else list(owners.values())
+
+
+def _choose_counter(tensor: Tensor, base: Tensor | None) -> Tensor:
+    return tensor if base is None or base.is_inference() else base
+
+
 def _read_content(value: Any) -> bytes | Content:
     """Read the content of a value: its bytes, if it is small."""
     is_plain = type(value) is Tensor and value.layout is torch.strided and value.device.type == "cpu"
     if is_plain and value.nbytes <= _FEW_BYTES and not (value.is_conj() or value.is_neg()):
-        return value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return as_bytes(value.contiguous()).numpy().tobytes()
     return read_content(value)
 
 

@@ -183,6 +183,13 @@ def test_subsets_of_a_list_have_its_graphs(name):
         "of" in name)  # fmt: skip
 
 
+def test_graphs_of_a_data_set_in_a_list_may_have_one_edge():
+    dataset = InMemory([Data(x=torch.rand(2, 1), edge_index=torch.tensor([[0] * n, [1] * n])) for n in (1, 2, 1, 0)])
+
+    for got, expected in pairs_of([dataset[number] for number in range(4)], batch_size=2):
+        assert_equal_batches(got, expected)
+
+
 def test_a_batch_is_used_as_pygs_is():
     graphs = make_molecules(7)
     (batch,) = DataLoader(graphs, 7, device="cpu")
