@@ -152,6 +152,7 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
 
     Raises:
         ArgumentError, ArgumentTypeError, IdError: named argument, rule and value.
+        DeviceError: `device` is a GPU that does not exist.
 
     Example:
         >>> pairs = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]))

@@ -19,8 +19,8 @@ their rows. A CPU leaves a row whose id is out of range unchanged, and its lowes
 `gather_narrow_gpu` reads several tables by one list of ids, for rows of 1, 2, 4, 8 or 16 bytes, such as labels and
 masks.
 
-`copy_graphs_cpu` copies the rows of the graphs of a batch, which lie side by side in a table, in one run each. `spans` is
-int64 `[G, 2 * K]`: the first row of each graph in each group of tables, then its rows in each. `ptr` is int64
+`copy_graphs_cpu` copies the rows of the graphs of a batch, which lie side by side in a table, in one run each. `spans`
+is int64 `[G, 2 * K]`: the first row of each graph in each group of tables, then its rows in each. `ptr` is int64
 `[K, B + 1]`: the first row of each graph of the batch, and the end.
 
 `scatter_*` write rows into a table by id. Rows are lists of items; each id comes once, so that no row is written twice.

@@ -1,4 +1,7 @@
-"""Rows of the graphs of a batch, which lie side by side in joined tables, by CPU loops (see `kernels/rows/gather.py`)."""
+"""Rows of the graphs of a batch, by CPU loops: they lie side by side in joined tables (see `kernels/rows/gather.py`).
+
+`LoopChoice` lets torch join the batches of short programs, which need no compiler then.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pyg_direct.kernels.rows import gather as kernels
 from pyg_direct.ops.rows.gather_rows import LIGHT
 from pyg_direct.ops.run_kernel import FEW_ITEMS, threads_for
 
-# Seconds that torch joins batches in a process before the loops are compiled or read: short programs need no compiler.
+# Seconds that torch joins batches in a process before the loops are compiled or read.
 _TORCH_SECONDS = 0.1
 # The same if Numba is not imported yet.
 _LONE_SECONDS = 0.5

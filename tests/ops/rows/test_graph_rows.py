@@ -22,7 +22,7 @@ def slice_each(table, dim, group):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float16, torch.bool])
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_rows_along_any_dimension_are_copied(dim, dtype):
-    shapes = [(2, 3, 4)[:dim] + (total,) + (2, 3, 4)[dim + 1 :] for total in SIZES.sum(0).tolist()]
+    shapes = [(*(2, 3, 4)[:dim], total, *(2, 3, 4)[dim + 1 :]) for total in SIZES.sum(0).tolist()]
     tables = [torch.randint(2, shape).to(dtype) for shape in shapes]
     rows = make_rows()
 
