@@ -508,8 +508,8 @@ def place_graphs_cpu(numbers, spans, ptr):
 def copy_graphs_cpu(numbers, spans, ptr, columns):
     """Copy the rows of graphs out of tables, each viewed as lines of rows.
 
-    `columns` is int64 `[C, 6]`: address of the output, address of the table, group of the table or -1 for a row a
-    graph, bytes of a row, lines, and rows of the table.
+    A table has six numbers in `columns`, int64 `[C, 6]`. The first two are addresses, of its output and its own. Then
+    come its group, or -1 if each graph has one row, and the bytes of a row. The last two are its lines and its rows.
     """
     count = numbers.shape[0]
     for b in prange(count):
