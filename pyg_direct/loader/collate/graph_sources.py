@@ -291,7 +291,7 @@ class CollatedDataset:
         places: Indices of its items; None for all.
 
     Raises:
-        ArgumentError: slices contradict each other or the values.
+        ArgumentError: slices contradict each other or the values; an index is no number of a graph.
     """
 
     has_one_order = True
@@ -307,6 +307,11 @@ class CollatedDataset:
         self.numbers = torch.tensor(self._indices, dtype=torch.int64, device="cpu")
         if places is not None:
             self.numbers = self.numbers[torch.tensor(places, dtype=torch.int64, device="cpu")]
+        # Loops read the slices of these graphs without a check.
+        is_bad = (self.numbers < 0) | (self.numbers >= self.count)
+        if bool(is_bad.any()):
+            raise ArgumentError(f"indices of dataset must be numbers of its {self.count} graphs, got "
+                                f"{int(self.numbers[is_bad][0])}")  # fmt: skip
         self._values = self._read_values()
         self._versions = [value._version for value in self._values if _is_watched(value)]
         self._contents = [read_content(value) for value in self._values]
