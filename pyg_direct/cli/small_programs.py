@@ -6,6 +6,7 @@ program, on a graph of a few hundred edges.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,6 +23,7 @@ from pyg_direct.compiler.link_once import replaced
 from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.ops import run_kernel
 from pyg_direct.ops.rows.gather_rows import FEW_BYTES, gather_rows
+from pyg_direct.ops.rows.graph_rows import LoopChoice
 
 _NODES, _EDGES, _WIDTH = 60, 400, 64
 _FANOUTS = [3, 2]
@@ -151,8 +153,10 @@ def load_otherwise() -> None:
     data = _make_data()
     _read(pyg_direct.ShaDowKHopSampler(data, 2, 3, node_idx=_SEEDS, batch_size=8, device="cpu"),
           pyg_direct.RandomNodeLoader(data, 4, device="cpu"),
-          pyg_direct.GraphSAINTRandomWalkSampler(data, 8, 2, num_steps=2, device="cpu"),
-          pyg_direct.DataLoader([_make_data() for _ in range(4)], 2, device="cpu"))  # fmt: skip
+          pyg_direct.GraphSAINTRandomWalkSampler(data, 8, 2, num_steps=2, device="cpu"))  # fmt: skip
+    # As in a program that has joined batches for a while.
+    with replaced(LoopChoice, "seconds", math.inf):
+        _read(pyg_direct.DataLoader([_make_data() for _ in range(4)], 2, device="cpu"))
     topology = pyg_direct.CSRTopo(data.edge_index, num_nodes=_NODES)
     pyg_direct.random_walk(topology, _SEEDS, 3)
     pyg_direct.random_walk(topology, _SEEDS, 3, p=2.0, q=0.5)
