@@ -17,7 +17,7 @@ from torch_geometric.utils import trim_to_layer
 from pyg_direct.bench.limits import device_copy_rate, time_on_gpu
 from pyg_direct.bench.loader import run_steps, without_end
 from pyg_direct.bench.result_row import Row
-from pyg_direct.datasets.synthetic import synthetic_igbh
+from pyg_direct.datasets.igbh import synthetic_igbh
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.nn.accelerate import accelerate
 

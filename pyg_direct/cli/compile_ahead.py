@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import multiprocessing
 import os
 import pkgutil
@@ -32,6 +33,7 @@ from pyg_direct.datasets.dynamic_graphs import synthetic_dtdg
 from pyg_direct.errors import DeviceError
 from pyg_direct.ops import run_kernel
 from pyg_direct.ops.rows.gather_rows import FEW_BYTES, gather_rows
+from pyg_direct.ops.rows.graph_rows import LoopChoice
 from pyg_direct.progress import Bar
 from pyg_direct.runtime.cuda.device import abilities
 from pyg_direct.runtime.cuda.launch import load_function
@@ -165,8 +167,10 @@ def load_otherwise() -> None:
     data = _make_data()
     _read(pyg_direct.ShaDowKHopSampler(data, 2, 3, node_idx=_SEEDS, batch_size=8, device="cpu"),
           pyg_direct.RandomNodeLoader(data, 4, device="cpu"),
-          pyg_direct.GraphSAINTRandomWalkSampler(data, 8, 2, num_steps=2, device="cpu"),
-          pyg_direct.DataLoader([_make_data() for _ in range(4)], 2, device="cpu"))  # fmt: skip
+          pyg_direct.GraphSAINTRandomWalkSampler(data, 8, 2, num_steps=2, device="cpu"))  # fmt: skip
+    # As in a program that has joined batches for a while.
+    with replaced(LoopChoice, "seconds", math.inf):
+        _read(pyg_direct.DataLoader([_make_data() for _ in range(4)], 2, device="cpu"))
     topology = pyg_direct.CSRTopo(data.edge_index, num_nodes=_NODES)
     pyg_direct.random_walk(topology, _SEEDS, 3)
     pyg_direct.random_walk(topology, _SEEDS, 3, p=2.0, q=0.5)

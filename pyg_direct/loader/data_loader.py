@@ -124,8 +124,8 @@ class DenseDataLoader(GraphLoader, PygDenseDataLoader):  # type: ignore[misc]
 
     Each attribute of a batch has an additional first dimension, as dense layers such as `DenseGCNConv` expect. A list
     of `Data` is stacked once, and again before an epoch if graphs changed. The joined tensors of an `InMemoryDataset`
-    are used directly. PyG's own collation makes batches of any other data set, and of one with a `transform` that may
-    draw, from single graphs; this is logged once.
+    are used directly. Any other data set, and one with a `transform` that may draw, passes its graphs one by one to
+    PyG's own collation. This is logged once.
 
     Without a `seed`, graphs are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
 

@@ -19,6 +19,7 @@ from pyg_direct.progress import announce
 # Loaders and samplers without a counterpart of ours, by module within PyG; some PyG versions lack some of them.
 LEFT = {
     "loader.ibmb_loader": ("IBMBBatchLoader", "IBMBNodeLoader"),
+    "nn.kge.loader": ("KGTripletLoader",),
     "sampler": ("BidirectionalNeighborSampler",),
 }
 _NONE_OF_OURS = "there is none of ours"

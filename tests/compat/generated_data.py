@@ -145,7 +145,7 @@ def make_typed(sizes: dict[str, int], relations: Iterable[tuple[str, str, str]],
         # Half of the edges join nodes of a class: the number of a node, by 4.
         ends[1, ::2] = ends[1, ::2] // 4 * 4 + ends[0, ::2] % 4
         ends[1].clamp_(max=sizes[target] - 1)
-        data[source, relation, target].edge_index = ends.unique(dim=1)
+        data[source, relation, target].edge_index = ends.unique(dim=1).contiguous()
     return data
 
 
@@ -156,10 +156,10 @@ def show_class(size: int, width: int) -> Tensor:
     return rows
 
 
-def add_split(store: Any, size: int) -> None:
+def add_split(store: Any, size: int, num_classes: int = 4) -> None:
     """Add labels and masks to nodes: half of them to train, a quarter each to validate and to test."""
     part = torch.arange(size) // 4 % 4
-    store.y = torch.arange(size) % 4
+    store.y = torch.arange(size) % 4 % num_classes
     store.train_mask, store.val_mask, store.test_mask = part < 2, part == 2, part == 3
 
 
@@ -182,7 +182,7 @@ def make_imdb(dataset: Any) -> list[list[HeteroData]]:
                        ("actor", "to", "movie")], 700)  # fmt: skip
     for name in data.node_types:
         data[name].x = show_class(data[name].num_nodes, 30)
-    add_split(data["movie"], 240)
+    add_split(data["movie"], 240, 3)
     return [[data]]
 
 
@@ -221,7 +221,7 @@ def make_books(dataset: Any) -> list[list[HeteroData]]:
 def make_taobao(dataset: Any) -> list[list[HeteroData]]:
     """Make users, items that they look at, and categories of items."""
     data = make_typed({"user": 150, "item": 90, "category": 8},
-                      [("user", "to", "item"), ("item", "to", "category")], 2_500)  # fmt: skip
+                      [("user", "to", "item"), ("item", "to", "category")], 6_000)  # fmt: skip
     size = data["user", "item"].num_edges
     data["user", "item"].time, data["user", "item"].behavior = torch.arange(size), torch.arange(size) % 4
     return [[data]]

@@ -87,6 +87,35 @@ def test_unified_example_is_a_plain_script_with_two_lines_changed(run_example, t
     assert losses == plain_losses
 
 
+IGBH = ["--scale", "1e-5", "--features", "16", "--classes", "5", "--hidden", "16", "--heads", "2",
+        "--batch-size", "64", "--fanouts", "5", "3", "2", "--lr", "0.02", "--evaluations", "1", "--epochs", "3",
+        "--threads", "1"]  # fmt: skip
+AT = re.compile(r"^epoch ([\d.]+): loss ([\d.]+), accuracy ([\d.]+), [\d.]+ s$", re.MULTILINE)
+
+
+@pytest.mark.full
+def test_igbh_example_learns_from_memory_and_from_files_alike(run_example, tmp_path):
+    output = run_example("igbh_rgat.py", *IGBH, "--target", "1.1")
+    in_files = ["--folder", str(tmp_path / "igbh"), "--rows", "file"]
+    written = run_example("igbh_rgat.py", *IGBH, "--target", "0.2", *in_files)
+
+    seen, from_files = AT.findall(output), AT.findall(written)
+    assert [at for at, *_ in seen] == ["1.00", "2.00", "3.00"]
+    assert float(seen[-1][1]) < 0.85 * float(seen[0][1]), output
+    assert "accuracy 1.1 not reached" in output
+    assert from_files == seen[: len(from_files)]
+    assert re.search(r"^accuracy 0\.2 reached after [\d.]+ s$", written, re.MULTILINE), written
+    assert (tmp_path / "igbh" / "paper" / "x.npy").exists()
+
+
+@pytest.mark.slow
+def test_igbh_example_asks_for_a_folder(run_example, capsys):
+    with pytest.raises(SystemExit):
+        run_example("igbh_rgat.py", "--rows", "file")
+
+    assert "--folder must name the files of the graph" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_dynamic_example_beats_the_mean(run_example):
     output = run_example("dynamic_tgcn.py", "--scale", "0.1")

@@ -91,6 +91,25 @@ def test_processes_that_hold_parts_learn(more):
     assert float(re.search(r"test ([\d.]+)%", output)[1]) > 15, output
 
 
+@pytest.mark.full
+def test_igbh_example_trains_two_processes_on_one_graph_and_on_parts_alike(tmp_path):
+    small = [EXAMPLES / "igbh_rgat.py", "--device", "cpu", "--scale", "1e-5", "--features", "16", "--classes", "5",
+             "--hidden", "16", "--heads", "2", "--batch-size", "64", "--fanouts", "5", "3", "2", "--lr", "0.02",
+             "--evaluations", "2", "--epochs", "1", "--folder", tmp_path / "igbh", "--target", "1.1"]  # fmt: skip
+    ranks = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    found = re.compile(r"^epoch ([\d.]+: loss [\d.]+, accuracy [\d.]+), ", re.MULTILINE)
+
+    whole = run(*ranks, *small)
+    run(*small, "--partition", tmp_path / "parts", "--write-parts", "2")
+    parts = run(*ranks, *small, "--partition", tmp_path / "parts")
+
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", whole)]
+    assert "2 processes" in whole
+    assert len(losses) == 2
+    assert losses[1] < 0.95 * losses[0], whole
+    assert found.findall(parts) == found.findall(whole)
+
+
 @pytest.mark.parametrize("start", [{"WORLD_SIZE": "2", "RANK": "0"}, {}], ids=["torchrun", "partition only"])
 def test_a_partition_that_is_not_named_is_asked_for(start, monkeypatch, capsys):
     program = str(EXAMPLES / "distributed_worker.py")

@@ -111,6 +111,15 @@ def test_epochs_shuffle_clusters_as_the_seed_says(real_device):
     assert all(sorted(node for nodes in epoch for node in nodes) == list(range(60)) for epoch in epochs)
 
 
+def test_only_large_batches_are_made_ahead_on_a_cpu_unless_the_program_says_so():
+    many = make_clusters(Data(edge_index=torch.arange(4000).view(2, 2000), num_nodes=4000))
+
+    chosen = [ClusterLoader(many, batch_size=size, device="cpu").prefetch for size in (1, 2)]
+
+    assert chosen == [0, 1]
+    assert ClusterLoader(many, device="cpu", prefetch=3).prefetch == 3
+
+
 def test_an_epoch_goes_on_where_its_state_was_taken_also_in_another_process():
     loader = ClusterLoader(make_clusters(), batch_size=2, shuffle=True, seed=3, device="cpu")
     whole = [batch.y.tolist() for batch in loader]

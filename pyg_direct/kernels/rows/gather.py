@@ -19,6 +19,10 @@ their rows. A CPU leaves a row whose id is out of range unchanged, and its lowes
 `gather_narrow_gpu` reads several tables by one list of ids, for rows of 1, 2, 4, 8 or 16 bytes, such as labels and
 masks.
 
+`copy_graphs_cpu` copies the rows of the graphs of a batch, which lie side by side in a table, in one run each. `spans`
+is int64 `[G, 2 * K]`: the first row of each graph in each group of tables, then its rows in each. `ptr` is int64
+`[K, B + 1]`: the first row of each graph of the batch, and the end.
+
 `scatter_*` write rows into a table by id. Rows are lists of items; each id comes once, so that no row is written twice.
 """
 
@@ -30,6 +34,7 @@ from pyg_direct.compiler.jit import (
     THREADS,
     body,
     cpu_kernel,
+    cpu_sequence,
     cuda,
     device_function,
     gpu_kernel,
@@ -486,6 +491,52 @@ def gather_typed_narrow_gpu(layout, tables, ids, bits, out, errors):
         copy_items(i, item, np.uint64(tables[table]), none, none, none, out, none, none, none, bits, np.int32(0),
                    np.int32(0), np.int32(0))  # fmt: skip
         i += np.int64(cuda.gridDim.x) * THREADS
+
+
+@cpu_sequence
+def place_graphs_cpu(numbers, spans, ptr):
+    """Place the graphs of a batch one after the other, in each group of tables."""
+    groups = ptr.shape[0]
+    for g in range(groups):
+        ptr[g, 0] = 0
+    for b in range(numbers.shape[0]):
+        for g in range(groups):
+            ptr[g, b + 1] = ptr[g, b] + spans[numbers[b], groups + g]
+
+
+@cpu_kernel
+def copy_graphs_cpu(numbers, spans, ptr, columns):
+    """Copy the rows of graphs out of tables, each viewed as lines of rows.
+
+    A table has six numbers in `columns`, int64 `[C, 6]`. The first two are addresses, of its output and its own. Then
+    come its group, or -1 if each graph has one row, and the bytes of a row. The last two are its lines and its rows.
+    """
+    count = numbers.shape[0]
+    for b in prange(count):
+        for c in range(columns.shape[0]):
+            group, width = columns[c, 2], columns[c, 3]
+            first, place, rows, total = numbers[b], np.int64(b), np.int64(1), np.int64(count)
+            if group >= 0:
+                first, place, total = spans[numbers[b], group], ptr[group, b], ptr[group, count]
+                rows = ptr[group, b + 1] - place
+            for line in range(columns[c, 4]):
+                memcpy(columns[c, 0] + (line * total + place) * width,
+                       columns[c, 1] + (line * columns[c, 5] + first) * width, rows * width)  # fmt: skip
+
+
+@cpu_kernel
+def shift_graphs_cpu(numbers, spans, ptr, group, table, shifts, out):
+    """Copy the items of graphs out of the lines of a table, with a number of each graph added.
+
+    `shifts` is `[B, L]` for L lines, or `[B, 1]` for all of them.
+    """
+    for b in prange(numbers.shape[0]):
+        first, place = spans[numbers[b], group], ptr[group, b]
+        for line in range(table.shape[0]):
+            shift = shifts[b, min(line, shifts.shape[1] - 1)]
+            own, target = table[line, first:], out[line, place : ptr[group, b + 1]]
+            for i in range(target.shape[0]):
+                target[i] = own[i] + shift
 
 
 @cpu_kernel

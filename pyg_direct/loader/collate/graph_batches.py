@@ -19,6 +19,7 @@ from pyg_direct.errors import IdError
 from pyg_direct.loader.collate.graph_collation import GraphStore, read_stores
 from pyg_direct.loader.collate.graph_columns import Chosen
 from pyg_direct.loader.collate.graph_sources import SPECIAL, Source, find_store
+from pyg_direct.ops.rows.graph_rows import LoopChoice
 from pyg_direct.runtime.host.tensor_views import version_of
 
 # Copies on GPUs by their source tensor, kept while a loader uses them.
@@ -74,8 +75,11 @@ class GraphCollection:
         if numbers.numel() == 0:
             raise IdError("a batch must have at least one graph, got none: a batch sampler gave an empty list")
         assert self.device is not None
-        chosen = Chosen(numbers, self._spans, self.device, self.source.keep_graph)
-        place = 0 if self._order_of is None else self._order_of[int(numbers[0])]
+        with LoopChoice() as is_by_loops:
+            return self._join(Chosen(numbers, self._spans, self.device, self.source.keep_graph, is_by_loops))
+
+    def _join(self, chosen: Chosen) -> Any:
+        place = 0 if self._order_of is None else self._order_of[int(chosen.numbers[0])]
         batch = self._open_batch(place, chosen)
         all_slices: dict[Any, Any] = {}
         all_increments: dict[Any, Any] = {}
@@ -84,6 +88,8 @@ class GraphCollection:
             self._fill(find_store(batch, key), self._stores[key], names, chosen, slices, increments)
             if key is not None and slices:
                 all_slices[key], all_increments[key] = slices, increments
+        if chosen.rows is not None:
+            chosen.rows.finish()
         # PyG's own setters take as long as a gather.
         find_store(batch, None).__dict__.update(_num_graphs=chosen.count, _slice_dict=all_slices,
                                                 _inc_dict=all_increments)  # fmt: skip
@@ -110,7 +116,7 @@ class GraphCollection:
                     # PyG's storages drop None.
                     target[f"{name}_{suffix}"] = value
         if store.nodes is not None:
-            mapping["batch"], mapping["ptr"] = chosen.cut(store.nodes).batch_and_ptr()
+            mapping["batch"], mapping["ptr"] = chosen.batch_and_ptr(store.nodes)
 
     def _open_batch(self, place: int, chosen: Chosen) -> Any:
         """Make a batch without attributes."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data.collate import _batch_and_ptr, _collate
 
+from pyg_direct.ops.rows.graph_rows import GraphRows
+
 # Up to this many rows are gathered one by one if rows run along the last dimension, as in `edge_index`.
 _FEW_ROWS = 8
 _FEW_BYTES = 1 << 16
@@ -24,38 +26,62 @@ class Chosen:
         numbers: Numbers of the graphs, int64 `[B]` on the CPU, at least one.
         spans: First row of each graph in each group of tables, then its number of rows in each, int64 `[G, 2 * K]` on
             the CPU.
+        is_by_loops: Let CPU loops copy rows, instead of torch.
+
+    Attributes:
+        rows: The reader by CPU loops, which `finish` completes; None if torch gathers rows.
     """
 
-    def __init__(self, numbers: Tensor, spans: Tensor, device: torch.device, make_graph: Callable[[int], Any]) -> None:
+    def __init__(self, numbers: Tensor, spans: Tensor, device: torch.device, make_graph: Callable[[int], Any],
+                 is_by_loops: bool) -> None:  # fmt: skip
         self.numbers, self.count, self.device = numbers, numbers.numel(), device
         self._make_graph = make_graph
         self._listed: list[int] | None = None
         self._graphs: list[Any] | None = None
         self._lasting: dict[str, Tensor] = {}
-        num_groups = spans.shape[1] // 2
+        self._spans, self._num_groups = spans, spans.shape[1] // 2
+        self.rows = GraphRows(numbers, spans) if is_by_loops and device.type == "cpu" else None
+        self._cuts: list[Cut] | None = None
+        if self.rows is not None:
+            self._ptr = self.rows.ptr
+            self._ptrs = self._ptr.unbind()
+            return
+        self._ptr = torch.zeros(self._num_groups, self.count + 1, dtype=torch.int64, device="cpu")
+        self._ptrs = self._ptr.unbind()
+        self._cut_all()
+
+    def _cut_all(self) -> list[Cut]:
         # By group, so that each group is contiguous.
-        own = spans.index_select(0, numbers).t().contiguous()
-        self._ptr = torch.zeros(num_groups, self.count + 1, dtype=torch.int64, device="cpu")
-        torch.cumsum(own[num_groups:], 1, out=self._ptr[:, 1:])
-        self._totals: list[int] = self._ptr[:, -1].tolist()
-        own[:num_groups].sub_(self._ptr[:, :-1])
+        own = self._spans.index_select(0, self.numbers).t().contiguous()
+        torch.cumsum(own[self._num_groups :], 1, out=self._ptr[:, 1:])
+        own[: self._num_groups].sub_(self._ptr[:, :-1])
         # One copy to a GPU for all groups.
-        self._own = to_device(own, device)
-        self._cuts: list[Cut | None] = [None] * num_groups
+        shifts, sizes = to_device(own, self.device).split(self._num_groups) if self._num_groups else ((), ())
+        totals = self._ptr[:, -1].tolist()
+        self._cuts = [Cut(*parts) for parts in zip(self._ptrs, sizes, shifts, totals, strict=True)]
+        return self._cuts
 
     def cut(self, group: int) -> Cut:
         """Cut the rows of the graphs out of the tables of a group, given by its index."""
-        cut = self._cuts[group]
-        if cut is None:
-            sizes = self._own[group + len(self._cuts)]
-            cut = self._cuts[group] = Cut(self._ptr[group], sizes, self._own[group], self._totals[group])
-        return cut
+        return (self._cuts or self._cut_all())[group]
+
+    def slice(self, group: int | None) -> Tensor:
+        """Return the slices of the tables of a group, or of one row per graph, int64 `[B + 1]` on the CPU."""
+        return self.each if group is None else self._ptrs[group]
+
+    def batch_and_ptr(self, group: int) -> tuple[Tensor, Tensor]:
+        """Return PyG's vectors `batch` and `ptr` for a group, with the graph of each row; each call returns new
+        tensors.
+        """
+        if self.rows is None:
+            return self.cut(group).batch_and_ptr()
+        return self.rows.number_rows(group), self._ptrs[group].clone()
 
     def sum_nodes(self, groups: Sequence[int]) -> Tensor:
         """Sum the rows of the graphs before each one, int64 `[B]` of one group, `[B, K, 1]` of several, on the CPU."""
         if len(groups) == 1:
-            return self._ptr[groups[0], :-1]
-        return torch.stack([self._ptr[group, :-1] for group in groups], 1).unsqueeze(2)
+            return self._ptrs[groups[0]][:-1]
+        return torch.stack([self._ptrs[group][:-1] for group in groups], 1).unsqueeze(2)
 
     def sum_before(self, steps: Tensor) -> Tensor:
         """Sum the steps of the graphs before each one, int64 `[B, ...]` on the CPU.
@@ -180,20 +206,26 @@ class Rows:
     def __init__(self, table: Tensor, dim: int, group: int | None, steps: Steps) -> None:
         self.table, self.dim, self.group, self.steps = table, dim, group, steps
         self._is_narrow = table.dim() == 2 and dim == 1 and 0 < len(table) <= _FEW_ROWS
+        # Loops read the bytes of the table, as it was when it was checked.
+        self._shape = table.shape if table.is_contiguous() and not (table.is_conj() or table.is_neg()) else None
+        self._is_shifted = table.dtype == torch.int64 and dim == table.dim() - 1 < 2 and group is not None
 
     def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
         """See `Column`."""
-        if self.group is None:
-            rows, slices = chosen.rows_of_each, chosen.each
-        else:
-            cut = chosen.cut(self.group)
-            rows, slices = cut.rows, cut.ptr
-        increments = sum_steps(self.steps, chosen)
+        slices, increments, table = chosen.slice(self.group), sum_steps(self.steps, chosen), self.table
         # PyG skips adding zeros, except to tensors.
         is_added = self.steps is not None and (increments.dim() > 1 or int(increments[-1]) != 0)
-        if self._is_narrow and self.table.device.type == "cpu" and increments.dim() == 1:
+        if chosen.rows is not None and table.shape == self._shape and not table.requires_grad:
+            if not is_added:
+                return chosen.rows.read(table, self.dim, self.group), slices, increments
+            if self._is_shifted:
+                assert self.group is not None
+                shifts = increments.reshape(chosen.count, -1)
+                return chosen.rows.read_shifted(table, self.group, shifts), slices, increments
+        rows = chosen.rows_of_each if self.group is None else chosen.cut(self.group).rows
+        if self._is_narrow and table.device.type == "cpu" and increments.dim() == 1:
             return self._gather_lines(rows, self._spread(increments, chosen) if is_added else None), slices, increments
-        value = self.table.index_select(self.dim, rows)
+        value = table.index_select(self.dim, rows)
         if is_added:
             value = self._increment(value, to_device(increments, value.device), chosen)
         return value, slices, increments
@@ -232,7 +264,7 @@ class Rows:
             return torch.arange(chosen.count, device=chosen.device), torch.arange(
                 chosen.count + 1, device=chosen.device
             )
-        return chosen.cut(self.group).batch_and_ptr()
+        return chosen.batch_and_ptr(self.group)
 
     def place(self, move: Callable[[Tensor], Tensor]) -> None:
         """See `Column`."""

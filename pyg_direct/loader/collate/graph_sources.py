@@ -24,6 +24,7 @@ from torch_geometric.data.separate import separate
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
+from pyg_direct.runtime.host.tensor_views import as_bytes
 
 # Graphs whose content is compared at the start of an epoch, to find writes that torch does not count.
 _COMPARED = 32
@@ -122,6 +123,8 @@ class GraphList:
         # Usually equal, so that no second list is needed.
         self._written = self._values if len(written) == len(self._values) else written
         self._versions = _read_versions(self._written)
+        self._counters = _list_counters(self._written)
+        self._counts = _read_versions(self._counters)
         self._contents = [(value, _read_content(value)) for value in self._list_samples()]
 
     def _read_values(self) -> list[Any]:
@@ -198,9 +201,11 @@ class GraphList:
         graphs = base if places is None else [base[place] for place in dict.fromkeys(places)]
         if len(graphs) != len(self.graphs) or not all(map(operator.is_, graphs, self.graphs)):
             return False
-        values = self._read_values()
-        return len(values) == len(self._values) and all(map(operator.is_, values, self._values)) \
-            and _read_versions(self._written) == self._versions \
+        if list(map(len, self._mappings)) != self._sizes:
+            return False
+        # Without a list of all values.
+        values = chain.from_iterable(map(dict.values, self._mappings))
+        return all(map(operator.is_, values, self._values)) and _read_versions(self._counters) == self._counts \
             and all(_has_content(value, known) for value, known in self._contents)  # fmt: skip
 
     def list_orders(self, excluded: frozenset[str], way_out: str = _WAY_OUT) -> tuple[list[Any], list[int] | None]:
@@ -272,7 +277,7 @@ class CollatedDataset:
         places: Indices of its items; None for all.
 
     Raises:
-        ArgumentError: slices contradict each other or the values.
+        ArgumentError: slices contradict each other or the values; an index is no number of a graph.
     """
 
     has_one_order = True
@@ -288,6 +293,11 @@ class CollatedDataset:
         self.numbers = torch.tensor(self._indices, dtype=torch.int64, device="cpu")
         if places is not None:
             self.numbers = self.numbers[torch.tensor(places, dtype=torch.int64, device="cpu")]
+        # Loops read the slices of these graphs without a check.
+        is_bad = (self.numbers < 0) | (self.numbers >= self.count)
+        if bool(is_bad.any()):
+            raise ArgumentError(f"indices of dataset must be numbers of its {self.count} graphs, got "
+                                f"{int(self.numbers[is_bad][0])}")  # fmt: skip
         self._values = self._read_values()
         self._versions = [value._version for value in self._values if _is_watched(value)]
         self._contents = [read_content(value) for value in self._values]
@@ -447,11 +457,24 @@ def _read_versions(tensors: Sequence[Tensor]) -> bytes:
     return array("I", [tensor._version for tensor in tensors]).tobytes()
 
 
+def _list_counters(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """List tensors that count all writes to these: views count them with their base, as in a list of the graphs of an
+    `InMemoryDataset`.
+    """
+    bases = [tensor._base for tensor in tensors]
+    owners = {id(own): own for own in map(_choose_counter, tensors, bases)}
+    return tensors if len(owners) == len(tensors) else list(owners.values())
+
+
+def _choose_counter(tensor: Tensor, base: Tensor | None) -> Tensor:
+    return tensor if base is None or base.is_inference() else base
+
+
 def _read_content(value: Any) -> bytes | Content:
     """Read the content of a value: its bytes, if it is small."""
     is_plain = type(value) is Tensor and value.layout is torch.strided and value.device.type == "cpu"
     if is_plain and value.nbytes <= _FEW_BYTES and not (value.is_conj() or value.is_neg()):
-        return value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return as_bytes(value.contiguous()).numpy().tobytes()
     return read_content(value)
 
 

@@ -12,6 +12,9 @@ from pyg_direct.kernels.sampling import induced as kernels
 from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, run_cpu, run_gpu, runs_on_gpu, threads_for
 
+# Edges that a CPU compares with a set in the time in which it samples one.
+_LIGHT = 4
+
 
 class NeighborLists(NamedTuple):
     """Rows of neighbors as kernels read them, on one device.
@@ -72,7 +75,7 @@ class Candidates(NamedTuple):
             run_gpu(kernels.emit_inside_gpu, self.sums.numel(), lists.indptr, lists.neighbors, lists.ids, lists.step,
                     self.nodes, self.offsets, self.local_of_node, self.sums, *out)  # fmt: skip
         else:
-            with threads_for(self.found.numel()):
+            with threads_for(self.found.numel() // _LIGHT):
                 run_cpu(kernels.emit_inside_cpu, lists.indptr, lists.ids, lists.step, self.nodes, self.offsets,
                         self.found, self.sums, *out)  # fmt: skip
         return ends, edges
@@ -111,7 +114,7 @@ def _count_on_cpu(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor) ->
     np.cumsum(indptr[1:][ids] - indptr[ids], out=offsets[1:])
     found, sums = np.empty(offsets[-1], np.int32), np.zeros(cpu_chunks(), np.int64)
     if len(found) > 0:
-        with threads_for(len(found)):
+        with threads_for(len(found) // _LIGHT):
             run_cpu(kernels.find_inside_cpu, indptr, lists.neighbors, lists.step, ids, offsets, local_of_node, found,
                     sums)  # fmt: skip
     return Candidates(lists, nodes, torch.from_numpy(offsets), local_of_node, torch.from_numpy(sums),

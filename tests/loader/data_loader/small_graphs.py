@@ -1,11 +1,15 @@
 """Random data sets of small graphs, and a look at whether two batches are equal in everything."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.data.data import BaseData
+
+from pyg_direct.ops.rows.graph_rows import LoopChoice
 
 
 class InMemory(InMemoryDataset):
@@ -127,3 +131,11 @@ def assert_equal_batches(got, expected):
         return
     assert_equal(got.to_data_list(), graphs)
     assert_equal(got[0], expected[0])
+
+
+@contextmanager
+def joined_by(way):
+    """Batches of the block are joined by `torch` or by `loops` on a CPU, however long torch has joined before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoopChoice, "seconds", float("-inf") if way == "torch" else float("inf"))
+        yield

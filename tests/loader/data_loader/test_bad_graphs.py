@@ -139,3 +139,12 @@ def test_counts_of_nodes_that_contradict_are_named():
 
     with pytest.raises(ArgumentError, match="one _num_nodes for each of its"):
         DataLoader(dataset, 2, device="cpu")
+
+
+@pytest.mark.parametrize("index", [7, -1])
+def test_an_index_of_no_graph_is_named(index):
+    dataset = InMemory(make_molecules(7))
+    dataset._indices = [0, index]
+
+    with pytest.raises(ArgumentError, match=f"numbers of its 7 graphs, got {index}"):
+        DataLoader(dataset, 2, device="cpu")

@@ -129,7 +129,7 @@ def pairs_of(dataset, **options):
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer", "ignore:Sparse CSR", "ignore:.*invariant checks")
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "follow", "exclude"])
 @pytest.mark.parametrize("name", DATA_SETS)
-def test_batches_of_lists_are_those_of_pyg(name, options):
+def test_batches_of_lists_are_those_of_pyg(name, options, joining):
     graphs = DATA_SETS[name]()
 
     for got, expected in pairs_of(graphs, batch_size=4, **options):
@@ -143,7 +143,7 @@ NO_DATASET = {"empty vectors", "needy", "types of num_nodes alone"}
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer", "ignore:Sparse CSR", "ignore:.*invariant checks")
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "follow", "exclude"])
 @pytest.mark.parametrize("name", [name for name in DATA_SETS if name not in NO_DATASET])
-def test_batches_of_data_sets_in_memory_are_those_of_pyg(name, options):
+def test_batches_of_data_sets_in_memory_are_those_of_pyg(name, options, joining):
     dataset = InMemory(DATA_SETS[name]())
 
     for got, expected in pairs_of(dataset, batch_size=4, **options):
@@ -183,6 +183,13 @@ def test_subsets_of_a_list_have_its_graphs(name):
         "of" in name)  # fmt: skip
 
 
+def test_graphs_of_a_data_set_in_a_list_may_have_one_edge():
+    dataset = InMemory([Data(x=torch.rand(2, 1), edge_index=torch.tensor([[0] * n, [1] * n])) for n in (1, 2, 1, 0)])
+
+    for got, expected in pairs_of([dataset[number] for number in range(4)], batch_size=2):
+        assert_equal_batches(got, expected)
+
+
 def test_a_batch_is_used_as_pygs_is():
     graphs = make_molecules(7)
     (batch,) = DataLoader(graphs, 7, device="cpu")
@@ -194,7 +201,7 @@ def test_a_batch_is_used_as_pygs_is():
     assert batch.clone().x.data_ptr() != batch.x.data_ptr()
 
 
-def test_what_is_done_to_a_batch_stays_in_it():
+def test_what_is_done_to_a_batch_stays_in_it(joining):
     graphs = make_molecules(7)
     loader = DataLoader(graphs, 7, follow_batch=["x"], device="cpu")
     expected = Batch.from_data_list(graphs, follow_batch=["x"])
@@ -274,7 +281,7 @@ class Turned(Data):
 
 @pytest.mark.parametrize("form", [list, InMemory])
 @pytest.mark.parametrize("names", [["scalar"], ["last"], ["deep"], ["wide"], ["y"], ["scalar", "y", "deep"]])
-def test_odd_dimensions_and_increments_are_pygs(names, form):
+def test_odd_dimensions_and_increments_are_pygs(names, form, joining):
     values = {"scalar": lambda i: torch.tensor(i), "last": lambda i: torch.ones(1 + i % 2, 3),
               "deep": lambda i: torch.arange(6).view(2, 3), "wide": lambda i: torch.ones(2, 2, dtype=torch.int64),
               "y": lambda i: torch.tensor([i], dtype=torch.int32)}  # fmt: skip

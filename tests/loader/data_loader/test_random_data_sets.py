@@ -11,7 +11,7 @@ from torch_geometric.loader import DataLoader as PygDataLoader
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.loader import DataLoader
-from tests.loader.data_loader.small_graphs import InMemory, PairData, assert_equal_batches
+from tests.loader.data_loader.small_graphs import InMemory, PairData, assert_equal_batches, joined_by
 
 DTYPES = [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.bool, torch.float16]
 NAMES = ["x", "pos", "edge_attr", "y", "z", "node_mask", "root_index", "n_id", "face", "sub_batch", "edge_type", "w"]
@@ -139,11 +139,13 @@ def compare(graphs, seed):
 @settings(deadline=None, max_examples=150)
 @given(st.integers(0, 2**31))
 def test_batches_of_random_graphs_are_pygs(seed):
-    compare(draw_graphs(seed), seed)
+    with joined_by(["torch", "loops"][seed % 2]):
+        compare(draw_graphs(seed), seed)
 
 
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer")
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**31))
 def test_batches_of_random_typed_graphs_are_pygs(seed):
-    compare(draw_typed(seed), seed)
+    with joined_by(["torch", "loops"][seed % 2]):
+        compare(draw_typed(seed), seed)

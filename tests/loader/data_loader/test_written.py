@@ -110,3 +110,22 @@ def test_those_to_joined_tensors_are_found_too(write):
     (got,) = loader
     assert loader._graphs is not before
     assert_equal_batches(got, Batch.from_data_list(list(dataset)))
+
+
+@pytest.mark.parametrize("write", [lambda dataset, graphs: graphs[5].x.add_(1),
+                                   lambda dataset, graphs: dataset._data.x.add_(1),
+                                   lambda dataset, graphs: graphs[4].update({"y": torch.ones(1)})],
+                         ids=["a graph", "the data set", "anew"])  # fmt: skip
+def test_graphs_of_a_data_set_in_a_list_are_read_again_if_either_is_written(write):
+    dataset = InMemory(make_molecules(50))
+    graphs = [dataset[number] for number in range(50)]
+    loader = DataLoader(graphs, 50, device="cpu")
+    before = loader._graphs
+    list(loader)
+    assert loader._graphs is before
+
+    write(dataset, graphs)
+
+    (got,) = loader
+    assert loader._graphs is not before
+    assert_equal_batches(got, Batch.from_data_list(graphs))

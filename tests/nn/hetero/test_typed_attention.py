@@ -10,7 +10,7 @@ from torch_geometric.nn import GATConv, HeteroConv
 
 from benchmarks.nn.rgat import RGAT
 from pyg_direct import NeighborLoader, accelerate
-from pyg_direct.datasets.synthetic import synthetic_igbh
+from pyg_direct.datasets.igbh import synthetic_igbh
 from pyg_direct.nn.hetero import attention, joined_edges
 from pyg_direct.ops.aggregate import compute_softmax, compute_typed_attention, operators
 from pyg_direct.ops.local_ids.build_csr import compress_ids
@@ -21,7 +21,11 @@ WIDTH, HIDDEN, CLASSES = 24, 32, 5
 
 @pytest.fixture(scope="module")
 def graph():
-    return synthetic_igbh(3e-6, num_features=WIDTH, num_classes=CLASSES, dtype=torch.float32)
+    return make_graph()
+
+
+def make_graph(seed=0):
+    return synthetic_igbh(3e-6, seed=seed, num_features=WIDTH, num_classes=CLASSES, dtype=torch.float32)
 
 
 def draw_batch(graph, device, fanouts=(4, 3, 2), size=30):
@@ -80,21 +84,28 @@ def test_gradients_in_fp32_are_those_of_pyg(real_device, graph):
     batch = draw_batch(graph, real_device)
     model = RGAT(batch, CLASSES, HIDDEN).to(real_device)
     expected, grads = differentiate(model, batch)
+    _, exact = differentiate(copy.deepcopy(model).double(), convert(batch, torch.float64))
 
     accelerate(model)
     got, found = differentiate(model, batch)
 
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-    for one, other in zip(found, grads, strict=True):
-        if one is not None:
+    for one, other, precise in zip(found, grads, exact, strict=True):
+        if one is None:
+            continue
+        if float(precise.abs().max()) < 1e-12:
+            # No target of the relation has two neighbors, so that attention has no gradient but rounding.
+            assert float(one.abs().max()) < 1e-5
+        else:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
-def test_16_bits_are_as_near_float64_as_pyg(real_device, graph, stored):
-    batch = convert(draw_batch(graph, real_device), stored)
+def test_16_bits_are_as_near_float64_as_pyg(real_device, stored):
     errors = []
-    for seed in range(4):
+    # Of one graph the errors of a layer and of PyG's differ by a tenth or two either way.
+    for seed in range(8):
+        batch = convert(draw_batch(make_graph(seed), real_device), stored)
         torch.manual_seed(seed)
         model = RGAT(batch, CLASSES, HIDDEN).to(real_device)
         exact, exact_grads = differentiate(copy.deepcopy(model).double(), convert(batch, torch.float64))
@@ -107,7 +118,7 @@ def test_16_bits_are_as_near_float64_as_pyg(real_device, graph, stored):
             errors += [(out.double() - exact).norm() / exact.norm(),
                        (missed / sum(other.square().sum() for _, other in pairs)).sqrt()]  # fmt: skip
 
-    plain, fast = torch.stack(errors).view(4, 2, 2).mean(0)
+    plain, fast = torch.stack(errors).view(8, 2, 2).mean(0)
     assert (fast <= 1.1 * plain).all(), (fast, plain)
 
 

@@ -22,6 +22,7 @@ from pyg_direct import progress
 from pyg_direct.loader.inference import infer
 from pyg_direct.noedit import install, program_record
 from pyg_direct.noedit.install import REPLACEMENTS
+from pyg_direct.noedit.program_record import is_watched
 from pyg_direct.noedit.replaced_class import StandIn, give_back, replace
 from tests.graphs import make_random_graph
 from tests.loader.data_loader.small_graphs import InMemory, make_molecules
@@ -267,6 +268,30 @@ def test_loaders_that_have_none_of_ours_are_named_as_they_are_made(said, monkeyp
     assert said.messages == [f"{name} left to PyG: there is none of ours" for name in (kind.__name__, "Mine")]
     pyg_direct.uninstall()
     assert kind.__init__ is plain
+
+
+# It only calls the loaders that it is given.
+COMBINED = {torch_geometric.loader.ZipLoader}
+
+
+def list_kinds(kind):
+    """PyG's classes derived from a class, as far as they are imported."""
+    for derived in kind.__subclasses__():
+        if derived.__module__.startswith("torch_geometric.") and not derived.__name__.startswith("_"):
+            yield derived
+        yield from list_kinds(derived)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_every_loader_of_pyg_is_ours_or_named_as_it_is_made():
+    replaced = {entry.original for entry in REPLACEMENTS}
+
+    # Objects of derived classes are named too, as those of the program's classes.
+    left = [kind for kind in list_kinds(torch.utils.data.DataLoader)
+            if not replaced & set(kind.__mro__) and kind not in COMBINED
+            and not any(map(is_watched, [kind, *kind.__subclasses__()]))]  # fmt: skip
+
+    assert left == []
 
 
 @pytest.mark.usefixtures("_installed")
