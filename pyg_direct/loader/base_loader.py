@@ -494,8 +494,11 @@ class EpochLoader(ReportedLoader):
         for name in ("seed" if has_seed else "epoch", "epoch", "batch", *(["drawn"] if is_begun else [])):
             value = state.get(name) if isinstance(state, dict) else None
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
-                inner = [key for key, part in state.items() if isinstance(part, dict) and "batch" in part] \
-                    if isinstance(state, dict) else []
+                inner = (
+                    [key for key, part in state.items() if isinstance(part, dict) and "batch" in part]
+                    if isinstance(state, dict)
+                    else []
+                )
                 raise ArgumentError(f"state must hold {name!r} as an integer in [0, 2**64), got {value!r}"
                                     f"{f': give state[{inner[0]!r}]' if inner else ''}")  # fmt: skip
         for name, own in describe_batches(self).items():  # type: ignore[arg-type]
