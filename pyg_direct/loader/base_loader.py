@@ -520,12 +520,15 @@ class EpochLoader(ReportedLoader):
         Raises:
             ArgumentError: not a state of a loader, or a state of a loader with other batches.
         """
-        has_seed = not isinstance(state, dict) or "seed" not in state or state["seed"] is not None
+        parts: dict[str, Any] = state if isinstance(state, dict) else {}
+        has_seed = "seed" not in parts or parts["seed"] is not None
         is_begun = not has_seed and (state.get("drawn") is not None or state.get("batch") != 0)
         for name in ("seed" if has_seed else "epoch", "epoch", "batch", *(["drawn"] if is_begun else [])):
-            value = state.get(name) if isinstance(state, dict) else None
+            value = parts.get(name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
-                raise ArgumentError(f"state must hold {name!r} as an integer in [0, 2**64), got {value!r}")
+                inner = [key for key, part in parts.items() if isinstance(part, dict) and "batch" in part]
+                raise ArgumentError(f"state must hold {name!r} as an integer in [0, 2**64), got {value!r}"
+                                    f"{f': give state[{inner[0]!r}]' if inner else ''}")  # fmt: skip
         for name, own in describe_batches(self).items():  # type: ignore[arg-type]
             if state.get(name, own) != own:
                 raise ArgumentError(f"state must be of a loader of equal batches, with {name}={own!r}, got "

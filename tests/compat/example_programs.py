@@ -126,11 +126,8 @@ PROGRAMS = [
     Program("hetero/hetero_link_pred.py", 10),
     Program("hetero/metapath2vec.py", 1, "Epoch: 1, Accuracy", is_drawn=True),
     Program("infomax_inductive.py", 1, "Test", is_drawn=True),
-    Program("cluster_gcn_ppi.py", 3, is_drawn=True),
-    Program("cluster_gcn_reddit.py", 5, is_drawn=True),
     Program("graph_saint.py", 5, is_drawn=True),
     Program("shadow.py", 3, is_drawn=True),
-    Program("node2vec.py", 5, is_drawn=True),
 ]  # fmt: skip
 
 

@@ -174,6 +174,13 @@ def test_anything_else_is_refused_and_changes_nothing(state):
     assert loader.state_dict() == before
 
 
+def test_a_checkpoint_that_holds_the_state_is_said():
+    loader = make_loader()
+
+    with pytest.raises(ArgumentError, match=r"got None: give state\['loader'\]$"):
+        loader.load_state_dict({"model": {"weight": 1}, "loader": loader.state_dict()})
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"batch_size": 32}, "batch_size=32, got 16"),
     ({"shuffle": False}, "shuffle=False, got True"),
