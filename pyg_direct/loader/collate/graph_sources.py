@@ -24,6 +24,7 @@ from torch_geometric.data.separate import separate
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError
 from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
+from pyg_direct.runtime.host.memory_sizes import available_bytes
 from pyg_direct.runtime.host.tensor_views import as_bytes
 
 # Graphs whose content is compared at the start of an epoch, to find writes that torch does not count.
@@ -32,6 +33,8 @@ _COMPARED = 32
 _FEW_BYTES = 16 << 10
 # Names that PyG's `collate` treats specially.
 SPECIAL = ("num_nodes", "ptr")
+# Share of the free host memory for transformed graphs, which are there twice while they are joined.
+_TRANSFORMED_SHARE = 0.2
 _WAY_OUT = "add it there, or name it in exclude_keys"
 # Transforms of PyG that give equal graphs for equal graphs, and graphs not much larger.
 _PURE = frozenset(getattr(transforms, name) for name in (
@@ -432,11 +435,20 @@ class TransformedDataset(CollatedDataset):
 
 
 def _transform(source: Any, dataset: InMemoryDataset, numbers: Sequence[int]) -> list[Any]:
-    try:
-        return [dataset.transform(copy.copy(source.make_graph(number))) for number in numbers]  # type: ignore[misc]
-    except Exception as error:
-        # As where each batch makes its graphs, the program hears of it when it comes to this graph.
-        raise OneByOneError(f"its transform fails: {error}") from error
+    made: list[Any] = []
+    room = int(_TRANSFORMED_SHARE * available_bytes())
+    for number in numbers:
+        try:
+            graph = dataset.transform(copy.copy(source.make_graph(number)))  # type: ignore[misc]
+        except Exception as error:
+            # As where each batch makes its graphs, the program hears of it when it comes to this graph.
+            raise OneByOneError(f"its transform fails: {error}") from error
+        made.append(graph)
+        room -= sum(value.nbytes for store in graph.stores for value in store._mapping.values()
+                    if isinstance(value, Tensor) and value.layout is torch.strided)  # fmt: skip
+        if room < 0:
+            raise OneByOneError("its transformed graphs would take a large part of the free memory")
+    return made
 
 
 def is_pure(transform: Any) -> bool:

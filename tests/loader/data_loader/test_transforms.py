@@ -11,6 +11,7 @@ from torch_geometric.loader import DataLoader as PygDataLoader
 
 from pyg_direct import progress
 from pyg_direct.loader import DataLoader
+from pyg_direct.loader.collate import graph_sources
 from pyg_direct.loader.collate.graph_sources import _PURE, is_pure
 from tests.loader.data_loader.small_graphs import InMemory, assert_equal, make_molecules
 
@@ -88,6 +89,17 @@ def test_a_transform_that_fails_fails_at_its_graph_as_with_pyg(said):
         with pytest.raises(RuntimeError):
             list(kind(dataset, batch_size=3, **options))
     assert "its transform fails" in said.text
+
+
+def test_transforms_that_make_graphs_too_large_run_batch_by_batch(monkeypatch, said):
+    # A fifth of it: some graphs with a column for each degree do not fit.
+    monkeypatch.setattr(graph_sources, "available_bytes", lambda: 5 * 10_000)
+    dataset = InMemory(GRAPHS, T.OneHotDegree(200))
+
+    got = load(DataLoader, dataset, device="cpu")
+
+    assert_equal(got, load(PygDataLoader, dataset))
+    assert "would take a large part of the free memory" in said.text
 
 
 def test_a_transform_is_known_by_its_class_alone():
