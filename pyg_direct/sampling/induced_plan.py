@@ -102,8 +102,8 @@ class InducedPlan:
         """Start to find the subgraph of nodes, on torch's current stream.
 
         Args:
-            nodes: int64 `[M]`, for draws also int32, on the CPU or the plan's device; on the CPU they must lie in [0, N). If one repeats,
-                edges join its first place, and each place has its row.
+            nodes: int64 `[M]`, for draws also int32, on the CPU or the plan's device; on the CPU they must lie in
+                [0, N). If one repeats, edges join its first place, and each place has its row.
             is_set: False for draws that repeat: they become one node each, ascending.
 
         Raises:
