@@ -17,6 +17,7 @@ from pyg_direct.kernels.rows import gather as kernels
 from pyg_direct.ops.rows.gather_rows import LIGHT
 from pyg_direct.ops.run_kernel import FEW_ITEMS, threads_for
 
+_WORD = 8
 # Seconds that torch joins batches in a process before the loops are compiled or read.
 _TORCH_SECONDS = 0.1
 # The same if Numba is not imported yet.
@@ -68,20 +69,22 @@ class GraphRows:
         # Kept until they are written, even if a batch drops them before.
         self._outputs: list[Tensor] = []
 
-    def read(self, table: Tensor, dim: int, group: int | None) -> Tensor:
+    def read(self, table: Tensor, dim: int, group: int | None, shift: int = -1) -> Tensor:
         """Return the rows of the graphs, which are written by `finish`.
 
         Args:
             table: Contiguous, on the CPU.
             dim: Dimension of the rows.
             group: Group of the table; None for one row per graph.
+            shift: Group whose first row of each graph in the batch is added to its items, of an int64 table whose
+                rows are its last dimension; -1 for none.
         """
         shape = list(table.shape)
         rows, shape[dim] = shape[dim], len(self._numbers) if group is None else self.totals[group]
         out = table.new_empty(shape)
         width = math.prod(shape[dim + 1 :]) * table.element_size()
         self._columns.append((out.data_ptr(), table.data_ptr(), -1 if group is None else group, width,
-                              math.prod(shape[:dim]), rows))  # fmt: skip
+                              math.prod(shape[:dim]), rows, shift))  # fmt: skip
         self._outputs += out, table
         return out
 
@@ -102,9 +105,11 @@ class GraphRows:
         return out
 
     def number_rows(self, group: int) -> Tensor:
-        """Return the index of the graph of each row, int64 `[total]`."""
-        ptr = self._ptr[group]
-        return torch.from_numpy(np.arange(len(self._numbers)).repeat(ptr[1:] - ptr[:-1]))
+        """Return the index of the graph of each row, int64 `[total]`, which `finish` writes."""
+        out = torch.empty(self.totals[group], dtype=torch.int64, device="cpu")
+        self._columns.append((out.data_ptr(), 0, group, _WORD, 1, 0, -1))
+        self._outputs += out, out
+        return out
 
     def finish(self) -> None:
         """Write all rows that `read` returned."""

@@ -42,7 +42,21 @@ def test_a_row_of_each_graph_and_the_places_of_graphs():
     assert torch.equal(got, table[NUMBERS])
     assert rows.ptr.tolist() == [[0, 1, 4, 4, 5], [0, 5, 5, 7, 12]]
     assert rows.totals == [5, 12]
-    assert rows.number_rows(0).tolist() == [0, 1, 1, 1, 3]
+    numbers = rows.number_rows(0)
+    rows.finish()
+    assert numbers.tolist() == [0, 1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("lines", [None, 1, 3])
+def test_first_rows_of_graphs_are_added(lines):
+    table = torch.randint(9, (SIZES[:, 1].sum(),) if lines is None else (lines, SIZES[:, 1].sum()))
+    rows = make_rows()
+
+    got = rows.read(table, table.dim() - 1, 1, shift=0)
+    rows.finish()
+
+    parts = zip(slice_each(table, -1, 1), [0, 1, 4, 4], strict=True)
+    assert torch.equal(got, torch.cat([part + first for part, first in parts], -1))
 
 
 @pytest.mark.parametrize("lines", [None, 1, 3])
