@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange
+from pyg_direct.compiler.jit import THREADS, body, cpu_kernel, cuda, gpu_kernel, prange, prefetch
 from pyg_direct.kernels.local_ids.thread_block import SCAN_WORDS, own_range, scan_block, sum_before, sum_block
 from pyg_direct.kernels.sampling.uniform import find_row
+
+# Rows ahead that a CPU asks for, at most so many cache lines of each.
+ROWS_AHEAD, LINES_AHEAD, LINE = 4, 8, 64
 
 
 @body
@@ -30,57 +33,64 @@ def find_id(ids, step, position):
 
 
 @body
-def look_up(indptr, neighbors, step, nodes, offsets, local_of_node, begin, end, found):
-    """Local ids of the neighbors of candidates [begin, end) to `found`; returns how many are inside."""
-    row, at, count = find_row(offsets, nodes.shape[0], begin), begin, np.int64(0)
-    while at < end:
-        stop = min(end, offsets[row + 1])
-        shift = indptr[nodes[row]] - offsets[row]
-        for i in range(at, stop):
-            local = find_local(neighbors, step, local_of_node, i + shift)
-            found[i] = local
-            count += np.int64(local >= 0)
-        at = max(at, stop)
-        row += 1
-    return count
+def prefetch_row(indptr, neighbors, step, node):
+    """Ask for the first cache lines of a row: rows of a set lie far apart."""
+    begin, end = indptr[node], indptr[node + 1]
+    address, width = neighbors.ctypes.data, np.int64(neighbors.itemsize * step)
+    for at in range(begin * width, min(end * width, begin * width + LINES_AHEAD * LINE), LINE):
+        prefetch(address + at)
 
 
 @body
-def emit_inside(indptr, ids, step, nodes, offsets, found, begin, end, at, others, rows, edges):
-    """Write (local neighbor, row, edge id) of the candidates [begin, end) that are inside, from place `at` on."""
-    row, i = find_row(offsets, nodes.shape[0], begin), begin
-    while i < end:
+def look_up(indptr, neighbors, step, nodes, offsets, local_of_node, begin, end, found, rows, positions):
+    """Gather (local neighbor, row, position) of the candidates [begin, end) that are inside, from place `begin` on;
+    returns how many.
+    """
+    row, at, place = find_row(offsets, nodes.shape[0], begin), begin, begin
+    while at < end:
         stop = min(end, offsets[row + 1])
         shift = indptr[nodes[row]] - offsets[row]
-        for j in range(i, stop):
-            if found[j] >= 0:
-                others[at], rows[at], edges[at] = found[j], row, find_id(ids, step, j + shift)
-                at += 1
-        i = max(i, stop)
+        prefetch_row(indptr, neighbors, step, nodes[min(row + ROWS_AHEAD, nodes.shape[0] - 1)])
+        for i in range(at, stop):
+            local = find_local(neighbors, step, local_of_node, i + shift)
+            # Without a branch, which a processor would foresee wrongly; the next one inside writes over it.
+            found[place], rows[place], positions[place] = local, row, i + shift
+            place += np.int64(local >= 0)
+        at = max(at, stop)
         row += 1
+    return place - begin
+
+
+@body
+def emit_inside(ids, step, found, found_rows, positions, begin, count, at, others, rows, edges):
+    """Write (local neighbor, row, edge id) of those that `look_up` gathered from place `begin` on, to place `at` on."""
+    for i in range(count):
+        others[at + i], rows[at + i] = found[begin + i], found_rows[begin + i]
+        edges[at + i] = find_id(ids, step, positions[begin + i])
 
 
 @cpu_kernel
-def find_inside_cpu(indptr, neighbors, step, nodes, offsets, local_of_node, found, chunk_sums):
-    """Local ids of the neighbors of all candidates, int32, and the number inside in each chunk."""
+def find_inside_cpu(indptr, neighbors, step, nodes, offsets, local_of_node, found, rows, positions, chunk_sums):
+    """The candidates that are inside, gathered at the first place of each chunk, and their number in each."""
     chunks, total = chunk_sums.shape[0], offsets[nodes.shape[0]]
     share = (total + chunks - 1) // chunks
     for c in prange(chunks):
         begin, end = min(c * share, total), min((c + 1) * share, total)
-        chunk_sums[c] = look_up(indptr, neighbors, step, nodes, offsets, local_of_node, begin, end, found)
+        chunk_sums[c] = look_up(indptr, neighbors, step, nodes, offsets, local_of_node, begin, end, found, rows,
+                                positions)  # fmt: skip
 
 
 @cpu_kernel
-def emit_inside_cpu(indptr, ids, step, nodes, offsets, found, chunk_sums, others, rows, edges):
+def emit_inside_cpu(ids, step, total, found, found_rows, positions, chunk_sums, others, rows, edges):
     """The edges inside, in the order of the candidates."""
-    chunks, total = chunk_sums.shape[0], offsets[nodes.shape[0]]
+    chunks = chunk_sums.shape[0]
     share = (total + chunks - 1) // chunks
     for c in prange(chunks):
         at = np.int64(0)
         for b in range(c):
             at += chunk_sums[b]
-        begin, end = min(c * share, total), min((c + 1) * share, total)
-        emit_inside(indptr, ids, step, nodes, offsets, found, begin, end, at, others, rows, edges)
+        emit_inside(ids, step, found, found_rows, positions, min(c * share, total), chunk_sums[c], at, others, rows,
+                    edges)  # fmt: skip
 
 
 @gpu_kernel("i8[] i8[] i8[] u4[] i8[]")

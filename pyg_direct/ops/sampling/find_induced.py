@@ -45,7 +45,8 @@ class Candidates(NamedTuple):
         offsets: First edge of each node among all, int64 `[M + 1]`.
         local_of_node: Local ids, int32 `[N]`, below 0 for nodes outside.
         sums: Edges inside by chunk or block, int64.
-        found: On a CPU, local ids of the neighbors, int32 `[C]`; empty on a GPU.
+        found: On a CPU, of the edges inside: local ids of the neighbors and rows, int32, and positions, int64, each
+            with room for all C edges; empty on a GPU.
     """
 
     lists: NeighborLists
@@ -53,7 +54,7 @@ class Candidates(NamedTuple):
     offsets: Tensor
     local_of_node: Tensor
     sums: Tensor
-    found: Tensor
+    found: tuple[Tensor, ...] = ()
 
     def emit(self, count: int, *, rows_first: bool = False) -> tuple[Tensor, Tensor]:
         """Write the edges inside, node after node, in the order of the rows.
@@ -75,9 +76,9 @@ class Candidates(NamedTuple):
             run_gpu(kernels.emit_inside_gpu, self.sums.numel(), lists.indptr, lists.neighbors, lists.ids, lists.step,
                     self.nodes, self.offsets, self.local_of_node, self.sums, *out)  # fmt: skip
         else:
-            with threads_for(self.found.numel() // _LIGHT):
-                run_cpu(kernels.emit_inside_cpu, lists.indptr, lists.ids, lists.step, self.nodes, self.offsets,
-                        self.found, self.sums, *out)  # fmt: skip
+            with threads_for(count):
+                run_cpu(kernels.emit_inside_cpu, lists.ids, lists.step, int(self.offsets[-1]), *self.found, self.sums,
+                        *out)  # fmt: skip
         return ends, edges
 
 
@@ -118,10 +119,10 @@ def count_inside(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor, off
         torch.cumsum(degrees, 0, out=offsets[1:])
     sums = torch.empty(full_grid(nodes), dtype=torch.int64, device=nodes.device)
     if nodes.numel() == 0:
-        return Candidates(lists, nodes, offsets, local_of_node, sums.zero_(), nodes[:0].int())
+        return Candidates(lists, nodes, offsets, local_of_node, sums.zero_())
     run_gpu(kernels.count_inside_gpu, sums.numel(), lists.indptr, lists.neighbors, lists.step, nodes, offsets,
             local_of_node, sums)  # fmt: skip
-    return Candidates(lists, nodes, offsets, local_of_node, sums, nodes[:0].int())
+    return Candidates(lists, nodes, offsets, local_of_node, sums)
 
 
 def _count_on_cpu(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor) -> Candidates:
@@ -129,10 +130,10 @@ def _count_on_cpu(lists: NeighborLists, nodes: Tensor, local_of_node: Tensor) ->
     indptr, ids = lists.indptr.numpy(), nodes.numpy()
     offsets = np.zeros(len(ids) + 1, np.int64)
     np.cumsum(indptr[1:][ids] - indptr[ids], out=offsets[1:])
-    found, sums = np.empty(offsets[-1], np.int32), np.zeros(cpu_chunks(), np.int64)
-    if len(found) > 0:
-        with threads_for(len(found) // _LIGHT):
-            run_cpu(kernels.find_inside_cpu, indptr, lists.neighbors, lists.step, ids, offsets, local_of_node, found,
+    total, sums = int(offsets[-1]), np.zeros(cpu_chunks(), np.int64)
+    found = [torch.empty(total, dtype=dtype, device="cpu") for dtype in (torch.int32, torch.int32, torch.int64)]
+    if total > 0:
+        with threads_for(total // _LIGHT):
+            run_cpu(kernels.find_inside_cpu, indptr, lists.neighbors, lists.step, ids, offsets, local_of_node, *found,
                     sums)  # fmt: skip
-    return Candidates(lists, nodes, torch.from_numpy(offsets), local_of_node, torch.from_numpy(sums),
-                      torch.from_numpy(found))  # fmt: skip
+    return Candidates(lists, nodes, torch.from_numpy(offsets), local_of_node, torch.from_numpy(sums), tuple(found))
