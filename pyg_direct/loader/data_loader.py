@@ -30,9 +30,10 @@ class DataLoader(GraphLoader, PygDataLoader):  # type: ignore[misc]
     """Batches of small graphs, after PyG's `DataLoader`: the same `Batch`, cut out of one collated store on `device`.
 
     A list of `Data` or `HeteroData` is collated once, and again before an epoch if graphs changed. The joined tensors
-    of an `InMemoryDataset` are used directly, also through its subsets and index selections. If its `transform` is one
-    of PyG's that draw nothing, such as `OneHotDegree`, graphs are transformed once. Any other data set, and one with
-    another `transform`, passes its graphs one by one to PyG's own collation, which is logged once.
+    of an `InMemoryDataset` are used directly, also through its subsets, index selections and lists of its graphs. If
+    its `transform` is one of PyG's that draw nothing, such as `OneHotDegree`, graphs are transformed once. Any other
+    data set, and one with another `transform`, passes its graphs one by one to PyG's own collation, which is logged
+    once.
 
     If graphs are written to while an epoch runs, for example pseudo labels, one warning reports it. From then on PyG's
     own code joins the current graphs of each batch on request. In a list, two graphs per batch are checked for such

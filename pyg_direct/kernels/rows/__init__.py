@@ -1,1 +1,4 @@
-"""Kernels that move rows of tables: `gather.py` for tables in memory, and `file_ranges.py` for files."""
+"""Kernels that move rows of tables: `gather.py` for tables in memory, and `file_ranges.py` for files.
+
+`objects.py` prefetches Python's objects.
+"""

@@ -536,10 +536,11 @@ def place_graphs_cpu(numbers, spans, ptr):
 def copy_graphs_cpu(numbers, spans, ptr, columns):
     """Copy the rows of graphs out of tables, each viewed as lines of rows.
 
-    A table has seven numbers in `columns`, int64 `[C, 7]`. The first two are addresses, of its output and its own, or 0
-    for an output that gets the number of the graph in the batch for each row, int64. Then come its group, or -1 if each
-    graph has one row, the bytes of a row, its lines and its rows. The last is the group whose first row of the graph in
-    the batch is added to its items, int64; -1 for none.
+    A table has seven numbers in `columns`, int64 `[C, 7]`. The first two are addresses, of its output and its own. Then
+    come its group, or -1 if each graph has one row, the bytes of a row, its lines and its rows. The last is the group
+    whose first row of the graph in the batch is added to its items, int64; -1 for none.
+
+    An output without a table, of address 0, gets the number of the graph in the batch for each row, int64.
     """
     count = numbers.shape[0]
     for b in prange(count):
