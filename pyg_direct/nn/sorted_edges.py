@@ -130,6 +130,12 @@ class SortedBatch:
             return None
         return self._num_nodes, self._num_edges
 
+    def read_relation(self, edge_index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+        """Return nodes of the sources' type, nodes of the targets' type and edges of each hop; None if `edge_index`
+        does not hold all edges.
+        """
+        return (self._num_nodes, self._num_targets, self._num_edges) if edge_index.shape == self.shape else None
+
     def _read_bounds(self, edge_index: Tensor) -> tuple[int, int]:
         """Return the upper bounds of the sources and of the targets of the first edges."""
         num_edges = edge_index.shape[1]
