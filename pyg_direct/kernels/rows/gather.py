@@ -39,6 +39,7 @@ from pyg_direct.compiler.jit import (
     device_function,
     gpu_kernel,
     prange,
+    prefetch,
     system_function,
 )
 from pyg_direct.kernels.local_ids.bitmap import bit_of, count_bits, has_bit, rank_of
@@ -493,6 +494,18 @@ def gather_typed_narrow_gpu(layout, tables, ids, bits, out, errors):
         i += np.int64(cuda.gridDim.x) * THREADS
 
 
+# Bytes of a cache line, and graphs whose rows are requested before they are copied: they lie far apart.
+LINE = 64
+AHEAD = 4
+
+
+@body
+def prefetch_run(address, num_bytes):
+    """Ask for the cache lines of bytes that lie side by side."""
+    for at in range(0, num_bytes, LINE):
+        prefetch(address + at)
+
+
 @cpu_sequence
 def place_graphs_cpu(numbers, spans, ptr):
     """Place the graphs of a batch one after the other, in each group of tables."""
@@ -513,6 +526,14 @@ def copy_graphs_cpu(numbers, spans, ptr, columns):
     """
     count = numbers.shape[0]
     for b in prange(count):
+        ahead = min(b + AHEAD, count - 1)
+        for c in range(columns.shape[0]):
+            group, width = columns[c, 2], columns[c, 3]
+            first, rows = numbers[ahead], np.int64(1)
+            if group >= 0:
+                first, rows = spans[numbers[ahead], group], ptr[group, ahead + 1] - ptr[group, ahead]
+            for line in range(columns[c, 4]):
+                prefetch_run(columns[c, 1] + (line * columns[c, 5] + first) * width, rows * width)
         for c in range(columns.shape[0]):
             group, width = columns[c, 2], columns[c, 3]
             first, place, rows, total = numbers[b], np.int64(b), np.int64(1), np.int64(count)
@@ -530,7 +551,12 @@ def shift_graphs_cpu(numbers, spans, ptr, group, table, shifts, out):
 
     `shifts` is `[B, L]` for L lines, or `[B, 1]` for all of them.
     """
-    for b in prange(numbers.shape[0]):
+    count, address, width = numbers.shape[0], np.int64(table.ctypes.data), table.itemsize
+    for b in prange(count):
+        ahead = min(b + AHEAD, count - 1)
+        first, rows = spans[numbers[ahead], group], ptr[group, ahead + 1] - ptr[group, ahead]
+        for line in range(table.shape[0]):
+            prefetch_run(address + (line * table.shape[1] + first) * width, rows * width)
         first, place = spans[numbers[b], group], ptr[group, b]
         for line in range(table.shape[0]):
             shift = shifts[b, min(line, shifts.shape[1] - 1)]

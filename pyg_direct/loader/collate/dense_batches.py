@@ -291,7 +291,7 @@ def _make_stack(leaf: Leaf, source: Source) -> _Stack:
         return _stack(leaf) if leaf.values is not None else _cut(leaf, source)
     except ForeignError:
         if leaf.values is not None:
-            return _make_values(leaf, leaf.values.__getitem__, 0)
+            return _make_values(leaf, list(leaf.values).__getitem__, 0)
         return _make_values(leaf, lambda number: source.keep_graph(number)[leaf.path[0]], source.used[0])
 
 

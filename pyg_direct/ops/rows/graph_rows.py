@@ -32,9 +32,13 @@ class LoopChoice:
     __slots__ = ("_begin",)
     seconds = 0.0
 
+    @staticmethod
+    def is_made() -> bool:
+        """Report whether batches are joined by the loops now."""
+        return LoopChoice.seconds >= (_TORCH_SECONDS if "numba" in sys.modules else _LONE_SECONDS)
+
     def __enter__(self) -> bool:
-        enough = _TORCH_SECONDS if "numba" in sys.modules else _LONE_SECONDS
-        self._begin = None if LoopChoice.seconds >= enough else time.perf_counter()
+        self._begin = None if LoopChoice.is_made() else time.perf_counter()
         return self._begin is None
 
     def __exit__(self, *error: object) -> None:
