@@ -26,7 +26,7 @@ from pyg_direct.loader.collate.graph_collation import (
     kind_of,
     read_slices,
 )
-from pyg_direct.loader.collate.graph_columns import move_all, to_device
+from pyg_direct.loader.collate.graph_columns import move_all
 from pyg_direct.loader.collate.graph_sources import Leaf, Source
 from pyg_direct.nn.whole_graphs import register_whole
 

@@ -79,7 +79,7 @@ def _find_whole(values: Sequence[Tensor], dim: int, sizes: Tensor) -> tuple[Tens
     if {value.stride() for value in values} != {whole.stride()} or any(value.is_neg() for value in values):
         return None
     offsets = torch.from_numpy(np.fromiter((value.storage_offset() for value in values), np.int64, len(values)))
-    offsets -= whole.storage_offset()
+    offsets -= int(whole.storage_offset())
     begins = offsets // step
     is_range = (begins * step == offsets) & (begins >= 0) & (begins + sizes <= rows)
     return (whole, begins) if bool(is_range.all()) else None
