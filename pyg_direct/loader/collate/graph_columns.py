@@ -42,7 +42,7 @@ class Chosen:
         self.rows: GraphRows | GraphRowsOnGpu | None = None
         if device.type == "cuda":
             self.rows = GraphRowsOnGpu(numbers, spans, device)
-        elif is_by_loops:
+        elif is_by_loops and device.type == "cpu":
             self.rows = GraphRows(numbers, spans)
         self._cuts: list[Cut] | None = None
         if self.rows is not None:
