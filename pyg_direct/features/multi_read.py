@@ -21,7 +21,7 @@ from pyg_direct.ops.rows.gather_rows import MOST_TABLES, NarrowReader, TypedRead
 from pyg_direct.ops.rows.upload import upload
 
 # One Python step for all features, in every batch.
-_READ_SERVED, _READ_TIER = attrgetter("served"), attrgetter("tier")
+_READ_SERVED, _READ_TIER, _READS_ALL = attrgetter("served"), attrgetter("tier"), attrgetter("reads_all")
 
 
 def _list_rows(features: Mapping[Any, Feature]) -> tuple[list[MemoryRows], list[Tensor], Tensor | None]:
@@ -115,33 +115,34 @@ class TypedRows:
         if groups is None or not all(group.is_current for group in groups):
             groups = [ReadTyped(group, self._types, num_batches) for group in self._forms]
             self._groups[num_batches] = groups
-        # Groups of the same types have one layout. Lists: a call of NumPy takes as long as one of them.
-        by_lists = {group.lists: group.take for group in groups}
-        reads_all = all(group.reads_all for group in groups)
-        if starts is not None and starts.shape[0] == 2 * len(sizes) + 1 and reads_all:
-            counts, words_of = dict.fromkeys(by_lists, sizes), dict.fromkeys(by_lists, starts)
+        if starts is not None and starts.shape[0] == 2 * len(sizes) + 1 and all(map(_READS_ALL, groups)):
+            layouts = [(sizes, starts)] * len(groups)
         else:
-            counts = {lists: take(sizes) for lists, take in by_lists.items()}
-            words_of = self._upload_layouts(by_lists, counts, sizes, ids.device)
-        for group in groups:
-            whole, parts = group.read(ids, words_of[group.lists], counts[group.lists])
+            layouts = self._upload_layouts(groups, sizes, ids.device)
+        for group, (counts, words) in zip(groups, layouts, strict=True):
+            whole, parts = group.read(ids, words, counts)
             size = len(group.names)
             for number, own in enumerate(rows):
-                own.update(zip(group.names, parts[number * size : (number + 1) * size], strict=True))
+                # Of one batch these are all parts.
+                begin = number * size
+                own.update(zip(group.names, parts[begin : begin + size] if num_batches > 1 else parts, strict=True))
             memory.append(whole)
             if group.is_counting:
                 group.count(ids[: sum(sizes)].split(list(sizes)))
         return rows, memory
 
     @staticmethod
-    def _upload_layouts(by_lists: Mapping[tuple[int, ...], Any], counts: Mapping[tuple[int, ...], Any],
-                        sizes: Sequence[int], device: torch.device) -> dict[tuple[int, ...], Tensor]:  # fmt: skip
-        """Return the layout of each group of types on the device; all travel together."""
-        begins = list(accumulate(sizes, initial=0))
+    def _upload_layouts(groups: Sequence[ReadTyped], sizes: Sequence[int], device: torch.device
+                        ) -> list[tuple[Sequence[int], Tensor]]:  # fmt: skip
+        """Return (ids of each list, layout on the device) for each group of types; all layouts travel together."""
+        # Groups of the same types have one layout. Lists: a call of NumPy takes as long as one of them.
+        by_lists, begins = {group.lists: group.take for group in groups}, list(accumulate(sizes, initial=0))
+        counts = {lists: take(sizes) for lists, take in by_lists.items()}
         layouts = [list_layout(take(begins), counts[lists]) for lists, take in by_lists.items()]
         words = upload(np.array([*chain.from_iterable(layouts)], np.int64), device)
         parted = torch.unsafe_split_with_sizes(words, list(map(len, layouts))) if len(layouts) > 1 else (words,)
-        return dict(zip(counts, parted, strict=True))
+        of_lists = dict(zip(counts, parted, strict=True))
+        return [(counts[group.lists], of_lists[group.lists]) for group in groups]
 
 
 class ReadTogether:

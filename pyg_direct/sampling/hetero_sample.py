@@ -95,23 +95,27 @@ class PackedEdges:
     Args:
         relations: The relations, in the order of their edges.
         counts: Edges of each hop, int64 `[H, R]`.
+        types: The node types.
+        node_counts: Nodes of each hop, int64 `[H + 1, T]`.
         begin: Positions of the first pair and of the first id of the batch.
 
     Attributes:
-        list_counts: Returns the edges of each hop by relation, as new lists; it does not hold the arrays.
+        list_counts, list_nodes: Return the edges and the nodes of each hop, by relation and by type, as new lists; they
+            do not hold the arrays.
     """
 
     def __init__(self, relations: Sequence[EdgeType], ends: Tensor, ids: Tensor, counts: np.ndarray,
-                 begin: tuple[int, int] = (0, 0)) -> None:  # fmt: skip
+                 types: Sequence[str], node_counts: np.ndarray, begin: tuple[int, int] = (0, 0)) -> None:  # fmt: skip
         self.relations, self.ends, self.begin = relations, ends, begin[0]
         self._ids, self._counts, self._first_id = ids, counts, begin[1]
         self.list_counts = partial(_list_counts, relations, counts)
+        self.list_nodes = partial(_list_counts, types, node_counts)
 
     def view_all(self) -> tuple[Sequence[Tensor], Sequence[Tensor], list[list[int]]]:
         """Return (pairs, ids, edges of each hop) of all relations, see `view_pairs`, `view_ids` and `list_counts`."""
-        counts = self._counts.T.tolist()
-        sizes = [*map(sum, counts)]
-        return _split_pairs(self.ends, self.begin, sizes), self._split_ids(sizes), counts
+        # Of a hundred relations, NumPy adds up faster than Python.
+        sizes = self._counts.sum(0).tolist()
+        return _split_pairs(self.ends, self.begin, sizes), self._split_ids(sizes), self._counts.T.tolist()
 
     def view_pairs(self) -> dict[EdgeType, Tensor]:
         """Return the local ids of sources and targets, int64 `[2, E']`, by relation."""
@@ -123,11 +127,11 @@ class PackedEdges:
         return dict(zip(self.relations, self._split_ids(self._counts.sum(0).tolist()), strict=True))
 
     def _split_ids(self, sizes: list[int]) -> Sequence[Tensor]:
-        return split_parts(self._ids.narrow(0, self._first_id, sum(sizes)), sizes)
+        return _split_apart(_narrow(self._ids, self._first_id, sum(sizes)), sizes)
 
 
-def _list_counts(relations: Sequence[EdgeType], counts: np.ndarray) -> dict[EdgeType, list[int]]:
-    return dict(zip(relations, counts.T.tolist(), strict=True))
+def _list_counts(names: Sequence[Any], counts: np.ndarray) -> dict[Any, list[int]]:
+    return dict(zip(names, counts.T.tolist(), strict=True))
 
 
 @dataclass
@@ -264,34 +268,36 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     sampled_nodes = node_counts.T.tolist()
     sizes = [*map(sum, sampled_nodes)]
     parts = split_parts(nodes, [*sizes, *sizes, *words] if disjoint else [*sizes, *words])
-    trees, rest = parts[len(sizes) :], parts[len(parts) - len(words) :]
-    first_counts = [counts[0] for counts in sampled_nodes]
+    num_types, at, rest = len(types), 0, len(parts) - len(words)
     num_together, samples, begin = sum(sizes), [], (0, 0)
+    counts, of_nodes, own_nodes, own_sizes, own_counts = num_edges, node_counts, parts, sizes, sampled_nodes
     for number in range(num_batches):
         if num_batches > 1:
-            own, of_edges = (slice(number * len(kinds), (number + 1) * len(kinds)) for kinds in (types, relations))
-        else:
-            own = of_edges = slice(None)
-        counts = num_edges[:, of_edges]
-        edges = PackedEdges(relations, ends, edge_ids, counts, begin)
+            at, place = number * num_types, number * len(relations)
+            counts, of_nodes = num_edges[:, place : place + len(relations)], node_counts[:, at : at + num_types]
+            own_nodes, own_sizes = parts[at : at + num_types], sizes[at : at + num_types]
+            own_counts = sampled_nodes[at : at + num_types]
+        edges = PackedEdges(relations, ends, edge_ids, counts, types, of_nodes, begin)
         if num_batches > 1:
             of_relations = counts.sum(0)
             begin = begin[0] + 2 * int(np.maximum(of_relations, 1).sum()), begin[1] + int(of_relations.sum())
+        trees = parts[len(sizes) + at : len(sizes) + at + num_types] if disjoint else ()
+        # Other parts follow the nodes.
         samples.append(GeneralSample(
-            node=dict(zip(types, parts[own], strict=False)),
+            node=dict(zip(types, own_nodes, strict=False)),
             edge_index=LazyDict(edges.view_pairs),
             edge=LazyDict(edges.view_ids),
-            batch=dict(zip(types, trees[own], strict=False)) if disjoint else None,
-            num_sampled_nodes=dict(zip(types, sampled_nodes[own], strict=True)) if has_hops else None,
+            batch=dict(zip(types, trees, strict=True)) if disjoint else None,
+            num_sampled_nodes=dict(zip(types, own_counts, strict=True)) if has_hops else None,
             num_sampled_edges=LazyDict(edges.list_counts) if has_hops else None,
             memory=outputs,
             max_degree=max_degree,
-            num_seeds=dict(zip(types, first_counts[own], strict=True)),
+            num_seeds={kind: of_hops[0] for kind, of_hops in zip(types, own_counts, strict=True)},
             packed=edges,
-            sizes=dict(zip(types, sizes[own], strict=True)),
+            sizes=dict(zip(types, own_sizes, strict=True)),
             num_together=num_together,
-            starts=rest[0] if rest else None,
-            seed_time=rest[1 + number] if len(rest) > 1 + number else None,
+            starts=parts[rest] if words else None,
+            seed_time=parts[rest + 1 + number] if rest + 1 + number < len(parts) else None,
         ))  # fmt: skip
     return samples
 
@@ -305,15 +311,23 @@ def _split_pairs(ends: Tensor, place: int, sizes: list[int]) -> list[Tensor]:
     """Pairs `[2, E']` that stand one after the other from a place on, with room for one edge at least; torch counts
     writes to each on its own.
     """
-    pairs, view = [], ends.as_strided
-    # A view of a part of memory has the offset of the part.
-    place += int(ends.storage_offset())
-    # Without the links that torch keeps for views: two thirds of the time of a split and a view of each part.
+    room = [2 * size or 2 for size in sizes]
+    parts = _split_apart(_narrow(ends, place, sum(room)), room)
+    # A view by shape takes torch less time than one by strides.
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        for size in sizes:
-            pairs.append(view((2, size), (size or 1, 1), place))
-            place += 2 * size or 2
-    return pairs
+        return [part.view(2, -1) if size else part.as_strided((2, 0), (1, 1))
+                for part, size in zip(parts, sizes, strict=True)]  # fmt: skip
+
+
+def _split_apart(array: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """As `split_parts`, without the links that torch keeps for views, which take it a third of the time."""
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return split_parts(array, sizes)
+
+
+def _narrow(array: Tensor, begin: int, size: int) -> Tensor:
+    """Return a part of an array; the array itself if it is all of it."""
+    return array if array.shape[0] == size else array.narrow(0, begin, size)
 
 
 def split_by(names: tuple, array: Tensor, sizes: list[int], dim: int = 0) -> dict:  # type: ignore[type-arg]

@@ -39,20 +39,26 @@ class Form(NamedTuple):
 
     Attributes:
         values: Attributes of the stores themselves, except for their mapping and their parent.
+        keys: Names of the attributes that are read, and their names among the rows of a batch.
+        has_count, has_ids: True if the mapping has `num_nodes` and `n_id`.
     """
 
     kind: Any
     cls: Any
     values: dict[str, Any]
     mapping: dict[str, Any]
-    keys: Sequence[str]
+    keys: Sequence[tuple[str, Any]]
+    has_count: bool
+    has_ids: bool
 
     @classmethod
     def of(cls, kind: Any, store: Any, keys: Sequence[str] = ()) -> Form:
         """Read the store of a graph."""
         values = {name: value for name, value in vars(store).items()
                   if name not in ("_cached_attr", "_mapping", "_parent")}  # fmt: skip
-        return cls(kind, type(store), values, dict(store._mapping), keys)
+        mapping = dict(store._mapping)
+        names = [(key, (kind, key)) for key in keys]
+        return cls(kind, type(store), values, mapping, names, "num_nodes" in mapping, "n_id" in mapping)
 
 
 class TypeRanking:
@@ -321,7 +327,7 @@ def _compose(data: HeteroData, types: Sequence[Form], out: HeteroSamplerOutput, 
     batch, parent = _open_batch(data)
     made: dict[Any, Any] = {}
     trees, counts = out.batch, sample.num_sampled_nodes
-    for (kind, cls, values, given, keys), ids, size in zip(
+    for (kind, cls, values, given, keys, has_count, has_ids), ids, size in zip(
         types, sample.node.values(), sample.sizes.values(), strict=True
     ):
         made[kind] = store = cls.__new__(cls)
@@ -329,11 +335,11 @@ def _compose(data: HeteroData, types: Sequence[Form], out: HeteroSamplerOutput, 
         own.update(values)
         own["_parent"] = parent
         own["_mapping"] = mapping = given.copy()
-        for key in keys:
-            mapping[key] = rows[kind, key]
-        if "num_nodes" in mapping:
+        for key, name in keys:
+            mapping[key] = rows[name]
+        if has_count:
             mapping["num_nodes"] = size
-        if "n_id" not in mapping:
+        if not has_ids:
             mapping["n_id"] = ids
         if trees is not None:
             mapping["batch"] = trees[kind]
@@ -380,7 +386,7 @@ def _make_relations(relations: Sequence[Form], sample: GeneralSample, parent: we
     if type(sample.edge_index) is not LazyDict or type(sample.edge) is not LazyDict:
         # Tensors that the program has are those of its batch, whose writes torch counts.
         columns = sample.edge_index.values(), sample.edge.values(), columns[2]
-    for (kind, cls, values, given, _), pair, ids, counts in zip(relations, *columns, strict=True):
+    for (kind, cls, values, given, _, _, _), pair, ids, counts in zip(relations, *columns, strict=True):
         made[kind] = store = cls.__new__(cls)
         own = store.__dict__
         own.update(values)
