@@ -100,6 +100,7 @@ class DiskReads(NamedTuple):
         num_claimed: Rows that windows of batches held, each once in a window.
         disk_rate: Bytes per second that the disk gives in order, measured; None if it was not measured.
         random_rate: Pages per second that it gives at random; likewise.
+        unit: Name of what batches ask for: a row, or a neighbor of a list.
     """
 
     path: str
@@ -114,6 +115,7 @@ class DiskReads(NamedTuple):
     num_claimed: int
     disk_rate: float | None = None
     random_rate: float | None = None
+    unit: str = "row"
 
     @property
     def rate(self) -> float:
@@ -133,15 +135,16 @@ class DiskReads(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers by name, for loggers of metrics."""
-        own = {name: value for name, value in self._asdict().items() if name != "path" and value is not None}
+        numbers = {name: value for name, value in self._asdict().items() if name not in ("path", "unit")}
+        own = {name: value for name, value in numbers.items() if value is not None}
         return {**own, "rate": self.rate, "num_saved": self.num_saved, "read_ratio": self.read_ratio}
 
     def __str__(self) -> str:
-        shown = (f"{self.path}: {self.num_rows:,} rows read for {self.num_asked:,} that batches asked for, "
-                 f"{self.num_saved / max(1, self.num_asked):.0%} saved; {show_count(self.num_pages, 'page')} of "
+        shown = (f"{self.path}: {show_count(self.num_rows, self.unit)} read for {self.num_asked:,} that batches asked "
+                 f"for, {self.num_saved / max(1, self.num_asked):.0%} saved; {show_count(self.num_pages, 'page')} of "
                  f"{show_bytes(self.page_bytes)}, {show_bytes(self.num_pages * self.page_bytes)} in "
                  f"{show_count(self.num_requests, 'request')}, {self.num_again / max(1, self.num_pages):.0%} of them "
-                 f"again, {self.read_ratio:.1f} x the rows; {self.rate / 1e9:.2f} GB/s")  # fmt: skip
+                 f"again, {self.read_ratio:.1f} x the {self.unit}s; {self.rate / 1e9:.2f} GB/s")  # fmt: skip
         if self.disk_rate is None or self.random_rate is None:
             return shown
         return (f"{shown} beside the disk's {self.disk_rate / 1e9:.2f} GB/s in order and "
