@@ -1,7 +1,7 @@
 """`PagedArray`: numbers of an array in a file, read by position, each page once for all of a call.
 
-Pages that many calls read stay in memory. The neighbor lists of a graph that memory cannot hold are such an array: the
-samples of several batches read the pages of a hop together, by large requests in the order of the file.
+Pages that many calls read stay in memory. The neighbor lists of a graph that memory cannot hold are such an array.
+Several batches read the pages of a hop together, by large requests in the order of the file.
 """
 
 from __future__ import annotations

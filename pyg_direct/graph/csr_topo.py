@@ -212,7 +212,7 @@ class CSRTopo:
                   direction: str = "in") -> CSRTopo:  # fmt: skip
         """Open a topology whose neighbor lists stay in files, such as lists larger than host memory.
 
-        A loader over it (`GraphStore`) samples many batches together, hop by hop on the CPU: it reads each page that a
+        A loader over it (`GraphStore`) samples many batches together, hop by hop on the CPU. It reads each page that a
         hop needs once for all of them, in the order of the file. Pages that are read most stay in host memory. Batches
         are as with lists in memory. Neighbors are checked as they are read.
 

@@ -342,9 +342,8 @@ class HeteroTopo:
         id_dtype = torch.int32 if num_ids < 2**31 else torch.int64
         # Lists that stay in files; None if all are in memory.
         self.lists = relations[0].lists if len(relations) == 1 else None
-        if any(relation.lists is not None for relation in relations) and (
-            self.lists is None or len(self.num_nodes) > 1
-        ):
+        is_alone = self.lists is not None and len(self.num_nodes) == 1
+        if any(relation.lists is not None for relation in relations) and not is_alone:
             raise ArgumentError("neighbor lists in files must be of a graph with one type of nodes and one relation, "
                                 f"got {len(self.num_nodes)} types and {len(relations)} relations")  # fmt: skip
         if self.lists is not None:
