@@ -39,14 +39,17 @@ class PagedArray:
 
     Args:
         file: The array, `[E]`, with a number of bytes a number that divides a page.
-        num_bytes: Host memory for pages; None takes an eighth of the free memory.
+        num_bytes: Host memory for pages; None takes an eighth of the free memory, of all processes together.
 
     Raises:
         FileError: the numbers do not begin at a multiple of their size.
 
     Attributes:
         file: As given.
+        num_processes: Processes of this host that read the file, as known before the first read.
     """
+
+    num_processes = 1
 
     def __init__(self, file: RowFile, num_bytes: int | None = None) -> None:
         item, offset = file.layout.dtype.itemsize, file.layout.offset
@@ -92,7 +95,9 @@ class PagedArray:
                                   offset=self._first_byte, is_bare=True)  # fmt: skip
             # The same file still.
             self.file.check()
-        wanted = int(_SHARE * available_bytes()) if self._wanted_bytes is None else self._wanted_bytes
+        wanted = self._wanted_bytes
+        if wanted is None:
+            wanted = int(_SHARE * available_bytes()) // self.num_processes
         count = max(1, min(self._num_whole, wanted // PAGE))
         # One more for the last page.
         self._bytes = np.empty((count + 1, PAGE), np.uint8)
@@ -105,7 +110,8 @@ class PagedArray:
             size = self.file.layout.offset + self.file.layout.num_bytes - begin
             self.file.read_bytes(begin, self._bytes[count].data[:size])
             self._slots[-1] = count
-        self._reader = None if self._pages is None else RangeReader(self._pages, keeps_all=count == self._num_whole)
+        self._reader = None if self._pages is None else RangeReader(
+            self._pages, keeps_all=count == self._num_whole, is_shared=self.num_processes > 1)  # fmt: skip
         self._tick = self._num_asked = self._num_missed = 0
         self._rates: tuple[float, float] | None = None
         self._process = os.getpid()

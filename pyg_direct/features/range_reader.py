@@ -159,13 +159,15 @@ class RangeReader:
 
     Args:
         keeps_all: True if each row is read at most once, by this process alone.
+        is_shared: True if other processes of this host read the file at about the same time. The page cache then holds
+            the pages that they read meanwhile, whatever the size of the file.
 
     Attributes:
         num_requests, num_pages, num_again, seconds: See `DiskReads`.
         is_broken: True after a read that did not end; its threads may still write.
     """
 
-    def __init__(self, file: RowFile, *, keeps_all: bool = False) -> None:
+    def __init__(self, file: RowFile, *, keeps_all: bool = False, is_shared: bool = False) -> None:
         self.file = file
         self.num_requests = self.num_pages = self.num_again = 0
         self.seconds = 0.0
@@ -174,9 +176,12 @@ class RangeReader:
         size = file.layout.offset + file.layout.num_bytes
         self._seen = np.zeros(-(-size // PAGE) + 1, np.uint8)
         self._room = (_REQUEST_PAGES + _GAP_PAGES + 2) * PAGE + -(-self._row_bytes // PAGE) * PAGE
-        self._is_direct = keeps_all or file.layout.num_bytes > available_bytes() // 2
+        is_large = file.layout.num_bytes > available_bytes() // 2
+        self._is_direct = not is_shared and (keeps_all or is_large)
         self._pool = Pool(_MANY, "pyg_direct_file", functools.partial(set_cpu_threads, 1))
-        self._staging = threading.local()
+        # Memory of whole pages that requests pass through. The last one that was given back is taken first, so that
+        # few are touched whole.
+        self._staging: list[np.ndarray] = []
         self._running: list[np.ndarray] = []
         self._is_left = False
 
@@ -248,10 +253,12 @@ class RangeReader:
 
     def _read_some(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, out: np.ndarray) -> None:
         """Serve some requests, in a thread."""
-        if not hasattr(self._staging, "bytes"):
+        try:
+            staging = self._staging.pop()
+        except IndexError:
             # Direct reads need whole pages.
-            self._staging.bytes = np.frombuffer(mmap.mmap(-1, self._room), np.uint8)
-        staging, progress, done = self._staging.bytes, np.zeros(4, np.int64), 0
+            staging = np.frombuffer(mmap.mmap(-1, self._room), np.uint8)
+        progress, done = np.zeros(4, np.int64), 0
         self._running.append(progress)
         try:
             while not self._is_left:
@@ -267,6 +274,7 @@ class RangeReader:
             self.num_requests += int(progress[1])
             self.num_pages += int(progress[2])
             self.num_again += int(progress[3])
+            self._staging.append(staging)
 
     def _read_pieces(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, staging: np.ndarray,
                      out: np.ndarray, progress: np.ndarray) -> None:  # fmt: skip

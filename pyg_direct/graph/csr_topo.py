@@ -221,7 +221,7 @@ class CSRTopo:
             indices: File with the columns, int32 or int64 `[E]`. It must stay as it is.
             eid: File with the edge ids, int32 or int64 `[E]`; the position of an edge when None.
             host_cache_size: Host memory for pages of each file: bytes, `"4G"` or a share such as `"20%"`; None takes an
-                eighth of the free memory.
+                eighth of the free memory, which processes of a loader with `ranks` divide.
             direction: `in` if a row lists the sources of a node's edges, as PyG samples; `out` for the targets.
 
         Raises:

@@ -200,6 +200,8 @@ class GeneralLoader(EpochLoader):
                 warn_unused({"ahead": self.ahead}, "it needs rows in a file (Feature.from_file) in our FeatureStore, "
                             "our sampler, and batches that the loader itself chooses")  # fmt: skip
             return None
+        for array in lists.arrays if lists is not None else ():
+            array.num_processes = self._count_local()
         windows = self._open_windows(stored)
         by_tier = {id(window.source): window for window in windows}
 
@@ -272,7 +274,8 @@ class GeneralLoader(EpochLoader):
             if window is None or not window.lock.acquire(blocking=False):
                 # Another iterator of this loader is at work in the known window.
                 tier: Any = rows.tier
-                window = RowWindow(tier, budget * size // sum(sizes), is_shared=self._count_local() > 1)
+                memory = RowWindow.fit_rows(tier, budget * size // sum(sizes))
+                window = RowWindow(tier, memory, is_shared=self._count_local() > 1)
                 window.lock.acquire()
             windows.append(window)
         self._row_windows = list(zip(stored, windows, strict=True))

@@ -129,6 +129,20 @@ def test_batches_that_read_together_read_fewer_pages(paths, device):
     assert pages[1] < pages[0] / 2
 
 
+@pytest.mark.parametrize(("count", "is_direct"), [(1, True), (2, False)])
+def test_processes_of_a_host_read_lists_through_its_page_cache(paths, device, monkeypatch, count, is_direct):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    seen, open_handle = set(), RowFile.open_handle
+    monkeypatch.setattr(RowFile, "open_handle", lambda file, *, is_direct: (
+        seen.add(is_direct), open_handle(file, is_direct=is_direct))[1])  # fmt: skip
+    lists = open_lists(paths, host_cache_size=None)
+
+    look(open_loader(lists, device, ranks=(0, count)))
+
+    assert seen == {is_direct}
+    assert lists.lists.indices.num_processes == count
+
+
 def test_cached_files_are_not_planned(paths, device, monkeypatch):
     monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: True)
     loader = open_loader(open_lists(paths), device)
