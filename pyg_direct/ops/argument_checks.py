@@ -217,16 +217,21 @@ def check_topology_kinds(indptr: Tensor, indices: Tensor) -> None:
 def check_topology(indptr: Tensor, indices: Tensor) -> None:
     """Check `indptr` int64 `[N + 1]`, not decreasing from 0 to E, and `indices` int32 or int64 `[E]` within [0, N)."""
     check_topology_kinds(indptr, indices)
-    first, last = int(indptr[0]), int(indptr[-1])
-    if first != 0 or last != indices.numel():
-        raise ArgumentError(f"indptr must run from 0 to the number of edges {indices.numel()}, got {first} to {last}")
-    if indptr.numel() > 1 and bool((indptr[1:] < indptr[:-1]).any()):
-        row = int((indptr[1:] < indptr[:-1]).nonzero()[0])
-        raise ArgumentError(f"indptr must not decrease, got {int(indptr[row])} before {int(indptr[row + 1])}")
+    check_offsets(indptr, indices.numel())
     if indices.numel() > 0:
         low, high = (int(v) for v in torch.aminmax(indices))
         if low < 0 or high >= indptr.numel() - 1:
             raise IdError(f"indices must lie in [0, {indptr.numel() - 1}), got {low if low < 0 else high}")
+
+
+def check_offsets(indptr: Tensor, num_edges: int, what: str = "edges") -> None:
+    """Check that `indptr`, int64 `[N + 1]`, does not decrease from 0 to the number of edges; `what` names these."""
+    first, last = (int(indptr[0]), int(indptr[-1])) if indptr.numel() > 0 else (0, -1)
+    if first != 0 or last != num_edges:
+        raise ArgumentError(f"indptr must run from 0 to the number of {what} {num_edges}, got {first} to {last}")
+    if bool((indptr[1:] < indptr[:-1]).any()):
+        row = int((indptr[1:] < indptr[:-1]).nonzero()[0])
+        raise ArgumentError(f"indptr must not decrease, got {int(indptr[row])} before {int(indptr[row + 1])}")
 
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])

@@ -400,7 +400,7 @@ class GeneralPlan:
             return Picked(none, none, none, none.new_zeros(1))
         frontier = Frontier(front.rows, front.trees, front.times.view(-1), start.tree_shift)
         picked = pick_edges(self.rows, listed.work, frontier, self.rules, hop=hop, entries=listed.entries,
-                            excluded=start.excluded)  # fmt: skip
+                            excluded=start.excluded, lists=self.topology.topo.lists)  # fmt: skip
         self.topology.check_neighbors(picked.ids)
         return picked
 
