@@ -82,10 +82,9 @@ def run_others(rank, folder):
         found["after"] = [as_dict(batch) for batch in left]
         alone = DistNeighborLoader(graph, [3, 2], SEEDS, ahead=3, prefetch=0, **OPTIONS)
         found["no prefetch"] = [as_dict(batch) for batch in alone]
+        given = DistNeighborLoader(graph, [3, 2], SEEDS, ahead=3, transform_sampler_output=lambda out: out, **OPTIONS)
         with pytest.warns(LoaderWarning, match="ahead=3: not used, as a function of the program takes part"):
-            given = DistNeighborLoader(graph, [3, 2], SEEDS, ahead=3, transform_sampler_output=lambda out: out,
-                                       **OPTIONS)  # fmt: skip
-            found["given"] = [as_dict(batch) for batch in given]
+            found["given"] = list(map(as_dict, given))
         with pytest.raises(ArgumentError, match="must be equal in all processes"):
             DistNeighborLoader(graph, [3, 2], SEEDS, ahead=rank, **OPTIONS)
         sent = graph.communicator.sent
