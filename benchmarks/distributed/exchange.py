@@ -34,6 +34,8 @@ _BATCHES, _EXCHANGES = 12, 20
 # measure how an epoch begins and ends.
 _MORE_BATCHES = {"cpu": 48, "cuda": 480}
 _BIG = 1 << 22
+# Batches of foresight.
+_AHEAD = 16
 
 
 def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list[int]) -> Iterator[Row]:
@@ -80,6 +82,8 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
         yield Row.of(case, "ids and edges sent a batch", "KB", [result["other_bytes"] / 1e3])
         yield Row.of(case, "row bytes with copies of 20 %", "KB", [result["kept_bytes"] / 1e3],
                      result["least_bytes"] / 1e3, "distinct rows of other parts")  # fmt: skip
+        if "planned_bytes" in result:
+            yield from describe_ahead(result, case)
         yield Row.of(case, "loading hidden by prefetching", "%", [100 * result["hidden"]],
                      note="behind steps that take 1.3 times as long and leave the processors free")  # fmt: skip
         yield Row.of(case, "exchange of nothing", "us", [1e6 * t for t in result["empty"]])
@@ -105,6 +109,13 @@ def _describe_whole(found: Mapping[int, Mapping[str, Any]], count: int, case: st
                      [median(result["whole"]) / median(found[1]["whole"])])  # fmt: skip
         yield Row.of(case, "share of the graph that a process has", "%",
                      [100 * result["held"] / found[1]["held"]], 100 / count, "an equal share")  # fmt: skip
+
+
+def describe_ahead(result: Mapping[str, Any], case: str) -> Iterator[Row]:
+    """Describe the result of `measure_ahead`."""
+    yield Row.of(case, f"row bytes, rows of {_AHEAD} batches known", "KB", [result["planned_bytes"] / 1e3],
+                 result["read_bytes"] / 1e3, "distinct remote rows of each batch",
+                 note="a batch, mean of all processes; counted")  # fmt: skip
 
 
 def describe_cut(cut: Mapping[int, float], name: str) -> Iterator[Row]:
@@ -214,6 +225,8 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
             # Groups of batches have their size from the second epoch on, as above. The host drives these hops.
             loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES["cpu"])
             result["kept_bytes"] = [_run_epoch(graph, num_nodes, loader)["row_bytes"] for _ in range(2)][-1]
+    if count > 1 and device.type == "cpu":
+        result |= measure_ahead(rank, count, device, folder, num_nodes)
     with DistGraph(folder, device=device, device_cache_size="100%") as graph:
         if graph.whole is not None:
             loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES[device.type])
@@ -226,18 +239,32 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
     return result
 
 
+def measure_ahead(rank: int, count: int, device: torch.device, folder: str, num_nodes: int) -> dict[str, float]:
+    """Count row bytes a batch that are sent with foresight, and those of each batch's rows of other parts."""
+    with DistGraph(folder, device=device, share_graph=False) as graph:
+        loader = _make_loader(graph, num_nodes, 2, 0, _MORE_BATCHES["cpu"], ahead=_AHEAD)
+        # Groups of batches have their size from the second epoch on.
+        _run_epoch(graph, num_nodes, loader)
+        before = loader._rows_ahead.num_read
+        sent = _run_epoch(graph, num_nodes, loader)["row_bytes"]
+        row_bytes = sum(own.shape[1:].numel() * own.dtype.itemsize for own in graph.rows.describe().values())
+        read = (loader._rows_ahead.num_read - before) * row_bytes / len(loader)
+        of_all = [graph.communicator.run(graph.communicator.agree, round(value)) for value in (sent, read)]
+    return {name: sum(own) / count for name, own in zip(("planned_bytes", "read_bytes"), of_all, strict=True)}
+
+
 def _count_in_group(loader: DistNeighborLoader) -> float:
     """Count the batches of a mean step: the first two steps of an epoch have one batch each."""
     count, size = len(loader), loader._group.choose(loader._group.num_bytes)
     return count / (min(count, 2) + -(-max(0, count - 2) // size))
 
 
-def _make_loader(graph: DistGraph, num_nodes: int, prefetch: int, seed: int, batches: int = _BATCHES
+def _make_loader(graph: DistGraph, num_nodes: int, prefetch: int, seed: int, batches: int = _BATCHES, ahead: int = 0
                  ) -> DistNeighborLoader:  # fmt: skip
     size = _SEEDS[graph.device.type]
     count = min(num_nodes, size * batches * graph.communicator.size)
     seeds = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))[:count]
-    return DistNeighborLoader(graph, FANOUTS, seeds, batch_size=size, prefetch=prefetch, seed=1)
+    return DistNeighborLoader(graph, FANOUTS, seeds, batch_size=size, prefetch=prefetch, seed=1, ahead=ahead)
 
 
 def _run_epoch(graph: DistGraph, num_nodes: int, epoch: int | DistNeighborLoader) -> dict[str, float]:
