@@ -7,14 +7,14 @@ in the padding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_direct.nn.replay.guards import CONTAINERS, find_norm_over_nodes
 from pyg_direct.nn.replay.model_call import BatchCall, TypedCall, fill_in_types, take_tensors
-from pyg_direct.nn.replay.padded_batch import PaddedEdges, PaddedRelations, Sizes, TypedSizes, copy_hops
+from pyg_direct.nn.replay.padded_batch import HopRows, PaddedEdges, PaddedRelations, Sizes, TypedSizes, copy_hops
 from pyg_direct.nn.replay.recorded_passes import RecordedPasses, Rules
 from pyg_direct.nn.sorted_edges import find_batch
 
@@ -28,15 +28,6 @@ _APART, _APART_IF_NARROW = 1e-3, 3e-2
 Counts = tuple[int, ...]
 
 
-class _Rows(NamedTuple):
-    """Rows of a batch, their place, and the rows of each hop in both."""
-
-    rows: Tensor
-    place: Tensor
-    counts: Counts
-    room: Counts
-
-
 class BatchPasses(RecordedPasses):
     """Passes over places for batches of up to some size; a subclass has the places."""
 
@@ -48,7 +39,7 @@ class BatchPasses(RecordedPasses):
         """Copy the edges of a pass; False if they do not fit."""
         raise NotImplementedError
 
-    def _list_rows(self, call: Any) -> Iterator[_Rows]:
+    def _list_rows(self, call: Any) -> Iterator[HopRows]:
         """List the rows of a pass."""
         raise NotImplementedError
 
@@ -66,8 +57,8 @@ class BatchPasses(RecordedPasses):
         """Copy the arguments of a pass; False if they do not fit."""
         if not self._fill_edges(call):
             return False
-        for rows, place, counts, room in self._list_rows(call):
-            copy_hops(rows.detach(), place, counts, room)
+        with torch.no_grad():
+            copy_hops(self._list_rows(call))
         return True
 
     def _find_reason(self, model: Any, call: Any) -> str | None:
@@ -136,7 +127,7 @@ class BatchPasses(RecordedPasses):
             # Padding nodes get none.
             place.zero_()
             if grad is not None:
-                copy_hops(grad, place, *own)
+                copy_hops([HopRows(grad, place, *own)])
 
 
 def _make_place(rows: Tensor, count: int) -> Tensor:
@@ -187,9 +178,9 @@ class PaddedPasses(BatchPasses):
     def _fill_edges(self, call: BatchCall) -> bool:
         return self._edges.fill(call.edge_index, call.sizes)
 
-    def _list_rows(self, call: BatchCall) -> Iterator[_Rows]:
+    def _list_rows(self, call: BatchCall) -> Iterator[HopRows]:
         for place, rows in call.rows.items():
-            yield _Rows(rows, self._rows[place], self._hops(place, call.sizes), self._hops(place, self._edges.places))
+            yield HopRows(rows, self._rows[place], self._hops(place, call.sizes), self._hops(place, self._edges.places))
 
     def _prepare(self) -> None:
         self._edges.register()
@@ -237,7 +228,7 @@ class TypedPasses(BatchPasses):
         self._edges = PaddedRelations(call.pair_edges(), largest, _MARGIN)
         self._places = []
         for (key, is_edges), tensor in zip(call.roles, call.tensors, strict=True):
-            counts = _find_hops(self._edges.places, key)
+            counts = self._edges.places.find(key)
             self._places.append(self._edges.edge_index[key] if is_edges else _make_place(tensor, sum(counts)))
         self._args, self._kwargs = fill_in_types(call.nest, iter(self._places), self._edges.places)
         # Of each result the type of its rows and how many hops they are; 0 for the seeds alone.
@@ -255,10 +246,10 @@ class TypedPasses(BatchPasses):
     def _fill_edges(self, call: TypedCall) -> bool:
         return self._edges.fill(call.pair_edges(), call.sizes)
 
-    def _list_rows(self, call: TypedCall) -> Iterator[_Rows]:
+    def _list_rows(self, call: TypedCall) -> Iterator[HopRows]:
         for (key, is_edges), rows, place in zip(call.roles, call.tensors, self._places, strict=True):
             if not is_edges:
-                yield _Rows(rows, place, _find_hops(call.sizes, key), _find_hops(self._edges.places, key))
+                yield HopRows(rows, place, call.sizes.find(key), self._edges.places.find(key))
 
     def _prepare(self) -> None:
         self._edges.register()
@@ -308,9 +299,3 @@ class TypedPasses(BatchPasses):
     def _list_hops(self, call: TypedCall) -> list[tuple[Counts, Counts] | None]:
         return [(call.sizes.nodes[kind][:hops], self._edges.places.nodes[kind][:hops]) if hops else None
                 for kind, hops in self._results]  # fmt: skip
-
-
-def _find_hops(sizes: TypedSizes, key: Any) -> Counts:
-    """Return the nodes of a type, or the edges of a relation, in each hop."""
-    counts = sizes.nodes.get(key)
-    return sizes.edges[key] if counts is None else counts

@@ -156,9 +156,9 @@ def fill_in_types(nest: Any, tensors: Iterator[Tensor], places: TypedSizes) -> A
     if kind is _TENSOR:
         return next(tensors)
     if kind is _COUNT:
-        return sum(_find_counts(places, rest[0]))
+        return sum(places.find(rest[0]))
     if kind is _HOPS:
-        return rest[1](_find_counts(places, rest[0]))
+        return rest[1](places.find(rest[0]))
     if kind is HeteroData:
         data = HeteroData()
         for key, names, parts in rest[0]:
@@ -170,12 +170,6 @@ def fill_in_types(nest: Any, tensors: Iterator[Tensor], places: TypedSizes) -> A
         return rest[0]
     filled = [fill_in_types(part, tensors, places) for part in rest[0]]
     return dict(zip(rest[1], filled, strict=True)) if kind is dict else kind(filled)
-
-
-def _find_counts(sizes: TypedSizes, key: Any) -> tuple[int, ...]:
-    """Return the nodes of a type, or the edges of a relation, in each hop."""
-    counts = sizes.nodes.get(key)
-    return sizes.edges[key] if counts is None else counts
 
 
 def read_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: State
@@ -328,7 +322,7 @@ class _TypedReader:
             return None if None in parts else (kind, parts, tuple(value))
         if kind not in CONTAINERS:
             return None
-        if key is not None and tuple(value) == _find_counts(self._sizes, key):
+        if key is not None and tuple(value) == self._sizes.find(key):
             return _HOPS, key, kind
         parts = tuple([self.read(item, key) for item in value])
         return None if None in parts else (kind, parts)
@@ -355,7 +349,7 @@ class _TypedReader:
         if (key is None or type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.requires_grad
                 or tensor.device != self._device or tensor.dim() == 0):  # fmt: skip
             return False
-        count = sum(_find_counts(self._sizes, key))
+        count = sum(self._sizes.find(key))
         is_edges = key in self._sizes.edges and tensor.shape == (2, count) and not tensor.is_floating_point()
         if not is_edges and tensor.shape[0] != count:
             return False

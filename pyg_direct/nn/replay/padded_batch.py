@@ -8,9 +8,10 @@ lead only to such nodes. They change no result of a model that reads only nodes 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -61,13 +62,29 @@ def read_sizes(batch: Any) -> Sizes | None:
     return Sizes(tuple(nodes), tuple(edges))
 
 
-def copy_hops(rows: Tensor, out: Tensor, counts: Sequence[int], places: Sequence[int]) -> None:
-    """Copy rows of each hop to its places, the first of them."""
-    first = begin = 0
-    for count, room in zip(counts, places, strict=True):
-        if count > 0:
-            out.narrow(0, begin, count).copy_(rows.narrow(0, first, count))
-        first, begin = first + count, begin + room
+class HopRows(NamedTuple):
+    """Rows of a batch, their place, and the rows of each hop in both."""
+
+    rows: Tensor
+    place: Tensor
+    counts: Sequence[int]
+    room: Sequence[int]
+
+
+def copy_hops(parts: Iterable[HopRows]) -> None:
+    """Copy rows of each hop to its places, the first of them; rows of one dtype together."""
+    pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for rows, place, counts, room in parts:
+        targets, sources = pairs.setdefault(rows.dtype, ([], []))
+        first = begin = 0
+        for count, size in zip(counts, room, strict=True):
+            if count > 0:
+                targets.append(place.narrow(0, begin, count))
+                sources.append(rows.narrow(0, first, count))
+            first, begin = first + count, begin + size
+    for targets, sources in pairs.values():
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
 
 class PaddedEdges:
@@ -147,8 +164,8 @@ class PaddedBatch:
         ):
             return False
         self._edges.register()
-        for name in self._names:
-            copy_hops(batch[name], self.data[name], self._read(name, sizes), self._read(name, self.places))
+        copy_hops(HopRows(batch[name], self.data[name], self._read(name, sizes), self._read(name, self.places))
+                  for name in self._names)  # fmt: skip
         return True
 
     def _read(self, name: str, sizes: Sizes) -> tuple[int, ...]:
@@ -170,6 +187,11 @@ class TypedSizes(NamedTuple):
 
     nodes: dict[str, tuple[int, ...]]
     edges: dict[Relation, tuple[int, ...]]
+
+    def find(self, key: Any) -> tuple[int, ...]:
+        """Return the nodes of a type, or the edges of a relation, in each hop."""
+        counts = self.nodes.get(key)
+        return self.edges[key] if counts is None else counts
 
     def is_like(self, other: Any) -> bool:
         """Report whether both have the same types, relations and hops."""
@@ -349,10 +371,8 @@ class PaddedTypes:
         ):
             return False
         self._edges.register()
-        for key, name in self._names:
-            of_nodes = isinstance(key, str)
-            counts, room = (sizes.nodes[key], places.nodes[key]) if of_nodes else (sizes.edges[key], places.edges[key])
-            copy_hops(batch[key]._mapping[name], self.data[key]._mapping[name], counts, room)
+        copy_hops(HopRows(batch[key]._mapping[name], self.data[key]._mapping[name], sizes.find(key), places.find(key))
+                  for key, name in self._names)  # fmt: skip
         return True
 
     def _matches(self, kind: Any, name: str, batch: HeteroData, sizes: TypedSizes) -> bool:
