@@ -192,6 +192,7 @@ prange: Any = Deferred("prange")
 # See `memory_access.py`.
 prefetch: Any = Deferred("prefetch")
 read_word: Any = Deferred("read_word")
+view_words: Any = Deferred("view_words")
 
 
 class _SimulatedCuda:

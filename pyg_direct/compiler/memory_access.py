@@ -1,4 +1,4 @@
-"""Memory by address for CPU loops: `prefetch` and `read_word`, as Numba's intrinsics."""
+"""Memory by address for CPU loops: `prefetch`, `read_word` and `view_words`, as Numba's intrinsics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ def make_intrinsics() -> dict[str, Callable[..., Any]]:
     """Make the intrinsics, by name.
 
     `prefetch(address)` asks for the cache line of an address. It never fails, whatever the address is.
-    `read_word(address)` reads the int64 at an address, which must be valid.
+    `read_word(address)` reads the int64 at an address, which must be valid. `view_words(address, count)` is the array
+    of int64 there.
     """
     from llvmlite import ir
+    from numba import carray
     from numba.core import cgutils, types
-    from numba.extending import intrinsic
+    from numba.extending import intrinsic, register_jitable
 
-    byte, half = ir.IntType(8).as_pointer(), ir.IntType(32)
+    byte, half, word = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64).as_pointer()
 
     @intrinsic  # type: ignore[untyped-decorator]
     def prefetch(context: Any, address: Any) -> Any:
@@ -34,8 +36,19 @@ def make_intrinsics() -> dict[str, Callable[..., Any]]:
     @intrinsic  # type: ignore[untyped-decorator]
     def read_word(context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+            return builder.load(builder.inttoptr(args[0], word))
 
         return types.int64(types.int64), generate
 
-    return {"prefetch": prefetch, "read_word": read_word}
+    @intrinsic  # type: ignore[untyped-decorator]
+    def as_pointer(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], word)
+
+        return types.CPointer(types.int64)(types.int64), generate
+
+    @register_jitable  # type: ignore[untyped-decorator]
+    def view_words(address: Any, count: Any) -> Any:
+        return carray(as_pointer(address), count)
+
+    return {"prefetch": prefetch, "read_word": read_word, "view_words": view_words}

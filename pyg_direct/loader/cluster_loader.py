@@ -135,6 +135,8 @@ class ClusterData(SavedAsPyg, PygClusterData):  # type: ignore[misc]
 class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
     """Batches of clusters with all edges among their nodes, after PyG's `ClusterLoader`, on `device`.
 
+    Without a `seed`, clusters are shuffled exactly as by PyG's loader under the same `torch.manual_seed`.
+
     Nodes are ordered by cluster; edges and attributes equal PyG's batches, in the same order. An edge between two
     clusters is in a batch if both are. Clusters of a `HeteroData` make batches with its types, edges by target.
 
@@ -158,6 +160,7 @@ class ClusterLoader(TypedInducedLoader, PygClusterLoader):  # type: ignore[misc]
     """
 
     _pyg_hooks = ("_collate",)
+    _orders_as_torch = True
 
     def __init__(self, cluster_data: PygClusterData, *, device: Device = None, placement: str = "auto",
                  topology_placement: str | None = None, feature_cache: int | str | None = None,

@@ -44,6 +44,7 @@ from pyg_direct.compiler.jit import (
     prange,
     prefetch,
     system_function,
+    view_words,
 )
 from pyg_direct.kernels.local_ids.bitmap import bit_of, count_bits, has_bit, rank_of
 from pyg_direct.kernels.local_ids.csr import memcpy
@@ -510,6 +511,20 @@ def prefetch_run(address, num_bytes):
         prefetch(address + at)
 
 
+@body
+def fill_words(words, value):
+    """Write a number to all items."""
+    for i in range(words.shape[0]):
+        words[i] = value
+
+
+@body
+def shift_words(words, shift):
+    """Add a number to all items."""
+    for i in range(words.shape[0]):
+        words[i] += shift
+
+
 @cpu_sequence
 def place_graphs_cpu(numbers, spans, ptr):
     """Place the graphs of a batch one after the other, in each group of tables."""
@@ -525,8 +540,10 @@ def place_graphs_cpu(numbers, spans, ptr):
 def copy_graphs_cpu(numbers, spans, ptr, columns):
     """Copy the rows of graphs out of tables, each viewed as lines of rows.
 
-    A table has six numbers in `columns`, int64 `[C, 6]`. The first two are addresses, of its output and its own. Then
-    come its group, or -1 if each graph has one row, and the bytes of a row. The last two are its lines and its rows.
+    A table has seven numbers in `columns`, int64 `[C, 7]`. The first two are addresses, of its output and its own, or 0
+    for an output that gets the number of the graph in the batch for each row, int64. Then come its group, or -1 if each
+    graph has one row, the bytes of a row, its lines and its rows. The last is the group whose first row of the graph in
+    the batch is added to its items, int64; -1 for none.
     """
     count = numbers.shape[0]
     for b in prange(count):
@@ -536,7 +553,7 @@ def copy_graphs_cpu(numbers, spans, ptr, columns):
             first, rows = numbers[ahead], np.int64(1)
             if group >= 0:
                 first, rows = spans[numbers[ahead], group], ptr[group, ahead + 1] - ptr[group, ahead]
-            for line in range(columns[c, 4]):
+            for line in range(columns[c, 4] if columns[c, 1] != 0 else 0):
                 prefetch_run(columns[c, 1] + (line * columns[c, 5] + first) * width, rows * width)
         for c in range(columns.shape[0]):
             group, width = columns[c, 2], columns[c, 3]
@@ -545,12 +562,17 @@ def copy_graphs_cpu(numbers, spans, ptr, columns):
                 first, place, total = spans[numbers[b], group], ptr[group, b], ptr[group, count]
                 rows = ptr[group, b + 1] - place
             for line in range(columns[c, 4]):
-                memcpy(columns[c, 0] + (line * total + place) * width,
-                       columns[c, 1] + (line * columns[c, 5] + first) * width, rows * width)  # fmt: skip
+                target = columns[c, 0] + (line * total + place) * width
+                if columns[c, 1] == 0:
+                    fill_words(view_words(target, rows), b)
+                    continue
+                memcpy(target, columns[c, 1] + (line * columns[c, 5] + first) * width, rows * width)
+                if columns[c, 6] >= 0:
+                    shift_words(view_words(target, rows), ptr[columns[c, 6], b])
 
 
 # Numbers of a column in `words`, and kinds of columns.
-COLUMN = 10
+COLUMN = 11
 COPIED, SHIFTED, NUMBERED, LISTED = 0, 1, 2, 3
 # Threads that copy the rows of a graph together.
 LANES = 32
@@ -591,7 +613,7 @@ def collate_graphs_gpu(words, count, columns):
                 while i < rows * width:
                     if kind == SHIFTED:
                         shifts = lists + words[at + 9]
-                        shift_number(out, to + i, table, source + i, words[shifts + line * count + b])
+                        shift_number(out, to + i, table, source + i, words[shifts + line * words[at + 10] + b])
                     else:
                         copy_items(to + i, source + i, table, none, none, none, out, none, none, none,
                                    np.int32(words[at + 5]), np.int32(0), np.int32(0), np.int32(0))  # fmt: skip

@@ -204,13 +204,20 @@ class Rows:
         # Loops read the bytes of the table, as it was when it was checked.
         self._shape = table.shape if table.is_contiguous() and not (table.is_conj() or table.is_neg()) else None
         self._is_shifted = table.dtype == torch.int64 and dim == table.dim() - 1 < 2 and group is not None
+        # The group whose rows are added to all items, -1 for none.
+        self._shift = -1
+        if self._is_shifted and steps is not None and not isinstance(steps, Tensor) and len(steps) == 1:
+            self._shift = steps[0]
 
     def collate(self, chosen: Chosen) -> tuple[Any, Any, Any]:
         """See `Column`."""
         slices, increments, table = chosen.slice(self.group), sum_steps(self.steps, chosen), self.table
+        is_by_loops = chosen.rows is not None and table.shape == self._shape and not table.requires_grad
+        if chosen.rows is not None and is_by_loops and (self.steps is None or self._shift >= 0):
+            return chosen.rows.read(table, self.dim, self.group, self._shift), slices, increments
         # PyG skips adding zeros, except to tensors.
         is_added = self.steps is not None and (increments.dim() > 1 or int(increments[-1]) != 0)
-        if chosen.rows is not None and table.shape == self._shape and not table.requires_grad:
+        if chosen.rows is not None and is_by_loops:
             if not is_added:
                 return chosen.rows.read(table, self.dim, self.group), slices, increments
             if self._is_shifted:

@@ -20,7 +20,7 @@ from pyg_direct.kernels.rows import gather as kernels
 from pyg_direct.ops.rows.gather_rows import LIGHT
 from pyg_direct.ops.run_kernel import FEW_ITEMS, grid_for, run_gpu, threads_for
 
-_FEW_BYTES = 1 << 16
+_FEW_BYTES, _WORD = 1 << 16, 8
 # Seconds that torch joins batches in a process before the loops are compiled or read.
 _TORCH_SECONDS = 0.1
 # The same if Numba is not imported yet.
@@ -72,20 +72,22 @@ class GraphRows:
         # Kept until they are written, even if a batch drops them before.
         self._outputs: list[Tensor] = []
 
-    def read(self, table: Tensor, dim: int, group: int | None) -> Tensor:
+    def read(self, table: Tensor, dim: int, group: int | None, shift: int = -1) -> Tensor:
         """Return the rows of the graphs, which are written by `finish`.
 
         Args:
             table: Contiguous, on the CPU.
             dim: Dimension of the rows.
             group: Group of the table; None for one row per graph.
+            shift: Group whose first row of each graph in the batch is added to its items, of an int64 table whose
+                rows are its last dimension; -1 for none.
         """
         shape = list(table.shape)
         rows, shape[dim] = shape[dim], len(self._numbers) if group is None else self.totals[group]
         out = table.new_empty(shape)
         width = math.prod(shape[dim + 1 :]) * table.element_size()
         self._columns.append((out.data_ptr(), table.data_ptr(), -1 if group is None else group, width,
-                              math.prod(shape[:dim]), rows))  # fmt: skip
+                              math.prod(shape[:dim]), rows, shift))  # fmt: skip
         self._outputs += out, table
         return out
 
@@ -106,9 +108,11 @@ class GraphRows:
         return out
 
     def number_rows(self, group: int) -> Tensor:
-        """Return the index of the graph of each row, int64 `[total]`."""
-        ptr = self._ptr[group]
-        return torch.from_numpy(np.arange(len(self._numbers)).repeat(ptr[1:] - ptr[:-1]))
+        """Return the index of the graph of each row, int64 `[total]`, which `finish` writes."""
+        out = torch.empty(self.totals[group], dtype=torch.int64, device="cpu")
+        self._columns.append((out.data_ptr(), 0, group, _WORD, 1, 0, -1))
+        self._outputs += out, out
+        return out
 
     def list_ptr(self, group: int) -> Tensor:
         """Return a copy of a row of `ptr`."""
@@ -135,7 +139,8 @@ class Column(NamedTuple):
         width: Items of a row.
         lines: The table is viewed as so many lines of rows; of a `LISTED` column, the numbers of the list.
         rows: Rows of a line of the table.
-        shifts: List of the numbers to add, `[lines, B]`.
+        shifts: List of the numbers to add, `[B]` for each line.
+        stride: Numbers from the list of a line to the next one.
     """
 
     out: int
@@ -148,6 +153,7 @@ class Column(NamedTuple):
     lines: int
     rows: int
     shifts: int = 0
+    stride: int = 0
 
 
 class GraphRowsOnGpu:
@@ -182,7 +188,7 @@ class GraphRowsOnGpu:
             self._columns.append(column)
             self._outputs += tensors
 
-    def read(self, table: Tensor, dim: int, group: int | None) -> Tensor:
+    def read(self, table: Tensor, dim: int, group: int | None, shift: int = -1) -> Tensor:
         """Return the rows of the graphs, which are written by `finish`; see `GraphRows`."""
         shape = list(table.shape)
         rows, shape[dim] = shape[dim], self._count if group is None else self.totals[group]
@@ -191,6 +197,10 @@ class GraphRowsOnGpu:
         # The largest items that lie at multiples of their size.
         common = (num_bytes | address | 16) & -(num_bytes | address | 16)
         bits = common.bit_length() - 1
+        if shift >= 0:
+            self._keep(Column(out.data_ptr(), address, kernels.SHIFTED, *self._place(group), 3, 1, table.numel() // rows
+                              if rows else 0, rows, self._place(shift)[1]), out, table)  # fmt: skip
+            return out
         self._keep(Column(out.data_ptr(), address, kernels.COPIED, *self._place(group), bits, num_bytes >> bits,
                           math.prod(shape[:dim]), rows), out, table)  # fmt: skip
         return out
@@ -201,7 +211,7 @@ class GraphRowsOnGpu:
         lines = 1 if table.dim() == 1 else len(table)
         added = np.ascontiguousarray(shifts.expand(self._count, lines).numpy().T).reshape(-1)
         self._keep(Column(out.data_ptr(), table.data_ptr(), kernels.SHIFTED, *self._place(group), 3, 1, lines,
-                          table.shape[-1], self._length), out, table)  # fmt: skip
+                          table.shape[-1], self._length, self._count), out, table)  # fmt: skip
         self._lists.append(added)
         self._length += len(added)
         return out

@@ -18,6 +18,8 @@ class _Addresses:
     """Addresses of the objects of an array, int64, without a copy."""
 
     def __init__(self, objects: np.ndarray) -> None:
+        # NumPy keeps this object as long as its view.
+        self._objects = objects
         self.__array_interface__ = {"data": (objects.ctypes.data, True), "typestr": "<i8", "shape": objects.shape,
                                     "version": 3}  # fmt: skip
 

@@ -78,6 +78,18 @@ def test_a_row_of_each_graph_and_the_places_of_graphs(place):
 
 
 @pytest.mark.parametrize("lines", [None, 1, 3])
+def test_first_rows_of_graphs_are_added(place, lines):
+    table = torch.randint(9, (SIZES[:, 1].sum(),) if lines is None else (lines, SIZES[:, 1].sum()))
+    rows = make_rows(place)
+
+    got = rows.read(put(table, place), table.dim() - 1, 1, shift=0)
+    rows.finish()
+
+    parts = zip(slice_each(table, -1, 1), [0, 1, 4, 4], strict=True)
+    assert torch.equal(got.cpu(), torch.cat([part + first for part, first in parts], -1))
+
+
+@pytest.mark.parametrize("lines", [None, 1, 3])
 def test_numbers_of_graphs_are_added(place, lines):
     table = torch.randint(9, (SIZES[:, 1].sum(),) if lines is None else (lines, SIZES[:, 1].sum()))
     shifts = torch.randint(9, (4, 1 if lines is None else lines))
