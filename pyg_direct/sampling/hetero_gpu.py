@@ -633,7 +633,7 @@ class HeteroGpuPlan(CapturedPlan):
         """Note the local ids of the ends of links in their samples; trees become numbers of links."""
         parts: Sequence[Tensor] = [trees]
         if self.num_batches > 1:
-            parts = trees.split([sum(len(ids) for ids in own.node.values()) for own in samples])
+            parts = trees.split([sum(own.sizes.values()) for own in samples])
         failures = slot.links.table[:, 2:].tolist()
         starts = self.topology.topo.type_starts
         for number, sample in zip(range(len(listed.requests)), samples, strict=False):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,78 +13,34 @@ from torch import Tensor
 
 from pyg_direct.errors import LoaderWarning, warn
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
-from pyg_direct.runtime.host.tensor_views import ordinary_tensors
+from pyg_direct.runtime.host.lazy_dict import LazyDict
 from pyg_direct.sampling.link_endpoints import PlacedEnds
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-# Of all dictionaries: their items are made in microseconds, by one thread.
-_MAKING = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    # A thread of the parent may hold it.
-    os.register_at_fork(after_in_child=lambda: globals().update(_MAKING=threading.RLock()))
 
+class PackedNodes:
+    """Nodes of a batch, type after type in an array, and then their trees; parts are viewed at the first use.
 
-class _Made(dict[_Key, _Value]):
-    """Dictionary that is copied and pickled as one of Python's own."""
+    Args:
+        nodes: Nodes of all batches that share the memory, and then their trees if trees are told apart.
+        sizes: Nodes of each type.
+        begin: Position of the first node of the batch.
+        num_together: Nodes of all these batches.
+    """
 
-    __slots__ = ("_make",)
+    def __init__(self, types: Sequence[str], nodes: Tensor, sizes: list[int], begin: int, num_together: int) -> None:
+        self._types, self._nodes, self._sizes, self._begin, self._count = types, nodes, sizes, begin, num_together
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return dict, (dict(self),)
+    def view_nodes(self) -> dict[str, Tensor]:
+        """Return the ids of the nodes, int64 `[M]`, by type."""
+        return self._view(self._begin)
 
+    def view_trees(self) -> dict[str, Tensor]:
+        """Return the trees of the nodes, int64 `[M]`, by type."""
+        return self._view(self._count + self._begin)
 
-class LazyDict(_Made[_Key, _Value]):
-    """Dictionary whose items are made at the first use; afterwards it is as fast as any."""
-
-    __slots__ = ()
-
-    def __init__(self, make: Callable[[], Mapping[_Key, _Value]]) -> None:
-        self._make: Callable[[], Mapping[_Key, _Value]] = make
-
-    def when_made(self, change: Callable[[Mapping[_Key, _Value]], None]) -> None:
-        """Change the items of a dictionary that was not used yet, as soon as they are made."""
-        make = self._make
-
-        def make_changed() -> Mapping[_Key, _Value]:
-            items = make()
-            change(items)
-            return items
-
-        self._make = make_changed
-
-    def _fill(self) -> None:
-        with _MAKING:
-            if type(self) is LazyDict:
-                if torch.is_inference_mode_enabled():
-                    with ordinary_tensors():
-                        items = self._make()
-                else:
-                    items = self._make()
-                dict.update(self, items)
-                # Last: another thread may look meanwhile.
-                self._make, self.__class__ = _none, _Made  # type: ignore[assignment]
-
-
-def _none() -> dict[Any, Any]:
-    return {}
-
-
-def _filled(name: str) -> Callable[..., Any]:
-    """Return a method of `dict` that makes the items first."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(self) is LazyDict:
-            self._fill()
-        return getattr(_Made, name)(self, *args, **kwargs)
-
-    return method
-
-
-for _name in ("__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__",
-              "__or__", "__reduce_ex__", "__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get",
-              "items", "keys", "pop", "popitem", "setdefault", "update", "values"):  # fmt: skip
-    setattr(LazyDict, _name, _filled(_name))
+    def _view(self, begin: int) -> dict[str, Tensor]:
+        parts = _split_apart(_narrow(self._nodes, begin, sum(self._sizes)), self._sizes)
+        return dict(zip(self._types, parts, strict=True))
 
 
 class PackedEdges:
@@ -267,27 +221,26 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
     nodes, ends, edge_ids = outputs
     sampled_nodes = node_counts.T.tolist()
     sizes = [*map(sum, sampled_nodes)]
-    parts = split_parts(nodes, [*sizes, *sizes, *words] if disjoint else [*sizes, *words])
-    num_types, at, rest = len(types), 0, len(parts) - len(words)
-    num_together, samples, begin = sum(sizes), [], (0, 0)
-    counts, of_nodes, own_nodes, own_sizes, own_counts = num_edges, node_counts, parts, sizes, sampled_nodes
+    num_types, num_together = len(types), sum(sizes)
+    rest = 2 * num_together if disjoint else num_together
+    parts = split_parts(_narrow(nodes, rest, sum(words)), [*words])
+    samples, begin, first = [], (0, 0), 0
+    counts, of_nodes, own_sizes, own_counts = num_edges, node_counts, sizes, sampled_nodes
     for number in range(num_batches):
         if num_batches > 1:
             at, place = number * num_types, number * len(relations)
             counts, of_nodes = num_edges[:, place : place + len(relations)], node_counts[:, at : at + num_types]
-            own_nodes, own_sizes = parts[at : at + num_types], sizes[at : at + num_types]
-            own_counts = sampled_nodes[at : at + num_types]
+            own_sizes, own_counts = sizes[at : at + num_types], sampled_nodes[at : at + num_types]
+        own = PackedNodes(types, nodes, own_sizes, first, num_together)
         edges = PackedEdges(relations, ends, edge_ids, counts, types, of_nodes, begin)
         if num_batches > 1:
-            of_relations = counts.sum(0)
+            of_relations, first = counts.sum(0), first + sum(own_sizes)
             begin = begin[0] + 2 * int(np.maximum(of_relations, 1).sum()), begin[1] + int(of_relations.sum())
-        trees = parts[len(sizes) + at : len(sizes) + at + num_types] if disjoint else ()
-        # Other parts follow the nodes.
         samples.append(GeneralSample(
-            node=dict(zip(types, own_nodes, strict=False)),
+            node=LazyDict(own.view_nodes),
             edge_index=LazyDict(edges.view_pairs),
             edge=LazyDict(edges.view_ids),
-            batch=dict(zip(types, trees, strict=True)) if disjoint else None,
+            batch=LazyDict(own.view_trees) if disjoint else None,
             num_sampled_nodes=dict(zip(types, own_counts, strict=True)) if has_hops else None,
             num_sampled_edges=LazyDict(edges.list_counts) if has_hops else None,
             memory=outputs,
@@ -296,8 +249,8 @@ def split_outputs(topo: HeteroTopo, outputs: tuple[Tensor, Tensor, Tensor], node
             packed=edges,
             sizes=dict(zip(types, own_sizes, strict=True)),
             num_together=num_together,
-            starts=parts[rest] if words else None,
-            seed_time=parts[rest + 1 + number] if rest + 1 + number < len(parts) else None,
+            starts=parts[0] if words else None,
+            seed_time=parts[1 + number] if len(parts) > 1 + number else None,
         ))  # fmt: skip
     return samples
 

@@ -22,9 +22,10 @@ from pyg_direct.graph.hetero_topo import HeteroTopo, tell_apart
 from pyg_direct.loader.collate.attributes import PlacedRows, Slicer, check_rows, choose_slicer, slice_adjacency
 from pyg_direct.loader.collate.data import copy_store
 from pyg_direct.loader.collate.stale_rows import Marks
+from pyg_direct.runtime.host.lazy_dict import LazyDict
 from pyg_direct.sampler.graph_reader import place_rows, refuse_features
 from pyg_direct.sampler.keyed_sampler import PackedOutput
-from pyg_direct.sampling.hetero_sample import GeneralSample, LazyDict
+from pyg_direct.sampling.hetero_sample import GeneralSample
 
 # Rows by (type, key), and the tensors that own their memory.
 Read: TypeAlias = tuple[Mapping[Any, Tensor], Sequence[Tensor]]
@@ -210,7 +211,8 @@ class HeteroAttributes(PlacedRows):
         if notes and packed is not None and self._relations is not None and self._is_plain(data, packed, out):
             make = partial(_make_relations, self._relations, packed)
         if packed is not None and make is not None and self._types is not None and self._is_whole(out, packed):
-            if len(rows) < len(self._node):
+            # Rows that were read together are viewed at the first use.
+            if (0 if not shared or self._typed is None else len(self._typed.names)) < len(self._node):
                 beside = {name: feature.read(out.node[name[0]]) for name, feature in self._node.items()
                           if name not in rows}  # fmt: skip
                 rows, made = {**rows, **beside}, [*made, *beside.values()]
@@ -263,10 +265,10 @@ class HeteroAttributes(PlacedRows):
 
     def _is_whole(self, out: HeteroSamplerOutput, sample: GeneralSample) -> bool:
         """Report whether an output has all node types of its sample, in order, and at most trees of its own."""
-        names = [*sample.node]
+        names = [*sample.sizes]
         return (out.node is sample.node and out.num_sampled_nodes is sample.num_sampled_nodes and out.orig_row is None
-                and names == self._type_names and len(sample.sizes) == len(names)
-                and (out.batch is None or [*out.batch] == names))  # fmt: skip
+                and names == self._type_names
+                and (out.batch is sample.batch or (out.batch is not None and [*out.batch] == names)))  # fmt: skip
 
     def _slice(self, kind: Any, keys: Sequence[str], mapping: dict[str, Any], ids: Tensor | None, checked: bool,
                made: list[Any]) -> None:  # fmt: skip
@@ -318,15 +320,25 @@ def _count_nodes(sample: GeneralSample) -> Iterable[int]:
 
 def _compose(data: HeteroData, types: Sequence[Form], out: HeteroSamplerOutput, sample: GeneralSample,
              rows: Mapping[Any, Tensor], make: Callable[[weakref.ref[Any]], dict[Any, Any]]) -> HeteroData:  # fmt: skip
-    """Build the batch of a sample as `HeteroAttributes.build` does, without a call or a look-up for each value.
+    """Build the batch of a sample as `HeteroAttributes.build` does; its types and relations are made at the first use.
 
     Args:
         out, sample: Output of the sampler, and its sample, with all node types.
         make: See `_copy_stores`.
     """
     batch, parent = _open_batch(data)
+    values = batch.__dict__
+    values["_node_store_dict"] = LazyDict(partial(_make_types, types, sample, out.batch, rows, parent))
+    values["_edge_store_dict"] = LazyDict(partial(make, parent))
+    return batch
+
+
+def _make_types(types: Sequence[Form], sample: GeneralSample, trees: Mapping[str, Tensor] | None,
+                rows: Mapping[Any, Tensor], parent: weakref.ref[Any]) -> dict[Any, Any]:  # fmt: skip
+    """Make the node types of a batch, with the nodes of a sample, their rows, trees and counts."""
     made: dict[Any, Any] = {}
-    trees, counts = out.batch, sample.num_sampled_nodes
+    counts = sample.num_sampled_nodes
+    # Without a call or a look-up for each value.
     for (kind, cls, values, given, keys, has_count, has_ids), ids, size in zip(
         types, sample.node.values(), sample.sizes.values(), strict=True
     ):
@@ -345,9 +357,7 @@ def _compose(data: HeteroData, types: Sequence[Form], out: HeteroSamplerOutput, 
             mapping["batch"] = trees[kind]
         if counts is not None:
             mapping["num_sampled_nodes"] = counts[kind]
-    values = batch.__dict__
-    values["_node_store_dict"], values["_edge_store_dict"] = made, LazyDict(partial(make, parent))
-    return batch
+    return made
 
 
 def _open_batch(data: HeteroData) -> tuple[HeteroData, weakref.ref[Any]]:

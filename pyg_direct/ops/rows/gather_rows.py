@@ -509,8 +509,8 @@ class TypedReader:
         """Return addresses of the tables, and then their rows, int64 `[2 * T]`."""
         return np.array([table.data_ptr() for table in self._tables] + self._num_rows, np.int64)
 
-    def read(self, ids: Tensor, layout: Tensor, counts: Sequence[int]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return (all rows, the rows of each table): `[sum of counts, ...]`, and parts of it.
+    def read(self, ids: Tensor, layout: Tensor, num_rows: int) -> Tensor:
+        """Return the rows of all tables one after the other, `[num_rows, ...]`.
 
         Args:
             ids: int64, contiguous; ids of all types.
@@ -519,7 +519,6 @@ class TypedReader:
         Raises:
             IdError: an id on the CPU is out of range.
         """
-        num_rows = sum(counts)
         rows = torch.empty((num_rows, *self._shape), dtype=self._dtype, device=self._device)
         if not ids.is_cuda:
             self._read_on_cpu(ids, layout, rows)
@@ -527,7 +526,7 @@ class TypedReader:
             # Work of a row, and of a block.
             unit, of_block = self._share
             self._launch(-(-num_rows * unit // of_block), (layout, ids, rows.data_ptr()))
-        return rows, torch.unsafe_split_with_sizes(rows, counts)  # type: ignore[arg-type]
+        return rows
 
     def _read_on_cpu(self, ids: Tensor, layout: Tensor, rows: Tensor) -> None:
         # Other code may move a table that stays the same tensor, for example to shared memory.
