@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch_geometric.data import Data
 
-from benchmarks.distributed.scale_model import HOSTS, model_scaling
+from benchmarks.distributed.scale_model import HOSTS, find_contention, model_scaling
 from pyg_direct.bench.result_row import Row
 from pyg_direct.datasets.dataset import NodeDataset
 from pyg_direct.distributed import DistGraph, DistNeighborLoader, partition_graph
@@ -25,6 +26,7 @@ from pyg_direct.graph.metis import assign_by_metis
 from pyg_direct.loader.neighbor_loader import NeighborLoader
 from pyg_direct.runtime.comm.communicator import Communicator
 from pyg_direct.runtime.comm.formation import stay_on_host
+from pyg_direct.runtime.cuda.launch import on_raw_stream
 
 FANOUTS, BATCH = [15, 10, 5], 512
 # Seeds of a batch whose parts are exchanged.
@@ -34,6 +36,8 @@ _BATCHES, _EXCHANGES = 12, 20
 # measure how an epoch begins and ends.
 _MORE_BATCHES = {"cpu": 48, "cuda": 480}
 _BIG = 1 << 22
+# Bytes a pair of NCCL's exchanges, and runs of several of them.
+_SEGMENTS, _RUNS = (1 << 18, 1 << 24), 5
 # Batches of foresight.
 _AHEAD = 16
 
@@ -88,12 +92,19 @@ def measure_distributed(graph: NodeDataset, name: str, device: str, counts: list
                      note="behind steps that take 1.3 times as long and leave the processors free")  # fmt: skip
         yield Row.of(case, "exchange of nothing", "us", [1e6 * t for t in result["empty"]])
         yield Row.of(case, "exchange of 4 MiB with each", "GB/s", [v / 1e9 for v in result["bandwidth"]])
+        if "segment_seconds" in result:
+            yield Row.of(
+                case, "NCCL's all-to-all of 256 KiB a pair", "us", [1e6 * t for t in result["segment_seconds"]]
+            )
+            yield Row.of(case, "NCCL's all-to-all of 16 MiB a pair", "GB/s", [v / 1e9 for v in result["segment_rate"]],
+                         note="out of each GPU, without the time of a small one")  # fmt: skip
     cut = measure_cut(graph.edge_index, graph.num_nodes, HOSTS[1:])
     yield from describe_cut(cut, name)
     if 1 in found and len(found) > 1:
         yield from model_scaling(
             found, f"distributed/{name}/{device}", cut=cut,
-            crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0)  # fmt: skip
+            crowding=lambda count: max(1.0, count * threads / cores) if device == "cpu" else 1.0,
+            contention=lambda count: find_contention(found, count) if device == "cpu" else None)  # fmt: skip
 
 
 def _describe_whole(found: Mapping[int, Mapping[str, Any]], count: int, case: str) -> Iterator[Row]:
@@ -194,10 +205,37 @@ def _enter(rank: int, work: Any, count: int, device: str, folder: str, share: in
     dist.destroy_process_group()
 
 
+class Itself:
+    """A `Transport` of the only rank, which exchanges with itself."""
+
+    is_captured, beside = True, None
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def exchange(self, to_send: torch.Tensor, received: torch.Tensor, stream: int) -> None:
+        """Copy the segment."""
+        with on_raw_stream(stream, self._device) if self._device.type == "cuda" else nullcontext():
+            received.copy_(to_send)
+
+    def exchange_with_others(self, to_send: torch.Tensor, received: torch.Tensor, stream: int) -> None:
+        """Do nothing: there are no others."""
+
+    def wait(self, event: Any) -> None:
+        """Wait for an event."""
+        event.synchronize()
+
+    def hold(self, holder: Any) -> None:
+        """Do nothing: no group ends before the graphs."""
+
+
 class _Exchanging(DistGraph):
     """A graph whose only process exchanges with itself."""
 
     def _find_obstacle(self, *_: Any) -> str:
+        if self.communicator.captured:
+            own: Any = Itself(self.device)
+            self.communicator.open_segments = lambda: own  # type: ignore[method-assign]
         return "it is measured"
 
 
@@ -220,6 +258,8 @@ def _measure(rank: int, count: int, device: torch.device, folder: str, num_nodes
         if count > 1:
             result["hidden"] = _measure_hidden(graph, num_nodes)
             result |= _measure_exchange(graph.communicator)
+            if graph.communicator.captured:
+                result |= measure_segments(graph.communicator)
     if count > 1:
         with DistGraph(folder, device=device, device_cache_size="100%", replicas="20%", share_graph=False) as graph:
             # Groups of batches have their size from the second epoch on, as above. The host drives these hops.
@@ -326,3 +366,27 @@ def _measure_exchange(communicator: Communicator) -> dict[str, list[float]]:
     empty = communicator.run(run, 0)
     big = communicator.run(run, _BIG)
     return {"empty": empty, "bandwidth": [(communicator.size - 1) * _BIG / t for t in big]}
+
+
+def measure_segments(communicator: Communicator) -> dict[str, list[float]]:
+    """Measure exchanges of captured plans: seconds of a small one, bytes a second out of each GPU of a large one."""
+    size, device = communicator.size, communicator.device
+
+    def run(num_bytes: int) -> list[float]:
+        segments = communicator.open_segments()
+        assert segments is not None
+        to_send, received = torch.zeros(2, size * num_bytes, dtype=torch.uint8, device=device).unbind()
+        times = []
+        for _ in range(1 + _RUNS):
+            begin = time.perf_counter()
+            for _ in range(_EXCHANGES):
+                stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+                segments.exchange(to_send, received, stream)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append((time.perf_counter() - begin) / _EXCHANGES)
+        return times[1:]
+
+    small, large = (communicator.run(run, num_bytes) for num_bytes in _SEGMENTS)
+    moved = (size - 1) * (_SEGMENTS[1] - _SEGMENTS[0])
+    return {"segment_seconds": small, "segment_rate": [moved / max(1e-9, t - median(small)) for t in large]}

@@ -2,8 +2,8 @@
 
 A batch is a function of (seed, epoch, number). So `StepsAhead` samples batches before their rows are requested, on all
 ranks in one order, and the ids that the next batches read are known. `PlannedRows` keeps the rows that these batches
-read again. If memory is short, it keeps the rows that are read soonest, which is the best choice in hindsight (Belady,
-"A study of replacement algorithms for a virtual-storage computer", 1966), as far as batches are known.
+read again. If memory is short, it keeps the rows that are read soonest. For the batches that are known, no other choice
+fetches fewer rows (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966).
 """
 
 from __future__ import annotations
