@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -41,26 +42,29 @@ _FANOUTS = [10, 5]
 # Memory for planned rows, as shares of the table. The smallest is the memory left for a table 8 times as large.
 _SHARES = (1.0, 0.25, 0.125)
 _LEFT = 0.125
+_FEW_BATCHES = 16
 _REPEATS = 3 if torch.cuda.is_available() else 2
-# Pages that are looked up after a file was dropped from the page cache, and the share that may still be there.
-_PROBES, _MOST_KEPT = 64, 0.1
+# Pages that are looked up after a file was dropped from the page cache.
+_PROBES = 64
 # Seconds between two looks at the memory of a process.
 _LOOK = 0.002
 
 
-class Files(NamedTuple):
-    """A table in its own order and packed by hotness, and the neighbor lists of its graph."""
+@dataclass
+class Files:
+    """A table in its own order and packed by hotness, and the neighbor lists of its graph.
+
+    Attributes:
+        most_kept: Largest share of a file that the system kept in memory although it was told to drop it.
+    """
 
     plain: Path
     packed: Path
     lists: dict[str, Path]
+    most_kept: float = 0.0
 
     def forget(self) -> None:
-        """Drop the system's cache of all files.
-
-        Raises:
-            RuntimeError: the system keeps them.
-        """
+        """Drop the system's cache of all files."""
         # Maps of earlier features would keep their pages.
         gc.collect()
         for path in (self.plain, self.packed, *self.lists.values()):
@@ -68,9 +72,7 @@ class Files(NamedTuple):
             forget(file)
             count = file.layout.shape[0]
             probes = range(0, count, max(1, count // _PROBES))
-            kept = sum(file.is_cached([row]) for row in probes)
-            if kept > _MOST_KEPT * len(probes):
-                raise RuntimeError(f"the system keeps {kept} of {len(probes)} pages of {path} in memory")
+            self.most_kept = max(self.most_kept, sum(file.is_cached([row]) for row in probes) / len(probes))
 
 
 def write_files(data: Data, train_idx: Tensor, batch_size: int, folder: str | Path) -> Files:
@@ -110,10 +112,13 @@ def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, 
         graph = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
         yield from _measure_disk(files, case)
         yield from _measure_pages(files, graph, seeds, case)
-        yield from _measure_epochs(files, data, graph, seeds, num_classes, case)
+        # A CPU trains on some of the nodes, which take as long as all of the other measurements.
+        some = seeds if torch.cuda.is_available() else Seeds(train_idx[: _FEW_BATCHES * seeds.batch_size], seeds[1])
+        yield from _measure_epochs(files, data, graph, some, num_classes, case)
         yield from _measure_inference(files, data, graph, num_classes, case)
         yield from _measure_lists(files, graph, seeds, case)
         yield _measure_memory(files, graph, seeds, case)
+        yield Row.of(case, "pages that stayed in the page cache, at most", "%", [100 * files.most_kept])
 
 
 def _measure_disk(files: Files, case: str) -> Iterator[Row]:
@@ -131,8 +136,9 @@ def _measure_pages(files: Files, graph: Data, seeds: Seeds, case: str) -> Iterat
     """Measure the bytes that are read over the bytes of the rows of each window, in one epoch."""
     for order, path in (("plain", files.plain), ("packed", files.packed)):
         for share in _SHARES:
-            files.forget()
+            # It replaces the one before, whose map would keep its pages.
             loader = open_loader(Feature().from_file(path), graph, seeds, _size_of(path, share))
+            files.forget()
             begin = time.perf_counter()
             for _ in loader:
                 pass
