@@ -242,7 +242,7 @@ def disk(scale: float) -> Iterator[Row]:
     data = graph.to_data()
     yield from measure_disk_training(data, graph.train_idx, graph.num_classes, _name(own),
                                      batches=48 if is_on_gpu else 12)  # fmt: skip
-    own = (1.0 if is_on_gpu else 0.02) * scale
+    own = (0.5 if is_on_gpu else 0.02) * scale
     graph = synthetic_graph("products", scale=own, device=resolve_device(None)).to("cpu")
     data = graph.to_data()
     # Rows of 512 bytes.
