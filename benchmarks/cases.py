@@ -233,7 +233,7 @@ def disk(scale: float) -> Iterator[Row]:
     """Measure rows and neighbor lists in files, some of them larger than the memory left to them."""
     is_on_gpu = torch.cuda.is_available()
     yield from measure_disk_rows(int((1_500_000 if is_on_gpu else 300_000) * scale))
-    own = (0.2 if is_on_gpu else 0.05) * scale
+    own = (0.2 if is_on_gpu else 0.03) * scale
     graph = synthetic_graph("products", scale=own, device=resolve_device(None)).to("cpu")
     assert graph.x is not None
     sampler = GraphSageSampler(CSRTopo(graph.edge_index, num_nodes=graph.num_nodes), [15, 10, 5], seed=0)
@@ -242,7 +242,7 @@ def disk(scale: float) -> Iterator[Row]:
     data = graph.to_data()
     yield from measure_disk_training(data, graph.train_idx, graph.num_classes, _name(own),
                                      batches=48 if is_on_gpu else 12)  # fmt: skip
-    own = (1.0 if is_on_gpu else 0.03) * scale
+    own = (0.5 if is_on_gpu else 0.02) * scale
     graph = synthetic_graph("products", scale=own, device=resolve_device(None)).to("cpu")
     data = graph.to_data()
     # Rows of 512 bytes.

@@ -11,7 +11,7 @@ import torch
 
 from pyg_direct import save_rows
 from pyg_direct.errors import FileError, IdError
-from pyg_direct.features import range_reader
+from pyg_direct.features import paged_array, range_reader
 from pyg_direct.features.paged_array import PagedArray
 from pyg_direct.features.row_files import RowFile
 
@@ -104,6 +104,17 @@ def test_memory_is_what_was_asked_for(array_of):
 
     # One page more for the last of the file, and tables.
     assert array.num_bytes <= 13 * PAGE + 10 * (array._num_pages + 12)
+
+
+@pytest.mark.parametrize(("count", "num_pages"), [(1, 24), (2, 12), (100, 1)])
+def test_processes_divide_an_eighth_of_the_free_memory(array_of, monkeypatch, count, num_pages):
+    monkeypatch.setattr(paged_array, "available_bytes", lambda: 24 * 8 * PAGE)
+    array = array_of(make_numbers())
+    array.num_processes = count
+
+    array.take(draw(5000))
+
+    assert len(array._held) == num_pages
 
 
 def test_counts_of_pages_do_not_overflow(array_of):

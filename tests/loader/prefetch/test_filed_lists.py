@@ -1,6 +1,7 @@
 """Neighbor lists in files, read hop by hop for many batches together."""
 
 import os
+import pickle
 import threading
 
 import numpy as np
@@ -183,6 +184,12 @@ def test_several_loaders_read_one_topology(paths, device):
     pairs = [*zip(open_loader(topology, device, 3), open_loader(topology, device, 5), strict=True)]
 
     assert [look([batch for batch, _ in pairs]), look([batch for _, batch in pairs])] == [expected, expected]
+
+
+def test_a_pickled_loader_opens_the_files_itself(paths, device):
+    loader = open_loader(open_lists(paths), device)
+
+    assert look(pickle.loads(pickle.dumps(loader))) == look(open_loader(TOPOLOGY, device))
 
 
 def test_samplers_alone_read_lists_in_files(paths, device):
