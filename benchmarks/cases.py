@@ -19,6 +19,7 @@ from benchmarks.distributed.partitioning import measure_cuts, measure_partitioni
 from benchmarks.dynamic.dynamic_cases import DYNAMIC_CASES
 from benchmarks.features.disk import measure_disk_feature, measure_disk_rows, measure_disk_training
 from benchmarks.features.hot_rows import make_skewed_graph, measure_drift, measure_hit_rates, measure_ranking
+from benchmarks.features.larger_than_memory import measure_larger_than_memory
 from benchmarks.features.link_share import measure_link_share
 from benchmarks.features.sharded import measure_sharded
 from benchmarks.features.shared_start import measure_shared_start
@@ -229,15 +230,25 @@ def power(scale: float) -> Iterator[Row]:
 
 
 def disk(scale: float) -> Iterator[Row]:
-    """Measure rows in files."""
-    yield from measure_disk_rows(int(1_500_000 * scale))
-    graph = synthetic_graph("products", scale=0.2 * scale, device=resolve_device(None)).to("cpu")
+    """Measure rows and neighbor lists in files, some of them larger than the memory left to them."""
+    is_on_gpu = torch.cuda.is_available()
+    yield from measure_disk_rows(int((1_500_000 if is_on_gpu else 300_000) * scale))
+    own = (0.2 if is_on_gpu else 0.03) * scale
+    graph = synthetic_graph("products", scale=own, device=resolve_device(None)).to("cpu")
     assert graph.x is not None
     sampler = GraphSageSampler(CSRTopo(graph.edge_index, num_nodes=graph.num_nodes), [15, 10, 5], seed=0)
     batches = [sampler.sample(seeds)[0] for seeds in graph.train_idx[: 10 * 1024].split(1024)]
-    yield from measure_disk_feature(graph.x, batches, _name(0.2 * scale))
-    yield from measure_disk_training(graph.to_data(), graph.train_idx, graph.num_classes, _name(0.2 * scale),
-                                     batches=48 if torch.cuda.is_available() else 12)  # fmt: skip
+    yield from measure_disk_feature(graph.x, batches, _name(own))
+    data = graph.to_data()
+    yield from measure_disk_training(data, graph.train_idx, graph.num_classes, _name(own),
+                                     batches=48 if is_on_gpu else 12)  # fmt: skip
+    own = (0.5 if is_on_gpu else 0.02) * scale
+    graph = synthetic_graph("products", scale=own, device=resolve_device(None)).to("cpu")
+    data = graph.to_data()
+    # Rows of 512 bytes.
+    data.x = torch.randn(graph.num_nodes, 128, generator=torch.Generator().manual_seed(0))
+    yield from measure_larger_than_memory(data, graph.train_idx, graph.num_classes, _name(own),
+                                          1024 if is_on_gpu else 64)  # fmt: skip
 
 
 def hotness(scale: float) -> Iterator[Row]:

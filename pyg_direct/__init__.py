@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pyg_direct.nn.sorted_edges import to_edge_index
     from pyg_direct.noedit.install import install, uninstall
     from pyg_direct.runtime.cuda.peer_memory import DeviceGroup, init_p2p, p2pCliqueTopo
+    from pyg_direct.sampler.graph_store import GraphStore
     from pyg_direct.sampling.graphsage_sampler import Adj, GraphSageSampler
     from pyg_direct.sampling.mixed_cpu_gpu import MixedGraphSageSampler, SampleJob
     from pyg_direct.sampling.negative_links import RandomNegativeSampler
@@ -59,15 +60,15 @@ logging.getLogger("pyg_direct").addHandler(logging.NullHandler())
 __version__ = "0.2.0"
 
 __all__ = [
-    "Adj", "CSRTopo", "CachedLoader", "ClusterData", "ClusterLoader", "DataListLoader", "DataLoader",
-    "DenseDataLoader", "DeviceConfig", "DeviceGroup", "Feature", "FeatureStore", "GraphSAINTEdgeSampler",
-    "GraphSAINTNodeSampler", "GraphSAINTRandomWalkSampler", "GraphSageSampler", "GraphedStep", "HGTLoader",
-    "LastNeighborLoader", "LinkLoader", "LinkNeighborLoader", "MemAdvise", "MetaPath2Vec", "MixedGraphSageSampler",
-    "NeighborLoader", "Node2Vec", "NodeLoader", "PPRLoader", "PrefetchLoader", "Producers", "RandomNegativeSampler",
-    "RandomNodeLoader", "SampleJob", "ShaDowKHopSampler", "SubGraphLoader", "TGNMemory", "TemporalDataLoader",
-    "UnifiedTensor", "__version__", "accelerate", "count_reads", "enable_unified_device", "expected_edge_reads",
-    "expected_reads", "infer", "inference_loader", "init_p2p", "install", "p2pCliqueTopo", "pack_rows", "random_walk",
-    "save_rows", "to_edge_index", "to_unified", "unified_device", "uninstall",
+    "Adj", "CSRTopo", "CachedLoader", "ClusterData", "ClusterLoader", "DataListLoader", "DataLoader", "DenseDataLoader",
+    "DeviceConfig", "DeviceGroup", "Feature", "FeatureStore", "GraphSAINTEdgeSampler", "GraphSAINTNodeSampler",
+    "GraphSAINTRandomWalkSampler", "GraphSageSampler", "GraphStore", "GraphedStep", "HGTLoader", "LastNeighborLoader",
+    "LinkLoader", "LinkNeighborLoader", "MemAdvise", "MetaPath2Vec", "MixedGraphSageSampler", "NeighborLoader",
+    "Node2Vec", "NodeLoader", "PPRLoader", "PrefetchLoader", "Producers", "RandomNegativeSampler", "RandomNodeLoader",
+    "SampleJob", "ShaDowKHopSampler", "SubGraphLoader", "TGNMemory", "TemporalDataLoader", "UnifiedTensor",
+    "__version__", "accelerate", "count_reads", "enable_unified_device", "expected_edge_reads", "expected_reads",
+    "infer", "inference_loader", "init_p2p", "install", "p2pCliqueTopo", "pack_rows", "random_walk", "save_rows",
+    "to_edge_index", "to_unified", "unified_device", "uninstall",
 ]  # fmt: skip
 
 # Public names of each module; a room is imported when the first of its names is read.
@@ -101,6 +102,7 @@ _NAMES = {
     "nn.sorted_edges": "to_edge_index",
     "noedit.install": "install uninstall",
     "runtime.cuda.peer_memory": "DeviceGroup init_p2p p2pCliqueTopo",
+    "sampler.graph_store": "GraphStore",
     "sampling.graphsage_sampler": "Adj GraphSageSampler",
     "sampling.mixed_cpu_gpu": "MixedGraphSageSampler SampleJob",
     "sampling.negative_links": "RandomNegativeSampler",

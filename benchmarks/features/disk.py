@@ -41,7 +41,7 @@ _AHEAD_SHARES = (1.0, 0.25)
 _PROBES = 256
 
 
-def _forget(file: RowFile) -> None:
+def forget(file: RowFile) -> None:
     """Drop the system's cache of a file."""
     file.forget()
     handle = os.open(file.path, os.O_RDONLY)
@@ -91,7 +91,7 @@ def _measure_rows(tier: DiskTier, ids: Tensor, row_bytes: int, name: str, is_col
         # The first of both may get more from a disk.
         for number in (0, 1) if repeat % 2 else (1, 0):
             if is_cold:
-                _forget(tier.file)
+                forget(tier.file)
                 num_left += sum(tier.file.is_cached([row]) for row in ids[:: max(1, len(ids) // _PROBES)].tolist())
             seconds = ways[number]()
             assert torch.equal(out[:, 0].long(), ids)
@@ -178,14 +178,14 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
                      "features in host memory")  # fmt: skip
 
         def step_anew(batch: Any) -> None:
-            _forget(file)
+            forget(file)
             step(batch)
 
         times = run_steps(load(on_disk), step_anew, _COLD_STEPS)
         n_ids, in_order = [batch.n_id for batch in islice(load(on_disk), 3)], []
         for n_id in n_ids:
             missed = n_id[spilled.locate(n_id) < 0].cpu().sort().values
-            _forget(file)
+            forget(file)
             in_order.append(1e3 * _read_in_order(file, missed, torch.empty(len(missed), *x.shape[1:], dtype=x.dtype)))
         name_of_cold = f"step, features in {in_file}, forgotten at every step"
         yield Row.of(case, name_of_cold, "ms", times, sorted(in_order)[1],
@@ -197,7 +197,7 @@ def measure_disk_training(data: Data, train_idx: Tensor, num_classes: int, name:
             for _ in range(_EPOCHS):
                 # A loader of its own: later epochs of one find rows in memory.
                 ahead = open_loader(on_disk, memory)
-                _forget(file)
+                forget(file)
                 begin = time.perf_counter()
                 for batch in ahead:
                     step_anew(batch)

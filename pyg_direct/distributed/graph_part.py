@@ -89,6 +89,9 @@ class PartTopo:
     It has the attributes of `HeteroTopo` that plans read; `row_starts` and `edge_starts` refer to the part.
     """
 
+    # No neighbor lists in files.
+    lists = None
+
     def __init__(self, manifest: Manifest, timed: bool, weighted: bool) -> None:
         self.direction, self.is_homogeneous = manifest.direction, manifest.is_homogeneous
         self.num_nodes = {entry.name: entry.num_nodes for entry in manifest.nodes}

@@ -9,6 +9,7 @@
 - `row_files.py`, `row_dtypes.py`: tables in files, and rows stored in fewer bits.
 - `packed_rows.py`: tables rewritten in another order.
 - `range_reader.py`: many rows of a file by large requests.
+- `paged_array.py`: numbers of an array in a file, by position.
 - `tier_report.py`: rows that each tier holds and has served.
 - `process_sharing.py`, `feature_copies.py`: one feature for several processes of a host; copies and pickles.
 - `unified_tensor.py`, `unified_device.py`: `UnifiedTensor`, and the device `unified` in torch.

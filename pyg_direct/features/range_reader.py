@@ -100,6 +100,7 @@ class DiskReads(NamedTuple):
         num_claimed: Rows that windows of batches held, each once in a window.
         disk_rate: Bytes per second that the disk gives in order, measured; None if it was not measured.
         random_rate: Pages per second that it gives at random; likewise.
+        unit: Name of what batches ask for: a row, or a neighbor of a list.
     """
 
     path: str
@@ -114,6 +115,7 @@ class DiskReads(NamedTuple):
     num_claimed: int
     disk_rate: float | None = None
     random_rate: float | None = None
+    unit: str = "row"
 
     @property
     def rate(self) -> float:
@@ -133,15 +135,16 @@ class DiskReads(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers by name, for loggers of metrics."""
-        own = {name: value for name, value in self._asdict().items() if name != "path" and value is not None}
+        numbers = {name: value for name, value in self._asdict().items() if name not in ("path", "unit")}
+        own = {name: value for name, value in numbers.items() if value is not None}
         return {**own, "rate": self.rate, "num_saved": self.num_saved, "read_ratio": self.read_ratio}
 
     def __str__(self) -> str:
-        shown = (f"{self.path}: {self.num_rows:,} rows read for {self.num_asked:,} that batches asked for, "
-                 f"{self.num_saved / max(1, self.num_asked):.0%} saved; {show_count(self.num_pages, 'page')} of "
+        shown = (f"{self.path}: {show_count(self.num_rows, self.unit)} read for {self.num_asked:,} that batches asked "
+                 f"for, {self.num_saved / max(1, self.num_asked):.0%} saved; {show_count(self.num_pages, 'page')} of "
                  f"{show_bytes(self.page_bytes)}, {show_bytes(self.num_pages * self.page_bytes)} in "
                  f"{show_count(self.num_requests, 'request')}, {self.num_again / max(1, self.num_pages):.0%} of them "
-                 f"again, {self.read_ratio:.1f} x the rows; {self.rate / 1e9:.2f} GB/s")  # fmt: skip
+                 f"again, {self.read_ratio:.1f} x the {self.unit}s; {self.rate / 1e9:.2f} GB/s")  # fmt: skip
         if self.disk_rate is None or self.random_rate is None:
             return shown
         return (f"{shown} beside the disk's {self.disk_rate / 1e9:.2f} GB/s in order and "
@@ -156,13 +159,15 @@ class RangeReader:
 
     Args:
         keeps_all: True if each row is read at most once, by this process alone.
+        is_shared: True if other processes of this host read the file at about the same time. The page cache then holds
+            the pages that they read meanwhile, whatever the size of the file.
 
     Attributes:
         num_requests, num_pages, num_again, seconds: See `DiskReads`.
         is_broken: True after a read that did not end; its threads may still write.
     """
 
-    def __init__(self, file: RowFile, *, keeps_all: bool = False) -> None:
+    def __init__(self, file: RowFile, *, keeps_all: bool = False, is_shared: bool = False) -> None:
         self.file = file
         self.num_requests = self.num_pages = self.num_again = 0
         self.seconds = 0.0
@@ -171,9 +176,12 @@ class RangeReader:
         size = file.layout.offset + file.layout.num_bytes
         self._seen = np.zeros(-(-size // PAGE) + 1, np.uint8)
         self._room = (_REQUEST_PAGES + _GAP_PAGES + 2) * PAGE + -(-self._row_bytes // PAGE) * PAGE
-        self._is_direct = keeps_all or file.layout.num_bytes > available_bytes() // 2
+        is_large = file.layout.num_bytes > available_bytes() // 2
+        self._is_direct = not is_shared and (keeps_all or is_large)
         self._pool = Pool(_MANY, "pyg_direct_file", functools.partial(set_cpu_threads, 1))
-        self._staging = threading.local()
+        # Memory of whole pages that requests pass through. The last one that was given back is taken first, so that
+        # few are touched whole.
+        self._staging: list[np.ndarray] = []
         self._running: list[np.ndarray] = []
         self._is_left = False
 
@@ -245,10 +253,12 @@ class RangeReader:
 
     def _read_some(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, out: np.ndarray) -> None:
         """Serve some requests, in a thread."""
-        if not hasattr(self._staging, "bytes"):
+        try:
+            staging = self._staging.pop()
+        except IndexError:
             # Direct reads need whole pages.
-            self._staging.bytes = np.frombuffer(mmap.mmap(-1, self._room), np.uint8)
-        staging, progress, done = self._staging.bytes, np.zeros(4, np.int64), 0
+            staging = np.frombuffer(mmap.mmap(-1, self._room), np.uint8)
+        progress, done = np.zeros(4, np.int64), 0
         self._running.append(progress)
         try:
             while not self._is_left:
@@ -264,6 +274,7 @@ class RangeReader:
             self.num_requests += int(progress[1])
             self.num_pages += int(progress[2])
             self.num_again += int(progress[3])
+            self._staging.append(staging)
 
     def _read_pieces(self, handle: int, rows: np.ndarray, slots: np.ndarray, bounds: np.ndarray, staging: np.ndarray,
                      out: np.ndarray, progress: np.ndarray) -> None:  # fmt: skip

@@ -1,19 +1,22 @@
 """`CSRTopo`: a graph's edges as compressed rows; the rows are the nodes that are sampled from.
 
-`cache_rows` copies the neighbor lists of hot rows to GPU memory, while all lists lie on the host.
+`cache_rows` copies the neighbor lists of hot rows to GPU memory, while all lists lie on the host. `FiledLists` are
+lists that memory cannot hold.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, PlacementWarning, warn
+from pyg_direct.features.paged_array import PagedArray, open_integers, read_whole
 from pyg_direct.graph.placed_topology import (
     PLACES,
     PlacedTopology,
@@ -28,7 +31,7 @@ from pyg_direct.graph.placed_topology import (
 )
 from pyg_direct.graph.pyg_edges import Rows, read_array, read_edges
 from pyg_direct.object_text import one_line, show_count
-from pyg_direct.ops.argument_checks import check_count, check_topology
+from pyg_direct.ops.argument_checks import check_count, check_offsets, check_topology
 from pyg_direct.ops.local_ids.build_csr import compress
 from pyg_direct.runtime.cuda.device import free_bytes, resolve_device
 from pyg_direct.runtime.host.memory_sizes import check_size, has_room, parse_size
@@ -100,6 +103,29 @@ def copy_rows(indptr: Tensor, indices: Tensor, rows: Tensor) -> tuple[Tensor, Te
     return out, offsets
 
 
+class FiledLists(NamedTuple):
+    """Neighbor lists in files, read page by page.
+
+    Attributes:
+        indices: Neighbors, `[E]`.
+        edge_ids: Edge ids, `[E]`; None if the position of an edge is its id.
+        source: Arguments of `CSRTopo.from_file`.
+    """
+
+    indices: PagedArray
+    edge_ids: PagedArray | None
+    source: dict[str, Any]
+
+    @property
+    def arrays(self) -> list[PagedArray]:
+        """The arrays."""
+        return [self.indices] if self.edge_ids is None else [self.indices, self.edge_ids]
+
+    def is_cached(self) -> bool:
+        """Report whether the system has cached all of some pages of each file."""
+        return all(array.is_cached() for array in self.arrays)
+
+
 class CSRTopo:
     """A graph's topology, after Quiver's class of that name.
 
@@ -132,6 +158,8 @@ class CSRTopo:
     _listed: str | None = None
     # True if the arrays are the user's own, which a program may write to.
     _is_given = False
+    # Neighbor lists that stay in files; the arrays are maps of these.
+    _lists: FiledLists | None = None
 
     def __init__(
         self,
@@ -178,6 +206,57 @@ class CSRTopo:
         self._indices = self._narrow(indices).contiguous()
         self._eid = None if eid is None else eid.contiguous()
 
+    @classmethod
+    def from_file(cls, indptr: str | os.PathLike[str], indices: str | os.PathLike[str],
+                  eid: str | os.PathLike[str] | None = None, *, host_cache_size: int | str | None = None,
+                  direction: str = "in") -> CSRTopo:  # fmt: skip
+        """Open a topology whose neighbor lists stay in files, such as lists larger than host memory.
+
+        A loader over it (`GraphStore`) samples many batches together, hop by hop on the CPU. It reads each page that a
+        hop needs once for all of them, in the order of the file. Pages that are read most stay in host memory. Batches
+        are as with lists in memory. Neighbors are checked as they are read.
+
+        Args:
+            indptr: `.npy` or `.safetensors` with the row offsets, int64 `[N + 1]`; they are read into memory.
+            indices: File with the columns, int32 or int64 `[E]`. It must stay as it is.
+            eid: File with the edge ids, int32 or int64 `[E]`; the position of an edge when None.
+            host_cache_size: Host memory for pages of each file: bytes, `"4G"` or a share such as `"20%"`; None takes an
+                eighth of the free memory, which processes of a loader with `ranks` divide.
+            direction: `in` if a row lists the sources of a node's edges, as PyG samples; `out` for the targets.
+
+        Raises:
+            FileError: a file cannot be read, or holds another kind of array.
+            ArgumentError, ArgumentTypeError: named argument, rule and value.
+
+        Example:
+            >>> topo = CSRTopo(torch.tensor([[1, 2, 3], [0, 0, 1]]), num_nodes=4)
+            >>> files = [save_rows(f"{name}.npy", getattr(topo, name)) for name in ("indptr", "indices")]
+            >>> CSRTopo.from_file(*files)
+            CSRTopo(4 nodes, 3 edges, lists in indices.npy)
+        """
+        if direction not in ("in", "out"):
+            raise ArgumentError(f"direction must be 'in' or 'out', got {direction!r}")
+        check_size(0 if host_cache_size is None else host_cache_size, "host_cache_size")
+        both = torch.int32, torch.int64
+        offsets = read_whole(open_integers(indptr, "indptr", (torch.int64,)))
+        files = [open_integers(path, name, both) for path, name in ((indices, "indices"), (eid, "eid"))
+                 if path is not None]  # fmt: skip
+        for file, name in zip(files, ("indices", "eid"), strict=False):
+            check_offsets(offsets, file.layout.shape[0], f"numbers in {name}={str(file.path)!r}")
+        sizes = [None if host_cache_size is None else
+                 min(file.layout.num_bytes, parse_size(host_cache_size, file.layout.num_bytes, "host_cache_size"))
+                 for file in files]  # fmt: skip
+        arrays = [PagedArray(file, size) for file, size in zip(files, sizes, strict=True)]
+        source = {"indptr": os.path.abspath(indptr), "indices": os.path.abspath(indices),
+                  "eid": None if eid is None else os.path.abspath(eid), "host_cache_size": host_cache_size,
+                  "direction": direction}  # fmt: skip
+        topology = cls.__new__(cls)
+        restore_state(topology, {"_indptr": offsets, "_indices": files[0].rows, "_feature_order": None,
+                                 "_eid": files[1].rows if eid is not None else None, "_listed": direction})  # fmt: skip
+        topology._sent, topology._is_given = {}, False
+        topology._lists = FiledLists(arrays[0], arrays[1] if eid is not None else None, source)
+        return topology
+
     def _compress(self, edge_index: Tensor, num_nodes: int | None, direction: str) -> None:
         if num_nodes is None:
             num_nodes = max(0, int(edge_index.max()) + 1) if edge_index.numel() else 0
@@ -196,6 +275,11 @@ class CSRTopo:
         given offsets.
         """
         return self._listed
+
+    @property
+    def lists(self) -> FiledLists | None:
+        """Neighbor lists that stay in files; None for lists in memory."""
+        return self._lists
 
     @property
     def is_given(self) -> bool:
@@ -404,6 +488,12 @@ class CSRTopo:
             self._eid = edge_ids
         return PlacedTopology(indptr, indices, edge_ids, "cuda", pairs=pairs)
 
+    def __reduce__(self) -> Any:
+        if self._lists is not None:
+            # Each process opens the files itself.
+            return _reopen, (type(self), self._lists.source)
+        return super().__reduce__()
+
     def __getstate__(self) -> dict[str, Any]:
         return sendable_state(self)
 
@@ -415,10 +505,18 @@ class CSRTopo:
     def __repr__(self) -> Iterator[str]:
         yield show_count(self.node_count, "node")
         yield show_count(self.edge_count, "edge")
+        if self._lists is not None:
+            yield f"lists in {self._lists.indices.file.path.name}"
+
+
+def _reopen(kind: type[CSRTopo], source: dict[str, Any]) -> CSRTopo:
+    return kind.from_file(**source)
 
 
 def _send(topology: CSRTopo) -> Any:
     """Send a topology through `multiprocessing`: its arrays move to memory that all processes see, once."""
+    if topology.lists is not None:
+        return topology.__reduce__()
     arrays: list[tuple[SharedMemory, torch.dtype, torch.Size] | None] = []
     for name in ("_indptr", "_indices", "_eid"):
         array = getattr(topology, name)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
-from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.csr_topo import CSRTopo, FiledLists
 from pyg_direct.graph.placed_topology import (
     check_place,
     choose_placement,
@@ -26,7 +26,7 @@ from pyg_direct.graph.placed_topology import (
     sendable_state,
 )
 from pyg_direct.object_text import one_line, show_count, show_place
-from pyg_direct.ops.argument_checks import check_below, check_edge_list, check_ids, check_integers
+from pyg_direct.ops.argument_checks import check_below, check_choice, check_edge_list, check_ids, check_integers
 from pyg_direct.ops.local_ids.build_csr import compress
 from pyg_direct.ops.sampling.sample_hetero import Rows, sum_weights
 from pyg_direct.runtime.cuda.device import resolve_device
@@ -63,6 +63,7 @@ class Relation:
         weight, time: By position, float32 or float64, and int64 `[E]`; or None.
         is_timed: True if rows are sorted by time, either the edges' or the neighbors'.
         is_given: True if its neighbors are an array of the program's, which may write to it.
+        lists: Its lists if they stay in files, of which `indices` is a map.
     """
 
     edge_type: EdgeType
@@ -73,10 +74,15 @@ class Relation:
     time: Tensor | None = None
     is_timed: bool = False
     is_given: bool = False
+    lists: FiledLists | None = None
 
     def attach(self, weight: Tensor | None, edge_time: Tensor | None, source_time: Tensor | None,
                is_sorted: bool) -> None:  # fmt: skip
         """Take over times and weights, which come by edge id or by neighbor, and sort rows by time."""
+        if self.lists is not None and not (weight is edge_time is source_time is None):
+            what = "edge_time" if edge_time is not None else "node_time" if source_time is not None else "edge_weight"
+            raise ArgumentError(f"{self._name(what)} must be None where neighbor lists lie in a file, as all lists "
+                                "would be read: give lists in memory")  # fmt: skip
         if edge_time is not None:
             time = self._by_position("edge_time", edge_time)
             check_integers(self._name("edge_time"), time)
@@ -166,9 +172,9 @@ def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: i
         _check_range(name, columns, num_columns, edge_type[source])
         indptr, indices, edge_ids = compress(rows.contiguous(), columns.contiguous(), max(num_rows, num_columns))
         return Relation(edge_type, indptr[: num_rows + 1], indices, edge_ids)
-    is_given = not isinstance(edges, CSRTopo) or edges.is_given
+    is_given, lists = not isinstance(edges, CSRTopo) or edges.is_given, None
     if isinstance(edges, CSRTopo):
-        edges = (edges.indptr, edges.indices, edges.eid)
+        lists, edges = edges.lists, (edges.indptr, edges.indices, None if edges.lists else edges.eid)
     if not isinstance(edges, tuple) or len(edges) != 3:
         raise ArgumentTypeError(f"{name} must be an edge list, a CSRTopo or (indptr, indices, edge ids), got {edges!r}")
     indptr, indices, edge_ids = edges
@@ -177,8 +183,9 @@ def read_relation(edge_type: EdgeType, edges: Any, num_rows: int, num_columns: i
                             f"shape {tuple(indptr.shape)}")  # fmt: skip
     if bool((indptr.diff() < 0).any()):
         raise ArgumentError(f"{name} must have an indptr that does not decrease")
-    _check_range(name, indices, num_columns, edge_type[0 if direction == "in" else 2])
-    return Relation(edge_type, indptr.long(), indices, edge_ids, is_given=is_given)
+    if lists is None:
+        _check_range(name, indices, num_columns, edge_type[0 if direction == "in" else 2])
+    return Relation(edge_type, indptr.long(), indices, edge_ids, is_given=is_given, lists=lists)
 
 
 def _check_range(name: str, ids: Tensor, size: int, kind: str) -> None:
@@ -282,6 +289,8 @@ class HeteroTopo:
             edge_weight = _by_name(LINKS, edge_weight)
         self.num_nodes = {kind: _check_size(kind, size) for kind, size in num_nodes.items()}
         self.node_types = tuple(self.num_nodes)
+        # Bits of an id within any type.
+        self.id_bits = max(self.num_nodes.values(), default=0).bit_length()
         self.edge_types: tuple[EdgeType, ...] = tuple(edges)
         sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in self.num_nodes.values()]
         # First id of each type in the id space, and the end of the last type, int64 `[T + 1]`.
@@ -333,6 +342,15 @@ class HeteroTopo:
         self.row_starts = np.concatenate([[0], np.cumsum(row_counts)]).astype(np.int64)
         num_ids = int(self.type_starts[-1])
         id_dtype = torch.int32 if num_ids < 2**31 else torch.int64
+        # Lists that stay in files; None if all are in memory.
+        self.lists = relations[0].lists if len(relations) == 1 else None
+        is_alone = self.lists is not None and len(self.num_nodes) == 1
+        if any(relation.lists is not None for relation in relations) and not is_alone:
+            raise ArgumentError("neighbor lists in files must be of a graph with one type of nodes and one relation, "
+                                f"got {len(self.num_nodes)} types and {len(relations)} relations")  # fmt: skip
+        if self.lists is not None:
+            # No copy: neighbors are checked as they are read.
+            id_dtype = relations[0].indices.dtype
         edge_dtype = _choose_dtype(relations)
         firsts = self.type_starts[self.reached].tolist()
         self.indptr = _concatenate([r.indptr[:-1] + int(s) for r, s in zip(relations, self.edge_starts, strict=False)]
@@ -397,12 +415,15 @@ class HeteroTopo:
             placement: `auto`, `cuda`, `unified`, `pinned` or `cpu`. `auto` takes GPU memory if the arrays fit and leave
                 a quarter of the free memory, at least 8 GiB or half of it; otherwise `unified` or `pinned` host memory,
                 whichever is faster. If the neighbors are on the host, another array still goes to GPU memory if it
-                takes at most an eighth of the free memory.
+                takes at most an eighth of the free memory. Lists in a file are sampled on the CPU: `auto` or `cpu`.
 
         Raises:
             ArgumentError: an unknown placement, or one that the device cannot read.
         """
         target = resolve_device(device)
+        if self.lists is not None:
+            check_choice("placement", placement, ("auto", "cpu"))
+            placement, target = "cpu", torch.device("cpu")
         if placement == "auto":
             placement = "cuda" if ("cuda", target) in self._placed else choose_placement(self.num_bytes, target)
         check_place("placement", placement, target)
@@ -424,6 +445,8 @@ class HeteroTopo:
         return PlacedHetero(self, rows, device, placement, blocks)
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.lists is not None:
+            raise ArgumentError("lists in files cannot be sent: call CSRTopo.from_file in each process")
         return sendable_state(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -105,10 +105,22 @@ def check_ids(name: str, ids: Tensor, upper: int | None = None) -> Tensor:
     return ids.contiguous()
 
 
-def check_below(name: str, ids: np.ndarray, upper: int) -> None:
-    """Check ids on the host, int32 or int64, in one pass: they must lie in [0, upper)."""
+def are_below(ids: np.ndarray, upper: int) -> bool:
+    """Report whether ids on the host, int32 or int64, lie in [0, upper), in one pass."""
     # As an unsigned number, a negative id is larger than any valid one.
-    if ids.size and np.maximum.reduce(ids.view(np.uint64 if ids.itemsize == 8 else np.uint32)) >= upper:
+    unsigned = ids.view(np.uint64 if ids.itemsize == 8 else np.uint32)
+    return not ids.size or bool(np.maximum.reduce(unsigned) < upper)
+
+
+def are_plain_ids(ids: Tensor, upper: int) -> bool:
+    """Report whether ids are int64 `[n]` on the host, contiguous, in [0, upper): those need no other check."""
+    return (ids.dtype is torch.int64 and ids.dim() == 1 and not ids.is_cuda and ids.is_contiguous()
+            and are_below(ids.detach().numpy(), upper))  # fmt: skip
+
+
+def check_below(name: str, ids: np.ndarray, upper: int) -> None:
+    """Check ids on the host, int32 or int64: they must lie in [0, upper)."""
+    if not are_below(ids, upper):
         raise IdError(f"{name} must lie in [0, {upper}), got {int(ids.min()) if ids.min() < 0 else int(ids.max())}")
 
 
@@ -205,16 +217,21 @@ def check_topology_kinds(indptr: Tensor, indices: Tensor) -> None:
 def check_topology(indptr: Tensor, indices: Tensor) -> None:
     """Check `indptr` int64 `[N + 1]`, not decreasing from 0 to E, and `indices` int32 or int64 `[E]` within [0, N)."""
     check_topology_kinds(indptr, indices)
-    first, last = int(indptr[0]), int(indptr[-1])
-    if first != 0 or last != indices.numel():
-        raise ArgumentError(f"indptr must run from 0 to the number of edges {indices.numel()}, got {first} to {last}")
-    if indptr.numel() > 1 and bool((indptr[1:] < indptr[:-1]).any()):
-        row = int((indptr[1:] < indptr[:-1]).nonzero()[0])
-        raise ArgumentError(f"indptr must not decrease, got {int(indptr[row])} before {int(indptr[row + 1])}")
+    check_offsets(indptr, indices.numel())
     if indices.numel() > 0:
         low, high = (int(v) for v in torch.aminmax(indices))
         if low < 0 or high >= indptr.numel() - 1:
             raise IdError(f"indices must lie in [0, {indptr.numel() - 1}), got {low if low < 0 else high}")
+
+
+def check_offsets(indptr: Tensor, num_edges: int, what: str = "edges") -> None:
+    """Check that `indptr`, int64 `[N + 1]`, does not decrease from 0 to the number of edges; `what` names these."""
+    first, last = (int(indptr[0]), int(indptr[-1])) if indptr.numel() > 0 else (0, -1)
+    if first != 0 or last != num_edges:
+        raise ArgumentError(f"indptr must run from 0 to the number of {what} {num_edges}, got {first} to {last}")
+    if bool((indptr[1:] < indptr[:-1]).any()):
+        row = int((indptr[1:] < indptr[:-1]).nonzero()[0])
+        raise ArgumentError(f"indptr must not decrease, got {int(indptr[row])} before {int(indptr[row + 1])}")
 
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])

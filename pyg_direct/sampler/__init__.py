@@ -2,6 +2,7 @@
 
 - `keyed_sampler.py`: keys of draws, and samples in PyG's form: the interface between our loaders and our samplers.
 - `graph_reader.py`, `link_seeds.py`: the graph, and links as seeds.
+- `graph_store.py`: PyG's interface to edges.
 """
 
 from pyg_direct.sampler.hgt_sampler import HGTSampler

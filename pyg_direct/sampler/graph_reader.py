@@ -31,13 +31,14 @@ from torch_geometric.typing import SparseTensor
 from pyg_direct.errors import ArgumentError, ArgumentTypeError, IdError
 from pyg_direct.features.feature import Feature
 from pyg_direct.features.feature_store import FeatureStore as OwnStore
-from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.graph.csr_topo import CSRTopo, FiledLists
 from pyg_direct.graph.hetero_topo import EdgeType, HeteroTopo
 from pyg_direct.graph.pyg_edges import as_rows, check_adjacency, derive, find_edges
 from pyg_direct.ops.compute_content_hash import Content, has_content, read_content
 from pyg_direct.progress import announce
 from pyg_direct.runtime.cuda.device import free_bytes
 from pyg_direct.runtime.host.tensor_views import version_of
+from pyg_direct.sampler.graph_store import GraphStore as OwnGraphStore
 from pyg_direct.sampling.negative_links import Edges, EdgeSet
 
 # A graph in tensors, or in stores, of which the second may be None beside a sampler that has the edges.
@@ -109,6 +110,9 @@ def list_links(graph: GraphStore | None, edge_type: Any) -> Tensor:
 
 
 def _read_layout(graph: GraphStore, attr: Any) -> Any:
+    if isinstance(graph, OwnGraphStore):
+        # With its edge ids, and lists that stay in files.
+        return graph.topology
     first, second = graph.get_edge_index(attr)
     if attr.layout == EdgeLayout.COO:
         whole = first._base
@@ -126,6 +130,8 @@ def _read_layout(graph: GraphStore, attr: Any) -> Any:
 
 def count_edges(edges: Any) -> int:
     """Count the edges of a relation in the form of `read_stores`."""
+    if isinstance(edges, CSRTopo):
+        return edges.edge_count
     return int(edges["indices"].numel() if isinstance(edges, dict) else edges.shape[1])
 
 
@@ -243,6 +249,11 @@ class Parts:
     def is_temporal(self) -> bool:
         """True if nodes or edges have times."""
         return self.node_time is not None or self.edge_time is not None
+
+    @property
+    def lists(self) -> FiledLists | None:
+        """Neighbor lists that stay in files; None for lists in memory."""
+        return self.edges.lists if isinstance(self.edges, CSRTopo) else None
 
     def open(self, direction: str, is_sorted: bool) -> HeteroTopo:
         """Open the topology; samplers over the same tensors share one.
@@ -545,6 +556,23 @@ def _read_edges(edges: Any, form: str) -> Any:
     """Read an edge list `[2, E]`, sources first; for `in` and `out`, rows of a store in this direction are not
     expanded.
     """
+    if isinstance(edges, CSRTopo):
+        if form == (edges.listed or "in"):
+            return edges
+        if edges.lists is not None:
+            raise ArgumentError(f"neighbor lists in a file ({edges.lists.indices.file.path}) can only be read list by "
+                                "list: this option needs all edges in memory")  # fmt: skip
+        rows = {"indptr": edges.indptr, "indices": edges.indices, "direction": edges.listed or "in"}
+        ends = _read_edges(rows, "coo")
+        if edges.eid is None:
+            return ends
+        # Positions in the list are the ids.
+        order = edges.eid.argsort()
+        if not torch.equal(edges.eid[order].long(), torch.arange(len(order), device=order.device)):
+            raise ArgumentError(
+                "eid of a CSRTopo must hold each of 0 to E - 1 once where edges are not read row by row"
+            )
+        return ends[:, order]
     if isinstance(edges, Mapping):
         # Compressed rows or columns of a store, and their direction.
         indptr, indices = edges["indptr"], edges["indices"]

@@ -288,6 +288,32 @@ def to_general_output(sample: GeneralSample, is_hetero: bool) -> SamplerOutput |
     return out
 
 
+def move_output(out: Output, device: torch.device) -> Output:
+    """Give the output of a batch that was sampled with others memory of its own, on a device."""
+    if isinstance(out, HeteroSamplerOutput):
+        node, row, col = ({kind: ids.to(device, copy=True) for kind, ids in part.items()}
+                          for part in (out.node, out.row, out.col))  # fmt: skip
+        edge, batch = (
+            None
+            if part is None
+            else {kind: None if ids is None else ids.to(device, copy=True) for kind, ids in part.items()}
+            for part in (out.edge, out.batch)
+        )
+        moved = HeteroSamplerOutput(node, row, col, edge, batch, out.num_sampled_nodes, out.num_sampled_edges)
+    else:
+        pair = torch.stack([out.row, out.col]).to(device)
+        edge, batch = (None if part is None else part.to(device, copy=True) for part in (out.edge, out.batch))
+        moved = SamplerOutput(out.node.to(device, copy=True), *pair.unbind(), edge, batch, out.num_sampled_nodes,
+                              out.num_sampled_edges)  # fmt: skip
+        moved.sampled, moved.node_rows, moved.pair = None, None, pair
+    moved.max_degree = out.max_degree
+    if out.metadata is not None:
+        # Seeds stay where they are.
+        moved.metadata = out.metadata[0], *(part.to(device) if isinstance(part, Tensor) else part
+                                            for part in out.metadata[1:])  # fmt: skip
+    return moved
+
+
 class Drawn:
     """Output of a sampler on its way through a pipeline."""
 

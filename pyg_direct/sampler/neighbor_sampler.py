@@ -35,7 +35,7 @@ from pyg_direct.ops.rows.upload import upload_parts
 from pyg_direct.runtime.cuda.device import resolve_device
 from pyg_direct.runtime.host.memory_sizes import check_size
 from pyg_direct.sampler.graph_reader import FanoutsOf, Graph, Parts, Subgraph, read_parts, read_topology
-from pyg_direct.sampler.keyed_sampler import OwnSampler, to_general_output, to_output
+from pyg_direct.sampler.keyed_sampler import OwnSampler, move_output, to_general_output, to_output
 from pyg_direct.sampler.link_seeds import (
     MOST_EXCLUDED,
     CapturedLinks,
@@ -361,24 +361,37 @@ class NeighborSampler(OwnSampler):
         plan = self._open_plan(windows=has_windows(inputs[0].time))
         if not isinstance(plan, GeneralPlan):
             return Finished([self.sample_from_nodes(index, key=key) for index, key in zip(inputs, keys, strict=True)])
-        requests = [
-            (seed, time if self.is_temporal else None)
-            for seed, time in (_by_type(index, self.is_hetero) for index in inputs)
-        ]
+        is_hetero, is_temporal = self.is_hetero, self.is_temporal
+        requests = []
+        for index in inputs:
+            seed, time = _by_type(index, is_hetero)
+            requests.append((seed, time if is_temporal else None))
 
         def give(samples: list[GeneralSample]) -> list[SamplerOutput | HeteroSamplerOutput]:
-            outs = [to_general_output(sample, self.is_hetero) for sample in samples]
-            times: Sequence[Any] = [index.time for index in inputs]
-            there = [sample.seed_time for sample in samples if sample.seed_time is not None]
-            if len(there) == len(times) and all(own.dtype == torch.int64 for own in times):
-                times = [copied.view(own.shape) for copied, own in zip(there, times, strict=True)]
-            else:
-                times = upload_parts(times, self.device)
-            for out, index, time in zip(outs, inputs, times, strict=True):
+            times = self._bring_times(samples, [index.time for index in inputs])
+            lies_in_file = plan.topology.topo.lists is not None
+            outs = []
+            for sample, index, time in zip(samples, inputs, times, strict=True):
+                out = to_general_output(sample, is_hetero)
+                outs.append(out := move_output(out, self.device) if lies_in_file else out)
                 out.metadata = (index.input_id, time)
             return outs
 
         return PendingOutput(plan.submit_together(requests, keys), give)
+
+    def _bring_times(self, samples: Sequence[GeneralSample], times: Sequence[Tensor | None]
+                     ) -> Sequence[Tensor | None]:  # fmt: skip
+        """Return the times of seeds on the device; those that came with the samples are not copied again."""
+        brought: list[Tensor | None] = []
+        for sample, own in zip(samples, times, strict=True):
+            copied = sample.seed_time
+            if own is None:
+                brought.append(None)
+            elif copied is None or own.dtype != torch.int64:
+                return upload_parts(times, self.device)
+            else:
+                brought.append(copied if own.dim() == 1 else copied.view(own.shape))
+        return brought
 
     def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, *,
                           key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:  # fmt: skip
@@ -453,14 +466,15 @@ class NeighborSampler(OwnSampler):
         excluded = None if ways is None else [own.list_excluded(ways) for own in links]
 
         def give(samples: list[GeneralSample]) -> list[SamplerOutput | HeteroSamplerOutput]:
-            return [PendingLinks(own, Finished(sample), self.disjoint).finish()
+            outs = [PendingLinks(own, Finished(sample), self.disjoint).finish()
                     for own, sample in zip(links, samples, strict=True)]  # fmt: skip
+            return [move_output(out, self.device) for out in outs] if plan.topology.topo.lists is not None else outs
 
         return PendingOutput(plan.submit_together(requests, keys, excluded, repeats=True), give)
 
     def _open_links(self, index: EdgeSamplerInput, neg_sampling: Any, key: int) -> Links:
         """Read the links of a batch and draw their negatives."""
-        links = Links(index, self._opened.parts, self.device)
+        links = Links(index, self._opened.parts, self._sampling_device())
         if neg_sampling is not None:
             neg_sampling = NegativeSampling.cast(neg_sampling)
             source = self._negatives(neg_sampling, index.input_type)
@@ -490,7 +504,11 @@ class NeighborSampler(OwnSampler):
 
     def _negatives(self, neg_sampling: NegativeSampling, edge_type: EdgeType | None) -> NegativeSource:
         """Find or make the source of a relation's negatives."""
-        return self._opened.negatives.find(neg_sampling, edge_type, self.strict_negatives, self.device)
+        return self._opened.negatives.find(neg_sampling, edge_type, self.strict_negatives, self._sampling_device())
+
+    def _sampling_device(self) -> torch.device:
+        """Return the device that samples: the CPU if neighbor lists lie in a file."""
+        return torch.device("cpu") if self._opened.parts.lists is not None else self.device
 
     def forget_written(self) -> None:
         """Forget cached weights of negatives that were written, in any way."""
@@ -512,7 +530,8 @@ class NeighborSampler(OwnSampler):
             sample = plan.sample(seeds, key)
             return to_output(sample)
         times = seed_time if self.is_temporal else None
-        return to_general_output(plan.sample(seed, key, seed_time=times, excluded=excluded), self.is_hetero)
+        out = to_general_output(plan.sample(seed, key, seed_time=times, excluded=excluded), self.is_hetero)
+        return out if plan.topology.topo.lists is None else move_output(out, self.device)
 
     def _fanouts(self) -> Any:
         """Read fanouts per hop, or per relation in the order of the graph."""

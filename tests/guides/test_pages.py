@@ -74,6 +74,9 @@ def given(request, tmp_path, monkeypatch):
     x, y = torch.randn(num_nodes, 4), torch.randint(3, (num_nodes,))
     data = Data(x=x, y=y, edge_index=edge_index)
     np.save("x.npy", x.numpy())
+    topo = pyg_direct.CSRTopo(edge_index, num_nodes=num_nodes)
+    np.save("indptr.npy", topo.indptr.numpy())
+    np.save("indices.npy", topo.indices.numpy())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, train_idx = GraphSAGE(4, 8, 3, 3).to(device), torch.arange(0, num_nodes, 3)
     snapshots = synthetic_dtdg(30, 120, 6, weighted=True)
@@ -86,7 +89,7 @@ def given(request, tmp_path, monkeypatch):
     names = {"data": data, "dataset": [data] * 3, "ratings": make_ratings(x, edge_index), "snapshots": snapshots,
              "train_dataset": snapshots, "x": x, "y": y, "edge_index": edge_index, "num_nodes": num_nodes,
              "train_idx": train_idx, "seeds": train_idx, "n_id": train_idx, "ids": train_idx, "rows": x[train_idx],
-             "topo": pyg_direct.CSRTopo(edge_index, num_nodes=num_nodes), "loader": loader, "model": model,
+             "topo": topo, "loader": loader, "model": model,
              "compute": compute, "optimizer": torch.optim.Adam(model.parameters()), "epochs": 2,
              "epoch": 1, "writer": Writer(), "recurrent": Recurrent().to(device), "h": None}  # fmt: skip
     page = request.node.callspec.params["name"]

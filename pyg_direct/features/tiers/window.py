@@ -31,6 +31,8 @@ from pyg_direct.ops.rows.gather_rows import (
 )
 from pyg_direct.runtime.cuda.memory import allocate_or_fall_back
 
+# Bytes of the tables for each row of the file, and for each row in memory, with the lists of a window's rows.
+_TABLE_BYTES, _SLOT_BYTES = 8, 40
 # Rows that are looked up in the page cache to learn if a file is in it.
 _PROBES = 256
 
@@ -43,8 +45,8 @@ class RowWindow(Tier):
 
     Args:
         num_bytes: Memory for rows; page-locked if a GPU reads them.
-        is_shared: True if other processes of this host read the file too. Pages are then read once for all of them, if
-            the page cache has room for the file.
+        is_shared: True if other processes of this host read the file too. Pages that they read at about the same time
+            then come from the disk once, through the page cache.
 
     Attributes:
         lock: Held by the loader that uses the window.
@@ -77,13 +79,26 @@ class RowWindow(Tier):
         # By row: its slot, and the last window that claimed it. By slot: its row.
         self._slots, self._claims = np.full(num_rows, -1, np.int32), np.full(num_rows, -1, np.int32)
         self._held = np.full(count, -1, np.int64)
-        self._reader = RangeReader(self.file, keeps_all=count == num_rows and not is_shared)
+        self._reader = RangeReader(self.file, keeps_all=count == num_rows, is_shared=is_shared)
         self._number, self._num_in_window = -1, 0
         self._wanted: list[np.ndarray] = []
         self._events: deque[torch.cuda.Event] = deque()
         self.num_asked = self._num_claimed = self._num_read = self._num_alone = 0
         self._counting = threading.Lock()
         self._rates: tuple[float, float] | None = None
+
+    @staticmethod
+    def fit_rows(source: Tier, num_bytes: int) -> int:
+        """Return the bytes for rows of a tier whose window, with the tables that find its rows, takes so many bytes.
+
+        All rows are kept if they fit alone.
+        """
+        row_bytes = source.shape[1:].numel() * source.dtype.itemsize
+        whole = source.shape[0] * row_bytes
+        if whole <= num_bytes:
+            return whole
+        left = num_bytes - source.shape[0] * _TABLE_BYTES - whole // PAGE
+        return max(1, left // (row_bytes + _SLOT_BYTES)) * row_bytes
 
     @property
     def last_number(self) -> int:
@@ -158,10 +173,13 @@ class RowWindow(Tier):
         if room <= 0 or len(rows) == 0:
             return rows
         first, end = find_whole_rows(rows, self.file.layout, self._row_bytes)
+        # The first requests fill the room, so that lists of rows stay as short as a window.
+        needed = int(np.searchsorted(np.cumsum(end - first), room + len(rows))) + 1
+        first, end = first[:needed], end[:needed]
         counts = end - first
         passed = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         is_new = self._slots[passed] < 0
-        is_new[np.searchsorted(passed, rows)] = False
+        is_new[np.isin(passed, rows, assume_unique=True)] = False
         return np.sort(np.concatenate([rows, passed[is_new][:room]]))
 
     def _find_slots(self, count: int, released: int) -> np.ndarray:

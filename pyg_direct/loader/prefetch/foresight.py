@@ -57,26 +57,29 @@ class Foresight:
 
     Args:
         work: (number, work item) of the batches, in order; read in the thread that requests them.
-        sample: Samples a batch: (number, work item) -> sample; called in a thread of its own.
+        sample: Samples batches: a list of (number, work item) -> their samples; called in a thread of its own.
         find_reads: Finds rows of a sample: sample -> (window of a table, ids int64 `[n]` on the CPU) of each.
         windows: The windows of all tables, which this object may use alone.
         most: Batches of a window, at most; memory may end it earlier. The first window has a quarter, as it is waited
             for.
         room: Bytes for the samples of a window, on the device; one batch may take more.
+        together: Batches that are sampled together, at most: so many read neighbor lists in files together.
     """
 
-    def __init__(self, work: Iterator[Work], sample: Callable[[int, Any], Any],
+    def __init__(self, work: Iterator[Work], sample: Callable[[Sequence[Work]], Sequence[Any]],
                  find_reads: Callable[[Any], Sequence[tuple[RowWindow, Tensor]]], windows: Sequence[RowWindow],
-                 most: int, room: int, device: torch.device) -> None:  # fmt: skip
+                 most: int, room: int, device: torch.device, *, together: int = 1) -> None:  # fmt: skip
         self._work, self._sample, self._find_reads = work, sample, find_reads
         self._windows, self._most, self._room, self._device = windows, most, room, device
+        self._together = together
         self._by_tier = {id(window.source): window for window in windows}
         self._changed = threading.Condition()
         # Items for the caller, and the same items for the planner.
         self._items: deque[Work] = deque()
         self._queue: deque[Work] = deque()
         self._failure: BaseException | None = None
-        self._carried: tuple[int, Any, Any] | None = None
+        # Batches that were sampled, and belong to no window yet: (number, sample or error, its reads).
+        self._sampled: deque[tuple[int, Any, Any]] = deque()
         self._samples: dict[int, Any] = {}
         self._window_of: dict[int, _Planned] = {}
         self._pulled: set[int] = set()
@@ -197,7 +200,7 @@ class Foresight:
                     stack.enter_context(torch.cuda.device(self._device))
                     stack.enter_context(torch.cuda.stream(self._stream))
                 most = max(1, self._most // _FIRST_PART) if number == self._first else self._most
-                while window.num_batches < most and not self._is_closed and self._add_batch(window):
+                while window.num_batches < most and not self._is_closed and self._add_batch(window, most):
                     pass
             released = self._released
             if window.num_batches > 0 and not self._is_closed:
@@ -212,22 +215,21 @@ class Foresight:
                 # Its batches may have failed already, or read their rows later.
                 self._plan_next()
 
-    def _add_batch(self, window: _Planned) -> bool:
-        """Sample the next batch for a window; returns False if there is none, or if it does not fit."""
-        entry, self._carried = self._carried, None
-        if entry is None:
+    def _add_batch(self, window: _Planned, most: int) -> bool:
+        """Sample the next batches and add one to a window; returns False if there is none, or if it does not fit."""
+        if not self._sampled:
             with self._changed:
-                item = self._queue.popleft() if self._queue else None
-            if item is None:
-                return False
-            entry = (item[0], *self._make(*item))
-        batch, sample, reads = entry
+                items = [self._queue.popleft() for _ in range(min(self._together, most, len(self._queue)))]
+            self._sampled.extend(self._make(items))
+        if not self._sampled:
+            return False
+        batch, sample, reads = self._sampled[0]
         # All tables claim: a row that is read for a window too early is in memory for the next.
         fits = [own.claim(window.number, ids.numpy()) for own, ids in reads]
         size = _count_bytes(sample)
         if window.num_batches > 0 and (not all(fits) or window.num_bytes + size > self._room):
-            self._carried = entry
             return False
+        self._sampled.popleft()
         with self._changed:
             if window.num_batches == 0:
                 self._open.append(window)
@@ -238,17 +240,21 @@ class Foresight:
             self._changed.notify_all()
         return True
 
-    def _make(self, number: int, item: Any) -> tuple[Any, Sequence[tuple[RowWindow, Tensor]]]:
+    def _make(self, items: Sequence[Work]) -> list[tuple[int, Any, Sequence[tuple[RowWindow, Tensor]]]]:
         gate: AbstractContextManager[Any] = FORK_GATE if self._stream is None else nullcontext()
         try:
             with gate:
-                sample = self._sample(number, item)
-                reads = self._find_reads(sample)
+                samples = self._sample(items) if items else []
+                made = [(number, sample, self._find_reads(sample))
+                        for (number, _), sample in zip(items, samples, strict=True)]  # fmt: skip
         except Exception as error:
-            return error, ()
+            if len(items) > 1:
+                # Only the batch that fails has an error.
+                return [entry for item in items for entry in self._make([item])]
+            return [(items[0][0], error, ())]
         if self._stream is not None:
             self._stream.synchronize()
-        return sample, reads
+        return made
 
     def close(self) -> None:
         """End the planner, and let another epoch use the windows."""
@@ -261,6 +267,7 @@ class Foresight:
             window.leave()
         self._pool.close()
         self._samples.clear()
+        self._sampled.clear()
         for window in self._windows:
             if not window.is_broken:
                 window.leave(False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from pyg_direct.kernels.sampling import hetero as kernels, weighted_gpu
 from pyg_direct.kernels.sampling.excluded_edges import find_edges_cpu, find_edges_gpu
 from pyg_direct.kernels.sampling.weighted import sum_weights_cpu
 from pyg_direct.kernels.sampling.worklist import COLUMNS, FANOUT, FIRST
+from pyg_direct.ops.argument_checks import check_below
 from pyg_direct.ops.rows.upload import upload
 from pyg_direct.ops.run_kernel import cpu_chunks, full_grid, grid_for, run_cpu, run_gpu, runs_on_gpu
 
@@ -90,8 +91,21 @@ class Picked(NamedTuple):
     offsets: Tensor | None = None
 
 
+class Lists(Protocol):
+    """Neighbors and edge ids that are read by position, from files; `edge_ids` is None if positions are the ids."""
+
+    @property
+    def indices(self) -> Any:
+        """Neighbors, `[E]`: `take` returns the numbers at positions."""
+
+    @property
+    def edge_ids(self) -> Any:
+        """Edge ids, likewise."""
+
+
 def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *, hop: int,
-               entries: Tensor | None = None, excluded: Tensor | None = None) -> Picked:  # fmt: skip
+               entries: Tensor | None = None, excluded: Tensor | None = None, lists: Lists | None = None
+               ) -> Picked:  # fmt: skip
     """Pick edges of every item of a work list; equal keys in it give equal picks on any device.
 
     Waits for the GPU only if the number of edges has no bound, or a large one.
@@ -101,6 +115,11 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
         hop: Number of the hop; hops of one key draw independently.
         entries: The work list on the device, if it is there already.
         excluded: Edges that no item picks, as `find_edges` lists them; None for none.
+        lists: On a CPU: neighbors and edge ids of one relation, if they are not read from `rows`.
+
+    Raises:
+        FileError: the files of `lists` cannot be read.
+        IdError: a neighbor in them is invalid.
     """
     device, num_items = frontier.rows.device, int(work[-COLUMNS])
     entries = upload(work, device) if entries is None else entries
@@ -113,7 +132,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
                weights if is_on_gpu or weights.numel() > 0 else None, places, frontier.trees, frontier.seed_times,
                excluded, replace, int(rules.last), int(rules.strict), rules.window)  # fmt: skip
     if not is_on_gpu:
-        return _pick_on_cpu(rows, work, frontier, counted, hop, replace, entries, excluded)
+        return _pick_on_cpu(rows, work, frontier, counted, hop, replace, entries, excluded, lists)
     starts, sizes, counts = torch.empty(3, num_items, dtype=torch.int64, device=device).unbind()
     run_gpu(kernels.count_items_gpu, grid_for(num_items, starts), *counted, starts, sizes, counts, starts[:0])
     offsets = torch.zeros(num_items + 1, dtype=torch.int64, device=device)
@@ -142,7 +161,7 @@ def pick_edges(rows: Rows, work: np.ndarray, frontier: Frontier, rules: Rules, *
 
 
 def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tuple[Any, ...], hop: int, replace: int,
-                 entries: Tensor, excluded: Tensor | None) -> Picked:  # fmt: skip
+                 entries: Tensor, excluded: Tensor | None, lists: Lists | None) -> Picked:  # fmt: skip
     """Pick edges as `pick_edges` does; `counted` are the arguments of the loop that counts the edges of each item.
 
     `excluded` may only be None without weights.
@@ -158,9 +177,17 @@ def _pick_on_cpu(rows: Rows, work: np.ndarray, frontier: Frontier, counted: tupl
     weighted: tuple[Any, ...] = (None, None, None)
     if rows.edge_weight.numel() > 0:
         weighted = (rows.edge_weight, rows.weight_before, np.empty(capacity, np.float64))
-    run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, rows.indices, rows.edge_ids,
+    # The loop then picks positions alone, whose neighbors are read together.
+    neighbors = rows.indices if lists is None else rows.indices.new_zeros(1).expand(rows.indices.numel())
+    run_cpu(kernels.pick_items_cpu, hop, replace, frontier.tree_shift, entries, neighbors, rows.edge_ids,
             *weighted, excluded, frontier.rows, frontier.trees, starts, sizes, offsets,
             cpu_chunks(), positions, *made)  # fmt: skip
+    if lists is not None:
+        found = lists.indices.take(positions)
+        check_below("neighbors in the file", found, rows.indptr.numel() - 1)
+        made[0] += found
+        if lists.edge_ids is not None:
+            made[1][:] = lists.edge_ids.take(positions)
     return Picked(*(torch.from_numpy(part) for part in (*made, offsets[work[::COLUMNS]], offsets)))
 
 

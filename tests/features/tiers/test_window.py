@@ -27,6 +27,17 @@ def window_of(tmp_path, device):
     return make
 
 
+@pytest.mark.parametrize(("num_bytes", "rows"), [(20_000, 1000), (19_999, 199), (12_000, 66), (100, 1), (0, 1)])
+def test_memory_for_rows_is_what_their_tables_leave(tmp_path, num_bytes, rows):
+    file = RowFile(save_rows(tmp_path / "rows.npy", torch.zeros(1000, ROW_BYTES, dtype=torch.uint8)))
+    tier = open_file(file, torch.device("cpu"))
+
+    window = RowWindow(tier, RowWindow.fit_rows(tier, num_bytes))
+
+    assert len(window._held) == rows
+    assert rows in (1, 1000) or window.num_bytes <= num_bytes
+
+
 def plan(window, number, ids, released=-1):
     fits = window.claim(number, np.asarray(ids))
     window.read_ahead(number, released)

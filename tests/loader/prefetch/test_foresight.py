@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_direct import Feature, FeatureStore, HGTLoader, LinkNeighborLoader, NeighborLoader, save_rows
+from pyg_direct import Feature, FeatureStore, HGTLoader, LinkNeighborLoader, NeighborLoader, pack_rows, save_rows
 from pyg_direct.errors import ArgumentError, FileError, LoaderWarning
 from pyg_direct.features import range_reader
 from pyg_direct.features.row_files import RowFile
@@ -121,7 +121,15 @@ def test_memory_of_a_window_is_bounded(path, device):
     look(loader)
 
     ((_, window),) = loader._row_windows
-    assert window.num_bytes <= 60 * 1024 + 16 * NODES
+    assert window.num_bytes <= 60 * 1024
+
+
+def test_a_window_of_all_rows_has_its_tables_beside_them(path, device):
+    loader = open_loader(path, device, "10M")
+    look(loader)
+
+    ((_, window),) = loader._row_windows
+    assert window._rows.nbytes == X.nbytes
 
 
 @pytest.mark.parametrize("options", [{"transform": lambda batch: batch}, {"replace": True}, {"disjoint": True},
@@ -174,6 +182,79 @@ def test_types_have_windows_of_their_own(tmp_path, device, monkeypatch):
             assert torch.equal(batch[kind].n_id, expected[kind].n_id)
             assert torch.equal(batch[kind].x, expected[kind].x)
     assert len(reads_of(planned)) == len(data.node_types)
+
+
+def test_rows_of_edges_are_read_ahead(path, tmp_path, device):
+    rows = torch.randn(EDGES.shape[1], 7)
+    file = save_rows(tmp_path / "edges.npy", rows)
+
+    def load(ahead):
+        store = open_store(path, device)
+        store[None, "edge_attr", None] = Feature(device=device, host_cache_size="10%").from_file(file)
+        return open_loader(path, device, ahead, store=store)
+
+    planned = load(5)
+    batches = [*planned]
+    assert look(batches) == look(load(0))
+    assert all(torch.equal(batch.edge_attr.cpu(), rows[batch.e_id.cpu()]) for batch in batches)
+    reads = {os.path.basename(own.path): own for own in reads_of(planned)}
+    assert reads.keys() == {"x.npy", "edges.npy"}
+    assert reads["edges.npy"].num_requests > 0
+    # All rows that no memory holds were planned.
+    assert reads["edges.npy"].num_rows <= reads["edges.npy"].num_claimed
+
+
+def test_rows_of_typed_edges_are_read_ahead(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: False)
+    data = make_hetero()
+    files = {kind: save_rows(tmp_path / f"{number}.safetensors", torch.randn(data[kind].num_edges, 3))
+             for number, kind in enumerate(data.edge_types)}  # fmt: skip
+    graph = type(data)({name: {"edge_index": data[name].edge_index} for name in data.edge_types})
+    for kind in data.node_types:
+        graph[kind].num_nodes = data[kind].num_nodes
+
+    def load(ahead):
+        store = FeatureStore(device=device)
+        for kind in data.node_types:
+            store[kind, "number", None] = torch.arange(data[kind].num_nodes)
+        for kind, file in files.items():
+            store[kind, "edge_attr", None] = Feature(device=device).from_file(file)
+        return NeighborLoader((store, graph), [4, 3], "paper", batch_size=7, seed=1, device=device, ahead=ahead)
+
+    planned = load(3)
+    for batch, expected in zip(planned, load(0), strict=True):
+        for kind in data.edge_types:
+            assert torch.equal(batch[kind].edge_attr, expected[kind].edge_attr)
+            assert torch.equal(batch[kind].edge_attr.cpu(), RowFile(files[kind]).rows[batch[kind].e_id.cpu()])
+    assert sum(reads.num_requests for reads in reads_of(planned)) > 0
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "packed", "parquet", "bare"])
+def test_rows_of_any_file_are_read_ahead(path, tmp_path, device, kind):
+    options = {}
+    if kind == "safetensors":
+        file = save_rows(tmp_path / "rows.safetensors", X)
+    elif kind == "packed":
+        order = torch.randperm(NODES, generator=torch.Generator().manual_seed(1))
+        file = pack_rows(path, tmp_path / "packed.safetensors", order)
+    elif kind == "parquet":
+        from pyarrow import parquet, table
+
+        parquet.write_table(table({f"c{number}": X[:, number].numpy() for number in range(X.shape[1])}),
+                            tmp_path / "x.parquet")  # fmt: skip
+        file = pack_rows(tmp_path / "x.parquet", tmp_path / "rows.safetensors")
+    else:
+        file, options = tmp_path / "x.bin", {"dtype": torch.float32, "shape": (-1, X.shape[1]), "offset": 12}
+        file.write_bytes(bytes(12) + X.numpy().tobytes())
+
+    def load(ahead):
+        store = open_store(path, device)
+        store[None, "x", None] = Feature(device=device, host_cache_size="10%").from_file(file, **options)
+        return open_loader(path, device, ahead, store=store)
+
+    planned = load(5)
+    assert look(planned) == look(open_loader(path, device, 0))
+    assert 0 < reads_of(planned)[0].num_rows < reads_of(planned)[0].num_asked
 
 
 def test_layers_of_hgt_are_read_ahead(tmp_path, device, monkeypatch):
@@ -302,9 +383,13 @@ def test_windows_take_their_part_of_the_limit_of_a_group(path, tmp_path, device,
     assert window.last_number > 4
 
 
+@pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize(("count", "is_direct"), [(1, True), (2, False)])
-def test_processes_of_a_host_read_through_its_page_cache(path, device, monkeypatch, count, is_direct):
+def test_processes_of_a_host_read_through_its_page_cache(path, device, monkeypatch, count, is_direct, is_large):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if is_large:
+        # A file that the page cache cannot hold; pages of windows at the same time are shared.
+        monkeypatch.setattr(range_reader, "available_bytes", lambda: 1000)
     seen, open_handle = set(), RowFile.open_handle
     monkeypatch.setattr(RowFile, "open_handle", lambda file, *, is_direct: (
         seen.add(is_direct), open_handle(file, is_direct=is_direct))[1])  # fmt: skip

@@ -1,0 +1,297 @@
+"""Graphs larger than the memory left to them, beside the same graph in memory and beside the disk's own rate.
+
+The system forgets the files before each measurement.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
+
+from benchmarks.features.disk import forget
+from pyg_direct.bench.limits import wait_for_gpu
+from pyg_direct.bench.loader import train
+from pyg_direct.bench.result_row import Row
+from pyg_direct.features.feature import Feature
+from pyg_direct.features.feature_store import FeatureStore
+from pyg_direct.features.hot_rows import expected_reads
+from pyg_direct.features.packed_rows import pack_rows
+from pyg_direct.features.range_reader import measure_disk
+from pyg_direct.features.row_files import RowFile, save_rows
+from pyg_direct.graph.csr_topo import CSRTopo
+from pyg_direct.loader.inference import infer
+from pyg_direct.loader.neighbor_loader import NeighborLoader
+from pyg_direct.runtime.cuda.device import resolve_device
+from pyg_direct.sampler.graph_store import GraphStore
+
+_FANOUTS = [10, 5]
+# Memory for planned rows, as shares of the table. The smallest is the memory left for a table 8 times as large.
+_SHARES = (1.0, 0.25, 0.125)
+_LEFT = 0.125
+_FEW_BATCHES = 16
+_REPEATS = 3 if torch.cuda.is_available() else 2
+# Pages that are looked up after a file was dropped from the page cache.
+_PROBES = 64
+# Seconds between two looks at the memory of a process.
+_LOOK = 0.002
+
+
+@dataclass
+class Files:
+    """A table in its own order and packed by hotness, and the neighbor lists of its graph.
+
+    Attributes:
+        most_kept: Largest share of a file that the system kept in memory although it was told to drop it.
+    """
+
+    plain: Path
+    packed: Path
+    lists: dict[str, Path]
+    most_kept: float = 0.0
+
+    def forget(self) -> None:
+        """Drop the system's cache of all files."""
+        # Maps of earlier features would keep their pages.
+        gc.collect()
+        for path in (self.plain, self.packed, *self.lists.values()):
+            file = RowFile(path)
+            forget(file)
+            count = file.layout.shape[0]
+            probes = range(0, count, max(1, count // _PROBES))
+            self.most_kept = max(self.most_kept, sum(file.is_cached([row]) for row in probes) / len(probes))
+
+
+def write_files(data: Data, train_idx: Tensor, batch_size: int, folder: str | Path) -> Files:
+    """Write the files of a graph to a folder."""
+    topology = CSRTopo(data.edge_index, num_nodes=data.num_nodes)
+    scores = expected_reads(topology.indptr, topology.indices, train_idx, _FANOUTS, batch_size)
+    plain = save_rows(Path(folder) / "x.npy", data.x)
+    packed = pack_rows(plain, Path(folder) / "packed.safetensors", scores.cpu().argsort(descending=True, stable=True))
+    lists = {name: save_rows(Path(folder) / f"{name}.npy", getattr(topology, name).cpu())
+             for name in ("indptr", "indices", "eid")}  # fmt: skip
+    return Files(plain, packed, lists)
+
+
+class Seeds(NamedTuple):
+    """Nodes to train on, and how many a batch has."""
+
+    nodes: Tensor
+    batch_size: int
+
+
+def open_loader(rows: Any, graph: Any, seeds: Seeds, ahead: int | str | None) -> NeighborLoader:
+    """Open a loader over rows of nodes and a graph."""
+    store = FeatureStore()
+    if rows is not None:
+        store.put_tensor(rows, group_name=None, attr_name="x", index=None)
+    return NeighborLoader((store, graph), _FANOUTS, seeds.nodes, batch_size=seeds.batch_size, shuffle=True, seed=0,
+                          ahead=ahead)  # fmt: skip
+
+
+def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, name: str, batch_size: int,
+                               folder: str | None = None, num_rows_held: int = 1_200_000) -> Iterator[Row]:  # fmt: skip
+    """Measure pages that are read for planned batches, epochs, inference and lists, and the memory that is held.
+
+    Args:
+        num_rows_held: Rows of the table whose host memory is measured: so many that compiled loops and threads hardly
+            count.
+    """
+    assert data.x is not None
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        seeds, case = Seeds(train_idx, min(batch_size, len(train_idx))), f"disk/{name}/larger than memory"
+        files = write_files(data, *seeds, place)
+        graph = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
+        yield from _measure_disk(files, case)
+        yield from _measure_pages(files, graph, seeds, case)
+        # A CPU trains on some of the nodes, which take as long as all of the other measurements.
+        some = seeds if torch.cuda.is_available() else Seeds(train_idx[: _FEW_BATCHES * seeds.batch_size], seeds[1])
+        yield from _measure_epochs(files, data, graph, some, num_classes, case)
+        yield from _measure_inference(files, data, graph, num_classes, case)
+        yield from _measure_lists(files, graph, seeds, case)
+        yield measure_host_memory(num_rows_held, case, place)
+        yield Row.of(case, "pages that stayed in the page cache, at most", "%", [100 * files.most_kept])
+
+
+def _measure_disk(files: Files, case: str) -> Iterator[Row]:
+    """Measure the disk itself, past the page cache."""
+    in_order, at_random = zip(*(measure_disk(RowFile(files.plain)) for _ in range(_REPEATS)), strict=True)
+    yield Row.of(case, "disk, 1 MB at a time in order", "GB/s", [rate / 1e9 for rate in in_order])
+    yield Row.of(case, "disk, pages of 4 KB at random", "GB/s", [rate * 4096 / 1e9 for rate in at_random])
+
+
+def _size_of(path: Path, share: float) -> str:
+    return f"{int(share * RowFile(path).layout.num_bytes)}B"
+
+
+def _measure_pages(files: Files, graph: Data, seeds: Seeds, case: str) -> Iterator[Row]:
+    """Measure the bytes that are read over the bytes of the rows of each window, in one epoch."""
+    for order, path in (("plain", files.plain), ("packed", files.packed)):
+        for share in _SHARES:
+            # It replaces the one before, whose map would keep its pages.
+            loader = open_loader(Feature().from_file(path), graph, seeds, _size_of(path, share))
+            files.forget()
+            begin = time.perf_counter()
+            for _ in loader:
+                pass
+            wait_for_gpu()
+            seconds = time.perf_counter() - begin
+            (reads,) = loader.tell().disk
+            assert reads.disk_rate is not None
+            needed = reads.num_rows * reads.row_bytes / reads.disk_rate
+            yield Row.of(case, f"bytes read over bytes of rows, {order}, memory for {share:.1%}", "times",
+                         [reads.read_ratio], 1.0, "each row of a window alone",
+                         f"{reads.num_pages} pages, {reads.num_again} of them again, at {reads.rate / 1e9:.3f} GB/s "
+                         f"beside {reads.disk_rate / 1e9:.3f} in order")  # fmt: skip
+            yield Row.of(case, f"epoch without training, {order}, memory for {share:.1%}", "s", [seconds], needed,
+                         "the disk gives the bytes of the rows in order",
+                         f"{reads.num_rows} rows read for {reads.num_asked}")  # fmt: skip
+
+
+def _time(work: Callable[[], object], files: Files) -> float:
+    files.forget()
+    wait_for_gpu()
+    begin = time.perf_counter()
+    work()
+    wait_for_gpu()
+    return time.perf_counter() - begin
+
+
+def _measure_epochs(files: Files, data: Data, graph: Data, seeds: Seeds, num_classes: int, case: str
+                    ) -> Iterator[Row]:  # fmt: skip
+    """Measure epochs of training with rows in files that are 8 times as large as the memory left for them."""
+    device = resolve_device(None)
+    y = data.y.to(device)
+    model = GraphSAGE(data.num_node_features, 256 if device.type == "cuda" else 32, 2, num_classes).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def run(loader: NeighborLoader) -> None:
+        for batch in loader:
+            batch.y = y[batch.n_id[: batch.batch_size]]
+            train(model, optimizer, batch)
+
+    def open_epoch(kind: str) -> NeighborLoader:
+        # A loader of its own: later epochs of one find rows in memory.
+        if kind == "memory":
+            return open_loader(in_memory, graph, seeds, 0)
+        path = files.plain if kind == "plain" else files.packed
+        return open_loader(Feature().from_file(path), graph, seeds, _size_of(path, _LEFT))
+
+    in_memory = Feature().from_cpu_tensor(data.x.clone())
+    run(open_epoch("memory"))
+    seconds: dict[str, list[float]] = {"memory": [], "plain": [], "packed": []}
+    for _ in range(_REPEATS):
+        for kind, times in seconds.items():
+            loader = open_epoch(kind)
+            times.append(_time(lambda loader=loader: run(loader), files))  # type: ignore[misc]
+    limit = median(seconds["memory"])
+    yield Row.of(case, "epoch, rows in host memory", "s", seconds["memory"])
+    for kind in ("plain", "packed"):
+        yield Row.of(case, f"epoch, {kind} rows in a file 8 times as large as the memory for them", "s",
+                     seconds[kind], limit, "rows in host memory")  # fmt: skip
+
+
+def _measure_inference(files: Files, data: Data, graph: Data, num_classes: int, case: str) -> Iterator[Row]:
+    """Measure layer-wise inference with rows in a file, and with the rows of layers in files too."""
+    device = resolve_device(None)
+    model = GraphSAGE(data.num_node_features, 256 if device.type == "cuda" else 32, 2, num_classes).to(device).eval()
+    ahead, out = _size_of(files.plain, 0.25), files.plain.with_name("out.safetensors")
+    ways: dict[str, Callable[[], object]] = {
+        "rows in host memory": lambda: infer(model, graph, x=data.x),
+        "rows in a file": lambda: infer(model, graph, x=Feature().from_file(files.plain), ahead=ahead),
+        "rows and layers in files": lambda: infer(model, graph, x=Feature().from_file(files.plain), ahead=ahead,
+                                                  out=out),
+    }  # fmt: skip
+    ways["rows in host memory"]()
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(_REPEATS):
+        for way, work in ways.items():
+            seconds[way].append(_time(work, files))
+    limit = median(seconds["rows in host memory"])
+    yield Row.of(case, "infer, rows in host memory", "s", seconds["rows in host memory"])
+    for way in list(ways)[1:]:
+        yield Row.of(case, f"infer, {way}, memory for 25.0%", "s", seconds[way], limit, "rows in host memory")
+
+
+def _measure_lists(files: Files, graph: Data, seeds: Seeds, case: str) -> Iterator[Row]:
+    """Measure epochs with neighbor lists in a file, of which an eighth fits the memory left for them."""
+    topology = CSRTopo(graph.edge_index, num_nodes=graph.num_nodes)
+    seconds: dict[str, list[float]] = {"memory": [], "file": []}
+    for _ in range(_REPEATS):
+        for kind, times in seconds.items():
+            own = topology
+            if kind == "file":
+                own = CSRTopo.from_file(**files.lists, host_cache_size=f"{100 * _LEFT:g}%")
+            loader = open_loader(None, GraphStore(own), seeds, None)
+            times.append(_time(lambda loader=loader: [None for _ in loader], files))  # type: ignore[misc]
+    reads = loader.tell().disk[0]
+    yield Row.of(case, "epoch of samples, lists in a file 8 times as large as the memory for them", "s",
+                 seconds["file"], median(seconds["memory"]), "lists in host memory",
+                 f"{reads.num_pages} pages, {reads.num_again} of them again, for {reads.num_asked} edges")  # fmt: skip
+
+
+def measure_host_memory(num_rows: int, case: str, folder: str | Path) -> Row:
+    """Measure the host memory that rows of a file take in a loader, over the memory that it asked for.
+
+    It is the peak of a process, less the peak of one that has all rows in memory, without those: such a process holds
+    as many batches and lists. Each asks for an eighth of the table for hot rows, and for as much for planned ones.
+    """
+    path = Path(folder) / "rows.npy"
+    save_rows(path, torch.arange(num_rows, dtype=torch.float32)[:, None].expand(num_rows, 128))
+    part, context = int(RowFile(path).layout.num_bytes * _LEFT), multiprocessing.get_context("spawn")
+    peaks = []
+    for is_filed in (False, True):
+        queue = context.SimpleQueue()
+        process = context.Process(target=_find_peak, args=(queue, path, is_filed, part))
+        process.start()
+        peaks.append(queue.get())
+        process.join()
+    path.unlink()
+    held = peaks[1] - peaks[0]
+    return Row.of(case, "host memory for rows of a file, over what was asked for", "times", [held / (2 * part)], 1.0,
+                  "the memory asked for", f"{held} bytes for {2 * part}, {num_rows} rows of 512 bytes")  # fmt: skip
+
+
+def _find_peak(queue: Any, path: Path, is_filed: bool, part: int) -> None:
+    """Report the peak of the memory of two epochs with rows in a file, or with all rows in memory and without them."""
+    num_rows = len(RowFile(path).rows)
+    edges = torch.randint(num_rows, (2, 5 * num_rows), generator=torch.Generator().manual_seed(0))
+    graph, seeds = Data(edge_index=edges, num_nodes=num_rows), Seeds(torch.arange(0, num_rows, 100), 256)
+    before = count_private_bytes()
+    # All rows may be a map, which belongs to the file.
+    rows = Feature(host_cache_size=f"{part}B" if is_filed else "100%").from_file(path)
+    own = 0 if is_filed else count_private_bytes() - before
+    forget(RowFile(path))
+    loader = open_loader(rows, graph, seeds, f"{part}B" if is_filed else 0)
+    peak, is_over = [0], threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(_LOOK):
+            peak[0] = max(peak[0], count_private_bytes())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(2):
+        for _ in loader:
+            pass
+    is_over.set()
+    thread.join()
+    queue.put(peak[0] - own)
+
+
+def count_private_bytes() -> int:
+    """Count the host memory of this process that belongs to no file; page-locked memory included."""
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(1024 * int(line[1]) for line in lines if line[0] in ("RssAnon:", "RssShmem:"))
