@@ -455,8 +455,11 @@ def check_shapes(leaf: Leaf, dim: int | None) -> None:
 
 
 def _join_values(leaf: Leaf, dim: int | None) -> tuple[Tensor, int, Tensor | None, Tensor]:
-    """Join the values of all graphs: (table, dimension of rows, first row of each, int64 `[G]`, or None if they follow
-    each other, rows of each, int64 `[G]`).
+    """Join the values of all graphs.
+
+    Returns:
+        (table, its dimension of rows, first row of each graph, rows of each, int64 `[G]`); the first rows are None if
+        graphs follow each other.
     """
     assert leaf.values is not None
     first = leaf.values[0]
