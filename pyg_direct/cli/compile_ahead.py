@@ -170,7 +170,8 @@ def load_otherwise() -> None:
           pyg_direct.GraphSAINTRandomWalkSampler(data, 8, 2, num_steps=2, device="cpu"))  # fmt: skip
     # As in a program that has joined batches for a while.
     with replaced(LoopChoice, "seconds", math.inf):
-        _read(pyg_direct.DataLoader([_make_data() for _ in range(4)], 2, device="cpu"))
+        for make in (_make_data, _make_typed):
+            _read(pyg_direct.DataLoader([make() for _ in range(4)], 2, device="cpu"))
     topology = pyg_direct.CSRTopo(data.edge_index, num_nodes=_NODES)
     pyg_direct.random_walk(topology, _SEEDS, 3)
     pyg_direct.random_walk(topology, _SEEDS, 3, p=2.0, q=0.5)
