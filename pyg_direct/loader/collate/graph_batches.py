@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 from pyg_direct.errors import IdError
+from pyg_direct.loader.collate.data import copy_data
 from pyg_direct.loader.collate.graph_collation import GraphStore, read_stores
 from pyg_direct.loader.collate.graph_columns import Chosen
 from pyg_direct.loader.collate.graph_sources import SPECIAL, Source, find_store
@@ -127,7 +128,7 @@ class GraphCollection:
                 # Its class writes attributes in the constructor, which batches must not share.
                 return template
             self._templates[place] = template
-        return copy.copy(template)
+        return copy_data(template) if isinstance(template, Data) else copy.copy(template)
 
 
 def copy_once(table: Tensor, device: torch.device) -> Tensor:

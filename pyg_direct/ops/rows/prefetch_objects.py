@@ -12,6 +12,8 @@ import torch
 from pyg_direct.kernels.rows.objects import prefetch_objects_cpu
 
 _WORD = 8
+# Words at the begin of a tensor's memory, all of which it has.
+_WORDS = 8
 
 
 class _Addresses:
@@ -41,18 +43,30 @@ def prefetch_tensors(tensors: np.ndarray) -> None:
     Args:
         tensors: Contiguous, of dtype object, with tensors only; some hundreds, which the processor's cache holds.
     """
-    offset = _find_offset()
-    if offset is not None:
-        prefetch_objects_cpu(read_addresses(tensors), offset)
+    places = _find_places()
+    if places is not None:
+        prefetch_objects_cpu(read_addresses(tensors), *places)
 
 
 @functools.cache
-def _find_offset() -> int | None:
-    """Find the bytes from a tensor's object to the address of its memory in C++; None if it is not there."""
+def _find_places() -> tuple[int, int] | None:
+    """Find the bytes from a tensor's object to the address of its memory in C++, and from there to the address of its
+    counter of writes; None if they are elsewhere in this Python or torch.
+    """
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
         return None
     examples = [torch.empty(1, device="cpu") for _ in range(2)]
-    words = [(ctypes.c_int64 * (torch.Tensor.__basicsize__ // _WORD)).from_address(id(one)) for one in examples]
-    places = [place for place in range(len(words[0]))
-              if all(own[place] == one._cdata for own, one in zip(words, examples, strict=True))]  # fmt: skip
-    return places[0] * _WORD if places else None
+    words = [_read_words(id(one), torch.Tensor.__basicsize__ // _WORD) for one in examples]
+    to_tensor = [place for place in range(len(words[0]))
+                 if all(own[place] == one._cdata for own, one in zip(words, examples, strict=True))]  # fmt: skip
+    # A detached tensor counts its writes together with the tensor, and `.data` does not; both share the memory.
+    own = examples[0]
+    held = own.detach(), own.data
+    first, detached, apart = (_read_words(one._cdata, _WORDS) for one in (own, *held))
+    to_counter = [place for place in range(_WORDS) if first[place] == detached[place] != apart[place]]
+    return (to_tensor[0] * _WORD, to_counter[0] * _WORD) if to_tensor and to_counter else None
+
+
+def _read_words(address: int, count: int) -> list[int]:
+    """Read the int64 at an address."""
+    return list((ctypes.c_int64 * count).from_address(address))

@@ -29,14 +29,16 @@ def test_tensors_of_all_kinds_are_only_read(count):
 
 
 def test_the_memory_of_a_tensor_is_found_on_this_python():
-    offset = prefetch_objects._find_offset()
+    places = prefetch_objects._find_places()
 
-    assert offset is not None
-    assert 0 < offset < torch.Tensor.__basicsize__
+    assert places is not None
+    to_tensor, to_counter = places
+    assert 0 < to_tensor < torch.Tensor.__basicsize__
+    assert to_counter > 0
 
 
 def test_without_a_known_place_nothing_is_read(monkeypatch):
-    monkeypatch.setattr(prefetch_objects, "_find_offset", lambda: None)
+    monkeypatch.setattr(prefetch_objects, "_find_places", lambda: None)
     monkeypatch.setattr(prefetch_objects, "prefetch_objects_cpu", None)
 
     prefetch_tensors(pack(make_tensors()))
