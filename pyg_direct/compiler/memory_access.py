@@ -45,7 +45,7 @@ def make_intrinsics() -> dict[str, Callable[..., Any]]:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], word)
 
-        return types.CPointer(types.int64)(types.int64), generate
+        return types.CPointer(types.int64)(types.int64), generate  # type: ignore[attr-defined]
 
     @register_jitable  # type: ignore[untyped-decorator]
     def view_words(address: Any, count: Any) -> Any:
