@@ -59,14 +59,14 @@ class Files:
 
     plain: Path
     packed: Path
-    lists: dict[str, Path]
+    lists: list[Path]
     most_kept: float = 0.0
 
     def forget(self) -> None:
         """Drop the system's cache of all files."""
         # Maps of earlier features would keep their pages.
         gc.collect()
-        for path in (self.plain, self.packed, *self.lists.values()):
+        for path in (self.plain, self.packed, *self.lists):
             file = RowFile(path)
             forget(file)
             count = file.layout.shape[0]
@@ -80,8 +80,8 @@ def write_files(data: Data, train_idx: Tensor, batch_size: int, folder: str | Pa
     scores = expected_reads(topology.indptr, topology.indices, train_idx, _FANOUTS, batch_size)
     plain = save_rows(Path(folder) / "x.npy", data.x)
     packed = pack_rows(plain, Path(folder) / "packed.safetensors", scores.cpu().argsort(descending=True, stable=True))
-    lists = {name: save_rows(Path(folder) / f"{name}.npy", getattr(topology, name).cpu())
-             for name in ("indptr", "indices", "eid")}  # fmt: skip
+    lists = [save_rows(Path(folder) / f"{name}.npy", getattr(topology, name).cpu())
+             for name in ("indptr", "indices", "eid")]  # fmt: skip
     return Files(plain, packed, lists)
 
 
@@ -233,7 +233,7 @@ def _measure_lists(files: Files, graph: Data, seeds: Seeds, case: str) -> Iterat
         for kind, times in seconds.items():
             own = topology
             if kind == "file":
-                own = CSRTopo.from_file(**files.lists, host_cache_size=f"{100 * _LEFT:g}%")
+                own = CSRTopo.from_file(*files.lists, host_cache_size=f"{100 * _LEFT:g}%")
             loader = open_loader(None, GraphStore(own), seeds, None)
             times.append(_time(lambda loader=loader: [None for _ in loader], files))  # type: ignore[misc]
     reads = loader.tell().disk[0]

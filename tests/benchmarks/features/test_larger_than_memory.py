@@ -40,7 +40,7 @@ def test_each_row_of_the_table_is_measured(tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_pages_that_the_system_keeps_are_counted(tmp_path, monkeypatch, is_kept):
     path = save_rows(tmp_path / "x.npy", torch.zeros(2000, 128))
-    files = Files(path, path, {})
+    files = Files(path, path, [])
     monkeypatch.setattr(RowFile, "is_cached", lambda file, rows: is_kept)
 
     files.forget()
