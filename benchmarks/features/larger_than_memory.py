@@ -102,7 +102,7 @@ def open_loader(rows: Any, graph: Any, seeds: Seeds, ahead: int | str | None) ->
 
 
 def measure_larger_than_memory(data: Data, train_idx: Tensor, num_classes: int, name: str, batch_size: int,
-                               folder: str | None = None, num_rows_held: int = 1_200_000) -> Iterator[Row]:  # fmt: skip
+                               num_rows_held: int, folder: str | None = None) -> Iterator[Row]:  # fmt: skip
     """Measure pages that are read for planned batches, epochs, inference and lists, and the memory that is held.
 
     Args:
@@ -268,7 +268,7 @@ def _find_peak(queue: Any, path: Path, is_filed: bool, part: int) -> None:
     """Report the peak of the memory of two epochs with rows in a file, or with all rows in memory and without them."""
     num_rows = len(RowFile(path).rows)
     edges = torch.randint(num_rows, (2, 5 * num_rows), generator=torch.Generator().manual_seed(0))
-    graph, seeds = Data(edge_index=edges, num_nodes=num_rows), Seeds(torch.arange(0, num_rows, 100), 256)
+    graph, seeds = Data(edge_index=edges, num_nodes=num_rows), Seeds(torch.arange(0, num_rows, 100), 64)
     before = count_private_bytes()
     # All rows may be a map, which belongs to the file.
     rows = Feature(host_cache_size=f"{part}B" if is_filed else "100%").from_file(path)
